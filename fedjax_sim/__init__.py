@@ -1,0 +1,25 @@
+"""Federated-learning simulation as one array program: the schedule first, learning second."""
+
+from fedjax_sim.layout import Layout, use_cores
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.sweep import Run, simulate, sweep
+from fedjax_sim.systems import SYSTEMS
+from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SYSTEMS",
+    "Algorithm",
+    "ConfigError",
+    "Event",
+    "Layout",
+    "Plan",
+    "Problem",
+    "Run",
+    "System",
+    "Timeline",
+    "simulate",
+    "sweep",
+    "use_cores",
+]

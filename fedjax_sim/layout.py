@@ -1,0 +1,148 @@
+"""How lanes and slots are laid out on a machine: the one place that decides, and the one that carries it out.
+
+A batched layout (`vmap`) is wide and pads every slot to the longest of its batch; a mapped one runs slots one after the other, each
+with its own trip count, and lanes on cores of their own. Systems do not know which they are in.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array, Plan
+
+LANE_AXIS = "lane"
+"""Axis name of lanes batched by vmap."""
+
+
+class Layout(NamedTuple):
+    """What a caller may fix; `None` leaves it to the measured rule of `choose`."""
+
+    slots_at_once: int | None = None
+    """Slots of a tick batched together; 1: each by itself, with its own number of steps."""
+    lanes_at_once: bool | None = None
+    """Whether the lanes on a device are batched, or run one after the other."""
+    lane_devices: int | None = None
+    """Devices over which lanes are split."""
+    client_devices: int = 1
+    """Devices over which the slots of each tick are split."""
+
+
+def use_cores(num: int | None = None) -> int:
+    """Make every CPU core (or `num` of them) a device of its own, so that lanes run side by side; returns how many.
+
+    To be called before JAX does anything; later it can only report what there is.
+    """
+    num = num or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num or os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", num)
+    except RuntimeError:
+        pass  # The backend runs already: its devices are what they are, and the count below tells.
+    return jax.local_device_count()
+
+
+def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters: int, batch_size: int) -> Layout:
+    """Fill in what the caller left open. steps: `i32[L, T, S]`, the local steps of every slot of the run."""
+    on_cpu = jax.default_backend() == "cpu"
+    num_slots = steps.shape[-1]
+    per_tick = steps.max(axis=-1, initial=0)
+    padding = per_tick.sum() * num_slots / max(steps.sum(), 1)
+    # Measured on 2 CPU cores (scripts/benchmark.py, experiments/README.md): a step of few operations costs its dispatch, and batching
+    # slots saves it; a large one costs its arithmetic, and padding wastes it.
+    operations = 6.0 * num_parameters * batch_size
+    batching_gain = 1 + SMALL_STEP / max(operations, 1.0)
+    slots = layout.slots_at_once or (1 if on_cpu and padding > batching_gain else num_slots)
+    lanes = layout.lanes_at_once if layout.lanes_at_once is not None else not on_cpu
+    devices = layout.lane_devices or max(1, min(jax.local_device_count() // layout.client_devices, num_lanes))
+    chosen = Layout(min(slots, num_slots), lanes, devices, layout.client_devices)
+    _check(chosen)
+    return chosen
+
+
+SMALL_STEP = 2e6
+"""Operations of a local step at which batching slots on a CPU saves as much time as the step itself takes."""
+
+
+def _check(layout: Layout) -> None:
+    for name in ("slots_at_once", "lane_devices", "client_devices"):
+        if getattr(layout, name) < 1:
+            raise ConfigError(f"layout.{name}", getattr(layout, name), "at least 1")
+    if layout.lane_devices * layout.client_devices > jax.local_device_count():
+        wanted = layout.lane_devices * layout.client_devices
+        raise ConfigError("layout devices (lane_devices x client_devices)", wanted, f"at most the {jax.local_device_count()} there are")
+
+
+def mesh_of(layout: Layout) -> jax.sharding.Mesh:
+    """The devices as a mesh with axes "lanes" and "clients"."""
+    shape = (layout.lane_devices, layout.client_devices)
+    devices = np.asarray(jax.local_devices()[: shape[0] * shape[1]]).reshape(shape)
+    return jax.sharding.Mesh(devices, ("lanes", "clients"))
+
+
+def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool) -> Any:
+    """Apply `run` to every lane. lanes: a pytree with leading axis L."""
+    if at_once:
+        return jax.vmap(run, axis_name=LANE_AXIS)(lanes)
+    if jax.tree.leaves(lanes)[0].shape[0] == 1:
+        return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
+    return jax.lax.map(run, lanes)
+
+
+def map_slots(work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any) -> tuple[Any, Array]:
+    """Apply `work(trips, *slot)` to the slots of a tick; trips is at least the slot's steps and common to all that run at once.
+
+    steps: `i32[S]`; slots: pytrees with leading axis S. Returns the results with leading axis S, and `i32[]`, trips taken in all.
+    """
+    if plan.client_devices > 1:
+        return _split_slots(work, plan, steps, slots)
+    num, size = steps.shape[0], plan.slots_at_once
+    if size >= num:
+        trips = _common(steps.max(), plan)
+        return jax.vmap(lambda *slot: work(trips, *slot))(*slots), trips * num
+    if size == 1:
+
+        def one(slot: tuple[Array, Any]) -> tuple[Any, Array]:
+            trips = _common(slot[0], plan)
+            return work(trips, *slot[1]), trips
+
+        results, trips = jax.lax.map(one, (steps, slots))
+        return results, trips.sum()
+    return _blocks(work, plan, steps, slots)
+
+
+def _blocks(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any) -> tuple[Any, Array]:
+    """Batches of `slots_at_once` slots, the longest together, so that few steps are padded."""
+    num, size = steps.shape[0], plan.slots_at_once
+    order = jnp.argsort(-steps)
+    order = jnp.concatenate([order, jnp.repeat(order[-1:], -num % size)])
+
+    def block(slot: Any) -> tuple[Any, Array]:
+        trips = _common(slot[0].max(), plan)
+        return jax.vmap(lambda *one: work(trips, *one))(*slot[1]), trips * size
+
+    blocks = jax.tree.map(lambda leaf: leaf[order].reshape(-1, size, *leaf.shape[1:]), (steps, slots))
+    results, trips = jax.lax.map(block, blocks)
+    back = jnp.argsort(order[:num])
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num][back], results), trips.sum()
+
+
+def _split_slots(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any) -> tuple[Any, Array]:
+    """Each device of the mesh axis "clients" takes its share of the slots; the results are gathered on all of them."""
+    num = steps.shape[0]
+    share = -(-num // plan.client_devices)
+    mine = jax.lax.axis_index("clients") * share + jnp.arange(share)
+    rows = jnp.minimum(mine, num - 1)
+    own_steps = jnp.where(mine < num, steps[rows], 0)
+    own = jax.tree.map(lambda leaf: leaf[rows], slots)
+    results, trips = map_slots(work, plan._replace(client_devices=1), own_steps, *own)
+    gathered = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results)
+    return gathered, jax.lax.psum(trips, "clients")
+
+
+def _common(trips: Array, plan: Plan) -> Array:
+    """Make a trip count the same for all lanes of a batch: a `while_loop` with a predicate per lane selects its whole state each time."""
+    return jax.lax.pmax(trips, LANE_AXIS) if plan.lanes_at_once else trips

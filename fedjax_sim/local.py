@@ -1,0 +1,80 @@
+"""Local work: masked optimizer steps of the clients in the slots of a tick, each from a model of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim.layout import map_slots
+from fedjax_sim.settings import choice, count, real, static, struct
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
+
+
+def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+    found = getattr(optax, name)
+    if not callable(found):
+        raise ValueError(name)
+    return found
+
+
+@struct
+class LocalTraining:
+    """Settings of gradient systems' local work."""
+
+    lr: float = real(0.5, above=0)
+    lr_scale: float = real(1.0, above=0)
+    """Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL."""
+    batch_size: int = count(128)
+    sampling: str = choice("shuffled_epochs", ("shuffled_epochs", "with_replacement"))
+    optimizer: Callable[..., optax.GradientTransformation] = static(
+        optax.sgd, "the name of an optax optimizer, or a function from a learning rate to a gradient transformation", callable, _optimizer
+    )
+    """Its state starts anew with each update."""
+
+
+def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
+    """Positions of a client's next mini-batch in shuffled epochs: `i32[B]`, below `count`.
+
+    The client's j-th sample is entry j mod m of permutation j div m, so a batch may straddle epochs (FAVANO does not say; its
+    simulator has a short last batch instead). bits: `u32[rounds, 2]`, the client's own. step: `i32[]`, local steps the client did
+    before, ever; step * B stays below 2^32. count: `i32[]`, its number of examples m.
+    """
+    sample = step.astype("uint32") * batch_size + jnp.arange(batch_size, dtype="uint32")
+    epoch, place = jnp.divmod(sample, count.astype("uint32"))
+    return shuffled_index(bits, place, count, epoch)
+
+
+def local_sgd(problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params, event: Event) -> tuple[Params, Work]:
+    """Run every slot's local steps: w <- w - lr g, `event.steps` times, from its own start.
+
+    start: leaves `[S, ...]`. A client's batches and noise depend on key, client and its own count of steps (`event.offset`), not on
+    when or with whom it is received. Returns the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
+    """
+    optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
+
+    def slot(trips: Array, start: Params, client: Array, steps: Array, offset: Array) -> Params:
+        own = jax.random.fold_in(stream(key, "local"), client)
+        batches, noises = stream(own, "batches"), stream(own, "noise")
+        bits = shuffle_bits(batches)
+        count = problem.counts[client]
+
+        def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+            model, state = carry
+            if hyper.sampling == "with_replacement":
+                examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
+            else:
+                examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
+            gradient = jax.grad(problem.loss)(model, client, examples, jax.random.fold_in(noises, offset + q))
+            update, state_after = optimizer.update(gradient, state, model)
+            after = (optax.apply_updates(model, update), state_after)
+            return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, carry)
+
+        return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
+
+    # An empty slot has no steps; its client index only has to be a valid one.
+    clients = jnp.maximum(event.clients, 0)
+    end, executed = map_slots(slot, plan, event.steps, start, clients, event.steps, event.offset)
+    return end, Work(executed, event.steps.sum())

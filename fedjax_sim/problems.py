@@ -1,0 +1,139 @@
+"""What is learnt: problems with known answers, and classification over a model."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array, Key, Model, Params
+
+
+@struct.dataclass
+class Quadratic:
+    """Clients with f_i(w) = (curvature_i / 2) ||w - center_i||^2, and Gaussian gradient noise.
+
+    The optimum is the curvature-weighted mean of the centers. `evaluate` returns the loss, the mean of the f_i without noise.
+    """
+
+    centers: Array  # f[N, P]
+    curvature: Array  # f[N]
+    noise: Array  # f[]  standard deviation of the gradient noise, ||.|| over all P coordinates (sigma)
+    start: Array  # f[P]  initial model
+
+    @classmethod
+    def of(cls, centers: Any, *, curvature: Any = 1.0, noise: Any = 0.0, start: Any = 0.0) -> "Quadratic":
+        """Build from anything that broadcasts; `start` is a number or `f[P]`."""
+        centers = jnp.asarray(centers)
+        curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
+        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
+        return cls(centers, curvature, jnp.asarray(noise, centers.dtype), start)
+
+    @property
+    def counts(self) -> Array:
+        """One example a client."""
+        return jnp.ones(self.centers.shape[0], "int32")
+
+    @property
+    def optimum(self) -> Array:
+        """`f[P]`"""
+        return self.curvature @ self.centers / self.curvature.sum()
+
+    def init(self, key: Key) -> Params:
+        """Start from `start`, whatever the key."""
+        return self.start
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """f_i(w) + <xi, w>, whose gradient has noise xi with E||xi||^2 = noise^2."""
+        noise = self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
+        return self.curvature[client] / 2 * jnp.sum(jnp.square(params - self.centers[client])) + noise @ params
+
+    def evaluate(self, params: Params) -> Mapping[str, Array]:
+        """Mean loss over clients."""
+        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(params - self.centers), axis=1))}
+
+
+@struct.dataclass
+class Classification:
+    """Cross-entropy of a model's logits. All images lie on the device once, as they come; a partition is an index array.
+
+    Byte images are scaled to [0, 1] as they are gathered, then normalised by `mean` and `std`.
+    """
+
+    images: Array  # u8 or f32 [examples, H, W, C] or [examples, D]
+    labels: Array  # i32[examples]
+    test_images: Array
+    test_labels: Array
+    index: Array  # i32[N, M]  positions of the clients' examples, padded
+    counts: Array  # i32[N]  true numbers of examples
+    mean: Array  # f32[]
+    std: Array  # f32[]
+    model: Model = struct.field(pytree_node=False)
+
+    def init(self, key: Key) -> Params:
+        """Draw the model's initial parameters."""
+        return self.model.init(key, self._inputs(self.images[:1]))
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Mean cross-entropy in nats of a client's examples `i32[B]`."""
+        rows = self.index[client, examples]
+        return self._cross_entropy(self.model.apply(params, self._inputs(self.images[rows])), self.labels[rows]).mean()
+
+    def evaluate(self, params: Params) -> Mapping[str, Array]:
+        """Accuracy (a share, 0 to 1) and loss (nats) on the test set."""
+        logits = self.model.apply(params, self._inputs(self.test_images))
+        accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == self.test_labels, dtype="float32")
+        return {"accuracy": accuracy, "loss": self._cross_entropy(logits, self.test_labels).mean()}
+
+    def _inputs(self, images: Array) -> Array:
+        scale = 255.0 if images.dtype == jnp.uint8 else 1.0
+        return (images.astype("float32") / scale - self.mean) / self.std
+
+    @staticmethod
+    def _cross_entropy(logits: Array, labels: Array) -> Array:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def classification(model: Model, dataset: Any, partition: Any, *, mean: float = 0.0, std: float = 1.0) -> Classification:
+    """Build a classification problem. dataset, partition: as `datasets.load` and the functions of `partition` return them."""
+    return classifications(model, dataset, [partition], mean=mean, std=std)[0]
+
+
+def classifications(
+    model: Model, dataset: Any, partitions: Sequence[Any], *, mean: float = 0.0, std: float = 1.0
+) -> list[Classification]:
+    """Build one problem per partition over the same images, which are held once; for a sweep with a partition per seed."""
+    if std <= 0:
+        raise ConfigError("std", std, "above 0")
+    capacity = max(partition.index.shape[1] for partition in partitions)
+    data = [
+        jnp.asarray(x)
+        for x in (
+            dataset.train_images,
+            np.asarray(dataset.train_labels, "int32"),
+            dataset.test_images,
+            np.asarray(dataset.test_labels, "int32"),
+        )
+    ]
+    scale = [jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")]
+    problems = []
+    for partition in partitions:
+        padding = ((0, 0), (0, capacity - partition.index.shape[1]))
+        index = jnp.asarray(np.pad(np.asarray(partition.index, "int32"), padding))
+        problems.append(Classification(*data, index, jnp.asarray(partition.counts, "int32"), *scale, model=model))
+    return problems
+
+
+def num_clients(problem: Any) -> int:
+    """Number of clients of a problem."""
+    return problem.counts.shape[0]
+
+
+def with_counts(problem: Any, counts: Array) -> Any:
+    """A copy of a problem in which only the first `counts[i]` examples of client i exist."""
+    return dataclasses.replace(problem, counts=counts)

@@ -1,0 +1,210 @@
+"""What the host reads off timelines before learning starts: ticks in a budget, rows of the store, work, staleness. Plain NumPy."""
+
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import EMPTY, Event, Timeline
+
+
+MAX_TICKS = 2**24
+
+
+class Schedule(NamedTuple):
+    """The timelines of all lanes, cut to their budgets and laid out for nested scans: `V` evaluations of `E` ticks each."""
+
+    events: Event  # leaves [L, V, E, ...]; ticks past a lane's end are empty
+    holders: np.ndarray  # i32[L, V + 1, R]  clients whose base model stands in each row at each evaluation, the initial one included
+    rows: int  # R, the last of them a scratch row
+    time: np.ndarray  # f64[L, V + 1]  virtual time at each evaluation
+    ticks: np.ndarray  # i64[L, V + 1]  ticks so far
+    local_steps: np.ndarray  # i64[L, V + 1]  local steps delivered to the server so far
+    messages: np.ndarray  # i64[L, V + 1]  slots filled so far: client reports received
+
+
+def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int | None:
+    """Count the ticks of `time` (f64[T]) that belong to a budget of virtual time; None if more must be known to tell.
+
+    With overshoot a tick belongs that begins before the budget's end, and the last one runs past it; else one that acts within it.
+    """
+    begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
+    with np.errstate(invalid="ignore"):
+        inside = (begins < budget if overshoot else begins <= budget) & ~np.isposinf(time)
+    unknown = np.isnan(time) | np.isnan(begins)
+    count = int(np.argmin(inside)) if not inside.all() else len(time)
+    if count == len(time) or unknown[count]:
+        return None
+    return count
+
+
+def request_timelines(
+    draw: Callable[[int], Timeline], *, first: int, budget: float | None, num_ticks: int | None, overshoot: bool
+) -> tuple[Timeline, np.ndarray]:
+    """Ask for longer and longer timelines until all lanes cover the budget. draw: ticks to leaves [L, T, ...]. Returns ticks `i64[L]`."""
+    asked = num_ticks if num_ticks is not None else first
+    while True:
+        timelines = draw(asked)
+        if num_ticks is not None:
+            missing = np.isinf(timelines.time[:, :num_ticks])
+            if missing.any():
+                known = int(np.argmax(missing.any(axis=0)))
+                raise ConfigError("num_ticks", num_ticks, f"at most the {known} ticks that the trace holds")
+            counts = None if np.isnan(timelines.time[:, :num_ticks]).any() else [num_ticks] * len(timelines.time)
+        else:
+            assert budget is not None
+            found = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
+            counts = None if None in found else found
+        if counts is not None:
+            if min(counts) == 0:
+                acts = float(timelines.time[:, 0].max())
+                raise ConfigError("time_budget", budget, f"at least {acts:g}, when the server first acts")
+            return timelines, np.asarray(counts)
+        asked *= 2
+        if asked > MAX_TICKS:
+            raise ConfigError("time_budget", budget, f"short enough for fewer than {MAX_TICKS} ticks")
+
+
+def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_evals: int) -> Schedule:
+    """Cut timelines to their budgets, and lay them out for evaluation after equal numbers of ticks.
+
+    timelines: leaves `[L, T, ...]`. ticks: `i64[L]`, those that belong to each lane. num_evals: as many evaluations, or one per tick.
+    """
+    longest = int(ticks.max())
+    num_evals = min(num_evals, longest)
+    per_eval = -(-longest // num_evals)
+    ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
+    lanes = [_one_lane(Timeline(*(leaf[i] for leaf in timelines)), ends[i], num_clients) for i in range(len(ticks))]
+    # Sharing one compiled program between sweeps is worth a few unused rows.
+    rows = -(-max(lane.rows for lane in lanes) // 8) * 8
+    total = num_evals * per_eval
+    shape = (num_evals, per_eval)
+    events = [_padded(lane.event, total, scratch=rows - 1, shape=shape) for lane in lanes]
+    holders = [np.pad(lane.holders, ((0, 0), (0, rows - lane.holders.shape[1]))) for lane in lanes]
+
+    def so_far(per_tick: list[np.ndarray]) -> np.ndarray:
+        totals = [np.concatenate([[0], np.cumsum(x, dtype=np.int64)]) for x in per_tick]
+        return np.stack([total[end] for total, end in zip(totals, ends, strict=True)])
+
+    present = [lane.event.clients != EMPTY for lane in lanes]
+    return Schedule(
+        events=Event(*(np.stack(leaves) for leaves in zip(*events, strict=True))),
+        holders=np.stack(holders),
+        rows=rows,
+        time=np.stack([np.concatenate([[0.0], time])[end] for time, end in zip(timelines.time, ends, strict=True)]),
+        ticks=ends,
+        local_steps=so_far([lane.event.steps.sum(axis=1) for lane in lanes]),
+        messages=so_far([mask.sum(axis=1) for mask in present]),
+    )
+
+
+class _Lane(NamedTuple):
+    event: Event  # leaves [T, ...], with rows of the store before padding
+    holders: np.ndarray  # i32[V + 1, rows]
+    rows: int  # rows used, and a scratch row
+
+
+def _one_lane(timeline: Timeline, ends: np.ndarray, num_clients: int) -> _Lane:
+    num_ticks = int(ends[-1])
+    _, clients, steps, version, weight, holds = (leaf[:num_ticks] for leaf in timeline)
+    present = clients != EMPTY
+    held = _held_versions(clients, holds, present, ends, num_clients)
+    row, rows = store_rows(version, present, held, ends)
+    scratch = rows - 1
+    event = Event(
+        tick=np.arange(num_ticks, dtype=np.int32),
+        clients=clients.astype(np.int32),
+        steps=np.where(present, steps, 0).astype(np.int32),
+        version=version.astype(np.int32),
+        weight=np.where(present, weight, 0).astype(np.float32),
+        offset=steps_before(clients, np.where(present, steps, 0)),
+        read=np.where(present, row[version], scratch).astype(np.int32),
+        write=row[1:].astype(np.int32),
+    )
+    holders = np.stack([np.bincount(row[versions], minlength=rows) for versions in held]).astype(np.int32)
+    return _Lane(event, holders, rows)
+
+
+def _held_versions(clients: np.ndarray, holds: np.ndarray, present: np.ndarray, ends: np.ndarray, num_clients: int) -> np.ndarray:
+    """The server version that each client holds at each evaluation: `i32[V + 1, N]`."""
+    held = np.zeros((len(ends), num_clients), np.int32)
+    for i, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True), start=1):
+        held[i] = held[i - 1]
+        mask = present[begin:end]
+        held[i, clients[begin:end][mask]] = holds[begin:end][mask]
+    return held
+
+
+def store_rows(version: np.ndarray, present: np.ndarray, held: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give every server version that is read later a row of a store as small as can be.
+
+    version: `i32[T, S]`, read at each tick where present. held: `i32[V + 1, N]`, read at the evaluation after `ends[v]` ticks.
+    Returns the row of each version `i32[T + 1]` and the number of rows, of which the last is scratch, for versions nobody reads. A row
+    is free again once its last reader has read, so there are exactly as many rows as versions alive at once.
+    """
+    num_ticks = len(version)
+    last_read = np.full(num_ticks + 1, -1)
+    tick = np.broadcast_to(np.arange(num_ticks)[:, None], version.shape)
+    np.maximum.at(last_read, version[present], tick[present])
+    # An evaluation reads after the write of the tick before it: as late as the next tick.
+    for end, versions in zip(ends, held, strict=True):
+        alive = np.unique(versions)
+        last_read[alive] = np.maximum(last_read[alive], end)
+    row = np.full(num_ticks + 1, -1)
+    row[0] = 0
+    in_use = [(int(last_read[0]), 0)]
+    free: list[int] = []
+    used = 1
+    for v in range(1, num_ticks + 1):
+        # Version v is written at the end of tick v - 1, when that tick's reads are over.
+        while in_use and in_use[0][0] < v:
+            heapq.heappush(free, heapq.heappop(in_use)[1])
+        if last_read[v] < v:
+            continue
+        if not free:
+            heapq.heappush(free, used)
+            used += 1
+        row[v] = heapq.heappop(free)
+        heapq.heappush(in_use, (int(last_read[v]), int(row[v])))
+    row[row < 0] = used
+    return row, used + 1
+
+
+def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Local steps that each slot's client delivered before, in slot order: `i32[T, S]`."""
+    order = np.argsort(clients.ravel(), kind="stable")
+    sorted_clients, total = clients.ravel()[order], np.cumsum(steps.ravel()[order], dtype=np.int64)
+    before = total - steps.ravel()[order]
+    is_first = np.concatenate([[True], sorted_clients[1:] != sorted_clients[:-1]])
+    group = np.cumsum(is_first) - 1
+    result = np.empty(clients.size, np.int64)
+    result[order] = before - before[is_first][group]
+    return result.reshape(clients.shape).astype(np.int32)
+
+
+def _padded(event: Event, total: int, *, scratch: int, shape: tuple[int, int]) -> Event:
+    """Append empty ticks, which write to the scratch row, and cut all into evaluations."""
+    missing = total - len(event.tick)
+    fill = {"clients": EMPTY, "read": scratch, "write": scratch}
+
+    def pad(name: str, leaf: np.ndarray) -> np.ndarray:
+        if name == "tick":
+            return np.arange(total, dtype=np.int32).reshape(shape)
+        padding = np.full((missing, *leaf.shape[1:]), fill.get(name, 0), leaf.dtype)
+        return np.concatenate([leaf, padding]).reshape(*shape, *leaf.shape[1:])
+
+    return Event(**{name: pad(name, leaf) for name, leaf in event._asdict().items()})
+
+
+def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
+    """Append evaluations of empty ticks, so that chunks of equal size fit; only the events and holders grow."""
+    fill = {"clients": EMPTY, "read": schedule.rows - 1, "write": schedule.rows - 1}
+
+    def pad(leaf: np.ndarray, value: int) -> np.ndarray:
+        return np.concatenate([leaf, np.full((leaf.shape[0], num, *leaf.shape[2:]), value, leaf.dtype)], axis=1)
+
+    events = Event(**{name: pad(leaf, fill.get(name, 0)) for name, leaf in schedule.events._asdict().items()})
+    holders = np.concatenate([schedule.holders, np.repeat(schedule.holders[:, -1:], num, axis=1)], axis=1)
+    return schedule._replace(events=events, holders=holders)

@@ -1,0 +1,227 @@
+"""Replay timelines through an algorithm: nested scans over lanes, in chunks, with progress and checkpoints."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedjax_sim.checkpoint import Checkpoint
+from fedjax_sim.layout import Layout, map_lanes, mesh_of
+from fedjax_sim.schedule import Schedule
+from fedjax_sim.streams import stream
+from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, State, System, Timeline
+
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+TRACE_EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+
+
+class Lanes(NamedTuple):
+    """What differs between the lanes of one program, stacked, and what they share. L lanes."""
+
+    key: Array  # key[L]
+    hyper: Any  # leaves [L]
+    own: list[Any]  # per leaf of the problem: [L, ...], or None if shared
+    shared: list[Any]  # per leaf of the problem: [...], or None if own
+    treedef: Any  # of the problem
+
+    @property
+    def count(self) -> int:
+        """L"""
+        return self.key.shape[0]
+
+
+def stack_lanes(keys: list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
+    """Stack lanes of equal static parts. Leaves of the problems that are one and the same array are kept once."""
+    hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, float) for leaf in leaves]), *hypers)
+    flat, treedefs = zip(*(jax.tree.flatten(problem) for problem in problems), strict=True)
+    own, shared = [], []
+    for leaves in zip(*flat, strict=True):
+        is_shared = all(leaf is leaves[0] for leaf in leaves)
+        shared.append(leaves[0] if is_shared else None)
+        own.append(None if is_shared else jnp.stack(leaves))
+    return Lanes(jnp.stack(keys), hyper, own, shared, treedefs[0])
+
+
+def draw_timelines(system: System, lanes: Lanes, num_ticks: int) -> Timeline:
+    """Phase one: the timelines of all lanes, leaves `[L, T, ...]` on the host, times in 64 bits."""
+    with jax.enable_x64(True):
+        drawn = _draw(system.timeline, num_ticks, lanes.key, lanes.hyper)
+        return jax.tree.map(np.asarray, drawn)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _draw(timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, keys: Array, hypers: Any) -> Timeline:
+    drawn = jax.vmap(lambda key, hyper: timeline(stream(key, "timeline"), hyper, num_ticks))(keys, hypers)
+    drawn = Timeline(*drawn)
+    whole = {name: getattr(drawn, name).astype("int32") for name in ("clients", "steps", "version", "holds")}
+    return drawn._replace(**whole)
+
+
+class Program(NamedTuple):
+    """The static arguments of the compiled program of phase two."""
+
+    system: System
+    plan: Plan
+    layout: Layout
+    treedef: Any  # of the problem
+
+
+class Curves(NamedTuple):
+    """What a replay leaves. V evaluations, and the initial one."""
+
+    metrics: dict[str, np.ndarray]  # [L, V + 1]
+    infos: dict[str, np.ndarray]  # [L, V]  the system's Info, summed over the ticks between two evaluations
+    models: Any  # leaves [L, ...]  final models
+
+
+def replay(
+    program: Program,
+    lanes: Lanes,
+    schedule: Schedule,
+    *,
+    evals_per_chunk: int,
+    checkpoint: Checkpoint | None = None,
+    report: Callable[[int, dict[str, np.ndarray]], None] = lambda done, metrics: None,
+) -> Curves:
+    """Phase two: run the schedule in chunks of evaluations, whose number `evals_per_chunk` divides.
+
+    checkpoint: resumed from if it holds something, and written to between chunks. report: called after each chunk with the number of
+    evaluations done and the metrics so far.
+    """
+    num_lanes, num_evals = schedule.events.tick.shape[:2]
+    spare = -num_lanes % program.layout.lane_devices
+    mesh = mesh_of(program.layout)
+
+    def place(tree: Any) -> Any:
+        """Repeat the last lane until the lanes fill the devices, and put each on its device."""
+        sharding = NamedSharding(mesh, PartitionSpec("lanes"))
+        full = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], spare, axis=0)]) if spare else leaf, tree)
+        return jax.device_put(full, sharding)
+
+    fixed = (*place((lanes.key, lanes.hyper, lanes.own)), jax.device_put(lanes.shared, NamedSharding(mesh, PartitionSpec())))
+    states, first = _begin(program, *fixed, place(schedule.holders[:, 0]))
+    metrics = {name: _blank(value, num_lanes, num_evals + 1) for name, value in first.items()}
+    infos: dict[str, np.ndarray] = {}
+    _put(metrics, first, 0)
+    done = 0
+    if checkpoint is not None and (saved := checkpoint.load(states)) is not None:
+        done, states, metrics, infos = saved
+    while done < num_evals:
+        after = done + evals_per_chunk
+        events = jax.tree.map(lambda leaf, done=done, after=after: leaf[:, done:after], schedule.events)
+        states, (values, info) = _advance(
+            program, *fixed, states, place(events), place(schedule.holders[:, 1 + done : 1 + after])
+        )
+        infos = infos or {name: _blank(value, num_lanes, num_evals) for name, value in info._asdict().items()}
+        _put(metrics, values, 1 + done)
+        _put(infos, info._asdict(), done)
+        done = after
+        report(done, metrics)
+        if checkpoint is not None:
+            checkpoint.save(done, states, metrics, infos, is_last=done >= num_evals)
+    models = jax.tree.map(lambda leaf: leaf[:num_lanes], _final_models(program, *fixed, states))
+    return Curves(metrics, infos, models)
+
+
+def _blank(like: Array, num_lanes: int, length: int) -> np.ndarray:
+    return np.zeros((num_lanes, length), like.dtype)
+
+
+def _put(into: dict[str, np.ndarray], values: dict[str, Array], at: int) -> None:
+    """Write values `[>= L]` or `[>= L, C]` into their columns from `at`, spare lanes left out."""
+    for name, value in values.items():
+        column = np.asarray(value)[: len(into[name])]
+        column = column[:, None] if column.ndim == 1 else column
+        into[name][:, at : at + column.shape[1]] = column
+
+
+@partial(jax.jit, static_argnums=0)
+def _begin(program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], holders: Array) -> Any:
+    """Initial states of all lanes, and their metrics. holders: `i32[L, R]`."""
+
+    def begin(algorithm: Algorithm, problem: Problem, key: Key, holders: Array) -> Any:
+        state = algorithm.init(stream(key, "init"))
+        return state, _measure(algorithm, problem, state, holders)
+
+    return _over_lanes(begin, program, keys, hypers, own, shared, holders)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=5)
+def _advance(
+    program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], states: State, events: Event, holders: Array
+) -> Any:
+    """Replay a chunk of C evaluations of E ticks. events: leaves `[L, C, E, ...]`; holders: `i32[L, C, R]`."""
+
+    def advance(algorithm: Algorithm, problem: Problem, key: Key, state: State, events: Event, holders: Array) -> Any:
+        def evaluation(state: State, ahead: tuple[Event, Array]) -> Any:
+            state, infos = jax.lax.scan(lambda state, event: algorithm.step(key, state, event), state, ahead[0])
+            return state, (_measure(algorithm, problem, state, ahead[1]), jax.tree.map(lambda info: info.sum(axis=0), infos))
+
+        return jax.lax.scan(evaluation, state, (events, holders))
+
+    return _over_lanes(advance, program, keys, hypers, own, shared, states, events, holders)
+
+
+@partial(jax.jit, static_argnums=0)
+def _final_models(program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], states: State) -> Any:
+    return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, keys, hypers, own, shared, states)
+
+
+def _measure(algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> dict[str, Array]:
+    model = algorithm.model(state)
+    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(model)]).all()
+    return {**problem.evaluate(model), **algorithm.report(state, holders), "finite": finite}
+
+
+def _over_lanes(
+    run: Callable[..., Any], program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], *arguments: Any
+) -> Any:
+    """Call `run(algorithm, problem, key, *arguments)` for every lane, on the devices and in the layout of the program."""
+
+    def on_device(keys: Array, hypers: Any, own: list[Any], shared: list[Any], *arguments: Any) -> Any:
+        def lane(inputs: Any) -> Any:
+            key, hyper, own, *arguments = inputs
+            leaves = [mine if mine is not None else common for mine, common in zip(own, shared, strict=True)]
+            problem = jax.tree.unflatten(program.treedef, leaves)
+            algorithm = program.system.algorithm(problem, hyper, program.plan)
+            return run(algorithm, problem, stream(key, "learning"), *arguments)
+
+        return map_lanes(lane, (keys, hypers, own, *arguments), at_once=program.plan.lanes_at_once)
+
+    split = PartitionSpec("lanes")
+    specs = (split, split, split, PartitionSpec(), *(split for _ in arguments))
+    sharded = jax.shard_map(on_device, mesh=mesh_of(program.layout), in_specs=specs, out_specs=split, check_vma=False)
+    return sharded(keys, hypers, own, shared, *arguments)
+
+
+class CompileMeter:
+    """Programs compiled, and the seconds that took, since the meter was made."""
+
+    _count = 0
+    _seconds = 0.0
+
+    def __init__(self) -> None:
+        self._before = (CompileMeter._count, CompileMeter._seconds)
+
+    @property
+    def count(self) -> int:
+        return CompileMeter._count - self._before[0]
+
+    @property
+    def seconds(self) -> float:
+        return CompileMeter._seconds - self._before[1]
+
+    @classmethod
+    def listen(cls, event: str, seconds: float, **_: Any) -> None:
+        """Take note of one event of `jax.monitoring`."""
+        if event == COMPILE_EVENT:
+            cls._count += 1
+        if event in (COMPILE_EVENT, *TRACE_EVENTS):
+            cls._seconds += seconds
+
+
+jax.monitoring.register_event_duration_secs_listener(CompileMeter.listen)

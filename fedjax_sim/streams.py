@@ -1,0 +1,51 @@
+"""Random numbers: named streams of a key, and a random-access shuffle."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array, Key
+
+SHUFFLE_ROUNDS = 32
+
+
+def stream(key: Key, name: str) -> Key:
+    """Derive the key of a named stream. Streams of different names are independent."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def shuffle_bits(key: Key) -> Array:
+    """Draw what `shuffled_index` needs: `u32[rounds, 2]`."""
+    return jax.random.bits(key, (SHUFFLE_ROUNDS, 2), "uint32")
+
+
+def shuffled_index(bits: Array, index: Array, size: Array | int, permutation: Array | int = 0) -> Array:
+    """Look up positions of random permutations of `range(size)` without building them.
+
+    Swap-or-not shuffle (Hoang, Morris, Rogaway 2012): in each round x and (K - x) mod size change places or not, by a random bit of
+    the pair. Work is proportional to the positions asked for, and `size` may be traced; neither a sort nor
+    `jax.random.permutation` offers that. After 32 rounds a position has failed to move with probability 2^-32.
+
+    bits: `u32[rounds, 2]` of `shuffle_bits`. index: integers `[...]` in `[0, size)`. size: at most 2^24. permutation: which of the
+    many permutations of these bits, integers that broadcast against index. Returns `i32[...]`.
+    """
+    size = jnp.asarray(size).astype("uint32")
+    tweak = jnp.asarray(permutation).astype("uint32") * jnp.uint32(0x9E3779B9)
+
+    def one_round(r: Array, x: Array) -> Array:
+        uniform = (_mix(bits[r, 0] ^ tweak) >> 8).astype("float32") * jnp.float32(2**-24)
+        mirror = jnp.minimum((uniform * size.astype("float32")).astype("uint32"), size - 1)
+        partner = jnp.where(mirror >= x, mirror - x, mirror + size - x)
+        swap = _mix(jnp.maximum(x, partner) ^ bits[r, 1] ^ tweak) >> 31
+        return jnp.where(swap == 1, partner, x)
+
+    start = jnp.broadcast_to(index.astype("uint32"), jnp.broadcast_shapes(index.shape, tweak.shape))
+    return jax.lax.fori_loop(0, bits.shape[0], one_round, start, unroll=8).astype("int32")
+
+
+def _mix(x: Array) -> Array:
+    """A 32-bit finaliser: every input bit flips every output bit with probability close to one half."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

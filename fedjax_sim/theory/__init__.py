@@ -1,0 +1,1 @@
+"""One file per paper: its constants and bounds as functions."""

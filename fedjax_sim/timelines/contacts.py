@@ -1,0 +1,119 @@
+"""Periodic contacts: the server's own clock decides when clients are interrupted, and nobody waits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.participation import cohorts, previous_visits
+from fedjax_sim.settings import ConfigError, count, real, struct, switch
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.laws import Clients, client_rates, runtimes
+from fedjax_sim.types import Array, Key, Timeline
+
+
+@struct
+class Contacts(Clients):
+    """Settings of a server that contacts a uniform cohort every `server_wait + server_interact` units of time."""
+
+    num_selected: int = count(20)
+    """S: clients contacted per tick, without replacement."""
+    server_wait: float = real(4.0, least=0)
+    server_interact: float = real(3.0, least=0)
+    first_contact: float = real(1.0, least=0)
+    """Clock of the first contact in ticks: 1 waits for a first window of work; 0 makes contact at time 0, with no steps done."""
+    carry_residual: bool = switch(False)
+    """Whether the running time drawn for an unfinished step survives the contact, counted anew from it; else it is redrawn."""
+    busy_during_interaction: bool = switch(False)
+    """Whether a contacted client starts to compute only when the exchange is over, which shortens the window between contacts."""
+    strict_deadline: bool = switch(False)
+    """Whether a step must end strictly before the contact to count; else one that ends with it counts."""
+
+    @property
+    def period(self) -> float:
+        """D: virtual time between two contacts of the server."""
+        return self.server_wait + self.server_interact
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.num_selected > self.num_clients:
+            raise ConfigError("num_selected", self.num_selected, f"at most num_clients = {self.num_clients}")
+        period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
+        if np.any(period <= 0):
+            raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
+
+
+def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
+    """Schedule periodic contacts; weights are 1. Also returns the window of work behind each slot, `f64[T, S]` units of time.
+
+    All clients start at time 0. A client contacted at a tick restarts from the model made there. Of a recorded trace, whose rows are
+    single local steps, those count that finish in the window.
+    """
+    clock = (jnp.arange(num_ticks) + hyper.first_contact) * jnp.asarray(hyper.period, float)
+    clients = cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
+    previous, _ = previous_visits(clients)
+    delay = hyper.server_interact if hyper.busy_during_interaction else 0.0
+    start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
+    window = jnp.maximum(clock[:, None] - start, 0.0)
+    if hyper.trace is not None:
+        steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)
+    else:
+        steps = _law_steps(key, clients, window, hyper)
+    holds = jnp.broadcast_to(jnp.arange(1, num_ticks + 1)[:, None], clients.shape)
+    return Timeline(clock, clients, steps, previous + 1, jnp.ones_like(window), holds), window
+
+
+def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
+    """Count the steps done in each window, at most K: `i32[T, S]`."""
+    rate = client_rates(key, hyper)[clients]
+    key = stream(key, "runtimes")
+    num = 1 if hyper.runtime_law == "count_geom" else hyper.local_steps
+    draw = jax.vmap(lambda t, rate: runtimes(jax.random.fold_in(key, t), rate, num, hyper.runtime_law))
+    times = draw(jnp.arange(rate.shape[0]), rate)
+    if hyper.runtime_law == "count_geom":
+        return jnp.minimum(times[..., 0], hyper.local_steps).astype("int32")
+    if hyper.carry_residual:
+        return _carried_steps(clients, times, window, hyper)
+    return _completed(times, window, hyper)
+
+
+def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
+    """Count the steps of running times `f64[..., K]` that end within the window `f64[...]`."""
+    finish = jnp.cumsum(times, axis=-1)
+    done = finish < window[..., None] if hyper.strict_deadline else finish <= window[..., None]
+    return done.sum(axis=-1).astype("int32")
+
+
+def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts) -> Array:
+    """As `_completed`, but the first running time of a visit is the one left unfinished at the client's last visit."""
+
+    def visit(unfinished: Array, tick: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        clients, times, window = tick
+        times = times.at[:, 0].set(jnp.where(unfinished[clients] > 0, unfinished[clients], times[:, 0]))
+        steps = _completed(times, window, hyper)
+        next_time = jnp.take_along_axis(jnp.pad(times, ((0, 0), (0, 1))), steps[:, None], axis=1)[:, 0]
+        return unfinished.at[clients].set(next_time), steps
+
+    return jax.lax.scan(visit, jnp.zeros(hyper.num_clients, times.dtype), (clients, times, window))[1]
+
+
+def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> Array:
+    rows = hyper.trace.by_client(hyper.num_clients)
+    first, finish = jnp.asarray(rows.first), jnp.asarray(rows.finish)
+
+    def rows_until(client: Array, time: Array, side_right: bool) -> Array:
+        """Number of rows with a finish before `time` (or at it) among all rows of clients up to this one, by bisection."""
+
+        def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) // 2
+            at = finish[jnp.minimum(middle, finish.size - 1)]
+            is_before = (at <= time) if side_right else (at < time)
+            go_right = is_before & (low < high)
+            return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
+
+        return jax.lax.fori_loop(0, 32, halve, (first[client], first[client + 1]))[0]
+
+    # A step that ended with the previous contact was counted there unless the deadline is strict.
+    inclusive = not hyper.strict_deadline
+    steps = rows_until(clients, end, inclusive) - rows_until(clients, start, inclusive)
+    return jnp.minimum(steps, hyper.local_steps).astype("int32")

@@ -1,0 +1,137 @@
+"""The contract between timelines, systems, problems and the engine.
+
+A simulation has two phases. The *timeline* says when things happen: it is computed first, from a key and the delay law, with no
+model in sight. *Learning* replays the timeline through an algorithm with `lax.scan`.
+
+Dimension letters used throughout: `N` clients, `S` slots of a tick, `T` ticks (server actions), `R` rows of the store of old server
+models, `P` parameters, `B` examples of a mini-batch. A *tick* is a server action, a *round* a synchronous one, a *step* one local
+gradient step, a *lane* one (setting, seed) pair.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+Key = jax.Array
+Array = jax.Array
+Params = Any
+"""A pytree of arrays: one model."""
+State = Any
+Info = Any
+Hyper = Any
+
+EMPTY = -1
+"""The client index of an empty slot. Zero local steps do not make a slot empty: a FAVANO client with none still reports."""
+
+
+class Timeline(NamedTuple):
+    """A schedule of server actions, known before any learning. Times are 64-bit: float32 misorders arrivals.
+
+    A tick of time `inf` never happens (a recorded trace has ended); `nan` means that more ticks must be asked for to know it.
+    """
+
+    time: Array  # f64[T]     virtual time at which the server acts, non-decreasing
+    clients: Array  # i32[T, S]  whose work is received in each slot; EMPTY for none
+    steps: Array  # i32[T, S]  local steps behind it
+    version: Array  # i32[T, S]  server version the work started from (0: the initial model); staleness = tick - version
+    weight: Array  # f64[T, S]  multiplier of the slot's progress, as far as the schedule fixes it
+    holds: Array  # i32[T, S]  server version that the client holds after the tick (its base model)
+
+
+class Event(NamedTuple):
+    """One tick of a timeline as the engine hands it to `Algorithm.step`, with what the host worked out from the whole schedule."""
+
+    tick: Array  # i32[]   number of server actions before this one
+    clients: Array  # i32[S]  as in Timeline
+    steps: Array  # i32[S]
+    version: Array  # i32[S]
+    weight: Array  # f32[S]
+    offset: Array  # i32[S]  local steps the client had delivered before these: its place in its own stream of mini-batches
+    read: Array  # i32[S]  row of the store that holds the server model of `version`
+    write: Array  # i32[]   row of the store for the server model made by this tick (a scratch row if nobody starts from it)
+
+
+class Plan(NamedTuple):
+    """Static facts that the host read off the timelines before compiling. Systems pass it on and do not look inside."""
+
+    rows: int = 1
+    """Rows of the store of old server models: as many as are needed at once, and one scratch row."""
+    slots_at_once: int = 1
+    """Slots whose local work runs as one batch; 1 gives each slot its own trip count."""
+    lanes_at_once: bool = False
+    """Whether lanes are batched (`vmap`, axis name "lane") or run one after the other."""
+    client_devices: int = 1
+    """Devices of the mesh axis "clients" over which the slots of a tick are split."""
+
+
+class Algorithm(NamedTuple):
+    """An algorithm bound to a problem, hyperparameters and a plan; all three functions are pure and run inside the trace.
+
+    `key` is the lane's learning key, the same at every tick: derive streams from it by `fold_in` of tick, slot, client or step.
+    The fields of `Info` are numbers, and are summed between evaluations.
+    """
+
+    init: Callable[[Key], State]
+    step: Callable[[Key, State, Event], tuple[State, Info]]
+    model: Callable[[State], Params]
+    """What is evaluated, sampled or reported."""
+    report: Callable[[State, Array], Mapping[str, Array]] = lambda state, holders: {}
+    """Metrics of the state itself. holders: `i32[R]`, how many clients' base model stands in each row of the store."""
+
+
+class Work(NamedTuple):
+    """The Info of systems whose clients do gradient steps."""
+
+    executed: Array  # i32[]  gradient evaluations the program ran, masked ones included
+    needed: Array  # i32[]  gradient evaluations the algorithm asked for
+
+
+class System(NamedTuple):
+    """What a file in `systems/` exports, and what the command line lists."""
+
+    name: str
+    summary: str
+    Hyper: type
+    timeline: Callable[[Key, Hyper, int], Timeline]
+    """Called with the lane's key, inside the trace, with 64-bit types on; the first ticks do not depend on how many are asked for."""
+    algorithm: Callable[["Problem", Hyper, Plan], Algorithm]
+    ticks_within: Callable[[Hyper, float], float]
+    """About how many ticks fit in a stretch of virtual time: only to size the first request for a timeline."""
+    overshoot: bool = True
+    """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
+    message_bits: Callable[[Params, Hyper], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
+    """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """What is learnt: data on the client axis plus a loss. A frozen struct whose arrays are pytree leaves, never closed over."""
+
+    @property
+    def counts(self) -> Array:
+        """`i32[N]`, true number of examples of each client (padding left out)."""
+
+    def init(self, key: Key) -> Params:
+        """Draw initial parameters."""
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Mean loss of a client's examples; differentiated by local steps.
+
+        client: `i32[]`. examples: `i32[B]`, positions below `counts[client]`. key: for noise or augmentation. Returns `f[]`.
+        """
+
+    def evaluate(self, params: Params) -> Mapping[str, Array]:
+        """Metrics of a model, each a scalar."""
+
+
+class Model(Protocol):
+    """Anything with `init` and `apply`, such as a flax module: parameters and logits."""
+
+    def init(self, key: Key, x: Array, /) -> Params: ...
+    def apply(self, params: Params, x: Array, /) -> Array: ...
+
+
+def full_precision_bits(params: Params) -> int:
+    """Bits of a model sent as it is; params may be arrays or `ShapeDtypeStruct`s."""
+    return sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
