@@ -5,8 +5,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.sweep import Run, simulate, sweep
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
-
-__version__ = "0.1.0"
+from fedjax_sim.version import __version__
 
 __all__ = [
     "SYSTEMS",
@@ -19,6 +18,7 @@ __all__ = [
     "Run",
     "System",
     "Timeline",
+    "__version__",
     "simulate",
     "sweep",
     "use_cores",

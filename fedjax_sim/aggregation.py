@@ -59,7 +59,7 @@ def write_clients(models: Params, clients: Array, new: Params) -> Params:
 
 def squared_distance(models: Params, server: Params) -> Array:
     """Squared distance of each of the stacked models `[R, ...]` to the server's `[...]`: `f[R]`."""
-    per_leaf = jax.tree.map(lambda a, w: jnp.sum(jnp.square(a - w), axis=tuple(range(1, a.ndim))), models, server)
+    per_leaf = jax.tree.map(lambda a, w: jnp.sum(jnp.square(a - w[None]), axis=tuple(range(1, a.ndim))), models, server)
     return jax.tree.reduce(jnp.add, per_leaf)
 
 

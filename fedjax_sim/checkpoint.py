@@ -60,7 +60,7 @@ class Checkpoint:
 
         curves = {f"metric:{k}": v for k, v in metrics.items()} | {f"info:{k}": v for k, v in infos.items()}
         # The curves first: a step without curves would be found, curves without a step are not.
-        np.savez(self._folder / f"curves_{done}.npz", **curves)
+        np.savez(self._folder / f"curves_{done}.npz", allow_pickle=False, **curves)
         with ocp.CheckpointManager(self._folder / "steps", options=ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
             manager.save(done, args=ocp.args.Composite(states=ocp.args.StandardSave(states)))
             manager.wait_until_finished()

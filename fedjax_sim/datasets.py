@@ -12,7 +12,7 @@ import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,10 @@ class _Source(NamedTuple):
     files: Mapping[str, tuple[str, ...]]  # raw files of each split
     read: Callable[..., tuple[np.ndarray, np.ndarray]]  # paths of a split's raw files -> u8[n, H, W], integers [n]
 
+    @property
+    def raw_files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(file for files in self.files.values() for file in files))
+
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
@@ -64,7 +68,8 @@ def load(name: str, *, data_dir: str | os.PathLike | None = None, cache_dir: str
     if name == "digits":
         return _digits()
     if name in _SOURCES:
-        return _fetched(name, None if data_dir is None else Path(data_dir).expanduser(), _cache_root(cache_dir))
+        cache = cache_dir or os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim"
+        return _fetched(name, None if data_dir is None else Path(data_dir).expanduser(), Path(cache).expanduser())
     if name.startswith("npz:") or name.endswith(".npz"):
         return _from_npz(Path(name.removeprefix("npz:")).expanduser())
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
@@ -82,23 +87,18 @@ def from_arrays(
     """Make a data set of a user's arrays, or raise ConfigError naming what is wrong with them.
 
     images: bytes or floats, `[n, H, W, C]`, `[n, H, W]` (one channel) or `[n, D]` (kept as D channels of one pixel), finite.
-    labels: integers `[n]` in 0..num_classes-1. num_classes: the largest label and one where not given; every class must then be among the
-    training labels.
+    labels: integers `[n]` in 0..num_classes-1. num_classes: where not given, the number of classes among the training labels.
     """
     train_images, test_images = _checked_images("train_images", train_images), _checked_images("test_images", test_images)
     train_labels = _checked_labels("train_labels", train_labels, len(train_images))
     test_labels = _checked_labels("test_labels", test_labels, len(test_images))
-    if test_images.shape[1:] != train_images.shape[1:]:
-        raise ConfigError("image shape of test_images", test_images.shape[1:], f"that of train_images, {train_images.shape[1:]}")
-    if test_images.dtype != train_images.dtype:
-        raise ConfigError("dtype of test_images", str(test_images.dtype), f"that of train_images, {train_images.dtype}")
+    train_form, test_form = (f"{images.dtype}{list(images.shape[1:])}" for images in (train_images, test_images))
+    if test_form != train_form:
+        raise ConfigError("each of test_images", test_form, f"{train_form}, as in train_images")
     largest = int(max(train_labels.max(), test_labels.max()))
-    if num_classes is None:
-        present = np.unique(train_labels)
-        if len(present) != largest + 1:
-            absent = next(c for c, label in enumerate([*present, largest + 1]) if c != label)
-            raise ConfigError("first class without a training label", absent, "absent where labels up to the largest are in use")
-        num_classes = largest + 1
+    if num_classes is None and (found := len(np.unique(train_labels))) != largest + 1:
+        raise ConfigError("number of classes among train_labels", found, f"{largest + 1}, as labels go from 0 to {largest}")
+    num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
         raise ConfigError("largest label", largest, f"below the number of classes, {num_classes}")
     return Dataset(train_images, train_labels.astype(np.int32), test_images, test_labels.astype(np.int32), num_classes, name)
@@ -108,17 +108,14 @@ def _checked_images(field: str, images: np.ndarray) -> np.ndarray:
     images = np.asarray(images)
     if images.ndim not in (2, 3, 4) or images.size == 0:
         raise ConfigError(f"shape of {field}", images.shape, "[n, H, W, C], [n, H, W] or [n, D], none of them zero")
-    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        raise ConfigError(f"dtype of {field}", str(images.dtype), "uint8 or a floating type")
-    if images.dtype != np.uint8:
+    if np.issubdtype(images.dtype, np.floating):
         with np.errstate(over="ignore"):
             images = images.astype(np.float32)
-        num_bad = int(np.sum(~np.isfinite(images)))
-        if num_bad:
+        if num_bad := int(np.sum(~np.isfinite(images))):
             raise ConfigError(f"number of NaN or infinite values (in float32) in {field}", num_bad, "0")
-    if images.ndim == 2:
-        return images[:, None, None, :]
-    return images.reshape(*images.shape[:3], -1)
+    elif images.dtype != np.uint8:
+        raise ConfigError(f"dtype of {field}", str(images.dtype), "uint8 or a floating type")
+    return images[:, None, None, :] if images.ndim == 2 else images.reshape(*images.shape[:3], -1)
 
 
 def _checked_labels(field: str, labels: np.ndarray, num_images: int) -> np.ndarray:
@@ -138,16 +135,13 @@ def _digits() -> Dataset:
 
     images, labels = load_digits(return_X_y=True)
     images = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-    split = train_test_split(images, labels, test_size=360, stratify=labels, random_state=0)
-    train_images, test_images, train_labels, test_labels = split
-    return from_arrays(train_images, train_labels, test_images, test_labels, num_classes=10, name="digits")
+    train, test = train_test_split(np.arange(len(labels)), test_size=360, stratify=labels, random_state=0)
+    return from_arrays(images[train], labels[train], images[test], labels[test], num_classes=10, name="digits")
 
 
 def _from_npz(path: Path, name: str | None = None) -> Dataset:
-    if not path.is_file():
-        raise ConfigError("npz file", str(path), "an existing file")
     if not zipfile.is_zipfile(path):
-        raise ConfigError("npz file", str(path), "a complete file written by numpy.savez")
+        raise ConfigError("npz file", str(path), "an existing file, complete and written by numpy.savez")
     with np.load(path, allow_pickle=False) as file:
         for array in _ARRAYS:
             if array not in file:
@@ -160,62 +154,47 @@ def _from_npz(path: Path, name: str | None = None) -> Dataset:
     return from_arrays(**arrays, num_classes=num_classes, name=name or path.stem)
 
 
-def _cache_root(cache_dir: str | os.PathLike | None) -> Path:
-    return Path(cache_dir or os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser()
-
-
 def _fetched(name: str, data_dir: Path | None, cache: Path) -> Dataset:
     """Read a fetched set's arrays from the cache, preparing it first if it has never been."""
-    if data_dir is not None:
-        for file in {file for files in _SOURCES[name].files.values() for file in files}:
-            if not (data_dir / file).is_file():
-                raise ConfigError("data_dir", str(data_dir), f"a folder with the raw files of {name} ({file} is missing)")
+    absent = [file for file in _SOURCES[name].raw_files if data_dir and not (data_dir / file).is_file()]
+    if absent:
+        raise ConfigError("data_dir", str(data_dir), f"a folder with the raw files of {name} ({absent[0]} is missing)")
     decoded = cache / f"{name}.npz"
     if not decoded.is_file():
-        with _writing(cache):
+        try:
             cache.mkdir(parents=True, exist_ok=True)
-            scratch = tempfile.TemporaryDirectory(dir=cache)
-        with scratch:
-            arrays = _prepared(name, data_dir, cache)
-            with _writing(cache):
-                np.savez(Path(scratch.name) / decoded.name, **arrays)
-                os.replace(Path(scratch.name) / decoded.name, decoded)
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                complete = Path(scratch) / decoded.name
+                np.savez(complete, allow_pickle=False, **_prepared(name, data_dir, cache))
+                complete.replace(decoded)
+        except OSError as error:
+            raise ConfigError("cache_dir", str(cache), f"a folder that can be written to ({error})") from None
     return _from_npz(decoded, name)
 
 
-@contextlib.contextmanager
-def _writing(cache: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError("cache_dir", str(cache), f"a folder that can be written to ({error.strerror})") from None
-
-
 def _prepared(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
-    """Prepare a set with tensorflow-datasets, which checks the checksums, and decode it."""
+    """Prepare a set with tensorflow-datasets, which checks the raw files' checksums, and decode it."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
     source = _SOURCES[name]
     builder = _builder_class(name, source)(data_dir=cache / "tensorflow_datasets")
     config = tfds.download.DownloadConfig(manual_dir=data_dir, try_download_gcs=False, force_checksums_validation=True)
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()
+    tfds.display_progress_bar(sys.stderr.isatty())
     try:
         if data_dir is None and not builder.data_path.exists():
             # One quick attempt: tensorflow-datasets itself goes on trying for minutes where there is no network.
-            urllib.request.urlopen(urllib.request.Request(source.url + source.files["test"][-1], method="HEAD"), timeout=30).close()
+            urllib.request.urlopen(urllib.request.Request(source.url + source.raw_files[-1], method="HEAD"), timeout=30).close()
         with contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare(download_config=config, file_format="array_record")
     except NonMatchingChecksumError:
-        where = "a folder with the original files of" if data_dir else "None only where the network delivers the original files of"
-        raise ConfigError("data_dir", data_dir and str(data_dir), f"{where} {name} (a checksum differs)") from None
-    except (OSError, tfds.download.DownloadError) as error:
+        allowed = f"a folder with the original files of {name}: a checksum of those found is another one"
+        raise ConfigError("data_dir", data_dir and str(data_dir), allowed) from None
+    except (tfds.download.DownloadError, OSError) as error:
         if data_dir is not None:
-            raise ConfigError("cache_dir", str(cache), f"a folder in which {name} can be prepared ({error})") from None
-        files = ", ".join(dict.fromkeys(file for files in source.files.values() for file in files))
-        raise ConfigError("data_dir", None, f"a folder with {files}, because {name} cannot be downloaded ({error})") from None
-
+            raise
+        allowed = f"a folder with {', '.join(source.raw_files)}, because {name} cannot be downloaded ({error})"
+        raise ConfigError("data_dir", None, allowed) from None
     arrays = {"class_names": np.asarray(builder.info.features["label"].names)}
     for split, examples in builder.as_data_source().items():
         rows = examples.__getitems__(range(len(examples)))
@@ -231,14 +210,15 @@ def _builder_class(name: str, source: _Source) -> Any:
 
     stock: Any = tfds.builder_cls(name)
 
-    class Builder(stock, skip_registration=True):
+    class Builder(stock, skip_registration=True):  # type: ignore[call-arg]
+        name = stock.name  # which tensorflow-datasets would otherwise make of this class's name
+
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
             paths = dl_manager.download({split: [source.url + file for file in files] for split, files in source.files.items()})
             return {split: self._generate_examples(*paths[split]) for split in source.files}
 
         def _generate_examples(self, *paths: Any) -> Any:
-            images, labels = source.read(*paths)
-            for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+            for i, (image, label) in enumerate(zip(*source.read(*paths), strict=True)):
                 yield i, {"image": Image.fromarray(image), "label": int(label)}
 
     return Builder
@@ -255,21 +235,15 @@ def _read_idx(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
     return read(images), read(labels)
 
 
-_IDX_FILES = {
-    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
-    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-}
 _SOURCES = {
-    "mnist": _Source(
-        "handwritten digits, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        _IDX_FILES,
+    name: _Source(
+        f"{what}, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
+        url,
+        {split: (f"{stem}-images-idx3-ubyte.gz", f"{stem}-labels-idx1-ubyte.gz") for split, stem in (("train", "train"), ("test", "t10k"))},
         _read_idx,
-    ),
-    "fashion_mnist": _Source(
-        "pieces of clothing, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        _IDX_FILES,
-        _read_idx,
-    ),
+    )
+    for name, what, url in (
+        ("mnist", "handwritten digits", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+        ("fashion_mnist", "pieces of clothing", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+    )
 }

@@ -4,6 +4,7 @@ A batched layout (`vmap`) is wide and pads every slot to the longest of its batc
 with its own trip count, and lanes on cores of their own. Systems do not know which they are in.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,55 +33,66 @@ class Layout(NamedTuple):
     """Devices over which the slots of each tick are split."""
 
 
-def use_cores(num: int | None = None) -> int:
-    """Make every CPU core (or `num` of them) a device of its own, so that lanes run side by side; returns how many.
+class Placement(NamedTuple):
+    """A layout with everything decided."""
 
-    To be called before JAX does anything; later it can only report what there is.
+    slots_at_once: int
+    lanes_at_once: bool
+    lane_devices: int
+    client_devices: int
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices as a mesh with axes "lanes" and "clients"."""
+        shape = (self.lane_devices, self.client_devices)
+        devices = np.asarray(jax.local_devices()[: shape[0] * shape[1]]).reshape(shape)
+        return jax.sharding.Mesh(devices, ("lanes", "clients"))
+
+
+def use_cores(num: int | None = None) -> int:
+    """Make every CPU core (or `num` of them) a device of its own, so that lanes run side by side; returns the devices there are.
+
+    To be called before JAX does anything: later, it changes nothing.
     """
-    num = num or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num or os.cpu_count() or 1
-    try:
-        jax.config.update("jax_num_cpu_devices", num)
-    except RuntimeError:
-        pass  # The backend runs already: its devices are what they are, and the count below tells.
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(RuntimeError):  # raised if the backend runs already
+        jax.config.update("jax_num_cpu_devices", num or available or 1)
     return jax.local_device_count()
 
 
-def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters: int, batch_size: int) -> Layout:
+def check_layout(layout: Layout) -> None:
+    """Raise ConfigError unless the devices and counts of a layout are there."""
+    for name in ("slots_at_once", "lane_devices", "client_devices"):
+        value = getattr(layout, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"layout.{name}", value, "at least 1")
+    wanted, there = (layout.lane_devices or 1) * layout.client_devices, jax.local_device_count()
+    if wanted > there:
+        raise ConfigError("layout devices (lane_devices x client_devices)", wanted, f"at most the {there} there are")
+
+
+def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters: int, batch_size: int) -> Placement:
     """Fill in what the caller left open. steps: `i32[L, T, S]`, the local steps of every slot of the run."""
     on_cpu = jax.default_backend() == "cpu"
     num_slots = steps.shape[-1]
-    per_tick = steps.max(axis=-1, initial=0)
-    padding = per_tick.sum() * num_slots / max(steps.sum(), 1)
-    # Measured on 2 CPU cores (scripts/benchmark.py, experiments/README.md): a step of few operations costs its dispatch, and batching
-    # slots saves it; a large one costs its arithmetic, and padding wastes it.
+    padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
+    # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
+    is_wide = not on_cpu or padding <= _batching_gain(num_parameters, batch_size)
+    return Placement(
+        slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
+        lanes_at_once=not on_cpu if layout.lanes_at_once is None else layout.lanes_at_once,
+        lane_devices=layout.lane_devices or max(1, min(jax.local_device_count() // layout.client_devices, num_lanes)),
+        client_devices=layout.client_devices,
+    )
+
+
+def _batching_gain(num_parameters: int, batch_size: int) -> float:
+    """How much faster a CPU runs a local step among twenty batched ones than by itself.
+
+    Fitted to 2 cores (`scripts/benchmark.py`): 1.2 where arithmetic rules, up to 2.4 where the dispatch of operations does.
+    """
     operations = 6.0 * num_parameters * batch_size
-    batching_gain = 1 + SMALL_STEP / max(operations, 1.0)
-    slots = layout.slots_at_once or (1 if on_cpu and padding > batching_gain else num_slots)
-    lanes = layout.lanes_at_once if layout.lanes_at_once is not None else not on_cpu
-    devices = layout.lane_devices or max(1, min(jax.local_device_count() // layout.client_devices, num_lanes))
-    chosen = Layout(min(slots, num_slots), lanes, devices, layout.client_devices)
-    _check(chosen)
-    return chosen
-
-
-SMALL_STEP = 2e6
-"""Operations of a local step at which batching slots on a CPU saves as much time as the step itself takes."""
-
-
-def _check(layout: Layout) -> None:
-    for name in ("slots_at_once", "lane_devices", "client_devices"):
-        if getattr(layout, name) < 1:
-            raise ConfigError(f"layout.{name}", getattr(layout, name), "at least 1")
-    if layout.lane_devices * layout.client_devices > jax.local_device_count():
-        wanted = layout.lane_devices * layout.client_devices
-        raise ConfigError("layout devices (lane_devices x client_devices)", wanted, f"at most the {jax.local_device_count()} there are")
-
-
-def mesh_of(layout: Layout) -> jax.sharding.Mesh:
-    """The devices as a mesh with axes "lanes" and "clients"."""
-    shape = (layout.lane_devices, layout.client_devices)
-    devices = np.asarray(jax.local_devices()[: shape[0] * shape[1]]).reshape(shape)
-    return jax.sharding.Mesh(devices, ("lanes", "clients"))
+    return 1.2 + 1.2 / (1 + operations / 2e5)
 
 
 def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool) -> Any:

@@ -1,6 +1,5 @@
 """What is learnt: problems with known answers, and classification over a model."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,7 +54,7 @@ class Quadratic:
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """Mean loss over clients."""
-        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(params - self.centers), axis=1))}
+        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(params[None] - self.centers), axis=1))}
 
 
 @struct.dataclass
@@ -104,36 +103,35 @@ def classification(model: Model, dataset: Any, partition: Any, *, mean: float = 
     return classifications(model, dataset, [partition], mean=mean, std=std)[0]
 
 
-def classifications(
-    model: Model, dataset: Any, partitions: Sequence[Any], *, mean: float = 0.0, std: float = 1.0
-) -> list[Classification]:
+def classifications(model: Model, dataset: Any, partitions: Sequence[Any], *, mean: float = 0.0, std: float = 1.0) -> list[Classification]:
     """Build one problem per partition over the same images, which are held once; for a sweep with a partition per seed."""
     if std <= 0:
         raise ConfigError("std", std, "above 0")
     capacity = max(partition.index.shape[1] for partition in partitions)
-    data = [
-        jnp.asarray(x)
-        for x in (
-            dataset.train_images,
-            np.asarray(dataset.train_labels, "int32"),
-            dataset.test_images,
-            np.asarray(dataset.test_labels, "int32"),
-        )
-    ]
-    scale = [jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")]
+    _check_data(dataset, partitions)
+    images, test_images = jnp.asarray(dataset.train_images), jnp.asarray(dataset.test_images)
+    labels, test_labels = (jnp.asarray(np.asarray(x, "int32")) for x in (dataset.train_labels, dataset.test_labels))
+    middle, scale = jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")
     problems = []
     for partition in partitions:
         padding = ((0, 0), (0, capacity - partition.index.shape[1]))
         index = jnp.asarray(np.pad(np.asarray(partition.index, "int32"), padding))
-        problems.append(Classification(*data, index, jnp.asarray(partition.counts, "int32"), *scale, model=model))
+        counts = jnp.asarray(partition.counts, "int32")
+        problems.append(Classification(images, labels, test_images, test_labels, index, counts, middle, scale, model=model))
     return problems
 
 
-def num_clients(problem: Any) -> int:
-    """Number of clients of a problem."""
-    return problem.counts.shape[0]
-
-
-def with_counts(problem: Any, counts: Array) -> Any:
-    """A copy of a problem in which only the first `counts[i]` examples of client i exist."""
-    return dataclasses.replace(problem, counts=counts)
+def _check_data(dataset: Any, partitions: Sequence[Any]) -> None:
+    for name in ("train_images", "test_images"):
+        images = np.asarray(getattr(dataset, name))
+        if images.dtype != np.uint8 and not np.isfinite(images).all():
+            raise ConfigError(name, "an array with nan or inf", "finite")
+    for name in ("train_labels", "test_labels"):
+        if np.asarray(getattr(dataset, name)).min(initial=0) < 0:
+            raise ConfigError(name, "an array with negative labels", "at least 0")
+    for partition in partitions:
+        counts, index = np.asarray(partition.counts), np.asarray(partition.index)
+        if counts.min() < 1 or counts.max() > index.shape[1]:
+            raise ConfigError("partition.counts", int(counts.min()), f"from 1 to the {index.shape[1]} places of a client")
+        if index.min() < 0 or index.max() >= len(dataset.train_labels):
+            raise ConfigError("partition.index", int(index.max()), f"positions of the {len(dataset.train_labels)} training examples")

@@ -16,11 +16,11 @@ from fedjax_sim.schedule import Schedule
 class Progress:
     """Shows ticks per second over all lanes, virtual time, lanes that diverged, and the time that remains."""
 
-    def __init__(self, name: str, schedule: Schedule, num_evals: int, *, enabled: bool):
-        self._schedule, self._num_evals = schedule, num_evals
+    def __init__(self, name: str, schedule: Schedule, *, enabled: bool):
+        self._schedule, self._num_evals = schedule, schedule.ticks.shape[1] - 1
         columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
         self._bar = Bar(*columns, console=Console(file=sys.stderr), transient=True, disable=not (enabled and sys.stderr.isatty()))
-        self._task = self._bar.add_task(name, total=num_evals, facts="compiling")
+        self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
 
     def __enter__(self) -> Self:
         self._bar.start()

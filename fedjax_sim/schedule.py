@@ -1,6 +1,7 @@
 """What the host reads off timelines before learning starts: ticks in a budget, rows of the store, work, staleness. Plain NumPy."""
 
 import heapq
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,7 +9,6 @@ import numpy as np
 
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Event, Timeline
-
 
 MAX_TICKS = 2**24
 
@@ -47,6 +47,7 @@ def request_timelines(
     asked = num_ticks if num_ticks is not None else first
     while True:
         timelines = draw(asked)
+        counts: list[int] | None
         if num_ticks is not None:
             missing = np.isinf(timelines.time[:, :num_ticks])
             if missing.any():
@@ -56,7 +57,8 @@ def request_timelines(
         else:
             assert budget is not None
             found = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
-            counts = None if None in found else found
+            counts = [count for count in found if count is not None]
+            counts = counts if len(counts) == len(found) else None
         if counts is not None:
             if min(counts) == 0:
                 acts = float(timelines.time[:, 0].max())
@@ -130,7 +132,7 @@ def _one_lane(timeline: Timeline, ends: np.ndarray, num_clients: int) -> _Lane:
 def _held_versions(clients: np.ndarray, holds: np.ndarray, present: np.ndarray, ends: np.ndarray, num_clients: int) -> np.ndarray:
     """The server version that each client holds at each evaluation: `i32[V + 1, N]`."""
     held = np.zeros((len(ends), num_clients), np.int32)
-    for i, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True), start=1):
+    for i, (begin, end) in enumerate(itertools.pairwise(ends), start=1):
         held[i] = held[i - 1]
         mask = present[begin:end]
         held[i, clients[begin:end][mask]] = holds[begin:end][mask]

@@ -31,9 +31,9 @@ def real(default: float, *, above: float | None = None, least: float | None = No
         return bool(
             np.issubdtype(x.dtype, np.number)
             and np.all(np.isfinite(x))
-            and (above is None or np.all(x > above))
-            and (least is None or np.all(x >= least))
-            and (most is None or np.all(x <= most))
+            and (above is None or bool(np.all(x > above)))
+            and (least is None or bool(np.all(x >= least)))
+            and (most is None or bool(np.all(x <= most)))
         )
 
     limits = [(above, "above"), (least, "at least"), (most, "at most")]

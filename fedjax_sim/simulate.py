@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.checkpoint import Checkpoint
-from fedjax_sim.layout import Layout, map_lanes, mesh_of
+from fedjax_sim.layout import Placement, map_lanes
 from fedjax_sim.schedule import Schedule
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, State, System, Timeline
@@ -27,11 +27,6 @@ class Lanes(NamedTuple):
     own: list[Any]  # per leaf of the problem: [L, ...], or None if shared
     shared: list[Any]  # per leaf of the problem: [...], or None if own
     treedef: Any  # of the problem
-
-    @property
-    def count(self) -> int:
-        """L"""
-        return self.key.shape[0]
 
 
 def stack_lanes(keys: list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
@@ -66,7 +61,7 @@ class Program(NamedTuple):
 
     system: System
     plan: Plan
-    layout: Layout
+    placement: Placement
     treedef: Any  # of the problem
 
 
@@ -93,8 +88,8 @@ def replay(
     evaluations done and the metrics so far.
     """
     num_lanes, num_evals = schedule.events.tick.shape[:2]
-    spare = -num_lanes % program.layout.lane_devices
-    mesh = mesh_of(program.layout)
+    spare = -num_lanes % program.placement.lane_devices
+    mesh = program.placement.mesh
 
     def place(tree: Any) -> Any:
         """Repeat the last lane until the lanes fill the devices, and put each on its device."""
@@ -113,9 +108,7 @@ def replay(
     while done < num_evals:
         after = done + evals_per_chunk
         events = jax.tree.map(lambda leaf, done=done, after=after: leaf[:, done:after], schedule.events)
-        states, (values, info) = _advance(
-            program, *fixed, states, place(events), place(schedule.holders[:, 1 + done : 1 + after])
-        )
+        states, (values, info) = _advance(program, *fixed, states, place(events), place(schedule.holders[:, 1 + done : 1 + after]))
         infos = infos or {name: _blank(value, num_lanes, num_evals) for name, value in info._asdict().items()}
         _put(metrics, values, 1 + done)
         _put(infos, info._asdict(), done)
@@ -194,7 +187,7 @@ def _over_lanes(
 
     split = PartitionSpec("lanes")
     specs = (split, split, split, PartitionSpec(), *(split for _ in arguments))
-    sharded = jax.shard_map(on_device, mesh=mesh_of(program.layout), in_specs=specs, out_specs=split, check_vma=False)
+    sharded = jax.shard_map(on_device, mesh=program.placement.mesh, in_specs=specs, out_specs=split, check_vma=False)
     return sharded(keys, hypers, own, shared, *arguments)
 
 
@@ -216,12 +209,12 @@ class CompileMeter:
         return CompileMeter._seconds - self._before[1]
 
     @classmethod
-    def listen(cls, event: str, seconds: float, **_: Any) -> None:
+    def listen(cls, event: str, duration_secs: float, **_: str | int) -> None:
         """Take note of one event of `jax.monitoring`."""
         if event == COMPILE_EVENT:
             cls._count += 1
         if event in (COMPILE_EVENT, *TRACE_EVENTS):
-            cls._seconds += seconds
+            cls._seconds += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(CompileMeter.listen)

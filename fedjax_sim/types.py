@@ -20,6 +20,9 @@ Params = Any
 State = Any
 Info = Any
 Hyper = Any
+Settings = Hyper
+Leaf = Any
+"""An array of a record that lives on the device as a JAX array and on the host as a NumPy one."""
 
 EMPTY = -1
 """The client index of an empty slot. Zero local steps do not make a slot empty: a FAVANO client with none still reports."""
@@ -31,25 +34,25 @@ class Timeline(NamedTuple):
     A tick of time `inf` never happens (a recorded trace has ended); `nan` means that more ticks must be asked for to know it.
     """
 
-    time: Array  # f64[T]     virtual time at which the server acts, non-decreasing
-    clients: Array  # i32[T, S]  whose work is received in each slot; EMPTY for none
-    steps: Array  # i32[T, S]  local steps behind it
-    version: Array  # i32[T, S]  server version the work started from (0: the initial model); staleness = tick - version
-    weight: Array  # f64[T, S]  multiplier of the slot's progress, as far as the schedule fixes it
-    holds: Array  # i32[T, S]  server version that the client holds after the tick (its base model)
+    time: Leaf  # f64[T]     virtual time at which the server acts, non-decreasing
+    clients: Leaf  # i32[T, S]  whose work is received in each slot; EMPTY for none
+    steps: Leaf  # i32[T, S]  local steps behind it
+    version: Leaf  # i32[T, S]  server version the work started from (0: the initial model); staleness = tick - version
+    weight: Leaf  # f64[T, S]  multiplier of the slot's progress, as far as the schedule fixes it
+    holds: Leaf  # i32[T, S]  server version that the client holds after the tick (its base model)
 
 
 class Event(NamedTuple):
     """One tick of a timeline as the engine hands it to `Algorithm.step`, with what the host worked out from the whole schedule."""
 
-    tick: Array  # i32[]   number of server actions before this one
-    clients: Array  # i32[S]  as in Timeline
-    steps: Array  # i32[S]
-    version: Array  # i32[S]
-    weight: Array  # f32[S]
-    offset: Array  # i32[S]  local steps the client had delivered before these: its place in its own stream of mini-batches
-    read: Array  # i32[S]  row of the store that holds the server model of `version`
-    write: Array  # i32[]   row of the store for the server model made by this tick (a scratch row if nobody starts from it)
+    tick: Leaf  # i32[]   number of server actions before this one
+    clients: Leaf  # i32[S]  as in Timeline
+    steps: Leaf  # i32[S]
+    version: Leaf  # i32[S]
+    weight: Leaf  # f32[S]
+    offset: Leaf  # i32[S]  local steps the client had delivered before these: its place in its own stream of mini-batches
+    read: Leaf  # i32[S]  row of the store that holds the server model of `version`
+    write: Leaf  # i32[]   row of the store for the server model made by this tick (a scratch row if nobody starts from it)
 
 
 class Plan(NamedTuple):
@@ -93,14 +96,14 @@ class System(NamedTuple):
     name: str
     summary: str
     Hyper: type
-    timeline: Callable[[Key, Hyper, int], Timeline]
+    timeline: Callable[[Key, Settings, int], Timeline]
     """Called with the lane's key, inside the trace, with 64-bit types on; the first ticks do not depend on how many are asked for."""
-    algorithm: Callable[["Problem", Hyper, Plan], Algorithm]
-    ticks_within: Callable[[Hyper, float], float]
+    algorithm: Callable[["Problem", Settings, Plan], Algorithm]
+    ticks_within: Callable[[Settings, float], float]
     """About how many ticks fit in a stretch of virtual time: only to size the first request for a timeline."""
     overshoot: bool = True
     """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
-    message_bits: Callable[[Params, Hyper], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
+    message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
     """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
 
 

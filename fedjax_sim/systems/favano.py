@@ -51,7 +51,7 @@ class Hyper(Contacts, LocalTraining):
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
         closed_form = self.reweight in REWEIGHTS[:2] + REWEIGHTS[3:5]
         if closed_form and self.trace is not None:
-            raise ConfigError("reweight", self.reweight, 'one of none, estimated_stochastic, estimated with a recorded trace')
+            raise ConfigError("reweight", self.reweight, "one of none, estimated_stochastic, estimated with a recorded trace")
         if closed_form and self.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
             raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), "whole under runtime_geom with this reweighting")
         if self.alpha_by_tick and self.reweight not in REWEIGHTS[:2]:

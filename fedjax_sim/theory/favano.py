@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -69,7 +70,7 @@ def step_law(rate: npt.ArrayLike, *, contact_probability: float, round_time: flo
     """
     with jax.enable_x64(True):
         window = {"contact_probability": contact_probability, "round_time": round_time}
-        tails = np.asarray(step_counts.tail_probabilities(np.asarray(rate, np.float64), max_steps=max_steps, law=law, **window))
+        tails = np.asarray(step_counts.tail_probabilities(jnp.asarray(rate, float), max_steps=max_steps, law=law, **window))
     return -np.diff(tails, axis=-1, prepend=1.0, append=0.0)
 
 
@@ -175,7 +176,9 @@ def second_moment_bound(setting: Setting, *, potential: float, gradient_square: 
     return noise + spread + 8 * n * b * (setting.dissimilarity_factor * gradient_square + setting.dissimilarity)
 
 
-def potential_step_bound(setting: Setting, *, step_size: float, potential: float, gradient_square: float) -> float:
+def potential_step_bound(
+    setting: Setting, *, step_size: float, potential: float | Numbers, gradient_square: float | Numbers
+) -> float | Numbers:
     """Bound the expected potential after one server step, (157)-(167), from its value and the squared gradient at mu_t before it."""
     # Deviation: (164) lacks the factor b of G^2 and (157), (160) the factor sigma^2; both are in the bound that they start from.
     scale = (setting.num_contacted * step_size) ** 2

@@ -122,7 +122,7 @@ def fedavg_round_time(rate: npt.ArrayLike, *, num_contacted: int, local_steps: i
     """
     rates = np.asarray(rate, np.float64)
     horizon = local_steps + stats.nbinom.isf(1e-15, local_steps, rates.min())
-    finished = stats.nbinom.cdf(np.arange(horizon)[:, None] - local_steps, local_steps, rates)
+    finished = np.asarray(stats.nbinom.cdf(np.arange(horizon)[:, None] - local_steps, local_steps, rates))
     # all_finished[:, j] is the mean, over the subsets of j of the first i clients, of the probability that all have finished.
     all_finished = np.zeros((len(finished), num_contacted + 1))
     all_finished[:, 0] = 1

@@ -45,6 +45,10 @@ def arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return (_free if hyper.restart == "free" else _held_back)(key, hyper, num_ticks)
 
 
+Clocks = tuple[Array, Array, Array, Array]
+"""The server's clock, and per client the finish, the version and the number of its update."""
+
+
 def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """One scan over ticks: the server takes the Z earliest finishes, ties at random, and decides when their clients go on."""
     everyone = jnp.arange(hyper.num_clients)
@@ -52,7 +56,7 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
     sent = 0 if hyper.send_old_model else 1
 
-    def tick(carry: tuple[Array, ...], t: Array) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def tick(carry: Clocks, t: Array) -> tuple[Clocks, tuple[Array, Array, Array]]:
         clock, finish, version, updates = carry
         tie = jax.random.uniform(jax.random.fold_in(tie_key, t), finish.shape)
         earliest = jax.lax.sort((finish, tie, everyone), num_keys=2)[2][: hyper.buffer_size]

@@ -14,6 +14,10 @@ from fedjax_sim.types import Array, Key
 RUNTIME_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
 
 
+def _is_trace(value: Any) -> bool:
+    return value is None or isinstance(value, Trace)
+
+
 @struct
 class Clients:
     """Clients of two speeds, assigned at random per lane.
@@ -33,7 +37,7 @@ class Clients:
     """Local steps per unit of virtual time."""
     rate_slow: float = real(1 / 16, above=0)
     runtime_law: str = choice("runtime_geom", RUNTIME_LAWS)
-    trace: Any = static(None, "the name of a readable CSV file with columns client, start, finish", lambda x: isinstance(x, Trace | None), read_trace)
+    trace: Any = static(None, "a Trace, or the name of a CSV file with columns client, start, finish", _is_trace, read_trace)
 
     def check_together(self) -> None:
         if self.runtime_law != "runtime_exp":

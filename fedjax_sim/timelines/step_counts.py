@@ -14,6 +14,7 @@ Numbers broadcast against each other and may be traced; results are of JAX's def
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jax.scipy import special, stats
 from fedjax_sim.types import Array
 
 
+@partial(jax.jit, static_argnames=("num", "law"))
 def count_probabilities(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, num: int, law: str) -> Array:
     """Compute P(E = k) for k = 0, ..., num - 1 over stationary windows. Derived.
 
@@ -46,6 +48,7 @@ def count_probabilities(rate: Array | float, *, contact_probability: Array | flo
     return _each_client(one_client, rate, contact_probability, round_time)
 
 
+@partial(jax.jit, static_argnames=("max_steps", "law"))
 def tail_probabilities(
     rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str
 ) -> Array:
@@ -56,6 +59,7 @@ def tail_probabilities(
     return jnp.concatenate([above_zero, jnp.maximum(above_zero - between, 0.0)], axis=-1)
 
 
+@partial(jax.jit, static_argnames="law")
 def prob_any(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str) -> Array:
     """Compute P(E > 0) over stationary windows: (1 - z) / (1 - (1 - p) z), z the probability of no step in a round. Derived."""
 
@@ -66,12 +70,14 @@ def prob_any(rate: Array | float, *, contact_probability: Array | float, round_t
     return _each_client(one_client, rate, contact_probability, round_time)
 
 
+@partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_steps(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str) -> Array:
     """Compute E[X] over stationary windows, the deterministic reweighting of FAVANO (App. C). Derived."""
     tails = tail_probabilities(rate, contact_probability=contact_probability, round_time=round_time, max_steps=max_steps, law=law)
     return jnp.sum(tails, axis=-1)
 
 
+@partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_square_steps(
     rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str
 ) -> Array:
@@ -81,6 +87,7 @@ def mean_square_steps(
     return jnp.sum(tails * jnp.broadcast_to(2 * k - 1, tails.shape), axis=-1)
 
 
+@partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_inverse_steps(
     rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str
 ) -> Array:
@@ -90,6 +97,7 @@ def mean_inverse_steps(
     return tails[..., 0] - jnp.sum(tails[..., 1:] * jnp.broadcast_to(1 / (k * (k - 1)), tails[..., 1:].shape), axis=-1)
 
 
+@partial(jax.jit, static_argnames="law")
 def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> Array:
     """Compute P(E > 0) given the window (time units). Derived."""
 
@@ -103,6 +111,7 @@ def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> A
     return _each_client(one_client, rate, window)
 
 
+@partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_steps_given(rate: Array | float, *, window: Array | float, max_steps: int, law: str) -> Array:
     """Compute E[X] given the window (time units). Derived.
 
@@ -127,6 +136,7 @@ def mean_steps_given(rate: Array | float, *, window: Array | float, max_steps: i
     return _each_client(one_client, rate, window)
 
 
+@partial(jax.jit, static_argnames=("max_steps", "law", "num_ticks"))
 def mean_steps_by_tick(
     rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str, num_ticks: int
 ) -> Array:
@@ -140,6 +150,7 @@ def mean_steps_by_tick(
     )
 
 
+@partial(jax.jit, static_argnames=("law", "num_ticks"))
 def prob_any_by_tick(
     rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str, num_ticks: int
 ) -> Array:

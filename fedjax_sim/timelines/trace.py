@@ -54,7 +54,7 @@ class ClientRows(NamedTuple):
 def read_trace(path: str | Path) -> Trace:
     """Read a trace from a CSV file with a header that names client, start and finish."""
     try:
-        with open(path, newline="") as file:
+        with Path(path).open(newline="") as file:
             rows = list(csv.DictReader(file))
         columns = [[float(row[name]) for row in rows] for name in ("client", "start", "finish")]
     except OSError:

@@ -1,0 +1,77 @@
+"""Labelled arrays of what lanes left: metrics on a grid of settings and seeds, with the schedule's facts as coordinates."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from fedjax_sim.schedule import Schedule
+from fedjax_sim.simulate import Curves
+from fedjax_sim.types import EMPTY, Timeline
+
+
+class Grid(NamedTuple):
+    """The dimensions of a sweep: swept names with their values, then seeds."""
+
+    settings: Mapping[str, Sequence[Any]]
+    seeds: Sequence[int]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*(len(values) for values in self.settings.values()), len(self.seeds))
+
+
+class Part(NamedTuple):
+    """Lanes that ran as one program, and what they left."""
+
+    places: list[int]  # of the lanes in the flattened grid
+    curves: Curves
+    schedule: Schedule
+    timelines: list[Timeline]
+    bits: list[tuple[int, int]]  # of one message up and one down, per lane
+
+
+def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
+    """Put the lanes of all parts on one grid. Parts with fewer evaluations repeat their last one."""
+    num_evals = max(part.schedule.ticks.shape[1] for part in parts)
+    lane_dims = (*grid.settings, "seed")
+    dims = (*lane_dims, "eval")
+
+    def per_lane(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+        """Each part's `[L]`, on the grid."""
+        whole = np.empty(int(np.prod(grid.shape)), values[0].dtype)
+        for part, value in zip(parts, values, strict=True):
+            whole[part.places] = value
+        return lane_dims, whole.reshape(grid.shape)
+
+    def per_eval(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+        """Each part's `[L, V]`, on the grid."""
+        whole = np.empty((int(np.prod(grid.shape)), num_evals), values[0].dtype)
+        for part, value in zip(parts, values, strict=True):
+            whole[part.places] = np.pad(value, ((0, 0), (0, num_evals - value.shape[1])), mode="edge")
+        return dims, whole.reshape(*grid.shape, num_evals)
+
+    data = {name: per_eval([part.curves.metrics[name] for part in parts]) for name in parts[0].curves.metrics if name != "finite"}
+    data["failed"] = per_lane([np.logical_not(part.curves.metrics["finite"].all(axis=1)) for part in parts])
+    for name in parts[0].curves.infos:
+        data[name] = per_lane([part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts])
+    staleness = [np.array([_staleness(timeline) for timeline in part.timelines]) for part in parts]
+    data["staleness_mean"] = per_lane([each[:, 0] for each in staleness])
+    data["staleness_max"] = per_lane([each[:, 1].astype(np.int64) for each in staleness])
+    coords: dict[str, Any] = {name: per_eval([getattr(part.schedule, name) for part in parts]) for name in ("time", "ticks", "local_steps")}
+    for k, name in enumerate(("uplink_bits", "downlink_bits")):
+        bits = [np.array([both[k] for both in part.bits], np.int64)[:, None] for part in parts]
+        coords[name] = per_eval([part.schedule.messages * each for part, each in zip(parts, bits, strict=True)])
+    labels = {name: [_label(value) for value in values] for name, values in grid.settings.items()}
+    return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
+
+
+def _label(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", str(value))
+
+
+def _staleness(timeline: Timeline) -> tuple[float, int]:
+    """Mean and largest staleness, in server versions, of the work received."""
+    staleness = (np.arange(len(timeline.time))[:, None] - np.asarray(timeline.version))[np.asarray(timeline.clients) != EMPTY]
+    return float(staleness.mean()), int(staleness.max())
