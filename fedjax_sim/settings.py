@@ -45,7 +45,7 @@ def count(default: int, *, least: int = 1) -> Any:
     """A static whole number (a size)."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
+        return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
     return _field(default, False, accepts, f"a whole number of at least {least}", int)
 

@@ -72,7 +72,7 @@ def prob_any(rate: Array | float, *, contact_probability: Array | float, round_t
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_steps(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str) -> Array:
-    """Compute E[X] over stationary windows, the deterministic reweighting of FAVANO (App. C). Derived."""
+    """Compute E[X] over stationary windows, the deterministic reweighting of FAVANO eq. (3). Derived."""
     tails = tail_probabilities(rate, contact_probability=contact_probability, round_time=round_time, max_steps=max_steps, law=law)
     return jnp.sum(tails, axis=-1)
 

@@ -368,6 +368,9 @@ def test_potential_bounds_of_a_worked_case() -> None:
     np.testing.assert_allclose(
         favano.potential_sum_bound(setting, step_size=0.1, num_ticks=6, gradient_square_sum=2.0), 0.16 * (720 + 90 * 113.5)
     )
+    np.testing.assert_allclose(
+        favano.second_moment_bound(setting._replace(smoothness=3.0), potential=10.0, gradient_square=2.0), 6 + 2880 + 640
+    )
 
 
 def test_conditions_name_what_fails(random: np.random.Generator) -> None:
@@ -568,6 +571,10 @@ def test_values_of_the_rows() -> None:
     np.testing.assert_allclose(favano_timing.fedbuff_orders(setting, max_delay=4.0), [4.0, 10.0, 2.0])
     np.testing.assert_allclose(favano_timing.async_sgd_orders(setting, mean_delay=2.0, max_delay=8.0), [14.0, 4.0, 8.0])
     np.testing.assert_allclose(favano_timing.quafl_orders(setting, mean_steps=2.0), [10.5, 12 * 7**0.5, 72 * 2**0.5])
+    steep = setting._replace(smoothness=4.0)
+    np.testing.assert_allclose(favano_timing.favano_orders_printed(steep), [132.0, 64 * 163**0.5, 768.0])
+    np.testing.assert_allclose(favano_timing.fedavg_orders_printed(steep), [9.5 / 6, 4.0, 32.0])
+    np.testing.assert_allclose(favano_timing.async_sgd_orders_printed(steep, mean_delay=2.0, max_delay=8.0), [56.0, 16.0, 32**0.5])
 
 
 # Time of a server step ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,174 @@
+"""Time the engine against named alternatives in one and the same run, and keep the ratios with date and hardware.
+
+    python scripts/benchmark.py            all of it, written to scripts/benchmark_results.json
+    python scripts/benchmark.py fedavg     the engine against a hand-written vmapped scan of the same work
+    python scripts/benchmark.py favano     FAVANO in Table 2's setting: the layout that is chosen against the masked wide one
+    python scripts/benchmark.py layout     a local step by itself and batched, for the rule in fedjax_sim/layout.py
+
+Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fedjax_sim
+
+fedjax_sim.use_cores()
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+
+from fedjax_sim.datasets import Dataset  # noqa: E402
+from fedjax_sim.models import MLP  # noqa: E402
+from fedjax_sim.partition import iid  # noqa: E402
+from fedjax_sim.problems import Classification, classifications  # noqa: E402
+from fedjax_sim.systems import favano, fedavg  # noqa: E402
+
+RESULTS = Path(__file__).parent / "benchmark_results.json"
+
+
+def image_problems(hidden: int, num: int = 1, *, size: int = 28, examples: int = 60_000) -> list[Classification]:
+    """100 clients with equal shares of random `size` x `size` byte images, one partition per problem."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (examples + 1000, size, size, 1), dtype=np.uint8)
+    labels = rng.integers(0, 10, examples + 1000).astype(np.int32)
+    data = Dataset(images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random")
+    return classifications(MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)])
+
+
+def in_turns(contestants: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
+    """Median seconds of each contestant over `turns` rounds, after one that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(turns + 1):
+        for name, run in contestants.items():
+            seconds = run()
+            if turn > 0:
+                times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def wall(run: Callable[[], Any]) -> float:
+    """Seconds until the result of `run` is there."""
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - began
+
+
+def plain_fedavg(problem: Classification, *, rounds: int, cohort: int, steps: int, batch: int, lr: float) -> Callable[[], Any]:
+    """FedAvg as one would write it by hand: one scan over rounds, vmap over the cohort, with replacement, nothing else."""
+
+    def client(problem: Classification, model: Any, key: Any, client: Any) -> Any:
+        def step(model: Any, key: Any) -> tuple[Any, None]:
+            examples = jax.random.randint(key, (batch,), 0, problem.counts[client])
+            gradient = jax.grad(problem.loss)(model, client, examples, key)
+            return optax.apply_updates(model, jax.tree.map(lambda g: -lr * g, gradient)), None
+
+        return jax.lax.scan(step, model, jax.random.split(key, steps))[0]
+
+    def one_round(problem: Classification, model: Any, key: Any) -> tuple[Any, None]:
+        who = jax.random.permutation(key, problem.counts.shape[0])[:cohort]
+        models = jax.vmap(partial(client, problem), (None, 0, 0))(model, jax.random.split(key, cohort), who)
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), models), None
+
+    @jax.jit
+    def run(problem: Classification, model: Any, key: Any) -> Any:
+        return jax.lax.scan(partial(one_round, problem), model, jax.random.split(key, rounds))[0]
+
+    model = problem.init(jax.random.key(0))
+    return lambda: run(problem, model, jax.random.key(1))
+
+
+def bench_fedavg(turns: int) -> dict[str, Any]:
+    """100 clients x 600 of 28x28, 20 a round, 20 steps of batch 32, MLP 784-128-10: rounds per second, whole calls."""
+    rounds = 60
+    (problem,) = image_problems(128)
+    hyper = fedavg.Hyper(batch_size=32, lr=0.1, sampling="with_replacement")
+    plain = plain_fedavg(problem, rounds=rounds, cohort=20, steps=20, batch=32, lr=0.1)
+    seconds = in_turns(
+        {
+            "engine": lambda: wall(lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=rounds, num_evals=1).models),
+            "plain vmapped scan": lambda: wall(plain),
+        },
+        turns,
+    )
+    return {
+        "rounds_per_second": {name: rounds / value for name, value in seconds.items()},
+        "engine_over_plain": seconds["plain vmapped scan"] / seconds["engine"],
+    }
+
+
+def bench_favano(turns: int) -> dict[str, Any]:
+    """FAVANO in Table 2's setting, a lane per core: lanes per hour (of 714 ticks), and gradient evaluations executed per needed one."""
+    lanes = max(2, jax.local_device_count())
+    ticks = 60
+    problems = image_problems(32, lanes)
+    layouts = {
+        "chosen": fedjax_sim.Layout(),
+        "masked wide vmap, lanes batched": fedjax_sim.Layout(slots_at_once=20, lanes_at_once=True, lane_devices=1),
+        "masked wide vmap, lane per core": fedjax_sim.Layout(slots_at_once=20, lanes_at_once=False),
+    }
+    executed = {}
+
+    def run(name: str) -> float:
+        began = time.perf_counter()
+        result = fedjax_sim.sweep(favano.system, problems, seeds=lanes, num_ticks=ticks, num_evals=3, layout=layouts[name])
+        executed[name] = float(result.curves.executed.sum() / result.curves.needed.sum())
+        return time.perf_counter() - began
+
+    seconds = in_turns({name: partial(run, name) for name in layouts}, turns)
+    per_hour = {name: 3600 * lanes * ticks / 714 / value for name, value in seconds.items()}
+    wide = max(value for name, value in per_hour.items() if name != "chosen")
+    return {"lanes_per_hour": per_hour, "chosen_over_best_wide": per_hour["chosen"] / wide, "executed_per_needed": executed}
+
+
+def bench_layout(turns: int) -> dict[str, Any]:
+    """Seconds of 20 slots of 20 equal steps, one after the other over batched: the gain that `layout.choose` weighs against padding."""
+    gains = {}
+    for size, hidden, batch in ((8, 16, 8), (8, 32, 16), (28, 8, 8), (28, 32, 32), (28, 32, 128)):
+        (problem,) = image_problems(hidden, size=size, examples=6000)
+        hyper = fedavg.Hyper(batch_size=batch, lr=0.01)
+
+        def run(slots: int, problem: Classification = problem, hyper: Any = hyper) -> float:
+            layout = fedjax_sim.Layout(slots_at_once=slots)
+            return wall(lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=40, num_evals=1, layout=layout).models)
+
+        seconds = in_turns({"alone": partial(run, 1), "batched": partial(run, 20)}, turns)
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
+        gains[f"{6 * parameters * batch:.2g} operations a step"] = seconds["alone"] / seconds["batched"]
+    return {"gain_of_batching": gains}
+
+
+BENCHMARKS = {"fedavg": bench_fedavg, "favano": bench_favano, "layout": bench_layout}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmarks", nargs="*", choices=[[], *BENCHMARKS], help="which; all by default")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    device = jax.devices()[0]
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name in arguments.benchmarks or BENCHMARKS:
+        measured = BENCHMARKS[name](arguments.turns)
+        machine = f"{device.device_kind}, {jax.local_device_count()} devices, {os.cpu_count()} cores, {platform.machine()}"
+        facts = {"date": datetime.date.today().isoformat(), "machine": machine, "jax": jax.__version__, "turns": arguments.turns}
+        results.setdefault(jax.default_backend(), {})[name] = facts | measured
+        print(name, json.dumps(measured, indent=1))
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    jnp.zeros(1).block_until_ready()
+    main()
