@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """Stores a flag's value, and refuses the flag a second time."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         if getattr(namespace, self.dest) is not None:
             raise ConfigError(f"second {option_string}", values, f"left out: it is already {getattr(namespace, self.dest)!r}")
         setattr(namespace, self.dest, values)
@@ -74,7 +74,11 @@ def parser_of(command: str, summary: str) -> Parser:
         parser.add_argument("--resume", action="store_true", help="go on with the unfinished run in the results folder")
     flag("--seeds", "a number of seeds, from 0, or a list such as 3,7 or 3, (default: 5)", "NUMBER|LIST")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE,...", help="set (one value) or sweep (several) a field of the systems' settings"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="set, or with several values sweep, a field of the systems' settings",
     )
     flag("--time-budget", "virtual time", "T")
     flag("--trace", "CSV file with columns client, start, finish, in place of the delay law", "FILE")
@@ -182,7 +186,7 @@ def named(field: str, name: str, known: Iterable[str]) -> str:
 
 def free_folder(base: str, *, resume: bool) -> Path:
     """The results folder where none is given: the first free one of base, base-2, ...; to resume, the last with an unfinished run."""
-    taken = []
+    taken: list[Path] = []
     while True:
         path = Path(base if not taken else f"{base}-{len(taken) + 1}")
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):

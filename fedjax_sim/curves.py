@@ -10,12 +10,20 @@ from fedjax_sim.schedule import Schedule
 from fedjax_sim.simulate import Curves
 from fedjax_sim.types import EMPTY, Timeline
 
+FACTS = ("time", "ticks", "local_steps", "uplink_bits", "downlink_bits")
+"""The schedule's coordinates. A swept setting of one of these names gets the dimension `NAME_setting`."""
+
 
 class Grid(NamedTuple):
     """The dimensions of a sweep: swept names with their values, then seeds."""
 
     settings: Mapping[str, Sequence[Any]]
     seeds: Sequence[int]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The swept settings' dimensions."""
+        return tuple(f"{name}_setting" if name in FACTS else name for name in self.settings)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,7 +43,7 @@ class Part(NamedTuple):
 def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
     """Put the lanes of all parts on one grid. Parts with fewer evaluations repeat their last one."""
     num_evals = max(part.schedule.ticks.shape[1] for part in parts)
-    lane_dims = (*grid.settings, "seed")
+    lane_dims = (*grid.dims, "seed")
     dims = (*lane_dims, "eval")
 
     def per_lane(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
@@ -59,11 +67,11 @@ def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
     staleness = [np.array([_staleness(timeline) for timeline in part.timelines]) for part in parts]
     data["staleness_mean"] = per_lane([each[:, 0] for each in staleness])
     data["staleness_max"] = per_lane([each[:, 1].astype(np.int64) for each in staleness])
-    coords: dict[str, Any] = {name: per_eval([getattr(part.schedule, name) for part in parts]) for name in ("time", "ticks", "local_steps")}
-    for k, name in enumerate(("uplink_bits", "downlink_bits")):
+    coords: dict[str, Any] = {name: per_eval([getattr(part.schedule, name) for part in parts]) for name in FACTS[:3]}
+    for k, name in enumerate(FACTS[3:]):
         bits = [np.array([both[k] for both in part.bits], np.int64)[:, None] for part in parts]
         coords[name] = per_eval([part.schedule.messages * each for part, each in zip(parts, bits, strict=True)])
-    labels = {name: [_label(value) for value in values] for name, values in grid.settings.items()}
+    labels = {name: [_label(value) for value in values] for name, values in zip(grid.dims, grid.settings.values(), strict=True)}
     return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
 
 

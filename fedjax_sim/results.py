@@ -11,6 +11,7 @@ Files are written beside their place and renamed into it, so one that stands the
 complete newer one. `summary.json` comes last.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -87,8 +88,8 @@ class Folder:
         ours = json.loads(_to_json(identity))
         for name in sorted(saved.keys() | ours.keys()):
             if saved.get(name) != ours.get(name):
-                theirs, mine = _first_difference(name, saved.get(name), ours.get(name))
-                raise ConfigError(f"{theirs[0]} of the checkpoint in {self.path}", theirs[1], f"{mine!r}, as in this run, for it to resume")
+                where, theirs, mine = _first_difference(name, saved.get(name), ours.get(name))
+                raise ConfigError(f"{where} of the checkpoint in {self.path}", theirs, f"{mine!r}, as in this run, for it to resume")
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
         """Create the folder and try to write to it. identity: what must be equal for a later run to resume this one, if it may be."""
@@ -130,10 +131,8 @@ class Folder:
         files = [*self._written, "config.json", "summary.json"]
         old: list[str] = []
         if self._overwrite:
-            try:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not a results folder of ours: nothing to remove
                 old = json.loads((self.path / "config.json").read_text())["files"]
-            except (OSError, ValueError, KeyError, TypeError):
-                pass  # Not a results folder of ours: nothing to remove.
         self.write_json("config.json", {**config, "files": files})
         self.write_json("summary.json", summary)
         for name in set(old) - set(files):
@@ -146,7 +145,7 @@ class Folder:
         scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             write(scratch)
-            os.replace(scratch, target)
+            scratch.replace(target)
         except OSError as error:
             raise _unwritable(self.path, error) from None
         finally:
@@ -203,7 +202,14 @@ def settings_of(data: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]
     swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
     for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
         at = dict(zip(swept, place, strict=True))
-        yield {name: data[name].values[i].item() for name, i in at.items()}, data.isel(at)
+        yield {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()}, data.isel(at)
+
+
+def label(system: str, point: Mapping[str, Any]) -> str:
+    """Name a system with the settings that set it apart."""
+    shown = {name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value) for name, value in point.items()}
+    words = (f"{name}={value}" for name, value in shown.items())
+    return " ".join([system, *words])
 
 
 def metrics_of(data: xr.Dataset) -> list[str]:
@@ -248,13 +254,13 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def _first_difference(name: str, theirs: Any, ours: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
-    """Where two JSON values first differ: name and value of each."""
+def _first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
+    """Where two JSON values first differ, and the value of each there."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key):
                 return _first_difference(f"{name}.{key}", theirs.get(key), ours.get(key))
-    return (name, theirs), (name, ours)
+    return name, theirs, ours
 
 
 def _to_json(content: Any) -> str:

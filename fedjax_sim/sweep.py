@@ -170,7 +170,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
 
 def _configuration(program: Program, group: list[_Lane], schedule: schedules.Schedule) -> Any:
     """What must not change between a run and its resumption."""
-    values = [{name: repr(getattr(lane.hyper, name)) for name in fields(type(lane.hyper)) if name != "trace"} for lane in group]
+    values = [{name: _named(getattr(lane.hyper, name)) for name in fields(type(lane.hyper)) if name != "trace"} for lane in group]
     return {
         "system": program.system.name,
         "seeds": [lane.seed for lane in group],
@@ -180,6 +180,11 @@ def _configuration(program: Program, group: list[_Lane], schedule: schedules.Sch
         "problem": [[str(np.shape(leaf)), str(jax.dtypes.result_type(leaf))] for leaf in jax.tree.leaves(group[0].problem)],
         "plan": program.plan._asdict(),
     }
+
+
+def _named(value: Any) -> str:
+    """A setting as text that does not change from one process to the next, as the repr of a function would."""
+    return getattr(value, "__qualname__", repr(value))
 
 
 def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:

@@ -46,7 +46,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
         local, work = local_sgd(problem, hyper, plan, key, start, event)  # y[i], after min(E, K) steps, not scaled
         server = mean_with_server(state.server, local, is_present)  # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         share = 1 / (1 + is_present.sum())  # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
-        mixed = jax.tree.map(lambda old, y: y + (old - y) * share.astype(y.dtype), state.server, local)
+        mixed = jax.tree.map(lambda old, y: y + (old[None] - y) * share.astype(y.dtype), state.server, local)
         return State(server, write_clients(state.clients, event.clients, mixed)), work
 
     def report(state: State, holders: Array) -> dict[str, Array]:

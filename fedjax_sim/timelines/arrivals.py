@@ -20,10 +20,12 @@ class Arrivals(Clients):
     """Z: updates that make the server act."""
     server_interact: float = real(3.0, least=0)
     """Time that the exchange takes once the buffer is full; nothing under `restart="free"`, where nobody is held back."""
-    restart: str = choice("after_interaction", ("after_interaction", "own_finish", "free"))
+    restart: str = choice("after_interaction", ("after_interaction", "own_finish", "free", "fresh"))
     """When a client that has finished goes on. "after_interaction": when the exchange of the tick that took its update is over.
     "own_finish": at its own finish, or at the start of that tick if later (the public simulator of QuAFL). "free": at its own finish,
-    at once, from the model that is then current (Nguyen et al. 2022); it may fill several slots of one buffer."""
+    at once, from the model that is then current (Nguyen et al. 2022); it may fill several slots of one buffer. "fresh": all clients, with
+    running times drawn anew, whenever a tick is over, which only fast clients survive (the counter that FAVANO's App. C.2 resets at each
+    server step, taken literally); those that did not report keep the model they had."""
     send_old_model: bool = switch(False)
     """Whether reporting clients get the model from before the tick that took their update (the public simulator of QuAFL; the only
     causal reading with "own_finish")."""
@@ -42,7 +44,8 @@ def arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """Schedule buffered arrivals of updates of K steps each; weights are 1/Z."""
     if hyper.trace is not None:
         return _recorded(hyper, num_ticks)
-    return (_free if hyper.restart == "free" else _held_back)(key, hyper, num_ticks)
+    schedules = {"free": _free, "fresh": _fresh}
+    return schedules.get(hyper.restart, _held_back)(key, hyper, num_ticks)
 
 
 Clocks = tuple[Array, Array, Array, Array]
@@ -96,6 +99,26 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     holds = (jnp.arange(num_arrivals) + 1) // hyper.buffer_size
     acts = jnp.where(acts <= horizon, acts, jnp.nan)
     return _timeline(acts, client.reshape(shape), version.reshape(shape), holds.reshape(shape), hyper)
+
+
+def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Every tick by itself: of running times drawn anew for everyone, the Z shortest report, ties at random."""
+    everyone, ticks = jnp.arange(hyper.num_clients), jnp.arange(num_ticks)
+    rates = client_rates(key, hyper)
+    time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
+
+    def tick(t: Array) -> tuple[Array, Array]:
+        taken = update_time(time_key, everyone, jnp.broadcast_to(t, everyone.shape), rates, hyper)
+        tie = jax.random.uniform(jax.random.fold_in(tie_key, t), taken.shape)
+        taken, _, order = jax.lax.sort((taken, tie, everyone), num_keys=2)
+        return taken[hyper.buffer_size - 1], order[: hyper.buffer_size]
+
+    taken, clients = jax.lax.map(tick, ticks)
+    sent = 0 if hyper.send_old_model else 1
+    previous, _ = previous_visits(clients)
+    holds = jnp.broadcast_to(ticks[:, None] + sent, clients.shape)
+    time = jnp.cumsum(taken + hyper.server_interact)
+    return _timeline(time, clients, jnp.where(previous >= 0, previous + sent, 0), holds, hyper)
 
 
 def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:

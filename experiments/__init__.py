@@ -1,0 +1,1 @@
+"""The papers' figures and tables, one file each: `python -m experiments.NAME [--smoke] [--out DIR]`."""

@@ -1,0 +1,39 @@
+"""FAVANO's Fig. 2: test accuracy and client variance against virtual time, MNIST non-IID, 1/9 fast clients.
+
+To be seen: FedBuff levels off well below FAVANO, as few fast clients fill the buffer. The variance is sum_i ||w_i - w||^2 over the base
+models that clients hold. `--results` draws it from a folder of favano_table2.
+"""
+
+import sys
+
+from experiments.favano_claims import verdict
+from experiments.favano_mnist import as_groups, percent, picture, runs, sizes_of
+from experiments.support import Arguments, Outcome, main, table
+
+COLUMN = "non-IID, 1/9 fast"
+METHODS = ("FedAvg", "QuAFL", "FedBuff, lr", "FAVANO, stochastic")
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run or read the four methods, draw both panels, judge the order of claim 9 in this column."""
+    curves = runs(arguments, [COLUMN], METHODS)
+    by_method = {method: curves[f"{method} | {COLUMN}"] for method in METHODS}
+    final = {method: percent(data)[0] for method, data in by_method.items()}
+    fedavg, quafl, fedbuff, favano = (final[method] for method in METHODS)
+    holds = None if arguments.smoke else favano > fedbuff > max(quafl, fedavg)
+    why = "not judged: a smoke run on digits is too small" if arguments.smoke else "this column only: the order of the final means"
+    sizes = sizes_of(arguments)
+    title = f"{sizes.dataset} {COLUMN}"
+    figures = {
+        "fig2_left.png": picture(by_method, "accuracy", title=title),
+        "fig2_right.png": picture(by_method, "client_variance", title=title),
+    }
+    config = {"dataset": sizes.dataset, "column": COLUMN, "time_budget": sizes.time_budget}
+    variance = {method: float(data.client_variance.isel(eval=-1).mean()) for method, data in by_method.items()}
+    rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in METHODS]
+    text = table(["method", "final accuracy, %", "final variance"], rows)
+    return Outcome(as_groups(curves), figures, [verdict(9, {"accuracy": final, "variance": variance}, holds, why)], config, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main("favano_fig2", __doc__ or "", run))

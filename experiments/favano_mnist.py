@@ -1,0 +1,153 @@
+"""The runs behind FAVANO's MNIST experiments (arXiv 2305.16099, Sec. 5): methods, columns of Table 2, and sizes.
+
+n = 100 clients, s = 20 selected, K = 20 local steps, Z = 10, batch 128, learning rate 0.5, 5000 units of virtual time. Where the paper
+is silent: MLP 784-32-10 on inputs in [0, 1], plain SGD, s = 20 throughout, 2/3 fast clients in the IID column; a seed's initial model,
+split and speeds are shared by all methods, and evaluation is on the official test set.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.support import Arguments
+from fedjax_sim import datasets, models, partition, plots, problems
+from fedjax_sim.results import load
+from fedjax_sim.settings import fields
+from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
+from fedjax_sim.types import Problem, System
+
+
+class Method(NamedTuple):
+    """A row of the table: a system in one of its readings."""
+
+    system: System
+    settings: Mapping[str, Any]
+
+
+METHODS: dict[str, Method] = {
+    "FedAvg": Method(fedavg.system, {}),
+    "QuAFL": Method(quafl.system, {}),
+    "FedBuff, lr": Method(fedbuff.system, {}),
+    "FedBuff, lr Z/n": Method(fedbuff.system, {"lr_scale": "Z/n"}),
+    "FedBuff, fresh, lr": Method(fedbuff.system, {"restart": "fresh"}),
+    "FedBuff, fresh, lr Z/n": Method(fedbuff.system, {"restart": "fresh", "lr_scale": "Z/n"}),
+    "FAVANO, stochastic": Method(favano.system, {"reweight": "stochastic"}),
+    "FAVANO, deterministic": Method(favano.system, {"reweight": "deterministic"}),
+    "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
+}
+
+
+class Column(NamedTuple):
+    """A column of the table: how the data are split, and the share of slow clients."""
+
+    partition: str
+    slow_fraction: float
+
+
+COLUMNS: dict[str, Column] = {
+    "IID": Column("iid", 1 / 3),
+    "non-IID, 2/3 fast": Column("classes", 1 / 3),
+    "non-IID, 1/9 fast": Column("classes", 8 / 9),
+}
+
+PAPER: dict[str, dict[str, tuple[float, float]]] = {
+    "FedAvg": {"IID": (93.4, 0.3), "non-IID, 2/3 fast": (38.7, 7.7), "non-IID, 1/9 fast": (44.8, 6.9)},
+    "QuAFL": {"IID": (92.3, 0.9), "non-IID, 2/3 fast": (40.7, 6.7), "non-IID, 1/9 fast": (45.5, 4.0)},
+    "FedBuff": {"IID": (96.0, 0.1), "non-IID, 2/3 fast": (85.1, 3.2), "non-IID, 1/9 fast": (67.3, 5.5)},
+    "FAVANO": {"IID": (95.1, 0.1), "non-IID, 2/3 fast": (88.9, 0.9), "non-IID, 1/9 fast": (87.3, 2.3)},
+}
+"""Table 2: final test accuracy in percent, mean and standard deviation over 10 runs."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small."""
+
+    dataset: str
+    num_seeds: int
+    time_budget: float
+    shared: Mapping[str, Any]
+
+
+FULL = Sizes("mnist", 10, 5000.0, {})
+SMOKE = Sizes("digits", 2, 350.0, {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "local_steps": 5, "batch_size": 16})
+NUM_EVALS = 25
+"""An evaluation every 200 units of virtual time, about: after equal numbers of server steps."""
+
+
+def sizes_of(arguments: Arguments) -> Sizes:
+    """The sizes of a run."""
+    sizes = SMOKE if arguments.smoke else FULL
+    return sizes._replace(num_seeds=arguments.seeds or sizes.num_seeds)
+
+
+def runs(arguments: Arguments, columns: Sequence[str], methods: Sequence[str] = tuple(METHODS)) -> dict[str, xr.Dataset]:
+    """Run methods x columns x seeds, or read them from an earlier results folder; curves by "METHOD | COLUMN"."""
+    wanted = [f"{method} | {column}" for column in columns for method in methods]
+    if arguments.results is not None:
+        found = load(arguments.results).curves
+        return {name: found[_group(name)] for name in wanted}
+    sizes = sizes_of(arguments)
+    tasks = _tasks(sizes, arguments.data_dir, sorted({COLUMNS[column].partition for column in columns}))
+    curves = {}
+    for method in methods:
+        system, settings = METHODS[method]
+        for split, problems_of_split in tasks.items():
+            own = {column: COLUMNS[column].slow_fraction for column in columns if COLUMNS[column].partition == split}
+            run = fedjax_sim.sweep(
+                system,
+                problems_of_split,
+                _hyper(system, {**sizes.shared, **settings}),
+                seeds=sizes.num_seeds,
+                settings={"slow_fraction": list(own.values())},
+                time_budget=sizes.time_budget,
+                num_evals=NUM_EVALS,
+                progress=True,
+            )
+            for column, slow_fraction in own.items():
+                curves[f"{method} | {column}"] = run.curves.sel(slow_fraction=slow_fraction, drop=True)
+    return {name: curves[name] for name in wanted}
+
+
+def _tasks(sizes: Sizes, data_dir: str | None, splits: Sequence[str]) -> dict[str, list[Problem]]:
+    """Per split, a problem per seed; all share the images and, padded to one shape, the compiled programs."""
+    data = datasets.load(sizes.dataset, data_dir=data_dir)
+    num_clients = sizes.shared.get("num_clients", 100)
+    names = [(split, seed) for split in splits for seed in range(sizes.num_seeds)]
+    shares = [partition.make(split, data.train_labels, num_clients=num_clients, seed=seed) for split, seed in names]
+    tasks = problems.classifications(models.MLP((32,), data.num_classes), data, shares)
+    return {split: [task for (own, _), task in zip(names, tasks, strict=True) if own == split] for split in splits}
+
+
+def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    """The same curves under names that a results file can hold."""
+    return {_group(name): data for name, data in curves.items()}
+
+
+def picture(curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time") -> Figure:
+    """Draw a metric of several methods, the variance on a logarithmic axis."""
+    figure = plots.curves_figure(curves, metric, against=against)
+    figure.suptitle(title)
+    if metric == "client_variance":
+        figure.axes[0].set_yscale("log")
+    return figure
+
+
+def percent(data: xr.Dataset) -> tuple[float, float]:
+    """Final test accuracy in percent: mean and standard deviation over seeds (of n - 1 degrees of freedom)."""
+    final = 100 * data.accuracy.isel(eval=-1)
+    return float(final.mean()), float(final.std(ddof=1)) if final.size > 1 else float("nan")
+
+
+def _hyper(system: System, settings: Mapping[str, Any]) -> Any:
+    known = {name: value for name, value in settings.items() if name in fields(system.Hyper)}
+    if known.get("lr_scale") == "Z/n":
+        plain = system.Hyper(**{**known, "lr_scale": 1.0})
+        known["lr_scale"] = plain.buffer_size / plain.num_clients
+    return system.Hyper(**known)
+
+
+def _group(name: str) -> str:
+    return name.replace("/", " of ").replace("|", "-")

@@ -1,0 +1,224 @@
+"""FAVANO's long-run mean and Theorem 1 (arXiv 2305.16099), measured through the engine: claims 6 and 7, and a word on 13 to 16.
+
+What is expected comes from `theory/favano.py`. Quadratics meet the theorem's assumptions with equality.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from flax import struct
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.favano_claims import verdict
+from experiments.sampling import FAR, are_fast, estimate, verdict_table
+from experiments.support import Arguments, Outcome, Verdict, main
+from fedjax_sim.problems import Quadratic
+from fedjax_sim.systems import favano
+from fedjax_sim.theory import favano as theory
+from fedjax_sim.types import Algorithm, Array, Key, Plan, State
+
+REWEIGHTINGS = ("stochastic", "deterministic")
+FAST, SLOW, PERIOD = 1 / 2, 1 / 16, 7.0
+NO_NETWORKS = "convolutional networks and low-bit training (CIFAR-10, TinyImageNet, LUQ) are not part of the package yet"
+LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
+"""These models are single numbers: lanes are worth batching even on a CPU."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the numbers of lanes and seeds."""
+
+    lanes: int  # of claim 6
+    step_curvatures: tuple[float, ...]  # eta a, of claim 6
+    ticks: int  # of claim 6
+    cases: int  # of claim 7
+    seeds: int  # of claim 7
+
+
+FULL = Sizes(48, (0.02, 0.05, 0.1, 0.2, 0.4), 6000, 3, 20)
+SMOKE = Sizes(16, (0.2, 0.4), 2000, 1, 8)
+
+
+@struct.dataclass
+class Points:
+    """Clients with f_i(w) = (w - c_i)^2 / 2 on a line, started at 0; `evaluate` returns the model itself."""
+
+    centers: Array  # f[N]
+
+    @property
+    def counts(self) -> Array:
+        return jnp.ones(self.centers.shape[0], "int32")
+
+    def init(self, key: Key) -> Array:
+        return jnp.zeros((), self.centers.dtype)
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        return jnp.square(params - self.centers[client]) / 2
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        return {"model": params}
+
+
+# Claim 6 ------------------------------------------------------------------------------------------------------------------------------
+
+GROUPS = {"num_clients": 8, "num_selected": 3, "slow_fraction": 0.5, "batch_size": 1}
+STATED = {"deterministic": 0.3166, "stochastic": 0.2310, "none": -0.5441}
+
+
+def expected_mean(reweighting: str, step_curvature: float) -> float:
+    """The long-run mean in closed form, of four fast clients that want -1 and four slow ones that want 1."""
+    law = theory.step_law([FAST] * 4 + [SLOW] * 4, contact_probability=3 / 8, round_time=PERIOD, max_steps=20, law="runtime_geom")
+    pull = theory.expected_pull(law, step_curvature=step_curvature, reweighting=reweighting)
+    return float(theory.long_run_means(np.repeat([-1.0, 1.0], 4), pull, num_contacted=3)[0])
+
+
+def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
+    """Claim 6, through the engine."""
+    hyper = favano.Hyper(**GROUPS)
+    # A fast client wants -1, whoever is fast in a seed's lane.
+    centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
+    settings = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
+    options: dict[str, Any] = {"num_ticks": sizes.ticks, "num_evals": sizes.ticks, "layout": LAYOUT}
+    run = fedjax_sim.sweep(favano.system, lambda seed: Points(centers[seed]), hyper, seeds=sizes.lanes, settings=settings, **options)
+    settled = run.curves.model.isel(eval=slice(sizes.ticks // 3, None)).mean("eval").transpose("seed", "reweight", "lr")
+    found = estimate(settled.values.astype(float))
+    expected = np.array([[expected_mean(name, lr) for lr in sizes.step_curvatures] for name in STATED])
+    at = sizes.step_curvatures.index(0.2)
+    stated_too = np.allclose(expected[:, at], list(STATED.values()), atol=5e-5)
+    far = found.deviation(expected)
+    means, errors = (dict(zip(STATED, part[:, at].tolist(), strict=True)) for part in found)
+    numbers = ", ".join(f"{means[name]:.4f} +- {errors[name]:.4f} ({name})" for name in STATED)
+    why = f"{numbers} at eta a = 0.2; at most {far:.1f} standard errors off over {expected.size} points, {sizes.lanes} lanes of {sizes.ticks} ticks"
+    measured = {"mean": means, "standard_error": errors, "largest_deviation": far, "step_curvatures": sizes.step_curvatures}
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    grid = np.geomspace(0.01, 0.6, 40)
+    for i, name in enumerate(STATED):
+        axes.plot(grid, [expected_mean(name, x) for x in grid], color=f"C{i}", label=f"{name}, closed form")
+        axes.errorbar(sizes.step_curvatures, found.mean[i], FAR * found.error[i], fmt="o", color=f"C{i}", capsize=3)
+    axes.axhline(0, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(
+        xscale="log", xlabel="eta a", ylabel="long-run mean of the server's model", title="Fast clients want -1, slow ones 1; optimum 0"
+    )
+    axes.legend(title=f"points: runs, +- {FAR:g} standard errors")
+    return verdict(6, measured, far < FAR and stated_too, why), run.curves.isel(eval=slice(None, None, 100)), figure
+
+
+# Claim 7 ------------------------------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A family of quadratics and the run on them."""
+
+    n: int
+    s: int
+    most_steps: int
+    slow_fraction: float
+    smoothness: float
+    noise: float
+
+
+CASES = (Case(10, 3, 8, 0.5, 1.0, 0.5), Case(6, 2, 10, 0.4, 2.0, 3.0), Case(20, 10, 6, 0.8, 0.5, 0.2))
+TICKS, DIM, START = 2000, 5, 3.0
+
+
+def with_gradient_at_mean(problem: Any, hyper: favano.Hyper, plan: Plan) -> Algorithm:
+    """FAVANO that also reports the squared gradient at mu, the mean of the server's model and all base models."""
+    algorithm = favano.algorithm(problem, hyper, plan)
+
+    def report(state: State, holders: Array) -> dict[str, Array]:
+        mean = (state.server + holders.astype(state.server.dtype) @ state.versions) / (holders.sum() + 1)
+        gradient = problem.curvature.mean() * (mean - problem.optimum)
+        return {**algorithm.report(state, holders), "gradient_square": jnp.sum(jnp.square(gradient))}
+
+    return algorithm._replace(report=report)
+
+
+def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.Setting:
+    """The constants of the assumptions, which the quadratics meet with equality."""
+    num_slow = int(np.ceil(case.slow_fraction * case.n - 1e-6))
+    rates = [SLOW] * num_slow + [FAST] * (case.n - num_slow)
+    window = {"contact_probability": case.s / case.n, "round_time": PERIOD}
+    law = theory.step_law(rates, **window, max_steps=case.most_steps, law="runtime_geom")
+    a, b = theory.reweighting_constants(theory.step_moments(law), max_steps=case.most_steps, reweighting=reweighting)
+    middle = centers.mean(0)
+    return theory.Setting(
+        num_clients=case.n,
+        num_contacted=case.s,
+        max_steps=case.most_steps,
+        smoothness=case.smoothness,
+        gradient_variance=case.noise**2,
+        dissimilarity=case.smoothness**2 * float(np.mean(np.sum((centers - middle) ** 2, axis=1))),
+        dissimilarity_factor=1.0,
+        initial_gap=case.smoothness / 2 * float(np.sum((START - middle) ** 2)),
+        noise_constant=float(a.mean()),
+        drift_constant=b,
+    )
+
+
+def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
+    """Claim 7, through the engine; the mean over seeds of one problem per case, at the largest step size allowed."""
+    system = favano.system._replace(algorithm=with_gradient_at_mean)
+    curves, measured, rows = {}, {}, CASES[: sizes.cases]
+    figure = Figure(figsize=(4.2 * len(rows) + 1, 4), layout="constrained")
+    panels = figure.subplots(1, len(rows), squeeze=False)[0]
+    ticks = np.arange(1, TICKS + 1)
+    for k, (case, axes) in enumerate(zip(rows, panels, strict=True)):
+        centers = np.random.default_rng(70 + k).normal(size=(case.n, DIM))
+        problem = Quadratic.of(centers.astype("float32"), curvature=case.smoothness, noise=case.noise, start=START)
+        for i, reweighting in enumerate(REWEIGHTINGS):
+            setting = constants(case, centers, reweighting)
+            step_size = 0.999 * theory.largest_step_size(setting)
+            unmet = [each.name for each in theory.conditions(setting, step_size=step_size) if not each.holds]
+            if unmet:
+                raise AssertionError(f"conditions {unmet} of Theorem 1 do not hold at step size {step_size}")
+            hyper = favano.Hyper(
+                num_clients=case.n,
+                num_selected=case.s,
+                local_steps=case.most_steps,
+                slow_fraction=case.slow_fraction,
+                lr=step_size,
+                reweight=reweighting,
+                batch_size=1,
+            )
+            run = fedjax_sim.sweep(system, problem, hyper, seeds=sizes.seeds, num_ticks=TICKS, num_evals=TICKS, layout=LAYOUT)
+            squares = run.curves.gradient_square.values[:, :-1]
+            found = estimate(squares.mean(1))
+            bounds = [theory.bound(setting, step_size=step_size, num_ticks=t) for t in ticks]
+            measured[f"{reweighting}, n={case.n}, s={case.s}, K={case.most_steps}"] = {
+                "measured": found.mean,
+                "standard_error": found.error,
+                "bound": bounds[-1],
+                "ratio": found.mean / bounds[-1],
+                "step_size": step_size,
+            }
+            curves[f"theorem {k + 1} {reweighting}"] = run.curves.isel(eval=slice(None, None, 100))
+            axes.loglog(ticks, bounds, color=f"C{i}", linestyle="--", label=f"bound, {reweighting}")
+            axes.loglog(ticks, squares.mean(0).cumsum() / ticks, color=f"C{i}", label=f"measured, {reweighting}")
+        axes.set(xlabel="server steps T", title=f"n = {case.n}, s = {case.s}, K = {case.most_steps}")
+    panels[0].set_ylabel("mean over t < T of the squared gradient at mu_t")
+    panels[0].legend()
+    ratios = [each["ratio"] for each in measured.values()]
+    holds = all(each["measured"] + FAR * each["standard_error"] <= each["bound"] for each in measured.values())
+    why = f"measured over bound {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} runs of {TICKS} ticks and {sizes.seeds} seeds, all conditions met"
+    return verdict(7, measured, holds, why), curves, figure
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Measure and judge."""
+    sizes = SMOKE if arguments.smoke else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(lanes=max(2, arguments.seeds), seeds=max(2, arguments.seeds))
+    mean, mean_curves, mean_figure = judge_long_run_mean(sizes)
+    bound, bound_curves, bound_figure = judge_bound(sizes)
+    verdicts = [mean, bound, *(verdict(number, None, None, NO_NETWORKS) for number in (13, 14, 15, 16))]
+    figures = {"long_run_mean.png": mean_figure, "theorem_1.png": bound_figure}
+    return Outcome({"long_run_mean": mean_curves, **bound_curves}, figures, verdicts, sizes._asdict(), verdict_table(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main("favano_theory", __doc__ or "", run))

@@ -1,0 +1,8 @@
+"""`python -m fedjax_sim`, the same as `fedjax-sim`."""
+
+import sys
+
+from fedjax_sim.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Bad input on the command line: one sentence on stderr that names what is wrong and what is allowed, exit code 2, nothing written or lost."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedjax_sim
+
+ROOT = Path(fedjax_sim.__file__).parents[1]
+RUN = ["run", "fedbuff", "--seeds", "1", "--out", "out"]
+CASES = {
+    "unknown command": (["train"], ["command", "'train'", "list, run, timeline"]),
+    "unknown system": (["run", "fedprox", "--out", "out"], ["system", "'fedprox'", "fedavg"]),
+    "system named twice": (["run", "fedavg", "fedavg", "--out", "out"], ["systems", "once"]),
+    "unknown data set": ([*RUN, "--dataset", "cifar"], ["dataset", "'cifar'", "digits"]),
+    "unknown partition": ([*RUN, "--partition", "uniform"], ["partition", "'uniform'", "dirichlet"]),
+    "unknown model": ([*RUN, "--model", "gpt"], ["model", "'gpt'", "mlp32"]),
+    "unknown setting": ([*RUN, "--set", "learning_rate=1"], ["setting name", "'learning_rate'", "lr"]),
+    "setting of another system": ([*RUN, "--set", "server_wait=1"], ["setting name", "'server_wait'", "server_interact"]),
+    "unknown flag": ([*RUN, "--epochs", "3"], ["flag", "'--epochs'", "--evals"]),
+    "flag twice": ([*RUN, "--model", "mlp32", "--model", "mlp128"], ["--model", "'mlp128'", "'mlp32'"]),
+    "flag without its value": ([*RUN, "--evals"], ["--evals", "argument"]),
+    "set without a value": ([*RUN, "--set", "lr"], ["--set", "'lr'", "name=value"]),
+    "set with an empty value": ([*RUN, "--set", "lr=0.1,"], ["--set", "'lr=0.1,'", "name=value"]),
+    "setting twice": ([*RUN, "--set", "lr=1", "--set", "lr=2"], ["lr", "'2'", "'1'"]),
+    "value twice": ([*RUN, "--set", "lr=1,1"], ["lr", "'1,1'", "different"]),
+    "negative rate": ([*RUN, "--set", "rate_slow=-0.1"], ["rate_slow", "-0.1", "above 0"]),
+    "rate above 1": ([*RUN, "--set", "rate_fast=1.5"], ["rate_fast", "1.5", "at most 1"]),
+    "negative learning rate in a sweep": ([*RUN, "--set", "lr=0.1,-0.1"], ["lr", "-0.1", "above 0"]),
+    "learning rate nan": ([*RUN, "--set", "lr=nan"], ["lr", "nan", "finite"]),
+    "not a number": ([*RUN, "--set", "lr=fast"], ["lr", "'fast'", "number"]),
+    "K of 0": ([*RUN, "--set", "local_steps=0"], ["local_steps", "0", "at least 1"]),
+    "K not whole": ([*RUN, "--set", "local_steps=2.5"], ["local_steps", "'2.5'", "whole"]),
+    "unknown choice": ([*RUN, "--set", "restart=never"], ["restart", "'never'", "own_finish"]),
+    "unknown optimizer": ([*RUN, "--set", "optimizer=best"], ["optimizer", "'best'", "optax"]),
+    "sweep of num_clients": ([*RUN, "--set", "num_clients=10,20"], ["num_clients", "'10,20'", "one"]),
+    "buffer larger than clients": ([*RUN, "--set", "buffer_size=31"], ["buffer_size", "31", "30"]),
+    "more selected than clients": (["run", "favano", "--out", "out", "--set", "num_selected=31"], ["num_selected", "31", "30"]),
+    "period not whole": (["run", "favano", "--out", "out", "--set", "server_wait=0.5"], ["server_wait", "3.5", "whole"]),
+    "period of 0": (
+        ["run", "quafl", "--out", "out", "--set", "server_wait=0", "--set", "server_interact=0"],
+        ["server_wait + server_interact", "0.0", "above 0"],
+    ),
+    "more classes than there are": ([*RUN, "--classes", "11"], ["classes", "11", "10"]),
+    "classes not whole": ([*RUN, "--classes", "two"], ["classes", "'two'", "whole"]),
+    "more clients than examples": ([*RUN, "--partition", "iid", "--set", "num_clients=2000"], ["num_clients", "2000", "1437"]),
+    "option of another partition": ([*RUN, "--partition", "iid", "--alpha", "1"], ["iid", "'alpha'"]),
+    "option missing": ([*RUN, "--partition", "dirichlet"], ["alpha", "dirichlet", "given"]),
+    "negative alpha": ([*RUN, "--partition", "dirichlet", "--alpha", "-1"], ["alpha", "-1", "above 0"]),
+    "no seeds": ([*RUN[:2], "--out", "out", "--seeds", "0"], ["seeds", "'0'", "from 1"]),
+    "seeds twice the same": ([*RUN[:2], "--out", "out", "--seeds", "3,3"], ["seeds", "'3,3'", "different"]),
+    "seeds not a number": ([*RUN[:2], "--out", "out", "--seeds", "five"], ["seeds", "'five'", "whole numbers"]),
+    "time budget of 0": ([*RUN, "--time-budget", "0"], ["time_budget", "'0'", "above 0"]),
+    "time budget negative": ([*RUN, "--time-budget", "-5"], ["time_budget", "'-5'", "above 0"]),
+    "time budget nan": ([*RUN, "--time-budget", "nan"], ["time_budget", "'nan'", "finite"]),
+    "time budget too short for a tick": (["run", "favano", "--out", "out", "--time-budget", "3"], ["time_budget", "3.0", "at least 7"]),
+    "time budget too long": (["timeline", "favano", "--out", "out", "--time-budget", "1e15"], ["time_budget", "1e+15", "ticks"]),
+    "no evaluations": ([*RUN, "--evals", "0"], ["evals", "'0'", "at least 1"]),
+    "layout unknown": ([*RUN, "--layout", "threads=2"], ["--layout", "'threads=2'", "lane_devices"]),
+    "layout of more devices than there are": ([*RUN, "--layout", "lane_devices=4096"], ["lane_devices", "4096", "at most"]),
+    "trace missing": ([*RUN, "--trace", "none.csv"], ["trace", "none.csv", "CSV"]),
+    "trace without a column": ([*RUN, "--trace", "column.csv"], ["trace", "column.csv", "finish"]),
+    "trace of a client out of range": ([*RUN, "--trace", "client.csv", "--set", "buffer_size=1"], ["trace client", "30", "29"]),
+    "trace backwards": ([*RUN, "--trace", "backwards.csv"], ["trace", "finish before start"]),
+    "npz missing": ([*RUN, "--dataset", "none.npz"], ["npz file", "none.npz", "existing"]),
+    "npz damaged": ([*RUN, "--dataset", "damaged.npz"], ["npz file", "damaged.npz", "numpy.savez"]),
+    "npz without an array": ([*RUN, "--dataset", "short.npz"], ["npz file", "test_labels is missing"]),
+    "images of the wrong shape": ([*RUN, "--dataset", "shape.npz"], ["train_labels", "(11,)", "(12,)"]),
+    "NaN in the images": ([*RUN, "--dataset", "nan.npz"], ["train_images", "NaN", "1", "0"]),
+    "negative labels": ([*RUN, "--dataset", "negative.npz"], ["train_labels", "-1", "at least 0"]),
+    "raw files missing": ([*RUN, "--dataset", "mnist", "--data-dir", "."], ["data_dir", "mnist", "missing"]),
+    "a file in place of the folder": (["run", "fedavg", "--out", "file"], ["results folder", "'file'", "not a file"]),
+    "a file above the folder": (["run", "fedavg", "--seeds", "1", "--out", "file/out"], ["results folder", "file/out", "written"]),
+    "a folder in use": (["run", "fedavg", "--out", "old"], ["results folder", "'old'", "new or empty"]),
+    "timeline into a folder in use": (["timeline", "fedavg", "--out", "old"], ["results folder", "'old'", "new or empty"]),
+    "nothing to resume": (["run", "fedavg", "--out", "old", "--resume"], ["results folder to resume", "'old'", "unfinished run"]),
+    "resume and overwrite": (["run", "fedavg", "--out", "old", "--resume", "--overwrite"], ["resume", "overwrite"]),
+    "checkpoint of another configuration": (["run", "fedavg", "--out", "unfinished", "--resume"], ["checkpoint", "unfinished", "3.0"]),
+    "bad setting with overwrite": (["run", "fedavg", "--out", "old", "--overwrite", "--set", "lr=0"], ["lr", "0.0", "above 0"]),
+    "settings of an unknown system": (["list", "fedprox"], ["system", "'fedprox'", "favano"]),
+}
+if Path("/proc/self").exists():
+    CASES["a folder that cannot be made"] = (
+        ["run", "fedavg", "--seeds", "1", "--out", "/proc/out"],
+        ["results folder", "/proc/out", "written"],
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the bad files that the cases name, an earlier run, and an unfinished one."""
+    images, labels = np.zeros((12, 4), "float32"), np.arange(12) % 2
+    good = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+    with_nan, negative = images.copy(), labels.copy()
+    with_nan[3, 1], negative[5] = np.nan, -1
+    np.savez(tmp_path / "shape.npz", **good | {"train_labels": labels[1:]})
+    np.savez(tmp_path / "nan.npz", **good | {"train_images": with_nan})
+    np.savez(tmp_path / "negative.npz", **good | {"train_labels": negative})
+    np.savez(tmp_path / "short.npz", **{name: good[name] for name in list(good)[:3]})
+    (tmp_path / "damaged.npz").write_bytes(b"PK nothing")
+    (tmp_path / "column.csv").write_text("client,start\n0,1\n")
+    (tmp_path / "client.csv").write_text("client,start,finish\n0,0,1\n30,0,2\n")
+    (tmp_path / "backwards.csv").write_text("client,start,finish\n0,5,1\n")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results.nc").write_bytes(b"precious")
+    (tmp_path / "old" / "summary.json").write_text("{}")
+    (tmp_path / "unfinished" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "unfinished" / "checkpoint" / "run.json").write_text(json.dumps({"time_budget": 3.0}))
+    return tmp_path
+
+
+def listing(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_gets_one_sentence(name, folder, tmp_path_factory):
+    words, told = CASES[name]
+    before = listing(folder)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FEDJAX_SIM_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
+    done = subprocess.run([sys.executable, "-m", "fedjax_sim", *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("fedjax-sim: ")
+    assert done.stderr.endswith(".\n")
+    assert "Traceback" not in done.stderr
+    for word in told:
+        assert word in done.stderr
+    assert listing(folder) == before

@@ -1,0 +1,307 @@
+"""What every system must keep, whatever it is: one parametrised file over all of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Event, Layout, Plan, System
+from fedjax_sim.problems import Quadratic
+
+RATES = [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
+OTHER_RATES = [0.03, 0.04, 0.07, 0.08, 0.11, 0.12, 0.13, 0.14]
+RUN = {"num_ticks": 6, "num_evals": 3}
+WHOLE = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
+LAYOUTS = {
+    "a slot at a time, lanes batched": Layout(1, True, 1),
+    "blocks that do not divide the slots, two devices": Layout(3, False, 2),
+    "all slots, lanes batched, both over two devices": Layout(4, True, 2, 2),
+    "a slot at a time, lanes over four devices and slots over two": Layout(1, False, 4, 2),
+}
+
+
+@pytest.fixture(scope="module", params=list(fedjax_sim.SYSTEMS))
+def system(request: pytest.FixtureRequest) -> System:
+    return fedjax_sim.SYSTEMS[request.param]
+
+
+class Grid(NamedTuple):
+    """A sweep of 8 learning rates x 4 seeds, and what was compiled for it."""
+
+    run: fedjax_sim.Run
+    compiled: list[str]
+
+
+@pytest.fixture(scope="module")
+def grid(system: System, regression: Callable, small: Callable, compiled_in_module: list[str]) -> Grid:
+    before = len(compiled_in_module)
+    run = fedjax_sim.sweep(system, regression(), small(system), seeds=4, settings={"lr": RATES}, layout=WHOLE, **RUN)
+    return Grid(run, compiled_in_module[before:])
+
+
+def test_one_compilation_for_a_sweep_and_none_for_the_next(
+    system: System, grid: Grid, regression: Callable, small: Callable, compiled: list[str]
+) -> None:
+    """32 lanes are one program, and other values of anything numeric, other seeds and other data are that same program."""
+    assert grid.compiled.count("jit(_advance)") == 1
+    assert grid.compiled.count("jit(_draw)") == 1
+    changed = small(system, rate_slow=0.1, slow_fraction=0.6, lr_scale=0.9, server_interact=2.0)
+    fedjax_sim.sweep(system, regression(seed=3), changed, seeds=[7, 8, 9, 11], settings={"lr": OTHER_RATES}, layout=WHOLE, **RUN)
+    assert compiled == []
+
+
+def test_a_lane_alone_equals_it_in_a_batch(system: System, grid: Grid, regression: Callable, small: Callable) -> None:
+    """Schedules are equal bit for bit; models to float32 rounding, as another program may add in another order."""
+    alone = fedjax_sim.simulate(system, regression(), small(system, lr=RATES[5]), seed=2, layout=WHOLE, **RUN)
+    lane = 5 * 4 + 2
+    for own, batched in zip(alone.timelines[0], grid.run.timelines[lane], strict=True):
+        np.testing.assert_array_equal(own, batched)
+    np.testing.assert_allclose(alone.models, grid.run.models[lane], rtol=1e-6, atol=1e-7)
+    together = grid.run.curves.isel(lr=5, seed=2)
+    for name in alone.curves.data_vars:
+        np.testing.assert_allclose(alone.curves[name], together[name], rtol=1e-5, err_msg=name)
+    for name in ("time", "ticks", "local_steps", "uplink_bits", "downlink_bits"):
+        np.testing.assert_array_equal(alone.curves[name], together[name])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_agree(system: System, grid: Grid, regression: Callable, small: Callable, name: str) -> None:
+    """Layouts are other programs of the same arithmetic, so they agree to float32 rounding: not bit for bit.
+
+    Slot by slot and lane by lane, no gradient is executed that was not needed; batched, never fewer.
+    """
+    other = fedjax_sim.sweep(system, regression(), small(system), seeds=4, settings={"lr": RATES}, layout=LAYOUTS[name], **RUN)
+    np.testing.assert_allclose(other.models, grid.run.models, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(other.curves.loss, grid.run.curves.loss, rtol=1e-5)
+    np.testing.assert_allclose(other.curves.client_variance, grid.run.curves.client_variance, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(other.curves.needed, grid.run.curves.local_steps[..., -1])
+    if LAYOUTS[name].slots_at_once == 1 and not LAYOUTS[name].lanes_at_once:
+        np.testing.assert_array_equal(other.curves.executed, other.curves.needed)
+    else:
+        assert (other.curves.executed >= other.curves.needed).all()
+    assert not other.curves.failed.any()
+
+
+def test_the_number_of_devices_changes_nothing(system: System, grid: Grid, regression: Callable, small: Callable) -> None:
+    """Bit for bit, as every device runs the same program on its lanes; three devices do not divide 32 lanes."""
+    other = fedjax_sim.sweep(system, regression(), small(system), seeds=4, settings={"lr": RATES}, layout=Layout(4, False, 3), **RUN)
+    np.testing.assert_array_equal(other.models, grid.run.models)
+    for name in grid.run.curves.data_vars:
+        np.testing.assert_array_equal(other.curves[name], grid.run.curves[name], err_msg=name)
+
+
+def test_chunks_equal_the_whole(system: System, grid: Grid, regression: Callable, small: Callable) -> None:
+    """Bit for bit: the same steps run in the same order, only the host looks in between. Chunks of 2 are padded with empty ticks."""
+    for size in (1, 2):
+        options = {"seeds": 4, "settings": {"lr": RATES}, "layout": WHOLE, "evals_per_chunk": size, **RUN}
+        chunked = fedjax_sim.sweep(system, regression(), small(system), **options)
+        np.testing.assert_array_equal(chunked.models, grid.run.models)
+        for name in grid.run.curves.data_vars:
+            np.testing.assert_array_equal(chunked.curves[name], grid.run.curves[name], err_msg=name)
+
+
+class Bound(NamedTuple):
+    """A system with a problem, and a schedule made by hand for it."""
+
+    system: System
+    problem: Any
+    hyper: Any
+    plan: Plan
+    events: Event  # leaves [T, ...]
+
+    @property
+    def algorithm(self) -> fedjax_sim.Algorithm:
+        return self.system.algorithm(self.problem, self.hyper, self.plan)
+
+    def run(self, key: jax.Array) -> tuple[Any, Any]:
+        """The last state, and the Info of every tick."""
+        return _replay(self.system, self.plan, self.problem, self.hyper, key, self.events)
+
+
+def _scan(system: System, plan: Plan, problem: Any, hyper: Any, key: jax.Array, events: Event) -> tuple[Any, Any]:
+    algorithm = system.algorithm(problem, hyper, plan)
+    return jax.lax.scan(lambda state, event: algorithm.step(key, state, event), algorithm.init(key), events)
+
+
+_replay = jax.jit(_scan, static_argnums=(0, 1))
+
+
+def some_events(clients: Any, steps: Any, *, weight: float = 0.25) -> Event:
+    """Ticks whose slots start from the model of the tick before; row 2 of the store is scratch."""
+    clients, steps = jnp.asarray(clients, "int32"), jnp.asarray(steps, "int32")
+    ticks = jnp.arange(len(clients), dtype="int32")
+    version = jnp.broadcast_to(ticks[:, None], clients.shape)
+    offset = jnp.cumsum(steps, axis=0, dtype="int32") - steps
+    return Event(ticks, clients, steps, version, jnp.full(clients.shape, weight, "float32"), offset, version % 2, (ticks + 1) % 2)
+
+
+CLIENTS = [[0, 5, 2, 3], [6, 1, 4, 0], [3, 2, 6, 5]]
+STEPS = [[2, 5, 0, 1], [3, 3, 1, 4], [5, 1, 2, 2]]
+
+
+@pytest.fixture
+def bind(system: System, small: Callable) -> Callable[..., Bound]:
+    def make(problem: Any, *, plan: Plan | None = None, events: Event | None = None, **changes: Any) -> Bound:
+        plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
+        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, problem.noise.dtype), small(system, **changes))
+        return Bound(system, problem, hyper, plan, some_events(CLIENTS, STEPS) if events is None else events)
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_step_keeps_structure_and_types(bind: Callable, regression: Callable, dtype: str) -> None:
+    """As `lax.scan` needs, and so that no state widens or loses precision unseen."""
+    with jax.enable_x64(dtype == "float64"):
+        bound = bind(regression(dtype=dtype))
+        state = jax.eval_shape(bound.algorithm.init, jax.random.key(0))
+        event = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), bound.events)
+        after, info = jax.eval_shape(bound.algorithm.step, jax.random.key(0), state, event)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        assert jax.tree.leaves(after) == jax.tree.leaves(state)
+        assert {leaf.dtype for leaf in jax.tree.leaves(bound.algorithm.model(after))} == {jnp.dtype(dtype)}
+        assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
+
+
+def test_jit_equals_no_jit(bind: Callable, regression: Callable) -> None:
+    """Fused arithmetic rounds otherwise than operation by operation: float32 rounding, accumulated over a few steps."""
+    bound = bind(regression(), events=some_events(CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 2], [1, 2, 1, 0]]))
+    compiled = bound.run(jax.random.key(1))
+    with jax.disable_jit():
+        plain = bound.run(jax.random.key(1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), compiled, plain)
+
+
+def test_empty_ticks_change_nothing(bind: Callable, regression: Callable) -> None:
+    """Not at the end of a lane, where they pad it to the length of others, nor anywhere else."""
+
+    def after(order: list[int]) -> Any:
+        """The state after two ticks of the schedule, and empty ones (number 2) between."""
+        empty = jnp.asarray(order) == 2
+        events = jax.tree.map(lambda leaf: leaf[jnp.asarray(order)], some_events(CLIENTS, STEPS))
+        events = events._replace(
+            clients=jnp.where(empty[:, None], -1, events.clients),
+            steps=jnp.where(empty[:, None], 0, events.steps),
+            weight=jnp.where(empty[:, None], 0, events.weight),
+            read=jnp.where(empty[:, None], 2, events.read),
+            write=jnp.where(empty, 2, events.write),
+        )
+        bound = bind(regression(), events=events)
+        state, info = bound.run(jax.random.key(1))
+        assert not np.any(np.asarray(info)[:, np.asarray(empty)])
+        return state._replace(versions=state.versions[:2]) if hasattr(state, "versions") else state  # Row 2 is scratch.
+
+    untouched = after([2, 2, 2])
+    np.testing.assert_array_equal(untouched.server, regression().init(jax.random.key(1)))
+    last = after([0, 1, 2])
+    for order in ([0, 2, 1], [2, 0, 1]):
+        jax.tree.map(np.testing.assert_array_equal, last, after(order))
+
+
+def test_an_empty_slot_counts_for_nothing(bind: Callable, regression: Callable) -> None:
+    """Three clients and an empty slot are three clients. To rounding: a sum with a zero may be added in another order."""
+    three = some_events([row[:3] for row in CLIENTS], [row[:3] for row in STEPS], weight=1 / 3)
+    with_hole = jax.tree.map(lambda leaf: jnp.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three)
+    with_hole = with_hole._replace(clients=jnp.insert(three.clients, 1, -1, axis=1))
+    state, _ = bind(regression(), events=three).run(jax.random.key(1))
+    other, _ = bind(regression(), events=with_hole).run(jax.random.key(1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), state, other)
+
+
+def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(bind: Callable) -> None:
+    """Random streams belong to client numbers, so the problem is without noise and every batch is a client's only example.
+
+    The server's model stays bit for bit; what is kept per client moves with it.
+    """
+    random = np.random.default_rng(5)
+    centers, curvature = random.normal(size=(7, 3)), random.uniform(0.5, 2, 7)
+    new_name = random.permutation(7)
+    old_name = np.argsort(new_name)
+    events = some_events(CLIENTS, STEPS)
+    renamed = events._replace(clients=jnp.asarray(new_name)[events.clients].astype("int32"))
+    state, _ = bind(Quadratic.of(centers.astype("float32"), curvature=curvature, start=1.0), events=events).run(jax.random.key(1))
+    problem = Quadratic.of(centers[old_name].astype("float32"), curvature=curvature[old_name], start=1.0)
+    other, _ = bind(problem, events=renamed).run(jax.random.key(1))
+    np.testing.assert_array_equal(state.server, other.server)
+    if hasattr(state, "clients"):
+        np.testing.assert_array_equal(state.clients, other.clients[new_name])
+        assert not np.array_equal(state.clients, other.clients)
+    else:
+        np.testing.assert_array_equal(state.versions[:2], other.versions[:2])
+
+
+def test_permuting_slots_changes_nothing(bind: Callable, regression: Callable) -> None:
+    """A tick is a set of reports. To rounding: they are added in another order."""
+    events = some_events(CLIENTS, STEPS)
+    order = jnp.array([2, 0, 3, 1])
+    moved = jax.tree.map(lambda leaf: leaf[:, order] if leaf.ndim == 2 else leaf, events)
+    state, _ = bind(regression(), events=events).run(jax.random.key(1))
+    other, _ = bind(regression(), events=moved).run(jax.random.key(1))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
+
+
+@pytest.mark.parametrize("slots_at_once", [3, 4])
+def test_data_of_absent_clients_reach_nobody(bind: Callable, regression: Callable, slots_at_once: int) -> None:
+    """Data that are not numbers poison all they touch: those of clients outside the schedule must touch nothing."""
+    events = some_events([[0, 5, 2, 3], [5, 2, 3, 0], [2, 3, 0, 5]], [[2, 5, 0, 1], [3, 3, 1, 4], [1, 1, 2, 5]])
+    problem = regression()
+    absent = jnp.array([1, 4, 6])
+    poisoned = problem.replace(inputs=problem.inputs.at[absent].set(jnp.nan), targets=problem.targets.at[absent].set(jnp.nan))
+    plan = Plan(rows=3, slots_at_once=slots_at_once)
+    state, _ = bind(problem, events=events, plan=plan).run(jax.random.key(1))
+    other, _ = bind(poisoned, events=events, plan=plan).run(jax.random.key(1))
+    np.testing.assert_array_equal(state.server, other.server)
+    for kept in ("versions", "clients"):
+        if hasattr(state, kept):
+            np.testing.assert_array_equal(getattr(state, kept), getattr(other, kept))
+
+
+def test_updates_depend_on_every_client_present(bind: Callable, regression: Callable) -> None:
+    """The counterpart of the test above, which shows that it can fail."""
+    problem = regression()
+    for client in range(7):
+        poisoned = problem.replace(inputs=problem.inputs.at[client].set(jnp.nan))
+        state, _ = bind(poisoned).run(jax.random.key(1))
+        assert np.isnan(state.server).all()
+
+
+@pytest.fixture
+def key_reuse_check() -> Iterator[None]:
+    with jax.debug_key_reuse(True):
+        yield
+
+
+def trace(system: System, problem: Any, hyper: Any, algorithm: Callable) -> None:
+    """Trace both phases of a run, timeline and learning, which is when keys are checked; nothing is compiled."""
+    key, plan = jax.random.key(0), Plan(rows=3, slots_at_once=3)
+    jax.eval_shape(jax.jit(lambda key: system.timeline(key, hyper, 3)), key)
+    changed = system._replace(algorithm=algorithm)
+    jax.eval_shape(jax.jit(lambda key: _scan(changed, plan, problem, hyper, key, some_events(CLIENTS, STEPS))), key)
+
+
+def test_no_key_is_used_twice(system: System, regression: Callable, small: Callable, key_reuse_check: None) -> None:
+    trace(system, regression(), small(system), system.algorithm)
+
+
+def test_a_key_used_twice_is_noticed(system: System, regression: Callable, small: Callable, key_reuse_check: None) -> None:
+    """The counterpart of the test above: one draw more from a key that a local step uses."""
+
+    def careless(problem: Any, hyper: Any, plan: Plan) -> fedjax_sim.Algorithm:
+        class Careless(type(problem)):
+            def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+                return super().loss(params, client, examples, key) * jax.random.uniform(key)
+
+        return system.algorithm(Careless(**vars(problem)), hyper, plan)
+
+    with pytest.raises(jax.errors.KeyReuseError):
+        trace(system, regression(), small(system), careless)
+
+
+def test_no_key_is_used_twice_by_the_engine(regression: Callable, small: Callable, key_reuse_check: None) -> None:
+    """One run of one lane through everything: the streams of timeline, start and learning."""
+    system = fedjax_sim.SYSTEMS["fedavg"]
+    fedjax_sim.simulate(system, regression(), small(system), seed=1, num_ticks=3, num_evals=3, layout=WHOLE)
