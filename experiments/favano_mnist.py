@@ -94,21 +94,19 @@ def runs(arguments: Arguments, columns: Sequence[str], methods: Sequence[str] = 
     curves = {}
     for method in methods:
         system, settings = METHODS[method]
-        for split, problems_of_split in tasks.items():
-            own = {column: COLUMNS[column].slow_fraction for column in columns if COLUMNS[column].partition == split}
+        for column in columns:
+            split, slow_fraction = COLUMNS[column]
             run = fedjax_sim.sweep(
                 system,
-                problems_of_split,
-                _hyper(system, {**sizes.shared, **settings}),
+                tasks[split],
+                _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction}),
                 seeds=sizes.num_seeds,
-                settings={"slow_fraction": list(own.values())},
                 time_budget=sizes.time_budget,
                 num_evals=NUM_EVALS,
                 progress=True,
             )
-            for column, slow_fraction in own.items():
-                curves[f"{method} | {column}"] = run.curves.sel(slow_fraction=slow_fraction, drop=True)
-    return {name: curves[name] for name in wanted}
+            curves[f"{method} | {column}"] = run.curves
+    return curves
 
 
 def _tasks(sizes: Sizes, data_dir: str | None, splits: Sequence[str]) -> dict[str, list[Problem]]:

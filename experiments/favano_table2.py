@@ -1,10 +1,12 @@
 """FAVANO's Table 2: final test accuracy on MNIST, four methods, three columns.
 
-Besides the paper's rows: both readings of FedBuff's local learning rate, both reweightings of FAVANO, and FAVANO with alpha = 1 (an
-ablation: QuAFL's clients adopting the server's model, without reweighting). Ten seeds; the results reached are in README.md beside.
+Besides the paper's rows: both readings of FedBuff's local learning rate under both readings of its clock (blocked, and running times
+drawn afresh at each server step), both reweightings of FAVANO, and FAVANO with alpha = 1 (an ablation: QuAFL's clients adopting the
+server's model, without reweighting). Ten seeds by default; the results reached are in README.md beside.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from experiments.favano_claims import verdict
@@ -35,37 +37,51 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def verdicts(cells: Cells, num_seeds: int, is_smoke: bool) -> list[Verdict]:
-    """Judge claims 9 to 12 on the means over seeds, with the default reading of each method."""
+    """Judge claims 9 to 12 on the means over seeds.
+
+    The paper does not settle how FedBuff ran; it is judged in the reading whose IID accuracy is closest to the paper's, a column that
+    claims 9, 10 and 12 do not use, and the other readings' verdicts are given beside.
+    """
     mean = {method: {column: values[0] for column, values in row.items()} for method, row in cells.items()}
-    favano, fedbuff, quafl, fedavg = (mean[name] for name in ("FAVANO, stochastic", "FedBuff, lr", "QuAFL", "FedAvg"))
-    lead = {column: favano[column] - fedbuff[column] for column in (FAST, SLOW)}
-    drop = {"FAVANO": favano[FAST] - favano[SLOW], "FedBuff": fedbuff[FAST] - fedbuff[SLOW]}
-    ordered = all(favano[c] > fedbuff[c] > max(quafl[c], fedavg[c]) for c in (FAST, SLOW))
-    close = abs(fedbuff[IID] - favano[IID]) <= 1.0
-    above = min(fedbuff[IID], favano[IID]) > max(quafl[IID], fedavg[IID])
-    all_above_92 = min(row[IID] for row in (favano, fedbuff, quafl, fedavg)) > 92
-    adopting = mean["FAVANO, alpha = 1"]
-    closes = all(quafl[c] < adopting[c] for c in (FAST, SLOW)) and favano[FAST] - quafl[FAST] > 10
-    judged: list[tuple[int, Any, bool, str]] = [
-        (9, {"lead over FedBuff": lead}, ordered and lead[SLOW] > lead[FAST], "order in both non-IID columns, and a growing lead"),
-        (10, {"points lost": drop}, drop["FAVANO"] < 5 and drop["FedBuff"] > 10, "holds if FAVANO loses under 5 points, FedBuff over 10"),
-        (
-            11,
-            {m: mean[m][IID] for m in mean},
-            close and above and all_above_92,
-            "within a point, above the others, all over 92",
-        ),
-        (
-            12,
-            {m: [mean[m][c] for c in (FAST, SLOW)] for m in ("QuAFL", "FAVANO, alpha = 1", "FAVANO, stochastic")},
-            closes,
-            "holds if FAVANO is over 10 points above QuAFL at 2/3 fast, and alpha = 1 with adoption is above QuAFL in both columns",
-        ),
+    readings = [method for method in mean if method.startswith("FedBuff")]
+    chosen = min(readings, key=lambda method: abs(mean[method][IID] - PAPER["FedBuff"][IID][0]))
+    favano, quafl, fedavg, adopting = (mean[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg", "FAVANO, alpha = 1"))
+
+    def lead(reading: str) -> dict[str, float]:
+        return {column: favano[column] - mean[reading][column] for column in (FAST, SLOW)}
+
+    def drop(row: dict[str, float]) -> float:
+        return row[FAST] - row[SLOW]
+
+    def ordered(reading: str) -> bool:
+        rest = {column: max(quafl[column], fedavg[column]) for column in (FAST, SLOW)}
+        in_order = all(favano[column] > mean[reading][column] > rest[column] for column in rest)
+        return in_order and lead(reading)[SLOW] > lead(reading)[FAST]
+
+    def unequal_drops(reading: str) -> bool:
+        return drop(favano) < 5 and drop(mean[reading]) > 10
+
+    def close_on_iid(reading: str) -> bool:
+        best_two = (mean[reading][IID], favano[IID])
+        return abs(best_two[0] - best_two[1]) <= 1 and min(best_two) > max(quafl[IID], fedavg[IID]) and min(quafl[IID], fedavg[IID]) > 92
+
+    def closes_the_gap(_: str) -> bool:
+        return favano[FAST] - quafl[FAST] > 10 and all(quafl[column] < adopting[column] for column in (FAST, SLOW))
+
+    judged: list[tuple[int, Callable[[str], bool], Any, str]] = [
+        (9, ordered, {"lead": {reading: lead(reading) for reading in readings}}, "the order in both non-IID columns, and a growing lead"),
+        (10, unequal_drops, {"points lost": {m: drop(mean[m]) for m in mean}}, "FAVANO loses under 5 points and FedBuff over 10"),
+        (11, close_on_iid, {m: mean[m][IID] for m in mean}, "FedBuff and FAVANO within a point, above the others, all above 92"),
+        (12, closes_the_gap, {m: mean[m] for m in mean}, "FAVANO is 10 points above QuAFL (2/3 fast), alpha = 1 above QuAFL in both"),
     ]
     if is_smoke:
-        return [verdict(number, measured, None, "not judged: a smoke run on digits is too small") for number, measured, _, _ in judged]
-    how = f"MNIST, {num_seeds} seeds, means of final accuracy in %"
-    return [verdict(number, measured, holds, f"{why}; {how}") for number, measured, holds, why in judged]
+        return [verdict(number, measured, None, "not judged: a smoke run on digits is too small") for number, _, measured, _ in judged]
+    how = f"MNIST, {num_seeds} seeds, means of final accuracy in %; FAVANO stochastic; {chosen!r} is FedBuff"
+    found = []
+    for number, holds, measured, words in judged:
+        others = ", ".join(f"{reading!r} {holds(reading)}" for reading in readings if reading != chosen)
+        found.append(verdict(number, measured, bool(holds(chosen)), f"holds if {words}; {how}; in its other readings: {others}"))
+    return found
 
 
 def _cell(values: tuple[float, float]) -> str:

@@ -53,11 +53,12 @@ def by_speed(values: np.ndarray, clients: np.ndarray, is_fast: np.ndarray) -> np
 
     Returns `[L, 2, ...]`.
     """
-    lanes = np.arange(len(clients))[:, None, None]
-    masks = [is_fast[lanes, clients], ~is_fast[lanes, clients]]
-    return np.stack(
-        [np.einsum("lts,lts...->l...", mask, values) / mask.sum(axis=(1, 2)).reshape(-1, *[1] * (values.ndim - 3)) for mask in masks], 1
-    )
+    slots_fast = is_fast[np.arange(len(clients))[:, None, None], clients]
+    groups = []
+    for mask in (slots_fast, ~slots_fast):
+        count = mask.sum(axis=(1, 2)).reshape(-1, *[1] * (values.ndim - 3))
+        groups.append(np.einsum("lts,lts...->l...", mask.astype(float), values) / count)
+    return np.stack(groups, axis=1)
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> str:

@@ -137,13 +137,20 @@ def _draw(system: System, hypers: list[Hyper], seeds: Sequence[int], time_budget
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
     lanes = stack_lanes([jax.random.key(seed) for seed, _ in pairs], [hyper for _, hyper in pairs], [None] * len(pairs))
     expected = max(float(np.max(system.ticks_within(hyper, time_budget))) for hyper in hypers)
-    drawn, ticks = request_timelines(
-        lambda asked: draw_timelines(system, lanes, asked),
-        first=int(min(16 + 1.1 * expected, MAX_TICKS)),
-        budget=time_budget,
-        num_ticks=None,
-        overshoot=system.overshoot,
-    )
+    if expected > MAX_TICKS:
+        raise ConfigError("time_budget", time_budget, f"short enough for fewer than {MAX_TICKS} ticks")
+    try:
+        drawn, ticks = request_timelines(
+            lambda asked: draw_timelines(system, lanes, asked),
+            first=int(min(16 + 1.1 * expected, MAX_TICKS)),
+            budget=time_budget,
+            num_ticks=None,
+            overshoot=system.overshoot,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError("time_budget", time_budget, f"short enough for the schedule of {system.name} to fit in memory") from None
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 
 

@@ -93,6 +93,8 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
     metadata = known[name].metadata
     try:
         return metadata["parse"](text)
+    except ConfigError:
+        raise
     except (ValueError, KeyError, AttributeError):
         raise ConfigError(name, text, metadata["allowed"]) from None
 

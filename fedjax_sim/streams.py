@@ -41,7 +41,8 @@ def shuffled_index(bits: Array, index: Array, size: Array | int, permutation: Ar
         return jnp.where(swap == 1, partner, x)
 
     start = jnp.broadcast_to(index.astype("uint32"), jnp.broadcast_shapes(index.shape, tweak.shape))
-    return jax.lax.fori_loop(0, bits.shape[0], one_round, start, unroll=8).astype("int32")
+    # No more rounds in a body: over an axis of length 1, XLA's CPU compiler writes them out exponentially often, until memory ends.
+    return jax.lax.fori_loop(0, bits.shape[0], one_round, start, unroll=2).astype("int32")
 
 
 def _mix(x: Array) -> Array:

@@ -1,5 +1,6 @@
 """Runs of one system: settings x seeds as lanes, grouped by static part, one compiled program per group."""
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +157,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     num_evals = schedule.events.tick.shape[1]
     is_watched = how.checkpoint is not None or how.progress
     chunk = min(how.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
-    configuration = _configuration(program, group, schedule)
+    configuration = _configuration(program, group, schedule) | {"evals_per_chunk": chunk}
     saved = None if how.checkpoint is None else Checkpoint(how.checkpoint, configuration, resume=how.resume)
     padded = schedules.pad_evaluations(schedule, -num_evals % chunk)
     with Progress(system.name, schedule, enabled=how.progress) as shown:
@@ -184,6 +185,8 @@ def _configuration(program: Program, group: list[_Lane], schedule: schedules.Sch
 
 def _named(value: Any) -> str:
     """A setting as text that does not change from one process to the next, as the repr of a function would."""
+    if isinstance(value, functools.partial):
+        return f"{_named(value.func)}{value.args}{sorted(value.keywords.items())}"
     return getattr(value, "__qualname__", repr(value))
 
 

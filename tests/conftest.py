@@ -8,18 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
-# Before anything touches the backend: CPU only, and eight devices of it, so that meshes can be tested anywhere.
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
-# Silent broadcasting of (n,) against (n, 1) is an error.
-jax.config.update("jax_numpy_rank_promotion", "raise")
-# Compiled programs are kept between runs and shared by the workers of pytest-xdist: compiling is most of what the tests cost.
-CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,6 +16,20 @@ from hypothesis import settings
 
 from fedjax_sim.simulate import COMPILE_EVENT
 from fedjax_sim.streams import stream
+
+# Importing does not start the backend, so what follows still decides about it. Compiling is most of what the tests cost: optimise less,
+# unless told otherwise.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# CPU only, and eight devices of it, so that meshes can be tested anywhere.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+# Silent broadcasting of (n,) against (n, 1) is an error.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Compiled programs are kept between runs and shared by the workers of pytest-xdist.
+CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
@@ -77,7 +79,9 @@ def coordinates(params: jax.Array) -> dict[str, jax.Array]:
 def regression() -> Callable[..., Regression]:
     """Make a regression problem; float32 unless told otherwise."""
 
-    def make(num_clients: int = 7, *, examples: int = 6, dim: int = 3, noise: float = 0.1, dtype: str = "float32", seed: int = 0) -> Regression:
+    def make(
+        num_clients: int = 7, *, examples: int = 6, dim: int = 3, noise: float = 0.1, dtype: str = "float32", seed: int = 0
+    ) -> Regression:
         random = np.random.default_rng(seed)
         inputs = random.normal(size=(num_clients, examples, dim)).astype(dtype)
         targets = (inputs @ random.normal(size=dim) + random.normal(size=(num_clients, 1))).astype(dtype)

@@ -1,6 +1,7 @@
 """Client arrivals: the server acts whenever its buffer of Z updates is full."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,9 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     finish = jnp.cumsum(times, axis=1)
     # Beyond the first client's last drawn finish, arrivals are missing.
     horizon = finish[:, -1].min()
-    tie = jax.random.uniform(stream(key, "ties"), finish.shape)
+    # Drawn client by client, so that asking for more ticks does not decide earlier ties anew.
+    tie_keys = jax.vmap(partial(jax.random.fold_in, stream(key, "ties")))(jnp.arange(hyper.num_clients))
+    tie = jax.vmap(lambda own: jax.random.uniform(own, (per_client,), finish.dtype))(tie_keys)
     time, _, client = jax.lax.sort((finish.ravel(), tie.ravel(), client), num_keys=2)
     time, client = time[:num_arrivals], client[:num_arrivals]
     shape = (num_ticks, hyper.buffer_size)

@@ -25,7 +25,7 @@ class Trace:
             raise ConfigError("trace", "nan or inf", "finite times of start and finish")
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
             raise ConfigError("trace", "a row with finish before start, or start below 0", "rows with 0 <= start <= finish")
-        if not np.array_equal(columns[0], columns[0].astype(np.int32)):
+        if not np.all((columns[0] == np.round(columns[0])) & (np.abs(columns[0]) < 2**31)):
             raise ConfigError("trace", "a client that is not a whole number", "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
         self.client, self.start, self.finish = columns[0].astype(np.int32)[order], columns[1][order], columns[2][order]

@@ -1,0 +1,76 @@
+"""FAVANO as a slow event loop in plain NumPy, written from the paper's Algorithm 1: every client advances in time, step by step."""
+
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Record(NamedTuple):
+    """What the server saw at one action."""
+
+    time: float
+    clients: list[int]
+    steps: list[int]
+    versions: list[int]
+    model: np.ndarray  # after the action
+    client_variance: float  # of the models that clients hold after the action, around the server's
+
+
+def run(
+    *,
+    start: np.ndarray,
+    cohorts: list[list[int]],
+    period: float,
+    max_steps: int,
+    lr: float,
+    runtime: Callable[[int, int, int], float],
+    gradient: Callable[[int, int, np.ndarray], np.ndarray],
+    alpha: Callable[[int, int, int], float],
+) -> list[Record]:
+    """Simulate one server action per cohort.
+
+    runtime(client, contact, q): time of local step q after the client's contact number `contact` (0: the start). gradient(client, k,
+    model): stochastic gradient of the client's k-th local step ever. alpha(action, client, steps): reweighting.
+    """
+    num_clients = 1 + max(max(cohort) for cohort in cohorts)
+    server = start.copy()
+    base = [start.copy() for _ in range(num_clients)]
+    local = [start.copy() for _ in range(num_clients)]
+    steps = [0] * num_clients  # since the last contact
+    ever = [0] * num_clients
+    contact = [0] * num_clients
+    version = [0] * num_clients
+    finish = [(runtime(i, 0, 0), i) for i in range(num_clients)]
+    heapq.heapify(finish)
+    records = []
+    for action, cohort in enumerate(cohorts):
+        clock = (action + 1) * period
+        # Local steps that end by now, in order of time. Each client has one step in progress, or idles.
+        while finish and finish[0][0] <= clock:
+            now, i = heapq.heappop(finish)
+            local[i] = local[i] - lr * gradient(i, ever[i], local[i])
+            steps[i] += 1
+            ever[i] += 1
+            if steps[i] < max_steps:
+                heapq.heappush(finish, (now + runtime(i, contact[i], steps[i]), i))
+        reports = []
+        for i in cohort:
+            if steps[i] > 0:
+                reports.append(base[i] + (local[i] - base[i]) / alpha(action, i, steps[i]))
+            else:
+                reports.append(base[i])
+        seen = ([steps[i] for i in cohort], [version[i] for i in cohort])
+        server = (server + np.sum(reports, axis=0)) / (len(cohort) + 1)
+        for i in cohort:
+            base[i], local[i] = server.copy(), server.copy()
+            steps[i], version[i] = 0, action + 1
+            contact[i] += 1
+            # What was in progress is dropped.
+            finish = [(time, j) for time, j in finish if j != i]
+            finish.append((clock + runtime(i, contact[i], 0), i))
+        heapq.heapify(finish)
+        variance = sum(float(np.sum((model - server) ** 2)) for model in base)
+        records.append(Record(clock, list(cohort), *seen, server.copy(), variance))
+    return records

@@ -1,0 +1,110 @@
+"""Layouts: what is chosen, what is refused, and that every way of mapping gives the same results in the same order."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import ConfigError, Layout, Plan
+from fedjax_sim.layout import Placement, check_layout, choose, map_lanes, map_slots
+
+STEPS = jnp.array([5, 0, 2, 3, 1], "int32")
+VALUES = jnp.arange(10.0).reshape(5, 2)
+
+
+def count(trips: jax.Array, value: jax.Array, steps: jax.Array) -> jax.Array:
+    """Add one `steps` times, by a loop of `trips` turns: too few would show."""
+    return jax.lax.fori_loop(0, trips, lambda q, x: jnp.where(q < steps, x + 1, x), value)
+
+
+EXPECTED = np.asarray(VALUES) + np.asarray(STEPS)[:, None]
+
+
+@pytest.mark.parametrize(("size", "executed"), [(1, 11), (2, 5 * 2 + 2 * 2 + 0), (3, 5 * 3 + 1 * 3), (4, 5 * 4), (5, 25), (9, 25)])
+def test_slots_in_blocks(size: int, executed: int) -> None:
+    """Blocks hold the longest together: 5 3 | 2 1 | 0 and so on; each turns as often as its longest slot, padding included."""
+    results, trips = jax.jit(lambda: map_slots(count, Plan(slots_at_once=size), STEPS, VALUES, STEPS))()
+    np.testing.assert_array_equal(results, EXPECTED)
+    assert trips == executed
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+@pytest.mark.parametrize("size", [1, 2])
+def test_slots_over_devices(devices: int, size: int) -> None:
+    """Results come back in order on every device, also if devices do not divide the slots; turns are those of all devices."""
+    plan = Plan(slots_at_once=size, client_devices=devices)
+    mesh = Placement(size, False, 1, devices).mesh
+    spec = jax.sharding.PartitionSpec()
+    split = jax.shard_map(
+        lambda values, steps: map_slots(count, plan, steps, values, steps),
+        mesh=mesh,
+        in_specs=(spec, spec),
+        out_specs=spec,
+        check_vma=False,
+    )
+    results, trips = jax.jit(split)(VALUES, STEPS)
+    np.testing.assert_array_equal(results, EXPECTED)
+    assert trips == 11 if size == 1 else trips >= 11
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("num", [1, 3])
+def test_lanes(at_once: bool, num: int) -> None:
+    def lane(inputs: Any) -> Any:
+        steps, values = inputs
+        plan = Plan(slots_at_once=2, lanes_at_once=at_once)
+        return map_slots(count, plan, steps, values, steps)[0]
+
+    steps = jnp.stack([jnp.roll(STEPS, i) for i in range(num)])
+    found = jax.jit(lambda: map_lanes(lane, (steps, jnp.stack([VALUES] * num)), at_once=at_once))()
+    np.testing.assert_array_equal(found, np.asarray(VALUES) + np.asarray(steps)[..., None])
+
+
+def chosen(layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10) -> Placement:
+    return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), num_parameters=parameters, batch_size=8)
+
+
+def test_what_a_caller_fixes_stays() -> None:
+    assert chosen(Layout(3, True, 2, 2), [[[1, 2, 3, 4]]]) == Placement(3, True, 2, 2)
+    assert chosen(Layout(9, False, 1, 1), [[[1, 2, 3, 4]]]).slots_at_once == 4
+
+
+def test_slots_are_batched_where_little_is_padded() -> None:
+    """On CPUs. Equal steps: all at once, whatever the size. One long slot among idle ones: each by itself."""
+    assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=10**6).slots_at_once == 4
+    assert chosen(Layout(), [[[20, 0, 0, 0]]]).slots_at_once == 1
+
+
+def test_lanes_take_the_devices_there_are() -> None:
+    """Eight, in these tests."""
+    assert chosen(Layout(), [[[1]]], num_lanes=3).lane_devices == 3
+    assert chosen(Layout(), [[[1]]], num_lanes=30).lane_devices == 8
+    assert chosen(Layout(client_devices=4), [[[1]]], num_lanes=30).lane_devices == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(slots_at_once=0), "layout.slots_at_once is 0"),
+        (Layout(lane_devices=-1), "layout.lane_devices is -1"),
+        (Layout(client_devices=0), "layout.client_devices is 0"),
+        (Layout(lane_devices=3, client_devices=3), "at most the 8"),
+    ],
+)
+def test_layouts_that_cannot_be(layout: Layout, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_layout(layout)
+
+
+def test_cores_become_devices() -> None:
+    """In a process of its own, as the backend must not run yet; afterwards it only tells how many there are."""
+    code = "import fedjax_sim, jax; print(fedjax_sim.use_cores(3), len(jax.devices()), fedjax_sim.use_cores(5))"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["3", "3", "3"]

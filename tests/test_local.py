@@ -1,0 +1,170 @@
+"""Local work: which examples, which optimizer steps, and for whom."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import struct
+from scipy import stats
+
+from fedjax_sim import Event, Plan
+from fedjax_sim.local import LocalTraining, local_sgd, shuffled_examples
+from fedjax_sim.streams import shuffle_bits
+
+
+@struct.dataclass
+class Counting:
+    """A problem whose model counts the examples it has seen: the gradient is minus their number, each. With lr 1, a count per example."""
+
+    counts: jax.Array
+    size: int = struct.field(pytree_node=False)
+
+    def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+        return -params[examples].sum()
+
+
+def event_of(clients: Any, steps: Any, offset: Any) -> Event:
+    clients, steps, offset = (jnp.asarray(x, "int32") for x in (clients, steps, offset))
+    zero = jnp.zeros_like(clients)
+    return Event(jnp.int32(0), clients, steps, zero, zero.astype("float32"), offset, zero, jnp.int32(0))
+
+
+def _run(plan: Plan, problem: Any, hyper: Any, key: jax.Array, start: Any, event: Event) -> Any:
+    return local_sgd(problem, hyper, plan, key, start, event)
+
+
+run = jax.jit(_run, static_argnums=0)
+KEY = jax.random.key(7)
+
+
+def seen(
+    steps: list[int], *, clients: list[int], counts: list[int], batch: int, offset: int = 0, sampling: str = "shuffled_epochs"
+) -> np.ndarray:
+    """How often each slot has seen each example: `[S, M]`."""
+    problem = Counting(jnp.array(counts, "int32"), max(counts))
+    hyper = LocalTraining(lr=1.0, batch_size=batch, sampling=sampling)
+    event = event_of(clients, steps, [offset] * len(clients))
+    start = jnp.zeros((len(clients), problem.size))
+    return np.asarray(run(Plan(slots_at_once=len(clients)), problem, hyper, KEY, start, event)[0])
+
+
+def test_every_example_once_an_epoch() -> None:
+    """Six steps of four are four epochs of six, or three of eight; what lies beyond a client's count is never seen."""
+    found = seen([6, 6], clients=[0, 1], counts=[6, 8], batch=4)
+    assert found.tolist() == [[4] * 6 + [0] * 2, [3] * 8]
+
+
+def test_batches_straddle_epochs() -> None:
+    """Seven examples, batches of three: after five steps everyone has been seen twice, and one of them a third time."""
+    found = seen([5], clients=[0], counts=[7], batch=3)
+    assert sorted(found[0].tolist()) == [2] * 6 + [3]
+
+
+def test_a_batch_larger_than_the_client() -> None:
+    found = seen([1], clients=[0], counts=[3], batch=7)
+    assert sorted(found[0].tolist()) == [2, 2, 3]
+
+
+def test_streams_go_on_where_the_last_update_ended() -> None:
+    """Seven steps at once are three and then four more."""
+    whole = seen([7], clients=[0], counts=[5], batch=2)
+    parts = seen([3], clients=[0], counts=[5], batch=2) + seen([4], clients=[0], counts=[5], batch=2, offset=3)
+    np.testing.assert_array_equal(whole, parts)
+
+
+def test_each_epoch_is_a_permutation_of_its_own() -> None:
+    bits = shuffle_bits(KEY)
+    steps = jnp.arange(12)
+    samples = np.asarray(jax.vmap(lambda step: shuffled_examples(bits, step, jnp.int32(6), 3))(steps)).reshape(6, 6)
+    np.testing.assert_array_equal(np.sort(samples, axis=1), np.broadcast_to(np.arange(6), (6, 6)))
+    assert len({tuple(row) for row in samples.tolist()}) > 3
+
+
+def test_late_steps_do_not_overflow() -> None:
+    """Sample numbers use all of 32 bits: step * batch just below 2^32."""
+    step = 2**31 // 64 - 1
+    found = np.asarray(shuffled_examples(shuffle_bits(KEY), jnp.int32(step), jnp.int32(10), 128))
+    assert found.min() >= 0
+    assert found.max() < 10
+    # 128 samples of ten are twelve or thirteen of each, wherever epochs begin: one more or less at both ends.
+    assert set(np.bincount(found, minlength=10).tolist()) <= {12, 13, 14}
+
+
+def test_clients_have_orders_of_their_own() -> None:
+    first = [tuple(seen([1], clients=[i], counts=[8] * 6, batch=4)[0].tolist()) for i in range(6)]
+    assert len(set(first)) > 3
+
+
+def test_sampling_with_replacement_is_uniform_over_a_clients_own_examples() -> None:
+    """Chi-square of 3000 samples, p-value above 1e-3; some batch holds an example twice."""
+    found = seen([1000], clients=[0], counts=[6, 9], batch=3, sampling="with_replacement")[0]
+    assert found[6:].sum() == 0
+    assert found.sum() == 3000
+    assert stats.chisquare(found[:6]).pvalue > 1e-3
+    assert seen([1], clients=[0], counts=[2, 9], batch=3, sampling="with_replacement").max() >= 2
+
+
+STARTS = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
+CLIENTS, STEPS, OFFSET = [3, 0, 6, 2], [5, 0, 2, 3], [4, 0, 7, 1]
+
+
+@pytest.mark.parametrize("slots_at_once", [1, 3, 4])
+def test_work_does_not_depend_on_company(regression: Callable, slots_at_once: int) -> None:
+    """A client's update is the same whoever is in the other slots, in whichever slot, even next to data that are not numbers.
+
+    To rounding, as a product of matrices may be added up in another order in another place.
+    """
+    hyper = LocalTraining(lr=0.1, batch_size=2)
+    problem = regression()
+    event = event_of(CLIENTS, STEPS, OFFSET)
+    plan = Plan(slots_at_once=slots_at_once)
+    ends, work = run(plan, problem, hyper, KEY, jnp.asarray(STARTS), event)
+    np.testing.assert_array_equal(ends[1], STARTS[1])
+    assert int(work.needed) == 10
+    # One by one 10 steps; three at once, the longest together: 3 x 5 and 3 x 0; all four: 4 x 5.
+    assert int(work.executed) == {1: 10, 3: 15, 4: 20}[slots_at_once]
+    order = np.array([2, 3, 1, 0])
+    moved = event_of(*(np.array(x)[order] for x in (CLIENTS, STEPS, OFFSET)))
+    poisoned = problem.replace(inputs=problem.inputs.at[3].set(jnp.nan))
+    others, _ = run(plan, poisoned, hyper, KEY, jnp.asarray(STARTS)[order], moved)
+    np.testing.assert_allclose(others[:3], ends[order[:3]], rtol=1e-6)
+    assert np.isnan(others[3]).all()
+
+
+OPTIMIZERS = {
+    "adam": optax.adam,
+    "momentum": partial(optax.sgd, momentum=0.9),
+    "weight decay": partial(optax.adamw, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_beyond_a_slots_own_change_neither_model_nor_optimizer(regression: Callable, name: str) -> None:
+    """A slot batched with longer ones ends where an optimizer of its own ends, run step by step. To float32 rounding."""
+    problem = regression(noise=0.0)
+    client = int(np.argmax(problem.counts))
+    # As many samples as the client has are all of them, in some order: the whole batch.
+    hyper = LocalTraining(lr=0.1, batch_size=int(problem.counts[client]), optimizer=OPTIMIZERS[name], lr_scale=0.5)
+    clients, steps = [client] * 4, [3, 1, 0, 5]
+    ends, _ = run(Plan(slots_at_once=4), problem, hyper, KEY, jnp.asarray(STARTS), event_of(clients, steps, [0] * 4))
+    optimizer = OPTIMIZERS[name](0.05)
+    for slot, num in enumerate(steps):
+        model = jnp.asarray(STARTS[slot])
+        state = optimizer.init(model)
+        for _ in range(num):
+            gradient = jax.grad(problem.loss)(model, jnp.int32(client), jnp.arange(hyper.batch_size), KEY)
+            update, state = optimizer.update(gradient, state, model)
+            model = optax.apply_updates(model, update)
+        np.testing.assert_allclose(ends[slot], model, rtol=2e-5, atol=1e-6)
+
+
+def test_an_empty_slot_does_no_work(regression: Callable) -> None:
+    event = event_of([-1, 2, -1, 0], [0, 3, 0, 1], [0] * 4)
+    ends, work = run(Plan(slots_at_once=1), regression(), LocalTraining(lr=0.1, batch_size=2), KEY, jnp.asarray(STARTS), event)
+    np.testing.assert_array_equal(ends[jnp.array([0, 2])], STARTS[[0, 2]])
+    assert (int(work.executed), int(work.needed)) == (4, 4)

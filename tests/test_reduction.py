@@ -1,0 +1,151 @@
+"""Systems that become one another, or gradient descent, in special cases; compared with other code, never with themselves."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import struct
+
+import fedjax_sim
+from fedjax_sim import Layout
+from fedjax_sim.problems import Quadratic
+
+SYSTEMS = fedjax_sim.SYSTEMS
+WHOLE = Layout(7, False, 1)
+FIXED = {"rate_fast": 1.0, "rate_slow": 1.0}
+"""A local step takes one unit of time, for everyone."""
+
+
+@struct.dataclass
+class Located(Quadratic):
+    """Quadratics whose evaluation tells where the model is."""
+
+    def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
+        return {f"w{i}": params[i] for i in range(params.shape[0])}
+
+
+def quadratics(*, curvature: Any = 1.0, seed: int = 0, num_clients: int = 7) -> Located:
+    random = np.random.default_rng(seed)
+    return Located.of(random.normal(size=(num_clients, 2)), curvature=curvature, start=np.array([2.0, -1.0]))
+
+
+def trajectory(system: str, problem: Any, **settings: Any) -> np.ndarray:
+    """The server's model after every tick, the initial one included, in float64: `[9, 2]`."""
+    with jax.enable_x64(True):
+        hyper = SYSTEMS[system].Hyper(num_clients=7, batch_size=1, **settings)
+        run = fedjax_sim.simulate(SYSTEMS[system], problem, hyper, num_ticks=8, num_evals=8, layout=WHOLE)
+    return np.stack([run.curves.w0, run.curves.w1], axis=-1)
+
+
+@pytest.fixture
+def uneven() -> Located:
+    with jax.enable_x64(True):
+        return quadratics(curvature=np.linspace(0.2, 2.0, 7))
+
+
+def test_fedavg_of_everyone_with_one_step_is_gradient_descent(uneven: Located) -> None:
+    """To the float32 precision of a slot's weight of 1/7."""
+    centers, curvature = np.asarray(uneven.centers), np.asarray(uneven.curvature)
+    model, expected = np.array([2.0, -1.0]), []
+    for _ in range(9):
+        expected.append(model)
+        model = model - 0.3 * np.mean(curvature[:, None] * (model - centers), axis=0)
+    found = trajectory("fedavg", uneven, num_selected=7, local_steps=1, lr=0.3)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_fedbuff_of_everyone_with_fixed_durations_is_fedavg(uneven: Located) -> None:
+    """All wait for each other, from one and the same model. To float32's rounding of 1/7: the one averages models, the other changes."""
+    fedavg = trajectory("fedavg", uneven, num_selected=7, local_steps=4, lr=0.3)
+    fedbuff = trajectory("fedbuff", uneven, buffer_size=7, local_steps=4, lr=0.3, **FIXED)
+    np.testing.assert_allclose(fedbuff, fedavg, atol=1e-6)
+    assert np.abs(np.diff(fedavg, axis=0)).min() > 1e-4
+
+
+def test_fedbuff_with_free_clients_and_fixed_durations_is_fedavg(uneven: Located) -> None:
+    """All arrive at once. The last of a buffer goes on from the new model, the others from the old: so only the first tick is the same."""
+    fedavg = trajectory("fedavg", uneven, num_selected=7, local_steps=4, lr=0.3)
+    free = trajectory("fedbuff", uneven, buffer_size=7, local_steps=4, lr=0.3, restart="free", **FIXED)
+    np.testing.assert_allclose(free[:2], fedavg[:2], atol=1e-6)
+    assert np.abs(free[2] - fedavg[2]).max() > 1e-3
+
+
+def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
+    """With a server learning rate of one and one client, both are that client's gradient descent, K steps a tick."""
+    with jax.enable_x64(True):
+        problem = quadratics(curvature=0.7)
+        centers = np.asarray(problem.centers)[:1]
+        single = Located.of(centers, curvature=0.7, start=np.array([2.0, -1.0]))
+        settings = {"num_clients": 1, "local_steps": 3, "lr": 0.2, "batch_size": 1}
+        runs = []
+        for name, slots in (("fedavg", {"num_selected": 1}), ("fedbuff", {"buffer_size": 1})):
+            hyper = SYSTEMS[name].Hyper(**settings, **slots)
+            run = fedjax_sim.simulate(SYSTEMS[name], single, hyper, num_ticks=5, num_evals=5, layout=Layout(1, False, 1))
+            runs.append(np.stack([run.curves.w0, run.curves.w1], axis=-1))
+    expected = centers + (1 - 0.7 * 0.2) ** (3 * np.arange(6))[:, None] * (np.array([2.0, -1.0]) - centers)
+    for found in runs:
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_favano_of_everyone_is_a_damped_fedavg(uneven: Located) -> None:
+    """If all are contacted each time and all are done, FAVANO's server goes n / (n + 1) of FedAvg's way, and from FedAvg's start.
+
+    w + (mean - w) n / (n + 1) = (w + sum of reports) / (n + 1), as every base model is the server's.
+    """
+    settings = {"local_steps": 4, "lr": 0.3}
+    favano = trajectory("favano", uneven, num_selected=7, reweight="none", **FIXED, **settings)
+    model = favano[0]
+    for t in range(3):
+        # One round of FedAvg, begun where FAVANO's server stands.
+        fedavg = trajectory("fedavg", uneven.replace(start=model), num_selected=7, **settings)
+        model = model + (fedavg[1] - fedavg[0]) * 7 / 8
+        np.testing.assert_allclose(favano[t + 1], model, atol=1e-6)
+
+
+def test_reweighting_by_the_steps_done_is_an_average_gradient() -> None:
+    """All done in every window, P(E > 0) = 1: both reweightings divide the progress by K, so to first order they are lr / K for lr."""
+    with jax.enable_x64(True):
+        problem = quadratics(curvature=np.linspace(0.2, 2.0, 7))
+    settings = {"num_selected": 7, "local_steps": 4, "lr": 1e-6, **FIXED}
+    stochastic = trajectory("favano", problem, reweight="stochastic", **settings)
+    deterministic = trajectory("favano", problem, reweight="deterministic", **settings)
+    np.testing.assert_allclose(stochastic, deterministic, rtol=1e-9)
+    plain = trajectory("favano", problem, reweight="none", **(settings | {"lr": 1e-6 / 4}))
+    # Second-order terms are of relative size lr, below the float32 precision of the weight 1/4, which is exact.
+    np.testing.assert_allclose(np.diff(stochastic, axis=0), np.diff(plain, axis=0), rtol=1e-4)
+
+
+def test_quafl_and_favano_of_everyone_see_the_same_first_tick(uneven: Located) -> None:
+    """Without reweighting they differ only in what clients go on from."""
+    settings = {"num_selected": 7, "local_steps": 4, "lr": 0.3, **FIXED}
+    favano = trajectory("favano", uneven, reweight="none", **settings)
+    quafl = trajectory("quafl", uneven, **settings)
+    np.testing.assert_allclose(quafl[1], favano[1], atol=1e-12)
+    assert np.abs(quafl[2] - favano[2]).max() > 1e-3
+
+
+def test_quafl_of_one_client_is_linear_in_two_models() -> None:
+    """n = s = 1: server and client mix, w' = (w + y) / 2 and x' = (w + y) / 2 with y = K steps from x; worked out with matrices."""
+    with jax.enable_x64(True):
+        single = Located.of(np.array([[1.0, -2.0]]), curvature=0.7, start=np.array([2.0, -1.0]))
+        hyper = SYSTEMS["quafl"].Hyper(num_clients=1, num_selected=1, local_steps=3, lr=0.2, batch_size=1, **FIXED)
+        run = fedjax_sim.simulate(SYSTEMS["quafl"], single, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1))
+    shrink = (1 - 0.7 * 0.2) ** 3
+    step = np.array([[0.5, 0.5 * shrink], [0.5, 0.5 * shrink]])
+    both = np.ones(2)
+    for t in range(7):
+        for i, center in enumerate((1.0, -2.0)):
+            expected = center + both[0] * ((2.0, -1.0)[i] - center)
+            np.testing.assert_allclose(run.curves[f"w{i}"][t], expected, rtol=1e-12)
+        both = step @ both
+
+
+def test_no_client_contacted_with_steps_leaves_all_models_where_they_are() -> None:
+    """With a first contact at time 0 and clients too slow to ever finish a step, nothing moves: all report their start."""
+    with jax.enable_x64(True):
+        problem = quadratics()
+    for name in ("favano", "quafl"):
+        found = trajectory(name, problem, num_selected=7, local_steps=4, first_contact=0.0, rate_fast=1e-9, rate_slow=1e-9)
+        np.testing.assert_allclose(found, np.broadcast_to([2.0, -1.0], found.shape), rtol=1e-14)

@@ -1,0 +1,174 @@
+"""Periodic contacts against closed forms of the step count, and against loops."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim import Timeline
+from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines import Contacts, client_rates, contacts
+
+FAST, SLOW = 1 / 2, 1 / 16
+K, PERIOD, SHARE = 20, 7, 0.2
+
+
+class Drawn:
+    """Schedules of a hundred clients, of whom twenty are contacted at a time, and every slot's rate."""
+
+    def __init__(self, draw: Callable, hyper: Contacts, *, num_ticks: int, seeds: int):
+        drawn, self.window = draw(contacts, hyper, num_ticks=num_ticks, seeds=seeds)
+        self.timeline: Timeline = drawn
+        rates = rates_of(hyper, seeds)
+        self.rate = np.stack([rates[seed][self.timeline.clients[seed]] for seed in range(seeds)])
+
+    def of(self, rate: float, values: np.ndarray, *, skip: int) -> np.ndarray:
+        """Values of the slots with clients of this rate, the first ticks left out."""
+        return values[:, skip:][self.rate[:, skip:] == rate]
+
+
+def rates_of(hyper: Any, seeds: int) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.stack([client_rates(stream(jax.random.key(seed), "timeline"), hyper) for seed in range(seeds)])
+
+
+def assert_mean(sample: np.ndarray, expected: float, *, precision: float, rounded: float = 0.0) -> None:
+    """Within 5 standard errors (and what the expected number was rounded by), which must be small enough to say something."""
+    error = sample.std() / np.sqrt(sample.size)
+    assert 5 * error < precision * expected, "too few draws for this precision"
+    assert abs(sample.mean() - expected) < 5 * error + rounded
+
+
+@pytest.mark.parametrize(
+    ("law", "mean", "any_step"),
+    [
+        ("runtime_geom", (12.492906, 2.186981), (0.998428, 0.740627)),
+        ("runtime_exp", (12.394896, 2.186922), (0.993811, 0.732917)),
+        ("count_geom", (1.999998, 11.599059), (1.0, 1.0)),
+    ],
+)
+def test_step_counts_in_the_long_run(draw: Callable, law: str, mean: tuple[float, float], any_step: tuple[float, float]) -> None:
+    """E[X] and P(E > 0) of fast and slow clients, worked out from stationary windows."""
+    drawn = Drawn(draw, Contacts(runtime_law=law), num_ticks=1000, seeds=16)
+    for rate, expected_mean, expected_any in zip((FAST, SLOW), mean, any_step, strict=True):
+        steps = drawn.of(rate, drawn.timeline.steps, skip=50)
+        assert steps.max() <= K
+        assert_mean(steps, expected_mean, precision=0.02)
+        assert_mean(steps > 0, expected_any, precision=0.01, rounded=1e-6)
+
+
+def capped_binomial_mean(rate: float, windows: np.ndarray, chance: np.ndarray) -> float:
+    counts = np.arange(windows.max() + 1)
+    return float(np.minimum(counts, K) @ stats.binom.pmf(counts[:, None], windows, rate) @ chance)
+
+
+@pytest.mark.parametrize(
+    ("switch", "shorter", "means"),
+    [("strict_deadline", 1, (12.15, 2.12)), ("busy_during_interaction", 3, None)],
+)
+def test_shorter_windows(draw: Callable, switch: str, shorter: int, means: tuple[float, float] | None) -> None:
+    """With whole clocks, a strict deadline takes a time unit off the window, and a busy client those of the exchange."""
+    drawn = Drawn(draw, Contacts(**{switch: True}), num_ticks=1000, seeds=16)
+    rounds = np.arange(1, 150)
+    for i, rate in enumerate((FAST, SLOW)):
+        expected = capped_binomial_mean(rate, PERIOD * rounds - shorter, stats.geom.pmf(rounds, SHARE))
+        if means is not None:
+            assert abs(expected - means[i]) < 0.005
+        assert_mean(drawn.of(rate, drawn.timeline.steps, skip=50), expected, precision=0.025)
+
+
+def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) -> None:
+    """Long draws survive contacts: a slow client's mean falls from 2.19 to 1.13, slowly, and its P(E > 0) from .741 to .383."""
+    drawn = Drawn(draw, Contacts(carry_residual=True), num_ticks=1500, seeds=16)
+    steps = drawn.timeline.steps
+    assert_mean(drawn.of(SLOW, steps, skip=1000), 1.13, precision=0.04, rounded=0.015)
+    assert_mean(drawn.of(SLOW, steps > 0, skip=1000), 0.383, precision=0.03, rounded=0.005)
+    assert_mean(drawn.of(FAST, steps, skip=1000), 12.24, precision=0.01, rounded=0.01)
+
+
+def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
+    """E[X] at the first server steps, before windows are stationary; all clients start at time 0."""
+    drawn = Drawn(draw, Contacts(), num_ticks=20, seeds=250)
+    ticks = [1, 2, 3, 5, 10, 20]
+    means_of_fast = [3.5, 6.3, 8.54, 11.6333, 12.4929, 12.4929]
+    means_of_slow = [0.4375, 0.7875, 1.0675, 1.4707, 1.9526, 2.1623]
+    for t, fast, slow in zip(ticks, means_of_fast, means_of_slow, strict=True):
+        for rate, expected in ((FAST, fast), (SLOW, slow)):
+            steps = drawn.timeline.steps[:, t - 1][drawn.rate[:, t - 1] == rate]
+            assert_mean(steps, expected, precision=0.2, rounded=1e-4)
+
+
+def test_gaps_between_contacts_are_geometric(draw: Callable) -> None:
+    """Whatever a client's speed; and everyone is contacted equally often."""
+    drawn = Drawn(draw, Contacts(), num_ticks=1000, seeds=16)
+    ticks = np.arange(1000)[None, :, None]
+    # Version v was made at tick v - 1, the previous contact.
+    gap = ticks + 1 - drawn.timeline.version
+    for rate in (FAST, SLOW):
+        gaps = drawn.of(rate, gap, skip=60)
+        assert_mean(gaps, 1 / SHARE, precision=0.02)
+        for r in range(1, 7):
+            assert_mean(gaps == r, stats.geom.pmf(r, SHARE), precision=0.06)
+    contacts_of_slow = (drawn.rate == SLOW).sum(axis=(1, 2))
+    assert_mean(contacts_of_slow, 1000 * SHARE * 34, precision=0.02)
+
+
+FEW = Contacts(num_clients=7, num_selected=3, local_steps=9)
+
+
+def test_windows_and_versions_are_those_of_a_loop(draw: Callable) -> None:
+    schedule, window = draw(contacts, FEW.replace(server_wait=1.5, server_interact=0.25), num_ticks=40, seeds=[5])
+    last: dict[int, int] = {}
+    for t in range(40):
+        clients = schedule.clients[0, t].tolist()
+        assert len(set(clients)) == 3
+        for slot, client in enumerate(clients):
+            previous = last.get(client)
+            assert schedule.version[0, t, slot] == (0 if previous is None else previous + 1)
+            began = 0.0 if previous is None else schedule.time[0, previous]
+            np.testing.assert_allclose(window[0, t, slot], schedule.time[0, t] - began, rtol=1e-15)
+            assert schedule.holds[0, t, slot] == t + 1
+            last[client] = t
+    np.testing.assert_allclose(schedule.time[0], 1.75 * np.arange(1, 41), rtol=1e-15)
+
+
+def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
+    """Rates of one: everyone does a step in each unit of time, up to K."""
+    hyper = FEW.replace(server_wait=2.0, server_interact=1.0, rate_fast=1.0, rate_slow=1.0)
+    schedule, window = draw(contacts, hyper, num_ticks=40)
+    np.testing.assert_array_equal(schedule.steps, np.minimum(window, 9))
+    strict, _ = draw(contacts, hyper.replace(strict_deadline=True), num_ticks=40)
+    np.testing.assert_array_equal(strict.steps, np.minimum(window - 1, 9))
+
+
+def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
+    schedule, window = draw(contacts, Contacts(first_contact=0.0), num_ticks=1000, seeds=16)
+    assert schedule.time[0, 0] == 0
+    assert not schedule.steps[0, 0].any()
+    assert not window[0, 0].any()
+    assert schedule.steps[0, 1].any()
+    assert ticks_in_budget(schedule.time[0], 5000, overshoot=False) == 715
+    later, _ = draw(contacts, Contacts(), num_ticks=1000, seeds=16)
+    np.testing.assert_array_equal(later.time - schedule.time, 7.0)
+    np.testing.assert_array_equal(later.clients, schedule.clients)
+    assert ticks_in_budget(later.time[0], 5000, overshoot=False) == 714
+
+
+@pytest.mark.parametrize("changes", [{}, {"carry_residual": True}])
+def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, changes: dict[str, Any]) -> None:
+    short, long = (draw(contacts, FEW.replace(**changes), num_ticks=num) for num in (17, 40))
+    for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
+        np.testing.assert_array_equal(few, many[:, :17])
+
+
+def test_times_are_in_64_bits(draw: Callable) -> None:
+    """Contacts a tenth of a unit apart, after more than 2^24 tenths."""
+    schedule, _ = draw(contacts, FEW.replace(server_wait=0.1, server_interact=0.0, first_contact=2.0**25), num_ticks=40)
+    assert schedule.time.dtype == np.float64
+    np.testing.assert_allclose(np.diff(schedule.time[0]), 0.1, rtol=1e-6)
+    assert jnp.asarray(schedule.time).dtype == jnp.float32, "the test itself must not run in 64 bits"

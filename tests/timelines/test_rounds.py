@@ -1,0 +1,102 @@
+"""Synchronous rounds against the exact mean of the slowest of a cohort, and round counts."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.timelines import Rounds, rounds
+
+
+def mean_round_time(num_slow: int) -> float:
+    """3 + E[max over a cohort of 20 of 100 of the time of 20 geometric steps], by the law of the number of slow clients in it."""
+    horizon = np.arange(3000)
+    fast, slow = (1 - stats.binom.cdf(19, horizon, rate) for rate in (1 / 2, 1 / 16))
+    cohort = stats.hypergeom(100, num_slow, 20)
+    return 3 + sum(cohort.pmf(j) * np.sum(1 - fast ** (20 - j) * slow**j) for j in range(21))
+
+
+@pytest.mark.parametrize(("slow_fraction", "num_slow", "expected"), [(1 / 3, 34, 418.89), (8 / 9, 89, 461.41)])
+def test_mean_round_time(draw: Callable, slow_fraction: float, num_slow: int, expected: float) -> None:
+    """Within 5 standard errors of the formula, which gives the numbers worked out apart."""
+    assert abs(mean_round_time(num_slow) - expected) < 0.005
+    schedule = draw(rounds, Rounds(slow_fraction=slow_fraction), num_ticks=60, seeds=160)
+    times = np.diff(schedule.time, axis=1)
+    error = times.std() / np.sqrt(times.size)
+    assert error < 0.7
+    assert abs(times.mean() - expected) < 5 * error
+
+
+# Rounds in 5000 and 10000 units of time, the last one run to its end; simulated apart, to 1 %.
+COUNTS = [
+    (1 / 3, "sum", 12.5, 24.4),
+    (1 / 3, "one_draw", 6.9, 13.1),
+    (1 / 3, "mean", 16, 31),
+    (8 / 9, "sum", 11.3, 22.2),
+    (8 / 9, "one_draw", 5.2, 9.7),
+    (8 / 9, "mean", 16, 31),
+]
+
+
+@pytest.mark.parametrize(("slow_fraction", "reading", "short", "long"), COUNTS)
+def test_rounds_in_a_budget(draw: Callable, slow_fraction: float, reading: str, short: float, long: float) -> None:
+    """Within 5 standard errors and the 1 % of the expected numbers, and what they were rounded by."""
+    schedule = draw(rounds, Rounds(slow_fraction=slow_fraction, round_time=reading), num_ticks=60, seeds=160)
+    for budget, expected in ((5000, short), (10000, long)):
+        counts = np.array([ticks_in_budget(time, budget, overshoot=True) for time in schedule.time])
+        error = counts.std() / np.sqrt(counts.size)
+        assert error < 0.02 * expected
+        assert abs(counts.mean() - expected) < 5 * error + 0.01 * expected + 0.05
+
+
+def test_everyone_starts_from_the_current_model_and_does_all_steps(draw: Callable) -> None:
+    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5)
+    schedule = draw(rounds, hyper, num_ticks=30, seeds=3)
+    ticks = np.broadcast_to(np.arange(30)[:, None], (3, 30, 4))
+    np.testing.assert_array_equal(schedule.version, ticks)
+    np.testing.assert_array_equal(schedule.holds, ticks)
+    assert (schedule.steps == 5).all()
+    assert (schedule.weight == 0.25).all()
+    assert all(len(set(row)) == 4 for row in schedule.clients.reshape(-1, 4).tolist())
+    lengths = np.diff(schedule.time, axis=1, prepend=0.0)
+    assert (lengths >= 3 + 5).all()
+    # Geometric times are whole.
+    np.testing.assert_array_equal(lengths, np.round(lengths))
+
+
+def test_one_draw_counts_for_all_steps(draw: Callable) -> None:
+    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, round_time="one_draw", server_interact=0.0)
+    schedule = draw(rounds, hyper, num_ticks=30, seeds=3)
+    np.testing.assert_array_equal(np.diff(schedule.time, axis=1, prepend=0.0) % 5, 0)
+
+
+def test_the_mean_reading_waits_for_the_slowest_mean(draw: Callable) -> None:
+    """K / rate of the slowest in the cohort: 5 x 2 or 5 x 16, and the exchange; exact."""
+    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, round_time="mean", slow_fraction=2 / 9)
+    lengths = np.diff(draw(rounds, hyper, num_ticks=60, seeds=2).time, axis=1, prepend=0.0)
+    assert set(lengths.ravel().tolist()) == {13.0, 83.0}
+
+
+def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
+    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, rate_fast=1.0, rate_slow=1.0)
+    np.testing.assert_array_equal(draw(rounds, hyper, num_ticks=30, seeds=3).time[0], 8.0 * np.arange(1, 31))
+
+
+def test_exponential_times_have_the_same_mean(draw: Callable) -> None:
+    """A cohort of one: K steps of a fast client take K / rate on average, with the variance of a sum of exponentials."""
+    hyper = Rounds(num_clients=3, num_selected=1, local_steps=5, slow_fraction=0.0, runtime_law="runtime_exp")
+    times = np.diff(draw(rounds, hyper, num_ticks=500, seeds=8).time, axis=1, prepend=0.0) - 3
+    error = times.std() / np.sqrt(times.size)
+    assert abs(times.mean() - 10) < 5 * error
+    assert abs(times.var() / 20 - 1) < 0.15
+
+
+def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> None:
+    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5)
+    short, long = (draw(rounds, hyper, num_ticks=num, seeds=3) for num in (17, 30))
+    for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
+        np.testing.assert_array_equal(few, many[:, :17])
+    assert short.time.dtype == np.float64

@@ -1,0 +1,171 @@
+"""Recorded traces: what is read, what is refused, and each schedule's replay against a loop over the rows."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import ConfigError
+from fedjax_sim.timelines import Arrivals, Contacts, Rounds, Trace, arrivals, contacts, read_trace, rounds
+
+
+def recorded(num_clients: int = 6, rows: int = 90, *, seed: int = 0, whole: bool = False) -> Trace:
+    """Rows of clients that work without a break, of random lengths; whole numbers make ties with the server's clock."""
+    random = np.random.default_rng(seed)
+    client = np.concatenate([np.arange(num_clients), random.integers(0, num_clients, rows - num_clients)])
+    length = random.integers(1, 5, rows).astype(float) if whole else random.uniform(0.5, 5, rows)
+    start, finish, clock = np.zeros(rows), np.zeros(rows), np.zeros(num_clients)
+    for row, i in enumerate(client):
+        start[row], finish[row] = clock[i], clock[i] + length[row]
+        clock[i] = finish[row]
+    order = random.permutation(rows)
+    return Trace(client[order], start[order], finish[order])
+
+
+def test_rows_are_put_in_order_of_finish() -> None:
+    trace = Trace([2, 0, 1], [0, 0, 1.5], [3.0, 1.0, 2.0])
+    assert trace.client.tolist() == [0, 1, 2]
+    assert trace.start.tolist() == [0, 1.5, 0]
+    assert trace.finish.tolist() == [1.0, 2.0, 3.0]
+    rows = trace.by_client(4)
+    assert rows.first.tolist() == [0, 1, 2, 3, 3]
+
+
+def test_a_csv_file_is_read(tmp_path: Path) -> None:
+    """Columns by name, in any order, others ignored."""
+    path = tmp_path / "trace.csv"
+    path.write_text("finish,note,client,start\n3.5,a,1,0\n1.25,b,0,0.5\n")
+    trace = read_trace(path)
+    assert trace.client.tolist() == [0, 1]
+    assert trace.start.tolist() == [0.5, 0.0]
+    assert trace.finish.tolist() == [1.25, 3.5]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "client,start\n0,1\n", "client,start,finish\n0,1\n", "client,start,finish\n0,one,2\n", "a,b,c\n0,1,2\n", "client,start,finish\n"],
+)
+def test_a_csv_file_that_is_no_trace(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="trace"):
+        read_trace(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="readable CSV file"):
+        read_trace(tmp_path / "none.csv")
+    with pytest.raises(ConfigError, match="readable CSV file"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (([0, 1], [0.0], [1.0, 2.0]), "one and the same length"),
+        (([], [], []), "at least 1"),
+        (([[0]], [[0.0]], [[1.0]]), "three columns"),
+        (([0], [0.0], [np.nan]), "finite times"),
+        (([0], [np.inf], [np.inf]), "finite times"),
+        (([0], [2.0], [1.0]), "start <= finish"),
+        (([0], [-1.0], [1.0]), "0 <= start"),
+        (([0.5], [0.0], [1.0]), "whole client numbers"),
+        (([np.nan], [0.0], [1.0]), "whole client numbers"),
+        (([np.inf], [0.0], [1.0]), "whole client numbers"),
+        (([2.0**40], [0.0], [1.0]), "whole client numbers"),
+    ],
+)
+def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Trace(*columns)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        (Contacts(num_clients=5, num_selected=2, trace=recorded()), "trace client is 5, but must be from 0 to num_clients - 1 = 4"),
+        (Arrivals(num_clients=6, buffer_size=91, trace=recorded()), "buffer_size is 91, but must be at most the 90 rows"),
+        (Rounds(num_clients=7, num_selected=2, trace=recorded()), "rows of every client"),
+        (fedjax_sim.SYSTEMS["favano"].Hyper(num_clients=6, num_selected=2, trace=recorded()), "estimated"),
+    ],
+)
+def test_settings_that_a_trace_does_not_go_with(hyper: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fedjax_sim.settings.check(hyper)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, strict: bool) -> None:
+    """At most K of them; one that ends with the contact counts, unless the deadline is strict."""
+    trace = recorded(whole=True)
+    hyper = Contacts(
+        num_clients=6, num_selected=2, local_steps=3, server_wait=2.0, server_interact=1.0, strict_deadline=strict, trace=trace
+    )
+    schedule, _ = draw(contacts, hyper, num_ticks=25)
+    last = np.zeros(6)
+    for t in range(25):
+        now = schedule.time[0, t]
+        for slot, i in enumerate(schedule.clients[0, t]):
+            own = trace.finish[trace.client == i]
+            done = np.sum((own >= last[i]) & (own < now)) if strict else np.sum((own > last[i]) & (own <= now))
+            assert schedule.steps[0, t, slot] == min(done, 3)
+            last[i] = now
+    assert 0 < schedule.steps.mean() < 3
+
+
+def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
+    """From the first again when they are spent."""
+    trace = recorded()
+    hyper = Rounds(num_clients=6, num_selected=2, local_steps=3, server_interact=0.5, trace=trace)
+    schedule = draw(rounds, hyper, num_ticks=60)
+    lengths = {i: (trace.finish - trace.start)[trace.client == i] for i in range(6)}
+    visits, clock = np.zeros(6, int), 0.0
+    for t in range(60):
+        longest = 0.0
+        for i in schedule.clients[0, t]:
+            longest = max(longest, lengths[i][visits[i] % len(lengths[i])])
+            visits[i] += 1
+        clock += longest + 0.5
+        np.testing.assert_allclose(schedule.time[0, t], clock, rtol=1e-12)
+    assert (visits > [len(lengths[i]) for i in range(6)]).any()
+
+
+def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
+    """The server acts when a buffer is full and it is not at work; an update starts from what there was at its recorded start."""
+    trace = recorded()
+    hyper = Arrivals(num_clients=6, buffer_size=4, local_steps=3, server_interact=0.5, trace=trace)
+    schedule = draw(arrivals, hyper, num_ticks=30)
+    clock, made = 0.0, []
+    for t in range(22):
+        rows = slice(4 * t, 4 * t + 4)
+        np.testing.assert_array_equal(schedule.clients[0, t], trace.client[rows])
+        clock = max(clock, trace.finish[rows].max()) + 0.5
+        np.testing.assert_allclose(schedule.time[0, t], clock, rtol=1e-12)
+        for slot, start in enumerate(trace.start[rows]):
+            assert schedule.version[0, t, slot] == sum(time <= start for time in made)
+        made.append(clock)
+    # 90 rows fill 22 buffers: later ticks never happen.
+    assert np.isposinf(schedule.time[0, 22:]).all()
+    assert schedule.version.max() > 0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "quafl", "fedbuff", "favano"])
+def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_path: Path) -> None:
+    """From a file, through the public interface, to the trace's end; asking for more ticks than it has is refused."""
+    trace = recorded(num_clients=7, rows=60)
+    path = tmp_path / "trace.csv"
+    rows = zip(trace.client.tolist(), trace.start.tolist(), trace.finish.tolist(), strict=True)
+    path.write_text("client,start,finish\n" + "".join(f"{client},{start!r},{finish!r}\n" for client, start, finish in rows))
+    system = fedjax_sim.SYSTEMS[name]
+    changes = {"reweight": "estimated"} if name == "favano" else {}
+    hyper = small(system, trace=read_trace(path), **changes)
+    run = fedjax_sim.simulate(system, regression(), hyper, time_budget=1000.0, num_evals=4)
+    assert np.isfinite(run.curves.loss).all()
+    if name == "fedbuff":
+        assert run.curves.ticks[-1] == 15
+        with pytest.raises(ConfigError, match="num_ticks is 16, but must be at most the 15 ticks"):
+            fedjax_sim.simulate(system, regression(), hyper, num_ticks=16)
+    assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), run.models))
