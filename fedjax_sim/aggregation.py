@@ -13,7 +13,7 @@ def expand(weight: Array, leaf: Array) -> Array:
 
 def weighted_sum(weight: Array, models: Params) -> Params:
     """Sum models with weights. weight: `[S]`; models: leaves `[S, ...]`. Returns leaves `[...]`."""
-    return jax.tree.map(lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1), models)
+    return jax.tree.map(lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1, precision="highest"), models)
 
 
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:
