@@ -58,6 +58,7 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
     parser.add_argument("--results", help="results folder of an experiment with the same runs, drawn again instead of run again")
     given = parser.parse_args(argv)
     arguments = Arguments(given.smoke, given.seeds, given.data_dir, given.out, given.results)
+    fedjax_sim.keep_compiled()
     fedjax_sim.use_cores()
     try:
         if arguments.seeds is not None and arguments.seeds < 1:

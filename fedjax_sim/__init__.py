@@ -1,6 +1,6 @@
 """Federated-learning simulation as one array program: the schedule first, learning second."""
 
-from fedjax_sim.layout import Layout, use_cores
+from fedjax_sim.layout import Layout, keep_compiled, use_cores
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.sweep import Run, simulate, sweep
 from fedjax_sim.systems import SYSTEMS
@@ -19,6 +19,7 @@ __all__ = [
     "System",
     "Timeline",
     "__version__",
+    "keep_compiled",
     "simulate",
     "sweep",
     "use_cores",

@@ -1,9 +1,9 @@
 """Checkpoints between chunks, from which a killed run goes on and ends with the same bits."""
 
-import hashlib
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,27 @@ class Checkpoint:
     configuration: what must be the same for a resumed run to be the same run, as JSON. every: least seconds between two writes.
     """
 
-    def __init__(self, folder: str | Path, configuration: Any, *, resume: bool, every: float = 20.0):
-        self._folder = Path(folder).absolute()
-        self._every = every
-        self._last = time.monotonic()
-        text = json.dumps(configuration, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()
+    def __init__(self, folder: str | Path, configuration: Mapping[str, Any], *, resume: bool, every: float):
+        self._folder, self._configuration, self._resume = Path(folder).absolute(), configuration, resume
+        self._every, self._last = every, time.monotonic()
+
+    def open(self, digests: Mapping[str, str]) -> None:
+        """Make the folder, or check that it is of the same configuration and digests: hashes by name of what has no text of its own."""
+        text = json.dumps({**self._configuration, **digests}, sort_keys=True, default=str, indent=1)
         known = self._folder / CONFIGURATION
-        if resume and known.exists() and json.loads(known.read_text())["sha256"] != digest:
-            raise ConfigError("checkpoint", str(folder), "of the same configuration as this run, or removed to start anew")
-        if not resume:
+        if self._resume and known.exists():
+            old, new = json.loads(known.read_text()), json.loads(text)
+            changed = ", ".join(name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
+            if changed:
+                allowed = f"of the same configuration as this run, which differs in {changed}, or removed to start anew"
+                raise ConfigError("checkpoint", str(self._folder), allowed)
+        if not self._resume:
             shutil.rmtree(self._folder, ignore_errors=True)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            known.write_text(json.dumps({"sha256": digest, "configuration": json.loads(text)}, indent=1))
+            known.write_text(text)
         except OSError as error:
-            raise ConfigError("checkpoint", str(folder), f"a folder that can be written ({error.strerror})") from None
+            raise ConfigError("checkpoint", str(self._folder), f"a folder that can be written ({error.strerror})") from None
 
     def load(self, states: Any) -> tuple[int, Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None:
         """The newest checkpoint: evaluations done, states (placed as the given ones are), metrics, infos; None if there is none."""

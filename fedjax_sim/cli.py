@@ -4,7 +4,6 @@ import argparse
 import ast
 import errno
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from fedjax_sim import cli_arguments as words
 from fedjax_sim import comparison, datasets, results
 from fedjax_sim.comparison import Contender, Data
 from fedjax_sim.defaults import defaults_of
-from fedjax_sim.layout import check_layout, use_cores
+from fedjax_sim.layout import check_layout, keep_compiled, use_cores
 from fedjax_sim.models import MODELS
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.sweep import sweep
@@ -128,7 +127,8 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     if arguments.resume:
         folder.check_resumable(_identity(config))
-    _start_jax()
+    keep_compiled()
+    use_cores()
     check_layout(layout)
     problems = {num: data.problems(num) for num in data.partitions}
     for contender in contenders:
@@ -165,7 +165,8 @@ def _timeline(arguments: argparse.Namespace) -> int:
     time_budget = words.number("time_budget", arguments.time_budget, defaults.time_budget)
     contenders = comparison.contenders(arguments.systems, words.settings(arguments), defaults)
     folder = _folder(arguments, "results-timeline", resume=False)
-    _start_jax()
+    keep_compiled()
+    use_cores()
     entries = [entry for contender in contenders for entry in schedule_report.entries(contender, seeds, time_budget)]
     folder.open()
     schedule_report.save(folder, entries, _config(contenders, seeds, time_budget))
@@ -178,14 +179,6 @@ def _timeline(arguments: argparse.Namespace) -> int:
 def _folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> results.Folder:
     path = words.free_folder(base, resume=resume) if arguments.out is None else Path(arguments.out)
     return results.Folder(path, resume=resume, overwrite=arguments.overwrite)
-
-
-def _start_jax() -> None:
-    """Give each core a device of its own, and keep compiled programs for the next time."""
-    cache = Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser() / "jax"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    use_cores()
 
 
 def _config(contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from fedjax_sim.defaults import Defaults
 from fedjax_sim.models import MODELS
 from fedjax_sim.partition import Partition
 from fedjax_sim.results import label
-from fedjax_sim.schedule import MAX_TICKS, request_timelines
 from fedjax_sim.settings import ConfigError, check, fields, parse
-from fedjax_sim.simulate import draw_timelines, stack_lanes
+from fedjax_sim.simulate import request, stack_lanes
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
 from fedjax_sim.types import Hyper, Problem, System, Timeline
@@ -136,21 +135,7 @@ def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) ->
 def _draw(system: System, hypers: list[Hyper], seeds: Sequence[int], time_budget: float) -> list[Timeline]:
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
     lanes = stack_lanes([jax.random.key(seed) for seed, _ in pairs], [hyper for _, hyper in pairs], [None] * len(pairs))
-    expected = max(float(np.max(system.ticks_within(hyper, time_budget))) for hyper in hypers)
-    if expected > MAX_TICKS:
-        raise ConfigError("time_budget", time_budget, f"short enough for fewer than {MAX_TICKS} ticks")
-    try:
-        drawn, ticks = request_timelines(
-            lambda asked: draw_timelines(system, lanes, asked),
-            first=int(min(16 + 1.1 * expected, MAX_TICKS)),
-            budget=time_budget,
-            num_ticks=None,
-            overshoot=system.overshoot,
-        )
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise ConfigError("time_budget", time_budget, f"short enough for the schedule of {system.name} to fit in memory") from None
+    drawn, ticks = request(system, lanes, hypers, time_budget=time_budget)
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 
 

@@ -7,6 +7,7 @@ with its own trip count, and lanes on cores of their own. Systems do not know wh
 import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +59,17 @@ def use_cores(num: int | None = None) -> int:
     with contextlib.suppress(RuntimeError):  # raised if the backend runs already
         jax.config.update("jax_num_cpu_devices", num or available or 1)
     return jax.local_device_count()
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs on disk for the next process: in JAX's own cache folder if it has one, else `$FEDJAX_SIM_CACHE/jax`.
+
+    `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
+    """
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        folder = Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser() / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def check_layout(layout: Layout) -> None:

@@ -1,4 +1,15 @@
-"""What the host reads off timelines before learning starts: ticks in a budget, rows of the store, work, staleness. Plain NumPy."""
+"""What the host reads off timelines before learning starts: ticks in a budget, rows of the store, work, staleness. Plain NumPy.
+
+The store, by example. Two clients, A and B; each of four ticks receives one of them:
+
+    tick                  0   1   2   3
+    client                A   B   A   A
+    starts from version   0   0   1   3     (version t + 1 is made by tick t)
+
+Version 0 is read until tick 1, version 1 at tick 2, version 3 at tick 3, versions 2 and 4 never. So tick 0 needs a second row for
+version 1; tick 1 reads version 0 for the last time and writes version 2, which nobody reads, to the scratch row; tick 2 writes version 3
+to the row that version 0 has left. Two rows and the scratch row are enough for any number of ticks, and every read finds its version.
+"""
 
 import heapq
 import itertools
@@ -66,19 +77,26 @@ def request_timelines(
             return timelines, np.asarray(counts)
         asked *= 2
         if asked > MAX_TICKS:
-            raise ConfigError("time_budget", budget, f"short enough for fewer than {MAX_TICKS} ticks")
+            raise too_long(budget) if num_ticks is None else ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
 
 
-def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_evals: int) -> Schedule:
+def too_long(time_budget: float | None) -> ConfigError:
+    """What to raise for a budget of too many ticks."""
+    return ConfigError("time_budget", time_budget, f"short enough for fewer than {MAX_TICKS} ticks")
+
+
+def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_evals: int, keep_held: bool = True) -> Schedule:
     """Cut timelines to their budgets, and lay them out for evaluation after equal numbers of ticks.
 
-    timelines: leaves `[L, T, ...]`. ticks: `i64[L]`, those that belong to each lane. num_evals: as many evaluations, or one per tick.
+    timelines: leaves `[L, T, ...]`. ticks: `i64[L]`, those that belong to each lane. num_evals: at most so many evaluations, of equally
+    many ticks each. keep_held: whether models that clients hold stay in the store for `Algorithm.report`, besides those they work from.
     """
     longest = int(ticks.max())
-    num_evals = min(num_evals, longest)
-    per_eval = -(-longest // num_evals)
+    per_eval = -(-longest // min(num_evals, longest))
+    num_evals = -(-longest // per_eval)
     ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
-    lanes = [_one_lane(Timeline(*(leaf[i] for leaf in timelines)), ends[i], num_clients) for i in range(len(ticks))]
+    num_held = num_clients if keep_held else 0
+    lanes = [_one_lane(Timeline(*(leaf[i] for leaf in timelines)), ends[i], num_held) for i in range(len(ticks))]
     # Sharing one compiled program between sweeps is worth a few unused rows.
     rows = -(-max(lane.rows for lane in lanes) // 8) * 8
     total = num_evals * per_eval
@@ -108,11 +126,11 @@ class _Lane(NamedTuple):
     rows: int  # rows used, and a scratch row
 
 
-def _one_lane(timeline: Timeline, ends: np.ndarray, num_clients: int) -> _Lane:
+def _one_lane(timeline: Timeline, ends: np.ndarray, num_held: int) -> _Lane:
     num_ticks = int(ends[-1])
     _, clients, steps, version, weight, holds = (leaf[:num_ticks] for leaf in timeline)
     present = clients != EMPTY
-    held = _held_versions(clients, holds, present, ends, num_clients)
+    held = _held_versions(clients, holds, present, ends, num_held) if num_held else np.zeros((len(ends), 0), np.int32)
     row, rows = store_rows(version, present, held, ends)
     scratch = rows - 1
     event = Event(
@@ -203,10 +221,13 @@ def _padded(event: Event, total: int, *, scratch: int, shape: tuple[int, int]) -
 def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
     """Append evaluations of empty ticks, so that chunks of equal size fit; only the events and holders grow."""
     fill = {"clients": EMPTY, "read": schedule.rows - 1, "write": schedule.rows - 1}
+    num_lanes, num_evals, per_eval = schedule.events.tick.shape
 
-    def pad(leaf: np.ndarray, value: int) -> np.ndarray:
-        return np.concatenate([leaf, np.full((leaf.shape[0], num, *leaf.shape[2:]), value, leaf.dtype)], axis=1)
+    def pad(name: str, leaf: np.ndarray) -> np.ndarray:
+        if name == "tick":
+            return np.tile(np.arange((num_evals + num) * per_eval, dtype=leaf.dtype).reshape(-1, per_eval), (num_lanes, 1, 1))
+        return np.concatenate([leaf, np.full((num_lanes, num, *leaf.shape[2:]), fill.get(name, 0), leaf.dtype)], axis=1)
 
-    events = Event(**{name: pad(leaf, fill.get(name, 0)) for name, leaf in schedule.events._asdict().items()})
+    events = Event(**{name: pad(name, leaf) for name, leaf in schedule.events._asdict().items()})
     holders = np.concatenate([schedule.holders, np.repeat(schedule.holders[:, -1:], num, axis=1)], axis=1)
     return schedule._replace(events=events, holders=holders)

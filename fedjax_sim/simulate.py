@@ -1,5 +1,6 @@
 """Replay timelines through an algorithm: nested scans over lanes, in chunks, with progress and checkpoints."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.checkpoint import Checkpoint
 from fedjax_sim.layout import Placement, map_lanes
-from fedjax_sim.schedule import Schedule
+from fedjax_sim.schedule import MAX_TICKS, Schedule, request_timelines, too_long
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, State, System, Timeline
 
@@ -22,23 +24,48 @@ TRACE_EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jax
 class Lanes(NamedTuple):
     """What differs between the lanes of one program, stacked, and what they share. L lanes."""
 
-    key: Array  # key[L]
+    key: Any  # key[L]
     hyper: Any  # leaves [L]
-    own: list[Any]  # per leaf of the problem: [L, ...], or None if shared
-    shared: list[Any]  # per leaf of the problem: [...], or None if own
-    treedef: Any  # of the problem
+    own: Any  # list with an entry per leaf of the problem: [L, ...], or None if shared
+    shared: Any  # list with an entry per leaf of the problem: [...], or None if own
 
 
 def stack_lanes(keys: list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
     """Stack lanes of equal static parts. Leaves of the problems that are one and the same array are kept once."""
     hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, float) for leaf in leaves]), *hypers)
-    flat, treedefs = zip(*(jax.tree.flatten(problem) for problem in problems), strict=True)
     own, shared = [], []
-    for leaves in zip(*flat, strict=True):
+    for leaves in zip(*(jax.tree.leaves(problem) for problem in problems), strict=True):
         is_shared = all(leaf is leaves[0] for leaf in leaves)
         shared.append(leaves[0] if is_shared else None)
         own.append(None if is_shared else jnp.stack(leaves))
-    return Lanes(jnp.stack(keys), hyper, own, shared, treedefs[0])
+    return Lanes(jnp.stack(keys), hyper, own, shared)
+
+
+def request(
+    system: System, lanes: Lanes, hypers: list[Any], *, time_budget: float | None = None, num_ticks: int | None = None
+) -> tuple[Timeline, np.ndarray]:
+    """Draw timelines that cover the budget of every lane: leaves `[L, T, ...]`, and the ticks that belong to each, `i64[L]`.
+
+    Raises ConfigError for a budget that is too short for one tick, or too long.
+    """
+    expected = 0.0
+    if time_budget is not None:
+        expected = max(float(np.max(system.ticks_within(hyper, time_budget))) for hyper in hypers)
+        if expected > MAX_TICKS:
+            raise too_long(time_budget)
+    try:
+        return request_timelines(
+            lambda asked: draw_timelines(system, lanes, asked),
+            first=int(min(16 + 1.1 * expected, MAX_TICKS)),
+            budget=time_budget,
+            num_ticks=num_ticks,
+            overshoot=system.overshoot,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        field, value = ("time_budget", time_budget) if num_ticks is None else ("num_ticks", num_ticks)
+        raise ConfigError(field, value, f"few enough for the schedule of {system.name} to fit in memory") from None
 
 
 def draw_timelines(system: System, lanes: Lanes, num_ticks: int) -> Timeline:
@@ -89,16 +116,28 @@ def replay(
     """
     num_lanes, num_evals = schedule.events.tick.shape[:2]
     spare = -num_lanes % program.placement.lane_devices
-    mesh = program.placement.mesh
+    replicated = NamedSharding(program.placement.mesh, PartitionSpec())
+    split = NamedSharding(program.placement.mesh, PartitionSpec("lanes"))
 
     def place(tree: Any) -> Any:
         """Repeat the last lane until the lanes fill the devices, and put each on its device."""
-        sharding = NamedSharding(mesh, PartitionSpec("lanes"))
         full = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], spare, axis=0)]) if spare else leaf, tree)
-        return jax.device_put(full, sharding)
+        return jax.device_put(full, split)
 
-    fixed = (*place((lanes.key, lanes.hyper, lanes.own)), jax.device_put(lanes.shared, NamedSharding(mesh, PartitionSpec())))
-    states, first = _begin(program, *fixed, place(schedule.holders[:, 0]))
+    key, hyper, own = place((lanes.key, lanes.hyper, lanes.own))
+    lanes = Lanes(key, hyper, own, jax.device_put(lanes.shared, replicated))
+
+    def chunk(first: int) -> tuple[Event, Array]:
+        """Events and holders of the evaluations from `first` on."""
+        last = first + evals_per_chunk
+        events = jax.tree.map(lambda leaf: leaf[:, first:last], schedule.events)
+        return place(events), place(schedule.holders[:, 1 + first : 1 + last])
+
+    holders = place(schedule.holders[:, 0])
+    if checkpoint is not None:
+        states, _ = jax.eval_shape(partial(_begin, program), lanes, holders)
+        checkpoint.open(_digests(program, lanes, schedule, states, chunk(0)))
+    states, first = _begin(program, lanes, holders)
     metrics = {name: _blank(value, num_lanes, num_evals + 1) for name, value in first.items()}
     infos: dict[str, np.ndarray] = {}
     _put(metrics, first, 0)
@@ -106,18 +145,27 @@ def replay(
     if checkpoint is not None and (saved := checkpoint.load(states)) is not None:
         done, states, metrics, infos = saved
     while done < num_evals:
-        after = done + evals_per_chunk
-        events = jax.tree.map(lambda leaf, done=done, after=after: leaf[:, done:after], schedule.events)
-        states, (values, info) = _advance(program, *fixed, states, place(events), place(schedule.holders[:, 1 + done : 1 + after]))
+        states, (values, info) = _advance(program, lanes, states, *chunk(done))
         infos = infos or {name: _blank(value, num_lanes, num_evals) for name, value in info._asdict().items()}
         _put(metrics, values, 1 + done)
         _put(infos, info._asdict(), done)
-        done = after
+        done += evals_per_chunk
         report(done, metrics)
         if checkpoint is not None:
             checkpoint.save(done, states, metrics, infos, is_last=done >= num_evals)
-    models = jax.tree.map(lambda leaf: leaf[:num_lanes], _final_models(program, *fixed, states))
+    models = jax.tree.map(lambda leaf: leaf[:num_lanes], _final_models(program, lanes, states))
     return Curves(metrics, infos, models)
+
+
+def _digests(program: Program, lanes: Lanes, schedule: Schedule, states: Any, chunk: tuple[Event, Array]) -> dict[str, str]:
+    """Hashes of the program and of everything that it is given: equal for runs that end with the same bits on one machine."""
+    text = _advance.lower(program, lanes, states, *chunk).as_text()
+    inputs = hashlib.sha256()
+    for leaf in jax.tree.leaves((lanes, schedule.events, schedule.holders)):
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        inputs.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
+    return {"program": hashlib.sha256(text.encode()).hexdigest(), "inputs": inputs.hexdigest()}
 
 
 def _blank(like: Array, num_lanes: int, length: int) -> np.ndarray:
@@ -133,62 +181,59 @@ def _put(into: dict[str, np.ndarray], values: dict[str, Array], at: int) -> None
 
 
 @partial(jax.jit, static_argnums=0)
-def _begin(program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], holders: Array) -> Any:
+def _begin(program: Program, lanes: Lanes, holders: Array) -> Any:
     """Initial states of all lanes, and their metrics. holders: `i32[L, R]`."""
 
     def begin(algorithm: Algorithm, problem: Problem, key: Key, holders: Array) -> Any:
         state = algorithm.init(stream(key, "init"))
-        return state, _measure(algorithm, problem, state, holders)
+        return state, _measure(program, algorithm, problem, state, holders)
 
-    return _over_lanes(begin, program, keys, hypers, own, shared, holders)
+    return _over_lanes(begin, program, lanes, holders)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=5)
-def _advance(
-    program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], states: State, events: Event, holders: Array
-) -> Any:
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _advance(program: Program, lanes: Lanes, states: State, events: Event, holders: Array) -> Any:
     """Replay a chunk of C evaluations of E ticks. events: leaves `[L, C, E, ...]`; holders: `i32[L, C, R]`."""
 
     def advance(algorithm: Algorithm, problem: Problem, key: Key, state: State, events: Event, holders: Array) -> Any:
         def evaluation(state: State, ahead: tuple[Event, Array]) -> Any:
             state, infos = jax.lax.scan(lambda state, event: algorithm.step(key, state, event), state, ahead[0])
-            return state, (_measure(algorithm, problem, state, ahead[1]), jax.tree.map(lambda info: info.sum(axis=0), infos))
+            return state, (_measure(program, algorithm, problem, state, ahead[1]), jax.tree.map(lambda info: info.sum(axis=0), infos))
 
         return jax.lax.scan(evaluation, state, (events, holders))
 
-    return _over_lanes(advance, program, keys, hypers, own, shared, states, events, holders)
+    return _over_lanes(advance, program, lanes, states, events, holders)
 
 
 @partial(jax.jit, static_argnums=0)
-def _final_models(program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], states: State) -> Any:
-    return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, keys, hypers, own, shared, states)
+def _final_models(program: Program, lanes: Lanes, states: State) -> Any:
+    return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, lanes, states)
 
 
-def _measure(algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> dict[str, Array]:
+def _measure(program: Program, algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> dict[str, Array]:
     model = algorithm.model(state)
-    finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(model)]).all()
-    return {**problem.evaluate(model), **algorithm.report(state, holders), "finite": finite}
+    metrics = {**problem.evaluate(model), **(algorithm.report(state, holders) if program.plan.reports else {})}
+    numbers = [*jax.tree.leaves(model), *metrics.values()]
+    return {**metrics, "finite": jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()}
 
 
-def _over_lanes(
-    run: Callable[..., Any], program: Program, keys: Array, hypers: Any, own: list[Any], shared: list[Any], *arguments: Any
-) -> Any:
+def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, *arguments: Any) -> Any:
     """Call `run(algorithm, problem, key, *arguments)` for every lane, on the devices and in the layout of the program."""
 
-    def on_device(keys: Array, hypers: Any, own: list[Any], shared: list[Any], *arguments: Any) -> Any:
+    def on_device(lanes: Lanes, *arguments: Any) -> Any:
         def lane(inputs: Any) -> Any:
             key, hyper, own, *arguments = inputs
-            leaves = [mine if mine is not None else common for mine, common in zip(own, shared, strict=True)]
+            leaves = [mine if mine is not None else common for mine, common in zip(own, lanes.shared, strict=True)]
             problem = jax.tree.unflatten(program.treedef, leaves)
             algorithm = program.system.algorithm(problem, hyper, program.plan)
             return run(algorithm, problem, stream(key, "learning"), *arguments)
 
-        return map_lanes(lane, (keys, hypers, own, *arguments), at_once=program.plan.lanes_at_once)
+        return map_lanes(lane, (lanes.key, lanes.hyper, lanes.own, *arguments), at_once=program.plan.lanes_at_once)
 
     split = PartitionSpec("lanes")
-    specs = (split, split, split, PartitionSpec(), *(split for _ in arguments))
+    specs = (Lanes(split, split, split, PartitionSpec()), *(split for _ in arguments))
     sharded = jax.shard_map(on_device, mesh=program.placement.mesh, in_specs=specs, out_specs=split, check_vma=False)
-    return sharded(keys, hypers, own, shared, *arguments)
+    return sharded(lanes, *arguments)
 
 
 class CompileMeter:

@@ -1,6 +1,5 @@
 """Runs of one system: settings x seeds as lanes, grouped by static part, one compiled program per group."""
 
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from fedjax_sim.curves import Grid, Part, labelled
 from fedjax_sim.layout import Layout, check_layout, choose
 from fedjax_sim.progress import Progress
 from fedjax_sim.settings import ConfigError, check, fields
-from fedjax_sim.simulate import CompileMeter, Curves, Program, draw_timelines, replay, stack_lanes
+from fedjax_sim.simulate import CompileMeter, Curves, Program, replay, request, stack_lanes
 from fedjax_sim.types import Hyper, Plan, Problem, System, Timeline
 
 Problems = Problem | Sequence[Problem] | Callable[[int], Problem]
@@ -44,13 +43,18 @@ class Options(NamedTuple):
     layout: Layout = Layout()
     max_lanes: int | None = None
     evals_per_chunk: int | None = None
+    reports: bool = True
     checkpoint: str | Path | None = None
+    checkpoint_every: float = 20.0
     resume: bool = False
     progress: bool = False
 
 
 def simulate(system: System, problem: Problem, hyper: Hyper | None = None, *, seed: int = 0, **options: Any) -> Run:
     """Run one lane: a sweep over one seed. The options are those of `sweep`; the curves' only dimension is `eval`."""
+    for name in ("seeds", "settings"):
+        if name in options:
+            raise ConfigError("option", name, "left out: simulate runs one lane, sweep runs many")
     run = sweep(system, problem, hyper, seeds=[seed], **options)
     models = jax.tree.map(lambda leaf: leaf[0], run.models)
     return run._replace(curves=run.curves.isel(seed=0), models=models)
@@ -71,15 +75,16 @@ def sweep(
     hyper: the system's own defaults if None. seeds: a number of them, from 0, or their list. settings: names of fields of hyper to the
     values each takes; numbers are swept without compiling anew.
 
-    Options: time_budget (virtual time) or num_ticks (server actions) ends a run. num_evals: evaluations, after equal numbers of
-    ticks, besides the initial one. layout: a `Layout`. max_lanes: at most so many in memory at once. evals_per_chunk: evaluations
-    between two returns to the host (default: all, or 1 with a checkpoint or progress shown). checkpoint: a folder to write
-    checkpoints to, and with resume to go on from. progress: whether to show a line on a terminal.
-    Raises ConfigError, before anything is compiled, for input that is not allowed.
+    Options: time_budget (virtual time) or num_ticks (server actions) ends a run. num_evals: at most so many evaluations, after equal
+    numbers of ticks, besides the initial one. layout: a `Layout`. max_lanes: at most so many in memory at once. evals_per_chunk:
+    evaluations between two returns to the host (default: all, or 1 with a checkpoint or progress shown). reports: whether to measure
+    the systems' own metrics (client_variance), for which old models stay in memory as long as a client holds them. checkpoint: a folder
+    to write checkpoints to, at least checkpoint_every seconds apart, and with resume to go on from. progress: whether to show a line
+    on a terminal. Raises ConfigError, before any training, for input that is not allowed.
     """
     how = _options(options)
     hyper = system.Hyper() if hyper is None else hyper
-    seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else [int(seed) for seed in seeds]
+    seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else list(seeds)
     settings = {name: list(values) for name, values in (settings or {}).items()}
     _check_run(system, seeds, settings, how)
     points = [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
@@ -135,15 +140,9 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     """Draw the group's timelines, plan on the host, and replay."""
     hypers, problems, seeds = [lane.hyper for lane in group], [lane.problem for lane in group], [lane.seed for lane in group]
     lanes = stack_lanes([jax.random.key(seed) for seed in seeds], hypers, problems)
-    expected = max(float(np.max(system.ticks_within(hyper, how.time_budget))) for hyper in hypers) if how.time_budget else 0.0
-    timelines, ticks = schedules.request_timelines(
-        lambda asked: draw_timelines(system, lanes, asked),
-        first=int(min(16 + 1.1 * expected, schedules.MAX_TICKS)),
-        budget=how.time_budget,
-        num_ticks=how.num_ticks,
-        overshoot=system.overshoot,
-    )
-    schedule = schedules.lay_out(timelines, ticks, num_clients=problems[0].counts.shape[0], num_evals=how.num_evals)
+    timelines, ticks = request(system, lanes, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks)
+    num_clients = problems[0].counts.shape[0]
+    schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=how.reports)
     parameters = jax.eval_shape(problems[0].init, jax.random.key(0))
     placement = choose(
         how.layout,
@@ -152,13 +151,15 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(parameters)),
         batch_size=getattr(hypers[0], "batch_size", 1),
     )
-    plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices)
-    program = Program(system, plan, placement, lanes.treedef)
+    plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices, how.reports)
+    program = Program(system, plan, placement, jax.tree.structure(problems[0]))
     num_evals = schedule.events.tick.shape[1]
     is_watched = how.checkpoint is not None or how.progress
     chunk = min(how.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
-    configuration = _configuration(program, group, schedule) | {"evals_per_chunk": chunk}
-    saved = None if how.checkpoint is None else Checkpoint(how.checkpoint, configuration, resume=how.resume)
+    saved = None
+    if how.checkpoint is not None:
+        configuration = _configuration(program, group, how) | {"evals_per_chunk": chunk}
+        saved = Checkpoint(how.checkpoint, configuration, resume=how.resume, every=how.checkpoint_every)
     padded = schedules.pad_evaluations(schedule, -num_evals % chunk)
     with Progress(system.name, schedule, enabled=how.progress) as shown:
         curves = replay(program, lanes, padded, evals_per_chunk=chunk, checkpoint=saved, report=shown.update)
@@ -169,25 +170,23 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     return Part([lane.place for lane in group], Curves(metrics, infos, curves.models), schedule, cut, bits)
 
 
-def _configuration(program: Program, group: list[_Lane], schedule: schedules.Schedule) -> Any:
-    """What must not change between a run and its resumption."""
-    values = [{name: _named(getattr(lane.hyper, name)) for name in fields(type(lane.hyper)) if name != "trace"} for lane in group]
+def _configuration(program: Program, group: list[_Lane], how: Options) -> dict[str, Any]:
+    """What must not change between a run and its resumption, as far as it has a name; the rest is hashed by `replay`."""
     return {
         "system": program.system.name,
         "seeds": [lane.seed for lane in group],
-        "settings": values,
-        "evaluated_at": schedule.time.tolist(),
-        "ticks": schedule.ticks.tolist(),
-        "problem": [[str(np.shape(leaf)), str(jax.dtypes.result_type(leaf))] for leaf in jax.tree.leaves(group[0].problem)],
-        "plan": program.plan._asdict(),
+        "settings": [{name: _named(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))} for lane in group],
+        "time_budget": how.time_budget,
+        "num_ticks": how.num_ticks,
+        "num_evals": how.num_evals,
+        "layout": program.placement._asdict(),
     }
 
 
 def _named(value: Any) -> str:
     """A setting as text that does not change from one process to the next, as the repr of a function would."""
-    if isinstance(value, functools.partial):
-        return f"{_named(value.func)}{value.args}{sorted(value.keywords.items())}"
-    return getattr(value, "__qualname__", repr(value))
+    is_plain = value is None or isinstance(value, bool | int | float | str | np.generic)
+    return repr(value) if is_plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:
@@ -213,17 +212,21 @@ def _options(given: Mapping[str, Any]) -> Options:
     return Options(**given)
 
 
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+
+
 def _check_run(system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], how: Options) -> None:
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise ConfigError("seeds", seeds, "at least one seed, all different and none negative")
+    if not seeds or not all(_is_whole(seed, 0) and seed < 2**31 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ConfigError("seeds", seeds, f"different whole numbers from 0 to {2**31 - 1}, at least one")
     if (how.time_budget is None) == (how.num_ticks is None):
         raise ConfigError("time_budget", how.time_budget, "given, or else num_ticks, but not both")
     if how.time_budget is not None and not (np.isfinite(how.time_budget) and how.time_budget > 0):
         raise ConfigError("time_budget", how.time_budget, "a finite number above 0")
     for name in ("num_ticks", "num_evals", "max_lanes", "evals_per_chunk"):
         value = getattr(how, name)
-        if value is not None and value < 1:
-            raise ConfigError(name, value, "at least 1")
+        if value is not None and not _is_whole(value, 1):
+            raise ConfigError(name, value, "a whole number of at least 1")
     check_layout(how.layout)
     known = fields(system.Hyper)
     for name, values in settings.items():

@@ -66,13 +66,16 @@ class Plan(NamedTuple):
     """Whether lanes are batched (`vmap`, axis name "lane") or run one after the other."""
     client_devices: int = 1
     """Devices of the mesh axis "clients" over which the slots of a tick are split."""
+    reports: bool = True
+    """Whether `Algorithm.report` is called; else the store keeps only models that somebody works from."""
 
 
 class Algorithm(NamedTuple):
     """An algorithm bound to a problem, hyperparameters and a plan; all three functions are pure and run inside the trace.
 
     `key` is the lane's learning key, the same at every tick: derive streams from it by `fold_in` of tick, slot, client or step.
-    The fields of `Info` are numbers, and are summed between evaluations.
+    A tick whose slots are all empty must change nothing but the scratch row: lanes are padded by such. The fields of `Info` are numbers,
+    and are summed between evaluations.
     """
 
     init: Callable[[Key], State]

@@ -37,6 +37,8 @@ CASES = {
     "K of 0": ([*RUN, "--set", "local_steps=0"], ["local_steps", "0", "at least 1"]),
     "K not whole": ([*RUN, "--set", "local_steps=2.5"], ["local_steps", "'2.5'", "whole"]),
     "unknown choice": ([*RUN, "--set", "restart=never"], ["restart", "'never'", "own_finish"]),
+    "optax function that is no optimizer": ([*RUN, "--set", "optimizer=global_norm"], ["optimizer", "global_norm", "optax optimizer"]),
+    "setting that a trace decides": ([*RUN, "--trace", "good.csv", "--set", "restart=free"], ["restart", "'free'", "recorded trace"]),
     "unknown optimizer": ([*RUN, "--set", "optimizer=best"], ["optimizer", "'best'", "optax"]),
     "sweep of num_clients": ([*RUN, "--set", "num_clients=10,20"], ["num_clients", "'10,20'", "one"]),
     "buffer larger than clients": ([*RUN, "--set", "buffer_size=31"], ["buffer_size", "31", "30"]),
@@ -139,6 +141,7 @@ def folder(tmp_path):
     (tmp_path / "damaged.npz").write_bytes(b"PK nothing")
     (tmp_path / "column.csv").write_text("client,start\n0,1\n")
     (tmp_path / "client.csv").write_text("client,start,finish\n0,0,1\n30,0,2\n")
+    (tmp_path / "good.csv").write_text("client,start,finish\n" + "0,0,1\n" * 9)
     (tmp_path / "backwards.csv").write_text("client,start,finish\n0,5,1\n")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "old").mkdir()

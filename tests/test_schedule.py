@@ -218,6 +218,31 @@ def test_as_many_evaluations_as_ticks_at_most() -> None:
     assert lay_out(timelines, ticks, num_clients=3, num_evals=1000).ticks.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 3]]
 
 
+def test_every_evaluation_is_after_ticks_of_its_own() -> None:
+    """Seven ticks in at most five evaluations are four of two ticks each, the last of them cut short."""
+    clients = np.zeros((1, 7, 1), np.int32)
+    timelines = timeline_of(np.arange(1.0, 8.0)[None], clients, steps=clients + 1, version=clients, holds=clients)
+    assert lay_out(timelines, np.array([7]), num_clients=1, num_evals=5).ticks.tolist() == [[0, 2, 4, 6, 7]]
+
+
+def test_a_store_for_work_alone_is_smaller() -> None:
+    """Everyone starts from the newest model: one row for it, and the next may take its place, however long old models are held."""
+    ticks = 40
+    version = np.arange(ticks, dtype=np.int32)[None, :, None]
+    clients = version % 20
+    timelines = timeline_of(np.arange(1.0, ticks + 1)[None], clients, steps=clients, version=version, holds=version)
+    write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10, keep_held=False).events.write
+    assert len(np.unique(write)) <= 3
+    write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10).events.write
+    assert len(np.unique(write)) > 5
+
+
+def test_the_example_of_the_docstring() -> None:
+    row, rows = store_rows(np.array([[0], [0], [1], [3]]), np.ones((4, 1), bool), np.zeros((2, 0), np.int32), np.array([0, 4]))
+    assert rows == 3
+    assert row.tolist() == [0, 1, 2, 0, 2]
+
+
 def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
     timelines, ticks = example()
     schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2)
@@ -226,6 +251,7 @@ def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
     assert (padded.events.clients[:, 2:] == EMPTY).all()
     assert (padded.events.write[:, 2:] == schedule.rows - 1).all()
     assert not padded.events.steps[:, 2:].any()
+    assert padded.events.tick[0].ravel().tolist() == list(range(12))
     assert padded.holders.shape[1] == 5
     np.testing.assert_array_equal(padded.holders[:, :3], schedule.holders)
     np.testing.assert_array_equal(padded.events.clients[:, :2], schedule.events.clients)

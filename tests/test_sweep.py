@@ -27,7 +27,7 @@ def grid(regression: Callable, small: Callable) -> fedjax_sim.Run:
 
 
 def test_the_grid_is_labelled(grid: fedjax_sim.Run) -> None:
-    assert dict(grid.curves.sizes) == {"reweight": 2, "lr": 3, "seed": 2, "eval": 5}
+    assert dict(grid.curves.sizes) == {"reweight": 2, "lr": 3, "seed": 2, "eval": 4}
     assert grid.curves.loss.dims == ("reweight", "lr", "seed", "eval")
     assert grid.curves.reweight.values.tolist() == ["none", "stochastic"]
     assert grid.curves.lr.values.tolist() == [0.02, 0.05, 0.1]
@@ -50,8 +50,8 @@ def test_lanes_stand_where_their_labels_say(grid: fedjax_sim.Run, regression: Ca
 
 
 def test_the_first_evaluation_is_of_the_start(grid: fedjax_sim.Run, regression: Callable) -> None:
-    """As many evaluations as asked for, and the initial one; after equal numbers of ticks, the last ones at the end."""
-    assert grid.curves.ticks[0, 0, 0].values.tolist() == [0, 2, 4, 6, 6]
+    """Besides the initial one, at most as many evaluations as asked for, each after equally many ticks: of four, three."""
+    assert grid.curves.ticks[0, 0, 0].values.tolist() == [0, 2, 4, 6]
     first = grid.curves.isel(eval=0)
     assert (first.time == 0).all()
     assert (first.local_steps == 0).all()
@@ -159,8 +159,13 @@ def test_optimizers_are_swept_by_name(regression: Callable, small: Callable) -> 
         ({"num_ticks": 0}, "num_ticks is 0"),
         ({"num_ticks": 2, "num_evals": 0}, "num_evals is 0"),
         ({"num_ticks": 2, "seeds": []}, "seeds is"),
-        ({"num_ticks": 2, "seeds": [1, 1]}, "all different"),
-        ({"num_ticks": 2, "seeds": [-1]}, "none negative"),
+        ({"num_ticks": 2, "seeds": [1, 1]}, "different whole numbers"),
+        ({"num_ticks": 2, "seeds": [-1]}, "from 0 to 2147483647"),
+        ({"num_ticks": 2, "seeds": [2**31]}, "from 0 to 2147483647"),
+        ({"num_ticks": 2, "seeds": [1.5]}, "different whole numbers"),
+        ({"num_ticks": 2.5}, "num_ticks is 2.5, but must be a whole number of at least 1"),
+        ({"num_ticks": 2, "max_lanes": 1.5}, "max_lanes is 1.5"),
+        ({"num_ticks": 2, "settings": {"optimizer": [abs]}}, "optimizer is .*gradient transformation"),
         ({"num_ticks": 2, "settings": {"learning_rate": [1.0]}}, "setting name is 'learning_rate', but must be one of batch_size"),
         ({"num_ticks": 2, "settings": {"lr": [0.1, 0.1]}}, "values of lr"),
         ({"num_ticks": 2, "settings": {"lr": []}}, "values of lr"),
@@ -178,6 +183,37 @@ def test_what_is_not_allowed_is_said_before_anything_is_compiled(
     with pytest.raises(ConfigError, match=words):
         fedjax_sim.sweep(FEDAVG, problem, hyper, **options)
     assert compiled == []
+
+
+def test_a_budget_of_too_many_ticks(regression: Callable, small: Callable) -> None:
+    with pytest.raises(ConfigError, match=r"time_budget is 1000000000000000.0, but must be short enough"):
+        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), time_budget=1e15)
+
+
+def test_one_lane_takes_no_lists(regression: Callable, small: Callable) -> None:
+    for name, value in (("seeds", [1]), ("settings", {"lr": [0.1]})):
+        with pytest.raises(ConfigError, match=f"option is '{name}', but must be left out"):
+            fedjax_sim.simulate(FEDAVG, regression(), small(FEDAVG), num_ticks=2, **{name: value})
+
+
+@pytest.mark.parametrize("system", [FEDAVG, FEDBUFF, FAVANO])
+def test_without_reports_only_models_that_somebody_works_from_are_kept(system: Any, regression: Callable, small: Callable) -> None:
+    """The store is of a static size: what is learnt must not depend on it. FedAvg's clients all start from the newest model."""
+    options: dict[str, Any] = {"num_ticks": 30, "num_evals": 3, "layout": LAYOUT}
+    whole = fedjax_sim.simulate(system, regression(40), small(system, num_clients=40), **options)
+    bare = fedjax_sim.simulate(system, regression(40), small(system, num_clients=40), reports=False, **options)
+    assert "client_variance" in whole.curves
+    assert "client_variance" not in bare.curves
+    np.testing.assert_array_equal(bare.models, whole.models)
+    np.testing.assert_array_equal(bare.curves.loss, whole.curves.loss)
+
+
+def test_a_loss_that_is_not_finite_is_a_failure(regression: Callable, small: Callable) -> None:
+    """Though the model is: its squares overflow."""
+    run = fedjax_sim.simulate(FEDAVG, regression().replace(targets=regression().targets.at[0, 0].set(1e30)), small(FEDAVG), num_ticks=1)
+    assert np.isfinite(run.models).all()
+    assert not np.isfinite(run.curves.loss).all()
+    assert run.curves.failed
 
 
 def test_a_users_own_problem_needs_no_base_class(small: Callable) -> None:

@@ -177,6 +177,25 @@ def test_weights_given_the_window(scheduled: Callable) -> None:
         assert not found["weight"][~some].any()
 
 
+@pytest.mark.parametrize(("strict", "whole"), [(False, np.floor), (True, lambda window: np.ceil(window) - 1)])
+def test_weights_given_a_window_that_is_not_whole(scheduled: Callable, strict: bool, whole: Callable) -> None:
+    """Geometric running times are whole: a step counts in the window's whole units, the last of them not if the deadline is strict."""
+    hyper = SYSTEM.Hyper(**SMALL | {"server_wait": 3.25, "server_interact": 0.75}, busy_during_interaction=True, strict_deadline=strict)
+    found = scheduled(hyper.replace(reweight="conditional"))
+    window = whole(found["window"])
+    assert (window < found["window"]).any()
+    counts = np.arange(300)[:, None, None]
+    pmf = stats.binom.pmf(counts, window[None], found["rate"][found["clients"]][None])
+    some = found["steps"] > 0
+    np.testing.assert_allclose(found["weight"][some], 1 / np.tensordot(capped(counts[:, 0, 0]), pmf, 1)[some], rtol=1e-9)
+
+
+def test_the_law_by_tick_needs_a_first_window() -> None:
+    hyper = SYSTEM.Hyper(alpha_by_tick=True, first_contact=0.5)
+    with pytest.raises(fedjax_sim.ConfigError, match="alpha_by_tick is True, but must be false unless first_contact is 1"):
+        fedjax_sim.settings.check(hyper)
+
+
 def test_weights_from_a_clients_own_history(scheduled: Callable) -> None:
     """Running means over its contacts so far, this one included."""
     for reweight in ("estimated", "estimated_stochastic"):

@@ -11,8 +11,8 @@ or "deterministic", alpha = E[E ^ K], both from the stationary law of the step c
 the same given the window since the last contact; "estimated_stochastic" and "estimated" use the client's own history up to and
 including this contact (all that a server which does not know the rates can do; needed with a recorded trace); "none" is alpha = 1.
 `alpha_by_tick` replaces the stationary law by the exact one of server step t, which differs in the first ten or so. The running time
-of a local step is geometric by default, see `timelines.Clients`; the switches of `timelines.Contacts` give the other clocks, and
-alpha follows `runtime_law` only.
+of a local step is geometric by default, see `timelines.Clients`; the switches of `timelines.Contacts` give the other clocks. Of these,
+the conditional alphas follow all but `carry_residual`, the stationary ones follow `runtime_law` alone: what the paper's server can know.
 """
 
 from typing import NamedTuple
@@ -56,6 +56,8 @@ class Hyper(Contacts, LocalTraining):
             raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), "whole under runtime_geom with this reweighting")
         if self.alpha_by_tick and self.reweight not in REWEIGHTS[:2]:
             raise ConfigError("alpha_by_tick", True, 'false unless reweight is "stochastic" or "deterministic"')
+        if self.alpha_by_tick and np.any(np.asarray(self.first_contact) != 1):
+            raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
 
 
 class State(NamedTuple):
@@ -66,8 +68,7 @@ class State(NamedTuple):
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule periodic contacts; the weight of a slot is 1 / alpha."""
     schedule, window = contacts(key, hyper, num_ticks)
-    rate = client_rates(key, hyper)
-    return schedule._replace(weight=inverse_alpha(schedule, window, rate, hyper))
+    return schedule._replace(weight=inverse_alpha(schedule, window, client_rates(key, hyper), hyper))
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
@@ -104,9 +105,14 @@ def _expectations(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) 
     """P(E > 0) and E[E ^ K] of the client in every slot, from the law of the step count: `f64[T, S]` each."""
     clients = schedule.clients
     if "conditional" in hyper.reweight:
+        if hyper.runtime_law == "runtime_geom":  # Whole units of time, at whose ends a step may end.
+            window = jnp.maximum(jnp.ceil(window) - 1, 0) if hyper.strict_deadline else jnp.floor(window)
         law = {"window": window, "law": hyper.runtime_law}
         any_step = step_counts.prob_any_given(rate[clients], **law)
         return any_step, step_counts.mean_steps_given(rate[clients], max_steps=hyper.local_steps, **law)
+    # Clients of one speed have one law.
+    speeds = jnp.stack([jnp.asarray(hyper.rate_fast, float), jnp.asarray(hyper.rate_slow, float)])
+    speed = (rate == speeds[1]).astype("int32")[clients]
     law = {
         "contact_probability": hyper.num_selected / hyper.num_clients,
         "round_time": hyper.period,
@@ -114,11 +120,11 @@ def _expectations(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) 
     }
     if hyper.alpha_by_tick:
         tick = jnp.arange(clients.shape[0])[:, None]
-        any_step = step_counts.prob_any_by_tick(rate, num_ticks=clients.shape[0], **law)[tick, clients]
-        mean_steps = step_counts.mean_steps_by_tick(rate, num_ticks=clients.shape[0], max_steps=hyper.local_steps, **law)
-        return any_step, mean_steps[tick, clients]
-    any_step = step_counts.prob_any(rate, **law)[clients]
-    return any_step, step_counts.mean_steps(rate, max_steps=hyper.local_steps, **law)[clients]
+        any_step = step_counts.prob_any_by_tick(speeds, num_ticks=clients.shape[0], **law)[tick, speed]
+        mean_steps = step_counts.mean_steps_by_tick(speeds, num_ticks=clients.shape[0], max_steps=hyper.local_steps, **law)
+        return any_step, mean_steps[tick, speed]
+    any_step = step_counts.prob_any(speeds, **law)[speed]
+    return any_step, step_counts.mean_steps(speeds, max_steps=hyper.local_steps, **law)[speed]
 
 
 def _estimates(schedule: Timeline) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.aggregation import base_model_variance, replicate, store_of, weighted_sum, write_row
 from fedjax_sim.local import LocalTraining, local_sgd
@@ -55,6 +56,6 @@ system = System(
     Hyper=Hyper,
     timeline=rounds,
     algorithm=algorithm,
-    # At most: no round is shorter than the exchange.
-    ticks_within=lambda hyper, time: time / (hyper.server_interact + 1),
+    # Rounds of fast clients alone, each of mean length.
+    ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.local_steps / np.maximum(hyper.rate_fast, hyper.rate_slow)),
 )

@@ -39,6 +39,7 @@ class Arrivals(Clients):
             raise ConfigError("buffer_size", self.buffer_size, f"at most the {self.trace.client.size} rows of the trace")
         if self.restart == "free" and self.send_old_model:
             raise ConfigError("send_old_model", True, 'false under restart = "free", where a client takes what is current')
+        self.left_to_trace("restart", "send_old_model")
 
 
 def arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -125,7 +126,10 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Buffer the rows of a trace in order of finish; an update starts from the version made by its recorded start."""
+    """Buffer the rows of a trace in order of finish; an update starts from the version made by its recorded start.
+
+    After a tick that took its update a client holds the model of that tick, or the older one that its next row started from.
+    """
     trace, size = hyper.trace, hyper.buffer_size
     known = trace.client.size // size
 
@@ -141,7 +145,13 @@ def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
     time = jax.lax.scan(wait, jnp.zeros(()), full)[1]
     start = padded(trace.start)
     version = jnp.minimum(jnp.searchsorted(time, start, side="right"), jnp.arange(num_ticks)[:, None])
-    return _timeline(time, padded(trace.client), version, version, hyper)
+    clients = padded(trace.client)
+    made = jnp.broadcast_to(jnp.arange(1, num_ticks + 1)[:, None], clients.shape)
+    order = jnp.argsort(clients.ravel(), stable=True)
+    same = jnp.append(clients.ravel()[order][1:] == clients.ravel()[order][:-1], False) & (jnp.roll(order, -1) < known * size)
+    following = jnp.where(same, jnp.roll(version.ravel()[order], -1), num_ticks)
+    following = jnp.zeros_like(following).at[order].set(following).reshape(clients.shape)
+    return _timeline(time, clients, version, jnp.minimum(made, following), hyper)
 
 
 def _timeline(time: Array, clients: Array, version: Array, holds: Array, hyper: Arrivals) -> Timeline:

@@ -40,6 +40,7 @@ class Contacts(Clients):
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
+        self.left_to_trace("carry_residual")
 
 
 def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
@@ -48,13 +49,16 @@ def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array
     All clients start at time 0. A client contacted at a tick restarts from the model made there. Of a recorded trace, whose rows are
     single local steps, those count that finish in the window.
     """
-    clock = (jnp.arange(num_ticks) + hyper.first_contact) * jnp.asarray(hyper.period, float)
+    tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
+    clock = (jnp.arange(num_ticks) + hyper.first_contact) * period
     clients = cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
     previous, _ = previous_visits(clients)
     delay = hyper.server_interact if hyper.busy_during_interaction else 0.0
-    start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
-    window = jnp.maximum(clock[:, None] - start, 0.0)
+    # Whole ticks times the period, as the difference of two large clocks would be rounded.
+    window = jnp.where(previous >= 0, (tick - previous) * period - delay, (tick + hyper.first_contact) * period)
+    window = jnp.maximum(window, 0.0)
     if hyper.trace is not None:
+        start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)
     else:
         steps = _law_steps(key, clients, window, hyper)
@@ -70,7 +74,7 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
     draw = jax.vmap(lambda t, rate: runtimes(jax.random.fold_in(key, t), rate, num, hyper.runtime_law))
     times = draw(jnp.arange(rate.shape[0]), rate)
     if hyper.runtime_law == "count_geom":
-        return jnp.minimum(times[..., 0], hyper.local_steps).astype("int32")
+        return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype("int32")
     if hyper.carry_residual:
         return _carried_steps(clients, times, window, hyper)
     return _completed(times, window, hyper)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
+from fedjax_sim.settings import ConfigError, choice, count, fields, real, static, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.trace import Trace, read_trace
 from fedjax_sim.types import Array, Key
@@ -46,6 +46,14 @@ class Clients:
                     raise ConfigError(name, float(np.max(getattr(self, name))), f"at most 1, a probability, under {self.runtime_law}")
         if self.trace is not None:
             self.trace.check(self.num_clients)
+        self.left_to_trace("slow_fraction", "rate_fast", "rate_slow", "runtime_law")
+
+    def left_to_trace(self, *names: str) -> None:
+        """Refuse settings that a recorded trace decides, unless they are at their defaults."""
+        for name in names if self.trace is not None else ():
+            value, default = getattr(self, name), fields(type(self))[name].default
+            if np.any(np.asarray(value) != default):
+                raise ConfigError(name, value, f"left at {default!r} with a recorded trace, which decides it")
 
 
 def client_rates(key: Key, clients: Clients) -> Array:

@@ -27,6 +27,7 @@ class Rounds(Clients):
             raise ConfigError("num_selected", self.num_selected, f"at most num_clients = {self.num_clients}")
         if self.trace is not None and len(set(self.trace.client.tolist())) < self.num_clients:
             raise ConfigError("trace", "a client without rows", "with rows of every client, as any may be selected")
+        self.left_to_trace("round_time")
 
 
 def rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:

@@ -35,7 +35,7 @@ def test_logits_are_those_of_plain_numpy():
     model = MLP((5, 4), 3)
     x = np.asarray(jax.random.normal(jax.random.key(1), (6, 2)))
     params = model.init(jax.random.key(0), x)
-    layers = [params["params"][f"Dense_{i}"] for i in range(3)]
+    layers = jax.tree.map(np.asarray, [params["params"][f"Dense_{i}"] for i in range(3)])
     hidden = x
     for layer in layers[:-1]:
         hidden = np.maximum(hidden @ layer["kernel"] + layer["bias"], 0)

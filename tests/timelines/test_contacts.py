@@ -152,6 +152,9 @@ def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
     assert not schedule.steps[0, 0].any()
     assert not window[0, 0].any()
     assert schedule.steps[0, 1].any()
+    counted, _ = draw(contacts, Contacts(first_contact=0.0, runtime_law="count_geom"), num_ticks=10)
+    assert not counted.steps[0, 0].any()
+    assert counted.steps[0, 1:].all()
     assert ticks_in_budget(schedule.time[0], 5000, overshoot=False) == 715
     later, _ = draw(contacts, Contacts(), num_ticks=1000, seeds=16)
     np.testing.assert_array_equal(later.time - schedule.time, 7.0)

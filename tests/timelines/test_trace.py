@@ -89,6 +89,13 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
         (Contacts(num_clients=5, num_selected=2, trace=recorded()), "trace client is 5, but must be from 0 to num_clients - 1 = 4"),
         (Arrivals(num_clients=6, buffer_size=91, trace=recorded()), "buffer_size is 91, but must be at most the 90 rows"),
         (Rounds(num_clients=7, num_selected=2, trace=recorded()), "rows of every client"),
+        (Rounds(num_clients=6, num_selected=2, round_time="mean", trace=recorded()), "round_time is 'mean', but must be left at 'sum'"),
+        (
+            Contacts(num_clients=6, num_selected=2, carry_residual=True, trace=recorded()),
+            "carry_residual is True, but must be left at",
+        ),
+        (Arrivals(num_clients=6, restart="fresh", trace=recorded()), "restart is 'fresh', but must be left at 'after_interaction'"),
+        (Arrivals(num_clients=6, rate_slow=0.1, trace=recorded()), "rate_slow is 0.1, but must be left at 0.0625 with a recorded trace"),
         (fedjax_sim.SYSTEMS["favano"].Hyper(num_clients=6, num_selected=2, trace=recorded()), "estimated"),
     ],
 )
@@ -147,6 +154,11 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
         for slot, start in enumerate(trace.start[rows]):
             assert schedule.version[0, t, slot] == sum(time <= start for time in made)
         made.append(clock)
+        # What a client holds after its exchange: the tick's model, unless it had gone on from an older one.
+        for slot, i in enumerate(schedule.clients[0, t]):
+            later = np.flatnonzero(trace.client[4 * t + slot + 1 : 88] == i)
+            started = trace.start[4 * t + slot + 1 + later[0]] if later.size else np.inf
+            assert schedule.holds[0, t, slot] == (t + 1 if started >= clock else sum(time <= started for time in made))
     # 90 rows fill 22 buffers: later ticks never happen.
     assert np.isposinf(schedule.time[0, 22:]).all()
     assert schedule.version.max() > 0
