@@ -114,6 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
     seeds = words.seeds(arguments.seeds)
     time_budget = words.number("time_budget", arguments.time_budget, defaults.time_budget)
     num_evals = words.whole("evals", arguments.evals, 25)
+    checkpoint_every = words.number("checkpoint_every", arguments.checkpoint_every, 20.0)
     layout = words.layout(arguments.layout)
     contenders = comparison.contenders(arguments.systems, words.settings(arguments), defaults)
     folder = _folder(arguments, "results", resume=arguments.resume)
@@ -147,6 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
             num_evals=num_evals,
             layout=layout,
             checkpoint=folder.checkpoints / name,
+            checkpoint_every=checkpoint_every,
             resume=arguments.resume,
             progress=True,
         ).curves

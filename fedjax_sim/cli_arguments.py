@@ -71,6 +71,7 @@ def parser_of(command: str, summary: str) -> Parser:
             flag("--" + option.replace("_", "-"), "option of the partition", "NUMBER")
         flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
         flag("--layout", "fields of Layout: slots_at_once, lanes_at_once, lane_devices, client_devices", "NAME=VALUE,...")
+        flag("--checkpoint-every", "least seconds between two checkpoints (default: 20)", "SECONDS")
         parser.add_argument("--resume", action="store_true", help="go on with the unfinished run in the results folder")
     flag("--seeds", "a number of seeds, from 0, or a list such as 3,7 or 3, (default: 5)", "NUMBER|LIST")
     parser.add_argument(

@@ -21,11 +21,6 @@ SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
 SMALL = [*(word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")), "--seeds", "2", "--time-budget", "60"]
 QUICK = [*SMALL, "--model", "logistic", "--evals", "3"]
 BUFFER = ["--set", "buffer_size=2"]
-EVERY_CHUNK = (
-    "import sys; from fedjax_sim.checkpoint import Checkpoint; Checkpoint.__init__.__kwdefaults__['every'] = 0.0; "
-    "from fedjax_sim.cli import main; sys.exit(main(sys.argv[1:]))"
-)
-"""The command line, with a checkpoint at every opportunity instead of every 20 seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +165,9 @@ def test_timeline_needs_no_training(call, tmp_path):
 
 def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path):
     words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--out"]
-    process = subprocess.Popen([sys.executable, "-c", EVERY_CHUNK, *words, "broken"], cwd=tmp_path, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedjax_sim", *words, "broken", "--checkpoint-every", "0.001"], cwd=tmp_path, env=environment
+    )
     steps = tmp_path / "broken" / "checkpoint" / "quafl" / "part_0" / "steps"
     deadline = time.monotonic() + 120
     while not any(path.name.isdigit() for path in steps.glob("*")):
