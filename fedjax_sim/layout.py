@@ -101,10 +101,10 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters:
 def _batching_gain(num_parameters: int, batch_size: int) -> float:
     """How much faster a CPU runs a local step among twenty batched ones than by itself.
 
-    Fitted to 2 cores (`scripts/benchmark.py`): 1.2 where arithmetic rules, up to 2.4 where the dispatch of operations does.
+    Fitted to 2 cores (`scripts/benchmark.py layout`): 1.2 where arithmetic rules, up to 2.1 where the dispatch of operations does.
     """
     operations = 6.0 * num_parameters * batch_size
-    return 1.2 + 1.2 / (1 + operations / 2e5)
+    return 1.2 + 0.9 / (1 + operations / 8e4)
 
 
 def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool) -> Any:
