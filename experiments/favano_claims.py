@@ -1,6 +1,5 @@
 """The claims of FAVANO (arXiv 2305.16099) that can be tested, numbered, with where the paper makes them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from experiments.support import Verdict
@@ -28,19 +27,7 @@ CLAIMS: dict[int, tuple[str, str]] = {
 }
 
 
-def in_order(final: Mapping[str, float], *, is_smoke: bool) -> tuple[bool | None, str]:
-    """Judge claim 9 in one column, by the final means: whether it holds, and why.
-
-    FedBuff is the reading that comes closest to the paper's IID accuracy in Table 2; the verdict of the other one is given beside.
-    """
-    if is_smoke:
-        return None, "not judged: a smoke run on digits is too small"
-    fedbuff, blocked = "FedBuff, fresh, lr", "FedBuff, lr"
-    found = {name: final["FAVANO, stochastic"] > final[name] > max(final["QuAFL"], final["FedAvg"]) for name in (fedbuff, blocked)}
-    why = (
-        f"this column only: FAVANO > FedBuff > QuAFL, FedAvg in the final means; {fedbuff!r} is FedBuff; with {blocked!r}: {found[blocked]}"
-    )
-    return found[fedbuff], why
+JUDGED_BY_TABLE2 = "one column only; favano_table2 judges both"
 
 
 def verdict(number: int, measured: Any, holds: bool | None, why: str) -> Verdict:

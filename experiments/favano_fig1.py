@@ -5,8 +5,8 @@ To be seen: the asynchronous methods far above FedAvg, and QuAFL poor. `--result
 
 import sys
 
-from experiments.favano_claims import in_order, verdict
-from experiments.favano_mnist import as_groups, percent, picture, runs, sizes_of
+from experiments.favano_claims import JUDGED_BY_TABLE2, verdict
+from experiments.favano_mnist import as_groups, percent, picture, runs
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 2/3 fast"
@@ -14,17 +14,14 @@ METHODS = ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stoc
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the four methods, draw the figure, judge the order of claim 9 in this column."""
-    curves = runs(arguments, [COLUMN], METHODS)
-    by_method = {method: curves[f"{method} | {COLUMN}"] for method in METHODS}
+    """Run or read the four methods, draw the figure, report the final means."""
+    ran = runs(arguments, [COLUMN], METHODS)
+    by_method = {method: ran.curves[f"{method} | {COLUMN}"] for method in METHODS}
     final = {method: percent(data)[0] for method, data in by_method.items()}
-    holds, why = in_order(final, is_smoke=arguments.smoke)
-    sizes = sizes_of(arguments)
-    figure = picture(by_method, "accuracy", title=f"{sizes.dataset} {COLUMN}")
-    config = {"dataset": sizes.dataset, "column": COLUMN, "time_budget": sizes.time_budget}
+    figure = picture(by_method, "accuracy", title=ran.title(COLUMN))
     rows = [[method, f"{value:.1f}"] for method, value in final.items()]
     text = table(["method", "final accuracy, %"], rows)
-    return Outcome(as_groups(curves), {"fig1.png": figure}, [verdict(9, final, holds, why)], config, text)
+    return Outcome(as_groups(ran.curves), {"fig1.png": figure}, [verdict(9, final, None, JUDGED_BY_TABLE2)], ran.config, text)
 
 
 if __name__ == "__main__":

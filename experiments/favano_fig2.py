@@ -6,8 +6,8 @@ models that clients hold. `--results` draws it from a folder of favano_table2.
 
 import sys
 
-from experiments.favano_claims import in_order, verdict
-from experiments.favano_mnist import as_groups, percent, picture, runs, sizes_of
+from experiments.favano_claims import JUDGED_BY_TABLE2, verdict
+from experiments.favano_mnist import as_groups, percent, picture, runs
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 1/9 fast"
@@ -15,22 +15,20 @@ METHODS = ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stoc
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the four methods, draw both panels, judge the order of claim 9 in this column."""
-    curves = runs(arguments, [COLUMN], METHODS)
-    by_method = {method: curves[f"{method} | {COLUMN}"] for method in METHODS}
+    """Run or read the four methods, draw both panels, report the final means."""
+    ran = runs(arguments, [COLUMN], METHODS)
+    by_method = {method: ran.curves[f"{method} | {COLUMN}"] for method in METHODS}
     final = {method: percent(data)[0] for method, data in by_method.items()}
-    holds, why = in_order(final, is_smoke=arguments.smoke)
-    sizes = sizes_of(arguments)
-    title = f"{sizes.dataset} {COLUMN}"
+    title = ran.title(COLUMN)
     figures = {
         "fig2_left.png": picture(by_method, "accuracy", title=title),
         "fig2_right.png": picture(by_method, "client_variance", title=title),
     }
-    config = {"dataset": sizes.dataset, "column": COLUMN, "time_budget": sizes.time_budget}
     variance = {method: float(data.client_variance.isel(eval=-1).mean()) for method, data in by_method.items()}
+    judged = verdict(9, {"accuracy": final, "variance": variance}, None, JUDGED_BY_TABLE2)
     rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in METHODS]
     text = table(["method", "final accuracy, %", "final variance"], rows)
-    return Outcome(as_groups(curves), figures, [verdict(9, {"accuracy": final, "variance": variance}, holds, why)], config, text)
+    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
 
 
 if __name__ == "__main__":

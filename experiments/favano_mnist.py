@@ -15,7 +15,7 @@ import fedjax_sim
 from experiments.support import Arguments
 from fedjax_sim import datasets, models, partition, plots, problems
 from fedjax_sim.results import load
-from fedjax_sim.settings import fields
+from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.types import Problem, System
 
@@ -27,11 +27,16 @@ class Method(NamedTuple):
     settings: Mapping[str, Any]
 
 
+PUBLIC = {"restart": "own_finish", "send_old_model": True}
+"""FedBuff's clock in the public simulator of QuAFL; with lr Z/n, all of that simulator's FedBuff."""
+
 METHODS: dict[str, Method] = {
     "FedAvg": Method(fedavg.system, {}),
     "QuAFL": Method(quafl.system, {}),
     "FedBuff, lr": Method(fedbuff.system, {}),
     "FedBuff, lr Z/n": Method(fedbuff.system, {"lr_scale": "Z/n"}),
+    "FedBuff, own finish, lr": Method(fedbuff.system, PUBLIC),
+    "FedBuff, own finish, lr Z/n": Method(fedbuff.system, {**PUBLIC, "lr_scale": "Z/n"}),
     "FedBuff, fresh, lr": Method(fedbuff.system, {"restart": "fresh"}),
     "FedBuff, fresh, lr Z/n": Method(fedbuff.system, {"restart": "fresh", "lr_scale": "Z/n"}),
     "FAVANO, stochastic": Method(favano.system, {"reweight": "stochastic"}),
@@ -77,36 +82,57 @@ NUM_EVALS = 25
 """An evaluation every 200 units of virtual time, about: after equal numbers of server steps."""
 
 
-def sizes_of(arguments: Arguments) -> Sizes:
-    """The sizes of a run."""
-    sizes = SMOKE if arguments.smoke else FULL
-    return sizes._replace(num_seeds=arguments.seeds or sizes.num_seeds)
+class Runs(NamedTuple):
+    """What was run, now or earlier."""
+
+    curves: dict[str, xr.Dataset]
+    """By "METHOD | COLUMN"."""
+    config: dict[str, Any]
+    """dataset, seeds (their number), time_budget, smoke, and each method's settings."""
+
+    def title(self, column: str) -> str:
+        """What a picture of a column is called."""
+        return f"{self.config['dataset']}, {column}"
 
 
-def runs(arguments: Arguments, columns: Sequence[str], methods: Sequence[str] = tuple(METHODS)) -> dict[str, xr.Dataset]:
-    """Run methods x columns x seeds, or read them from an earlier results folder; curves by "METHOD | COLUMN"."""
-    wanted = [f"{method} | {column}" for column in columns for method in methods]
+def runs(arguments: Arguments, columns: Sequence[str], methods: Sequence[str] = tuple(METHODS)) -> Runs:
+    """Run methods x columns x seeds, or read them from an earlier results folder."""
     if arguments.results is not None:
-        found = load(arguments.results).curves
-        return {name: found[_group(name)] for name in wanted}
-    sizes = sizes_of(arguments)
+        return _earlier(arguments, [f"{method} | {column}" for column in columns for method in methods])
+    sizes = SMOKE if arguments.smoke else FULL
+    sizes = sizes._replace(num_seeds=arguments.seeds or sizes.num_seeds)
     tasks = _tasks(sizes, arguments.data_dir, sorted({COLUMNS[column].partition for column in columns}))
-    curves = {}
+    curves, resolved = {}, {}
     for method in methods:
         system, settings = METHODS[method]
         for column in columns:
             split, slow_fraction = COLUMNS[column]
+            hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
+            resolved[f"{method} | {column}"] = {name: getattr(hyper, name) for name in fields(system.Hyper)} | {"partition": split}
             run = fedjax_sim.sweep(
                 system,
                 tasks[split],
-                _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction}),
+                hyper,
                 seeds=sizes.num_seeds,
                 time_budget=sizes.time_budget,
                 num_evals=NUM_EVALS,
                 progress=True,
             )
             curves[f"{method} | {column}"] = run.curves
-    return curves
+    facts = {"dataset": sizes.dataset, "seeds": sizes.num_seeds, "time_budget": sizes.time_budget, "smoke": arguments.smoke}
+    return Runs(curves, facts | {"model": "MLP (32,)", "settings": resolved})
+
+
+def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
+    found = load(str(arguments.results))
+    missing = [name for name in wanted if _group(name) not in found.curves]
+    if missing:
+        raise ConfigError("results", arguments.results, f"the folder of a run with {missing[0]!r}, such as one of favano_table2")
+    for name in ("smoke", "seeds"):
+        if getattr(arguments, name) and getattr(arguments, name) != found.config[name]:
+            raise ConfigError(name, getattr(arguments, name), f"left out, or {found.config[name]!r} as in {arguments.results}")
+    facts = {name: found.config[name] for name in ("dataset", "seeds", "time_budget", "smoke", "model", "settings")}
+    return Runs({name: found.curves[_group(name)] for name in wanted}, facts)
 
 
 def _tasks(sizes: Sizes, data_dir: str | None, splits: Sequence[str]) -> dict[str, list[Problem]]:
@@ -134,9 +160,9 @@ def picture(curves: Mapping[str, xr.Dataset], metric: str, *, title: str, agains
 
 
 def percent(data: xr.Dataset) -> tuple[float, float]:
-    """Final test accuracy in percent: mean and standard deviation over seeds (of n - 1 degrees of freedom)."""
-    final = 100 * data.accuracy.isel(eval=-1)
-    return float(final.mean()), float(final.std(ddof=1)) if final.size > 1 else float("nan")
+    """Final test accuracy in percent: mean and standard deviation over seeds (of n - 1 degrees of freedom) that did not diverge."""
+    final = 100 * data.accuracy.isel(eval=-1).values[~data.failed.values].astype(float)
+    return float(final.mean()) if final.size else float("nan"), float(final.std(ddof=1)) if final.size > 1 else float("nan")
 
 
 def _hyper(system: System, settings: Mapping[str, Any]) -> Any:

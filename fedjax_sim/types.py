@@ -132,7 +132,10 @@ class Problem(Protocol):
 
 
 class Model(Protocol):
-    """Anything with `init` and `apply`, such as a flax module: parameters and logits."""
+    """Anything with `init` and `apply`, such as a flax module: parameters and logits.
+
+    If its calls (a flax module's `__call__`, else `apply`) take `train`, local steps pass `train=True` and `rngs`, keys by stream.
+    """
 
     def init(self, key: Key, x: Array, /) -> Any: ...
     def apply(self, params: Params, x: Array, /) -> Any: ...

@@ -225,6 +225,14 @@ def test_every_evaluation_is_after_ticks_of_its_own() -> None:
     assert lay_out(timelines, np.array([7]), num_clients=1, num_evals=5).ticks.tolist() == [[0, 2, 4, 6, 7]]
 
 
+def test_more_steps_than_can_be_counted_are_refused() -> None:
+    clients = np.zeros((1, 4, 2), np.int32)
+    timelines = timeline_of(np.arange(1.0, 5.0)[None], clients, steps=clients + 2**29, version=clients, holds=clients)
+    assert lay_out(timelines, np.array([4]), num_clients=1, num_evals=4).rows
+    with pytest.raises(ConfigError, match="num_evals is 2, but must be larger"):
+        lay_out(timelines, np.array([4]), num_clients=1, num_evals=2)
+
+
 def test_a_store_for_work_alone_is_smaller() -> None:
     """Everyone starts from the newest model: one row for it, and the next may take its place, however long old models are held."""
     ticks = 40

@@ -145,7 +145,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
 
 system = System(
     name="favano",
-    summary="periodic contacts; clients' progress is divided by alpha, which makes it independent of their speed",
+    summary="periodic contacts; clients' progress is divided by alpha, which makes it nearly independent of their speed",
     Hyper=Hyper,
     timeline=timeline,
     algorithm=algorithm,

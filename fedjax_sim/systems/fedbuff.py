@@ -5,8 +5,9 @@
 Readings. A client is blocked from its finish to the end of the exchange that takes its update (`restart`: other readings), then starts
 from the new model (`send_old_model`: the one before). The local learning rate is `lr`; `lr_scale=Z / N` gives the public simulator's.
 The text also says that a counter is reset at the beginning of each server step; by default that is the difference of one continuous
-clock. `restart="fresh"` takes it literally: running times are drawn anew for everyone at each server step. That only fast clients
-ever report then, and that staleness is small, decides the accuracies of the paper's Table 2 (experiments/README.md).
+clock. `restart="fresh"` takes it literally: running times are drawn anew for everyone at each server step, so that fast clients alone
+report where there are enough of them. Mean staleness is then 5.3 server steps with 66 of 100 fast clients and 0.1 with 11, against 8.9
+and 8.7 of the continuous clock (experiments/README.md has the accuracies).
 """
 
 from typing import NamedTuple

@@ -129,11 +129,13 @@ def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: int) -
     server's and the clients' models to their mean mu.
     """
     n, s = len(bases), num_contacted
+    if n == 1:
+        return 0.0  # Server and client both end at the mean of the two.
     everyone = np.vstack([server, bases])
     potential = np.sum((everyone - everyone.mean(0)) ** 2)
     variance = np.sum((bases - server) ** 2)
     pull = (n - s) * variance + (s - 1) * (n + 1) * potential
-    return float(potential - s / (n * (s + 1)) * pull / max(n - 1, 1))
+    return float(potential - s / (n * (s + 1)) * pull / (n - 1))
 
 
 def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> Numbers:
@@ -258,6 +260,14 @@ def largest_step_size(setting: Setting, *, contraction: Callable[[int, int], flo
 def quantization_floor(smoothness: float, squared_error: float) -> float:
     """Compute what Theorem 1's bound grows by if gradients are taken at quantized weights, 12 L^2 r_d. squared_error: r_d."""
     return 12 * smoothness**2 * squared_error
+
+
+def quantized_bound(setting: Setting, *, step_size: float, num_ticks: int, squared_error: float) -> float:
+    """Bound as `bound` does a run whose gradients are taken at quantized weights Q(w), stated below Theorem 1 without proof.
+
+    squared_error: r_d, the most by which ||Q(w) - w||^2 errs at the iterates; what it adds is constant in time. With 0 this is `bound`.
+    """
+    return bound(setting, step_size=step_size, num_ticks=num_ticks) + quantization_floor(setting.smoothness, squared_error)
 
 
 def uniform_quantizer_error(dim: int, *, limit: float, bits: int, rounding: str) -> float:

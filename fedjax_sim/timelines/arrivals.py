@@ -37,6 +37,10 @@ class Arrivals(Clients):
             raise ConfigError("buffer_size", self.buffer_size, f"at most num_clients = {self.num_clients}, or it can never fill")
         if self.trace is not None and self.buffer_size > self.trace.client.size:
             raise ConfigError("buffer_size", self.buffer_size, f"at most the {self.trace.client.size} rows of the trace")
+        if self.restart == "own_finish" and not self.send_old_model:
+            raise ConfigError(
+                "send_old_model", False, 'true under restart = "own_finish", where clients go on before the tick\'s model is made'
+            )
         if self.restart == "free" and self.send_old_model:
             raise ConfigError("send_old_model", True, 'false under restart = "free", where a client takes what is current')
         self.left_to_trace("restart", "send_old_model")

@@ -41,6 +41,9 @@ class Contacts(Clients):
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         self.left_to_trace("carry_residual")
+        for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
+            if self.runtime_law == "count_geom" and getattr(self, name):
+                raise ConfigError(name, True, "false under runtime_law = count_geom, whose counts do not depend on time")
 
 
 def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
@@ -54,9 +57,9 @@ def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array
     clients = cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
     previous, _ = previous_visits(clients)
     delay = hyper.server_interact if hyper.busy_during_interaction else 0.0
-    # Whole ticks times the period, as the difference of two large clocks would be rounded.
+    # Whole ticks times the period, as the difference of two large clocks would be rounded; and whole windows whole.
     window = jnp.where(previous >= 0, (tick - previous) * period - delay, (tick + hyper.first_contact) * period)
-    window = jnp.maximum(window, 0.0)
+    window = jnp.where(jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window), jnp.round(window), jnp.maximum(window, 0.0))
     if hyper.trace is not None:
         start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)

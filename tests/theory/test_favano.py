@@ -602,3 +602,8 @@ def test_fedavg_waits_for_the_slowest_of_those_drawn() -> None:
     np.testing.assert_allclose(found, 1.5 + expected, rtol=1e-10)
     everyone = favano_timing.fedavg_round_time([0.25], num_contacted=1, local_steps=3, interact_time=0)
     np.testing.assert_allclose(everyone, 12)
+
+
+def test_a_single_client_ends_where_the_server_does() -> None:
+    """n = s = 1: both end at the mean of the two."""
+    assert favano.expected_potential(np.zeros(2), np.ones((1, 2)), num_contacted=1) == 0.0

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_sim import ConfigError
 from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Arrivals, arrivals, client_rates
 
@@ -150,6 +152,11 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, res
     assert short.time.dtype == np.float64
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
+
+
+def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
+    with pytest.raises(ConfigError, match='send_old_model is False, but must be true under restart = "own_finish"'):
+        check(Arrivals(restart="own_finish"))
 
 
 def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:

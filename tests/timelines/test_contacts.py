@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import Timeline
+from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Contacts, client_rates, contacts
 
@@ -160,6 +161,33 @@ def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
     np.testing.assert_array_equal(later.time - schedule.time, 7.0)
     np.testing.assert_array_equal(later.clients, schedule.clients)
     assert ticks_in_budget(later.time[0], 5000, overshoot=False) == 714
+
+
+@pytest.mark.parametrize(
+    ("wait", "interact", "budget", "ticks"), [(0.05, 0.05, 0.3, 3), (0.1, 0.2, 0.9, 3), (0.1, 0.0, 0.3, 3), (4.0, 3.0, 35.0, 5)]
+)
+def test_a_contact_at_the_end_of_the_budget_belongs_to_it(draw: Callable, wait: float, interact: float, budget: float, ticks: int) -> None:
+    """Whatever the last bit of a product of numbers that are not whole."""
+    schedule, _ = draw(contacts, FEW.replace(server_wait=wait, server_interact=interact), num_ticks=50)
+    assert ticks_in_budget(schedule.time[0], budget, overshoot=False) == ticks
+
+
+def test_whole_windows_are_whole(draw: Callable) -> None:
+    """100 periods of 4.35 are 435 units, in which a client of a step per unit does 435, or 434 before a strict deadline."""
+    hyper = Contacts(
+        num_clients=1, num_selected=1, local_steps=500, rate_fast=1.0, slow_fraction=0.0, server_wait=4.35, server_interact=0.0
+    )
+    hyper = hyper.replace(first_contact=100.0)
+    assert 100 * 4.35 < 435
+    for strict, expected in ((False, 435), (True, 434)):
+        schedule, window = draw(contacts, hyper.replace(strict_deadline=strict), num_ticks=1)
+        assert window[0, 0, 0] == 435 and schedule.steps[0, 0, 0] == expected
+
+
+@pytest.mark.parametrize("name", ["carry_residual", "busy_during_interaction", "strict_deadline"])
+def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is True, but must be false under runtime_law = count_geom"):
+        check(Contacts(runtime_law="count_geom", **{name: True}))
 
 
 @pytest.mark.parametrize("changes", [{}, {"carry_residual": True}])

@@ -1,0 +1,172 @@
+"""Our convolution and pooling against the library's: values and gradients over shapes, strides and paddings; inside loops and batches."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from fedjax_sim.models import CONVOLUTIONS, convolution
+
+LAST = ("NHWC", "HWIO", "NHWC")
+
+
+def compare(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, *, tolerance: float = 1e-5, **options: Any) -> None:
+    """Values, and gradients of a random weighting of them, relative to the largest."""
+    options = {"dimension_numbers": LAST, **options}
+
+    def run(by: Any) -> Any:
+        def value(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y = by(x, kernel, strides, padding, **options)
+            weight = jnp.cos(jnp.arange(y.size, dtype="float32")).reshape(y.shape)
+            return jnp.sum(y.astype("float32") * weight), y
+
+        (_, y), slopes = jax.value_and_grad(value, (0, 1), has_aux=True)(x, kernel)
+        return y, *slopes
+
+    for own, expected in zip(run(convolution.patches), run(lax.conv_general_dilated), strict=True):
+        assert own.dtype == expected.dtype
+        expected = np.asarray(expected, np.float32)
+        np.testing.assert_allclose(np.asarray(own, np.float32), expected, rtol=0, atol=tolerance * (np.abs(expected).max() + 1e-3))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Any, ...]:
+    window = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+    strides = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    dilation = (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+    pairs = st.tuples(st.integers(0, 3), st.integers(0, 3))
+    padding = draw(st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(pairs, pairs)))
+    least = [(size - 1) * step + 1 for size, step in zip(window, dilation, strict=True)]
+    space = tuple(draw(st.integers(low, 11)) for low in least)
+    batch, channels, features = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 3, 15, 16, 20]))
+    return (batch, *space, channels), (*window, channels, features), strides, padding, dilation
+
+
+@settings(max_examples=40)
+@given(case=cases())
+def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
+    """To float32 rounding: sums of at most 100 products are added in another order. Both orders of channels, square and other windows."""
+    shape, kernel_shape, strides, padding, dilation = case
+    x, kernel = jax.random.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(1), kernel_shape)
+    compare(x, kernel, strides, padding, rhs_dilation=dilation)
+
+
+@pytest.mark.parametrize("features", [6, 32])
+def test_bfloat16(features: int) -> None:
+    """To its rounding, 2^-8 a number."""
+    x = jax.random.normal(jax.random.key(0), (2, 9, 9, 3)).astype("bfloat16")
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, features)).astype("bfloat16")
+    compare(x, kernel, (2, 2), "SAME", tolerance=2e-2)
+
+
+def test_one_axis_and_three() -> None:
+    compare(*normal((2, 12, 3), (4, 3, 5)), (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    compare(*normal((2, 5, 6, 4, 2), (3, 2, 2, 2, 17)), (1, 2, 1), "VALID", dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
+
+
+def normal(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    return [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("features", [6, 32])
+def test_weights_per_client_inside_a_loop(features: int) -> None:
+    """Three clients take steps in a `fori_loop` under vmap; each as if it were alone, with the library's convolution, outside any loop."""
+    x, kernels = normal((3, 2, 8, 8, 3), (3, 3, 3, 3, features))
+
+    def step(by: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        slope = jax.grad(lambda kernel: jnp.mean(jnp.square(by(x, kernel, (1, 1), "SAME", dimension_numbers=LAST))))(kernel)
+        return kernel - 0.1 * slope
+
+    def walk(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 3, lambda _, kernel: step(convolution.patches, x, kernel), kernel)
+
+    for own, x_alone, expected in zip(jax.jit(jax.vmap(walk))(x, kernels), x, kernels, strict=True):
+        for _ in range(3):
+            expected = step(lax.conv_general_dilated, x_alone, expected)
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_patches_do_not_do() -> None:
+    """They refuse it; the choice for the machine leaves it to the library."""
+    x, kernel = normal((1, 6, 6, 4), (3, 3, 2, 4))
+    grouped = {"dimension_numbers": LAST, "feature_group_count": 2}
+    with pytest.raises(ValueError, match="groups"):
+        convolution.patches(x, kernel, (1, 1), "SAME", **grouped)
+    np.testing.assert_array_equal(
+        convolution.auto(x, kernel, (1, 1), "SAME", **grouped), lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **grouped)
+    )
+    with pytest.raises(ValueError, match="groups"):
+        convolution.patches(x, normal((3, 3, 4, 4))[0], (1, 1), "SAME", dimension_numbers=LAST, lhs_dilation=(2, 2))
+    with pytest.raises(ValueError, match="channels last"):
+        convolution.patches(x, normal((3, 3, 4, 4))[0], (1, 1), "SAME")
+    with pytest.raises(ValueError, match="does not fit"):
+        convolution.patches(x, normal((7, 3, 4, 4))[0], (1, 1), "VALID", dimension_numbers=LAST)
+
+
+def test_the_choice_for_a_cpu() -> None:
+    """No convolution is left in the program, forward or backward; by name it can be had."""
+    x, kernel = normal((1, 6, 6, 4), (3, 3, 4, 4))
+
+    def text(name: str) -> str:
+        def value(kernel: jax.Array) -> jax.Array:
+            return jnp.sum(CONVOLUTIONS[name](x, kernel, (1, 1), "SAME", dimension_numbers=LAST) ** 2)
+
+        return jax.jit(jax.grad(value)).lower(kernel).as_text()
+
+    assert "stablehlo.convolution" not in text("auto")
+    assert "stablehlo.convolution" not in text("patches")
+    assert "stablehlo.convolution" in text("lax")
+
+
+@pytest.mark.parametrize("features", [8, 32])
+def test_gradients_keep_no_patches_of_wide_layers(features: int) -> None:
+    """Only the input and the kernel are kept for the gradient, not the nine times larger patches; narrow layers keep them."""
+    x, kernel = normal((2, 16, 16, 4), (3, 3, 4, features))
+    _, pull = jax.vjp(lambda x, kernel: convolution.patches(x, kernel, (1, 1), "SAME", dimension_numbers=LAST), x, kernel)
+    kept = sum(leaf.size for leaf in jax.tree.leaves(pull) if hasattr(leaf, "size"))
+    assert (kept == x.size + kernel.size) == (features >= convolution.NARROW)
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "pad", "shape"),
+    [(2, None, 0, (3, 8, 6, 2)), (2, None, 0, (3, 7, 5, 2)), (3, 2, 1, (2, 8, 9, 3)), (3, 1, 0, (5, 6, 1)), (3, None, 0, (2, 2, 9, 9, 1))],
+)
+def test_pooling_equals_the_librarys(window: int, stride: int | None, pad: int, shape: tuple[int, ...]) -> None:
+    """Values and gradients; without ties, as normal draws have none."""
+    x = jax.random.normal(jax.random.key(0), shape)
+    steps = (stride or window,) * 2
+    edges = ((0, 0),) * (len(shape) - 3) + ((pad, pad), (pad, pad), (0, 0))
+
+    def library(x: jax.Array) -> jax.Array:
+        ones = (1,) * (x.ndim - 3)
+        return lax.reduce_window(x, -jnp.inf, lax.max, (*ones, window, window, 1), (*ones, *steps, 1), edges)
+
+    def slopes(pool: Any) -> tuple[jax.Array, jax.Array]:
+        y = pool(x)
+        weight = jnp.cos(jnp.arange(y.size, dtype="float32")).reshape(y.shape)
+        return y, jax.grad(lambda x: jnp.sum(pool(x) * weight))(x)
+
+    own, expected = slopes(lambda x: convolution.max_pool(x, window, stride=stride, pad=pad)), slopes(library)
+    np.testing.assert_array_equal(own[0], expected[0])
+    np.testing.assert_allclose(own[1], expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_users_network_takes_it_by_one_argument() -> None:
+    class Own(nn.Module):
+        by: Any
+
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            x = nn.relu(nn.Conv(20, (3, 3), strides=2, conv_general_dilated=self.by)(x))
+            return nn.Conv(5, (1, 1), padding="VALID", conv_general_dilated=self.by)(x)
+
+    (x,) = normal((2, 9, 9, 3))
+    params = Own(None).init(jax.random.key(0), x)
+    assert jax.tree.structure(Own(convolution.auto).init(jax.random.key(0), x)) == jax.tree.structure(params)
+    np.testing.assert_allclose(Own(convolution.auto).apply(params, x), Own(None).apply(params, x), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,110 @@
+"""Convolutional networks: sizes, forms of input, the same logits with either convolution, dropout in training alone."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedjax_sim.models import CONVOLUTIONS, MODELS, DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20
+from fedjax_sim.problems import takes_train
+
+SIZES = {
+    "lenet on CIFAR-10": (LeNet(10), (32, 32, 3), 62_006),
+    "lenet on FEMNIST": (LeNet(62), (28, 28, 1), 48_846),
+    "two blocks on Fashion-MNIST": (DoubleConvNet(10), (28, 28, 1), 468_458),
+    "three blocks on CIFAR-10": (DoubleConvNet(10, (32, 64, 128)), (32, 32, 3), 551_722),
+    # 3x3x3 and 3x3x32 windows with biases, 64 channels of 14x14 into 128 units, and those into 10.
+    "small on CIFAR-10": (SmallCNN(10), (32, 32, 3), 27 * 32 + 32 + 288 * 64 + 64 + 64 * 14 * 14 * 128 + 128 + 1290),
+    # Convolutions without bias, two numbers a channel in each normalisation, the shortcuts' convolutions and normalisations, logits.
+    "resnet20": (
+        resnet20(10),
+        (32, 32, 3),
+        27 * 16 + 32 + 6 * (9 * 256 + 32) + (9 * 512 + 64) + 5 * (9 * 1024 + 64) + (512 + 64) + (9 * 2048 + 128) + 5 * (9 * 4096 + 128)
+        + (2048 + 128) + 650,
+    ),
+    # As in torchvision, with 200 classes.
+    "resnet18": (resnet18(200), (64, 64, 3), 11_279_112),
+}  # fmt: skip
+SMALL = {
+    "lenet": (LeNet, (32, 32, 3), {}),
+    "double": (DoubleConvNet, (8, 8, 1), {"blocks": (16, 32)}),
+    "small": (SmallCNN, (8, 8, 3), {}),
+    "resnet20": (resnet20, (8, 8, 3), {}),
+    "resnet18": (resnet18, (32, 32, 3), {}),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_number_of_parameters(name: str) -> None:
+    model, shape, expected = SIZES[name]
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
+
+
+@pytest.mark.parametrize("name", ["lenet", "cnn2", "cnn3", "cnn_small", "resnet20", "resnet18"])
+def test_the_command_lines_names_take_a_convolution(name: str) -> None:
+    model: Any = MODELS[name].make(10, CONVOLUTIONS["lax"])
+    assert model.convolution is lax.conv_general_dilated and model.num_classes == 10
+    assert model == MODELS[name].make(10, CONVOLUTIONS["lax"]) and hash(model) == hash(MODELS[name].make(10, CONVOLUTIONS["lax"]))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> None:
+    """To float32 rounding through up to twenty layers; one image alone is that image in a batch."""
+    make, shape, options = SMALL[name]
+    own, library = (make(10, convolution=by, **options) for by in (CONVOLUTIONS["patches"], CONVOLUTIONS["lax"]))
+    x = jax.random.normal(jax.random.key(1), (3, *shape))
+    params = library.init(jax.random.key(0), x)
+
+    def run(model: Any) -> Any:
+        def value(params: Any) -> tuple[jax.Array, jax.Array]:
+            logits = model.apply(params, x)
+            return jnp.sum(jnp.cos(jnp.arange(30.0)).reshape(3, 10) * logits), logits
+
+        return jax.jit(jax.value_and_grad(value, has_aux=True))(params)
+
+    ((_, logits), slopes), ((_, expected), other) = run(own), run(library)
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
+    for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * float(jnp.abs(b).max()) + 1e-5)
+    np.testing.assert_allclose(own.apply(params, x[1]), logits[1], rtol=1e-3, atol=1e-4)
+
+
+def test_first_convolution_starts_uniform_within_one_over_root_fan_in() -> None:
+    params = SmallCNN(10).init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]["Conv_1"]
+    bound = (9 * 32) ** -0.5
+    for values in params.values():
+        assert jnp.abs(values).max() <= bound
+    assert jnp.abs(params["kernel"]).max() > 0.99 * bound
+    assert abs(float(jnp.std(params["kernel"])) - bound / 3**0.5) < 0.01 * bound
+
+
+def test_dropout_is_of_whole_channels_and_in_training_alone() -> None:
+    model = DoubleConvNet(4, (16,))
+    x = jax.random.normal(jax.random.key(1), (2, 6, 6, 1))
+    params = model.init(jax.random.key(0), x)
+    assert takes_train(model) and not takes_train(LeNet(10))
+    plain = model.apply(params, x)
+    np.testing.assert_array_equal(plain, model.apply(params, x, train=False))
+    trained = [model.apply(params, x, train=True, rngs={"dropout": jax.random.key(i)}) for i in range(2)]
+    assert not np.allclose(trained[0], plain) and not np.allclose(trained[0], trained[1])
+    _, kept = model.apply(params, x, train=True, rngs={"dropout": jax.random.key(0)}, capture_intermediates=True)
+    dropped = np.asarray(kept["intermediates"]["Dropout_0"]["__call__"][0]) == 0
+    np.testing.assert_array_equal(dropped.all((1, 2)), dropped.any((1, 2)))
+    assert dropped.any() and not dropped.all()
+
+
+def test_normalisation_is_in_groups_of_four_channels() -> None:
+    """An image's own statistics: another image in the batch changes nothing."""
+    model = DoubleConvNet(4, (16,))
+    x = jax.random.normal(jax.random.key(1), (2, 6, 6, 1))
+    params = model.init(jax.random.key(0), x)
+    _, kept = model.apply(params, x, capture_intermediates=True)
+    groups = np.asarray(kept["intermediates"]["GroupNorm_0"]["__call__"][0]).reshape(2, 6, 6, 4, 4)
+    np.testing.assert_allclose(groups.mean((1, 2, 4)), 0, atol=1e-5)
+    np.testing.assert_allclose(groups.var((1, 2, 4)), 1, atol=2e-2)
+    other = x.at[1].set(100.0)
+    np.testing.assert_allclose(model.apply(params, other)[0], model.apply(params, x)[0], rtol=1e-4, atol=1e-5)
