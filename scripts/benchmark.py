@@ -4,6 +4,7 @@
     python scripts/benchmark.py fedavg     the engine against a hand-written vmapped scan of the same work
     python scripts/benchmark.py favano     FAVANO in Table 2's setting: the layout that is chosen against the masked wide one
     python scripts/benchmark.py layout     a local step by itself and batched, for the rule in fedjax_sim/layout.py
+    python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours
 
 Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
 """
@@ -28,9 +29,10 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from flax import linen as nn  # noqa: E402
 
 from fedjax_sim.datasets import Dataset  # noqa: E402
-from fedjax_sim.models import MLP  # noqa: E402
+from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20  # noqa: E402
 from fedjax_sim.partition import iid  # noqa: E402
 from fedjax_sim.problems import Classification, classifications  # noqa: E402
 from fedjax_sim.systems import favano, fedavg  # noqa: E402
@@ -149,7 +151,103 @@ def bench_layout(turns: int) -> dict[str, Any]:
     return {"gain_of_batching": gains}
 
 
-BENCHMARKS = {"fedavg": bench_fedavg, "favano": bench_favano, "layout": bench_layout}
+NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], int]] = {
+    "LeNet-type, FedStaleWeight (32x32x3)": (partial(DoubleConvNet, blocks=(32, 64, 128)), (32, 32, 3), 32),
+    "small, as pfl's (32x32x3)": (SmallCNN, (32, 32, 3), 32),
+    "LeNet-5 (32x32x3)": (LeNet, (32, 32, 3), 32),
+    "ResNet-20 (32x32x3)": (resnet20, (32, 32, 3), 32),
+}
+IN_A_LOOP = 5
+CLIENTS = (4, 16, 32)
+
+
+def local_step(model: Any, shape: tuple[int, int, int], batch: int) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
+    """Parameters, images, and one step of gradient descent on them."""
+    images = jax.random.normal(jax.random.key(0), (batch, *shape))
+    labels = jnp.arange(batch) % 10
+
+    def step(params: Any, images: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, images), labels).mean()
+
+        return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(loss)(params))
+
+    return model.init(jax.random.key(1), images), images, step
+
+
+def multiplications(model: Any, shape: tuple[int, int, int], batch: int) -> float:
+    """Multiply-adds of one local step: of the forward products, their weights' gradients, and all inputs' gradients but the first's."""
+    sizes = []
+
+    def note(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        y = next_call(*args, **kwargs)
+        if isinstance(context.module, (nn.Conv, nn.Dense)) and context.method_name == "__call__":
+            sizes.append(y.size * context.module.variables["params"]["kernel"].size / y.shape[-1])
+        return y
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), jnp.zeros((batch, *shape))))
+    return 3 * sum(sizes) - sizes[0]
+
+
+def speeds(make: Callable[..., Any], shape: tuple[int, int, int], batch: int, turns: int) -> dict[str, float]:
+    """GFLOP/s of one network's local step, by convolution and surroundings."""
+    contestants: dict[str, Callable[[], float]] = {}
+    work: dict[str, float] = {}
+
+    def add(how: str, steps: int, flops: float, run: Callable[..., Any], *arguments: Any) -> None:
+        compiled = jax.jit(run)
+        contestants[how] = lambda: wall(lambda: compiled(*arguments))
+        work[how] = steps * flops / 1e9
+
+    for by in ("lax", "patches"):
+        model = make(10, convolution=CONVOLUTIONS[by])
+        params, images, step = local_step(model, shape, batch)
+        loop = partial(in_a_loop, step)
+        flops = 2 * multiplications(model, shape, batch)
+        add(f"{by}, alone", 1, flops, step, params, images)
+        add(f"{by}, in a loop", IN_A_LOOP, flops, loop, params, images)
+        for num in CLIENTS if by == "patches" else ():
+            each = jax.tree.map(lambda leaf, num=num: jnp.stack([leaf] * num), (params, images))
+            add(f"{by}, {num} clients", num, flops, jax.vmap(step), *each)
+            add(f"{by}, {num} clients, in a loop", num * IN_A_LOOP, flops, jax.vmap(loop), *each)
+    return {how: work[how] / value for how, value in in_turns(contestants, turns).items()}
+
+
+def in_a_loop(step: Callable[[Any, Any], Any], params: Any, images: Any) -> Any:
+    """Several steps on the same images, compiled as a loop."""
+    return jax.lax.fori_loop(0, IN_A_LOOP, lambda _, params: step(params, images), params)
+
+
+def bench_convolution(turns: int) -> dict[str, Any]:
+    """GFLOP/s of a local step, by itself, in a loop, and with weights per client; beside a large matrix product in the same run."""
+    matrix = jnp.ones((2048, 2048))
+    product = jax.jit(lambda a: a @ a)
+    rate = 2 * 2048**3 / in_turns({"product": lambda: wall(lambda: product(matrix))}, 2 * turns)["product"] / 1e9
+    found: dict[str, Any] = {"large matrix product, GFLOP/s": rate}
+    for name, network in NETWORKS.items():
+        speed = speeds(*network, turns)
+        found[name] = {
+            "GFLOP/s": speed,
+            "ours in a loop over the best outside": speed["patches, in a loop"]
+            / max(value for how, value in speed.items() if "loop" not in how),
+            "ours in a loop over lax in a loop": speed["patches, in a loop"] / speed["lax, in a loop"],
+        }
+        print(name, json.dumps(found[name], indent=1), flush=True)
+    return found | {"memory": step_memory()}
+
+
+def step_memory() -> dict[str, Any]:
+    """Bytes that a compiled local step of ResNet-18 holds besides its arguments, and that its results take: 64x64 images, batch 32."""
+    found = {}
+    for by in ("lax", "patches"):
+        params, images, step = local_step(resnet18(200, convolution=CONVOLUTIONS[by]), (64, 64, 3), 32)
+        memory = jax.jit(step).lower(params, images).compile().memory_analysis()
+        found[f"ResNet-18, {by}, MiB"] = {"temporary": memory.temp_size_in_bytes / 2**20, "weights": memory.output_size_in_bytes / 2**20}
+    return found
+
+
+BENCHMARKS = {"fedavg": bench_fedavg, "favano": bench_favano, "layout": bench_layout, "convolution": bench_convolution}
 
 
 def main() -> None:

@@ -12,8 +12,9 @@ from flax import linen as nn
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import Layout, lowbit
+from fedjax_sim import Event, Layout, Plan, lowbit
 from fedjax_sim.datasets import from_arrays
+from fedjax_sim.local import local_sgd
 from fedjax_sim.lowbit import LowBit, quantized_gradient, straight_through, training_bits
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
@@ -155,7 +156,7 @@ def test_sawb(bits: int, signed: bool) -> None:
 def test_sawb_of_bits_and_values_that_it_has_no_range_for() -> None:
     """Other bits, and four-bit values all as large, for which c is negative: the largest magnitude is a level. Zeros stay."""
     x = jnp.asarray(np.random.default_rng(3).normal(size=100), "float32")
-    for bits in (2, 5, 8):
+    for bits in (2, 5):
         for levels in lowbit.LEVELS:
             found = sawb(x, bits=bits, signed=True, levels=levels)
             np.testing.assert_array_equal(found, max_abs(x, bits=bits, signed=True, levels=levels))
@@ -164,7 +165,7 @@ def test_sawb_of_bits_and_values_that_it_has_no_range_for() -> None:
     np.testing.assert_allclose(sawb(same, bits=4, signed=True), same, rtol=1e-6)
     np.testing.assert_allclose(sawb(jnp.abs(same), bits=4, signed=False), jnp.abs(same), rtol=1e-6)
     for quantizer in (sawb, max_abs):
-        for bits in (3, 4, 6):
+        for bits in (3, 5):
             np.testing.assert_array_equal(quantizer(jnp.zeros(3), bits=bits, signed=False), jnp.zeros(3))
 
 
@@ -489,6 +490,7 @@ class Blobs:
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1))
 
 
+TICKS = 12
 WHOLE = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
 
 
@@ -505,8 +507,8 @@ def system(request: pytest.FixtureRequest) -> Iterator[Any]:
     return fedjax_sim.SYSTEMS[request.param]
 
 
-def run(system: Any, problem: Any, hyper: Any, ticks: int = 12) -> fedjax_sim.Run:
-    return fedjax_sim.simulate(system, problem, hyper, num_ticks=ticks, num_evals=3, layout=WHOLE)
+def run(system: Any, problem: Any, hyper: Any) -> fedjax_sim.Run:
+    return fedjax_sim.simulate(system, problem, hyper, num_ticks=TICKS, num_evals=3, layout=WHOLE)
 
 
 def distance(a: Any, b: Any) -> float:
@@ -514,27 +516,26 @@ def distance(a: Any, b: Any) -> float:
 
 
 def test_every_system_trains_with_few_bits(system: Any, small: Callable) -> None:
-    """Its loss falls, in full precision too; its models are other than without, and sent in as many bits."""
-    hyper = small(system, lr=0.3)
-    low, full = run(system, blobs(), hyper), run(system, blobs(weights=None, activations=None, gradients=None), hyper)
-    assert not low.curves.failed.any()
-    assert float(low.curves.loss[..., -1].item()) < 0.8 * float(low.curves.loss[..., 0].item())
-    assert distance(low.models, full.models) > 0.01
-    for name in ("uplink_bits", "downlink_bits", "local_steps"):
-        np.testing.assert_array_equal(low.curves[name], full.curves[name])
+    """Its loss falls, in full precision too, and four models of 59 numbers a tick are sent as they are."""
+    curves = run(system, blobs(), small(system, lr=0.3)).curves
+    assert not curves.failed.any()
+    loss = curves.loss.values.ravel()
+    assert loss[-1] < 0.8 * loss[0]
+    assert curves.uplink_bits.values.ravel()[-1] == TICKS * 4 * 59 * 32
 
 
 def test_favano_in_many_bits_tends_to_full_precision(small: Callable) -> None:
-    """Monotonically, each two bits more; with `gradients` of None, as quantized ones would stay as noisy."""
+    """Monotonically, with `gradients` of None, as quantized ones would stay as noisy."""
     system = fedjax_sim.SYSTEMS["favano"]
-    hyper = small(system)
-    full = run(system, blobs(weights=None, activations=None, gradients=None), hyper).models
-    bits = (4, 6, 8, 10, 12)
-    low = [run(system, blobs(weights=b, activations=b, gradients=None, scale="max"), hyper).models for b in bits]
-    distances = np.array([distance(full, models) for models in low])
+    full = run(system, blobs(weights=None, activations=None, gradients=None), small(system)).models
+    distances = []
+    for bits in (4, 8, 12, 16):
+        low = run(system, blobs(weights=bits, activations=bits, gradients=None, scale="max"), small(system)).models
+        distances.append(distance(full, low))
     print("SEEN", distances)
-    assert (distances[1:] < 0.6 * distances[:-1]).all()
-    assert distances[-1] < 0.01 * distances[0]
+    # Each step of four bits divides the rounding error by 16.
+    assert (np.array(distances[1:]) < 0.25 * np.array(distances[:-1])).all()
+    assert distances[0] > 1e-3
 
 
 def test_classification_hands_over_the_key(small: Callable) -> None:
@@ -559,8 +560,12 @@ def key_reuse_check() -> Iterator[None]:
 
 
 def test_no_key_is_used_twice(small: Callable, key_reuse_check: None) -> None:
-    system = fedjax_sim.SYSTEMS["favano"]
-    run(system, blobs(), small(system), ticks=3)
+    """Local work of two clients, traced only: that is when keys are checked."""
+    problem, hyper = blobs(), small(fedjax_sim.SYSTEMS["favano"])
+    whole = jnp.arange(2)
+    event = Event(jnp.int32(0), whole, whole + 2, whole, whole.astype("float32"), whole, whole, jnp.int32(0))
+    start = jax.vmap(problem.init)(jax.random.split(KEY, 2))
+    jax.eval_shape(jax.jit(partial(local_sgd, problem, hyper, Plan(slots_at_once=2))), jax.random.key(1), start, event)
 
 
 def test_a_key_used_twice_is_noticed(small: Callable, key_reuse_check: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def table2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_table2_writes_all_cells_and_claims(table2: Path) -> None:
     summary = json.loads((table2 / "summary.json").read_text())
-    assert len(summary["systems"]) == 9 * 3 and summary["lanes"] == 9 * 3 * 2
+    assert len(summary["systems"]) == 11 * 3 and summary["lanes"] == 11 * 3 * 2
     assert set(claims(table2)) == {"favano-9", "favano-10", "favano-11", "favano-12"}
     assert all(each["holds"] is None and "smoke" in each["why"] for each in claims(table2).values())
     assert len(list(table2.glob("*.png"))) == 3

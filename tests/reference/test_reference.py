@@ -183,7 +183,7 @@ def test_fedavg(small: Callable, problem: Any, gradient: Callable, start: np.nda
 
 @pytest.mark.parametrize(
     ("restart", "send_old_model"),
-    [("after_interaction", False), ("after_interaction", True), ("own_finish", False), ("own_finish", True), ("fresh", False)],
+    [("after_interaction", False), ("after_interaction", True), ("own_finish", True), ("fresh", False)],
 )
 def test_fedbuff(small: Callable, problem: Any, gradient: Callable, start: np.ndarray, restart: str, send_old_model: bool) -> None:
     system = fedjax_sim.SYSTEMS["fedbuff"]
