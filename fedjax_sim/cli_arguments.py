@@ -169,8 +169,8 @@ def low_bit(text: str) -> tuple[int, int, int] | None:
         weights, activations, gradients = (int(word) for word in text.split(","))
     except ValueError:
         weights = activations = gradients = 0
-    if min(weights, activations, gradients) < 2 or max(weights, activations, gradients) > 16:
-        raise ConfigError("low_bit", text, "none, or three whole numbers from 2 to 16, such as 3,3,4")
+    if min(weights, activations, gradients) < 2 or max(weights, activations) > 24 or gradients > 8:
+        raise ConfigError("low_bit", text, "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8")
     return weights, activations, gradients
 
 

@@ -152,6 +152,30 @@ def test_own_data_partition_and_trace(call, tmp_path):
     assert out.startswith("own, partition dirichlet")
 
 
+def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 10, 10, 3)).astype(np.uint8), np.arange(60) % 3
+    np.savez(tmp_path / "cifar10_jpeg.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    words = [
+        "--dataset",
+        "cifar10_jpeg.npz",
+        "--model",
+        "cnn_small",
+        "--partition",
+        "iid",
+        "--low-bit",
+        "3,3,4",
+        "--convolution",
+        "patches",
+    ]
+    sizes = [word for word in SMALL if word not in ("--time-budget", "60")]
+    out = call("run", "favano", "fedbuff", *sizes, *BUFFER, "--time-budget", "25", *words, "--evals", "2")
+    assert out.startswith("cifar10_jpeg, partition iid, model cnn_small")
+    config = json.loads((tmp_path / "results" / "config.json").read_text())
+    assert (config["low_bit"], config["convolution"], config["augmentation"]) == ("3,3,4", "patches", "crop_flip")
+    assert (config["mean"], config["systems"]["favano"]["lr"]) == ([0.4914, 0.4822, 0.4465], 0.005)
+
+
 def test_timeline_needs_no_training(call, tmp_path):
     out = call("timeline", "favano", "fedbuff", *SMALL, *BUFFER, "--set", "server_wait=2,4", "--out", "when")
     assert "favano server_wait=4" in out
