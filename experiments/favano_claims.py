@@ -27,6 +27,7 @@ CLAIMS: dict[int, tuple[str, str]] = {
 }
 
 
+SMOKE = "not judged: a smoke run on digits is too small"
 JUDGED_BY_TABLE2 = "one column only; favano_table2 judges both"
 
 

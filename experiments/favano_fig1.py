@@ -6,18 +6,17 @@ To be seen: the asynchronous methods far above FedAvg, and QuAFL poor. `--result
 import sys
 
 from experiments.favano_claims import JUDGED_BY_TABLE2, verdict
-from experiments.favano_mnist import as_groups, percent, picture, runs
+from experiments.favano_runs import METHODS, MNIST, as_groups, final_percent, picture, runs
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 2/3 fast"
-METHODS = ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
+SHOWN = {name: METHODS[name] for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")}
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the four methods, draw the figure, report the final means."""
-    ran = runs(arguments, [COLUMN], METHODS)
-    by_method = {method: ran.curves[f"{method} | {COLUMN}"] for method in METHODS}
-    final = {method: percent(data)[0] for method, data in by_method.items()}
+    ran = runs(arguments, MNIST, [COLUMN], SHOWN)
+    by_method, final = ran.of(COLUMN), final_percent(ran, COLUMN)
     figure = picture(by_method, "accuracy", title=ran.title(COLUMN))
     rows = [[method, f"{value:.1f}"] for method, value in final.items()]
     text = table(["method", "final accuracy, %"], rows)

@@ -7,18 +7,17 @@ models that clients hold. `--results` draws it from a folder of favano_table2.
 import sys
 
 from experiments.favano_claims import JUDGED_BY_TABLE2, verdict
-from experiments.favano_mnist import as_groups, percent, picture, runs
+from experiments.favano_runs import METHODS, MNIST, as_groups, final_percent, picture, runs
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 1/9 fast"
-METHODS = ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
+SHOWN = {name: METHODS[name] for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")}
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the four methods, draw both panels, report the final means."""
-    ran = runs(arguments, [COLUMN], METHODS)
-    by_method = {method: ran.curves[f"{method} | {COLUMN}"] for method in METHODS}
-    final = {method: percent(data)[0] for method, data in by_method.items()}
+    ran = runs(arguments, MNIST, [COLUMN], SHOWN)
+    by_method, final = ran.of(COLUMN), final_percent(ran, COLUMN)
     title = ran.title(COLUMN)
     figures = {
         "fig2_left.png": picture(by_method, "accuracy", title=title),
@@ -26,7 +25,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     variance = {method: float(data.client_variance.isel(eval=-1).mean()) for method, data in by_method.items()}
     judged = verdict(9, {"accuracy": final, "variance": variance}, None, JUDGED_BY_TABLE2)
-    rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in METHODS]
+    rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in SHOWN]
     text = table(["method", "final accuracy, %", "final variance"], rows)
     return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
 

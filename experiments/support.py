@@ -46,6 +46,8 @@ class Arguments(NamedTuple):
     data_dir: str | None
     out: str
     results: str | None
+    reduced: bool = False
+    dataset: str | None = None
 
 
 def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequence[str] | None = None) -> int:
@@ -55,12 +57,16 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
     parser.add_argument("--seeds", type=int, help="number of seeds, instead of the experiment's own")
     parser.add_argument("--data-dir", help="folder of the raw files of the data set, where there is no network")
     parser.add_argument("--out", default=f"results-{name}", help="results folder, replaced if it holds an earlier run")
+    parser.add_argument("--reduced", action="store_true", help="smaller, but on the same data: what a CPU can do of it")
+    parser.add_argument("--dataset", help="data set in place of the experiment's own, such as an .npz file of it")
     parser.add_argument("--results", help="results folder of an experiment with the same runs, drawn again instead of run again")
     given = parser.parse_args(argv)
-    arguments = Arguments(given.smoke, given.seeds, given.data_dir, given.out, given.results)
+    arguments = Arguments(given.smoke, given.seeds, given.data_dir, given.out, given.results, given.reduced, given.dataset)
     fedjax_sim.keep_compiled()
     fedjax_sim.use_cores()
     try:
+        if arguments.smoke and arguments.reduced:
+            raise ConfigError("reduced together with smoke", True, "false: a run is of one size")
         if arguments.seeds is not None and arguments.seeds < 1:
             raise ConfigError("seeds", arguments.seeds, "at least 1")
         folder = Folder(arguments.out, overwrite=(Path(arguments.out) / "claims.json").exists())

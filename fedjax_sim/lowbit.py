@@ -5,9 +5,12 @@ by LUQ (Chmiel et al. 2023, arXiv 2112.10769). The parameters themselves, the SG
 numbers of few bits are held in ordinary floats, so this shows what training loses by them and not what hardware gains.
 
 Readings. The paper's Section 3 has the stochastic gradient quantized before the update, its App. C.3 the neural gradients: the latter is
-taken. It names the quantizers but not their constants: those of LUQ's public code are taken, with its levels (`LEVELS`), and for 3 bits,
-which that code lacks, another public port's. First and last layer are quantized like the others, on which the paper is silent;
-`LowBit.full_precision` names layers to leave alone. Straight-through gradients pass clipped values too, as in LUQ's code.
+taken. It names LUQ but none of its constants: those of LUQ's public code are taken, with its levels (`LEVELS`), and for 3 bits another
+public port's range, as nobody says which was used. First and last layer are quantized like the others, on which the paper is silent too;
+`LowBit.full_precision` names layers to leave alone. Straight-through gradients pass clipped values as well, as in LUQ's code. Models are
+evaluated as they are sent, in full precision; `LowBit.evaluate_quantized` rounds them.
+
+Deviation: LUQ's code scales by the largest signed gradient, here it is the largest magnitude; by the other, negative ones are clipped.
 """
 
 import itertools
@@ -112,15 +115,11 @@ def quantized_gradient(x: Array, key: Key, bits: int, top: int | None = None) ->
     return x
 
 
-def _forward(x: Array, key: Key, bits: int, top: int | None) -> tuple[Array, Key]:
-    return x, key
-
-
 def _backward(bits: int, top: int | None, key: Key, slope: Array) -> tuple[Array, np.ndarray]:
     return luq(key, slope, bits=bits, top=top), np.zeros(key.shape, jax.dtypes.float0)
 
 
-quantized_gradient.defvjp(_forward, _backward)
+quantized_gradient.defvjp(lambda x, key, bits, top: (x, key), _backward)
 
 
 @dataclass(frozen=True)

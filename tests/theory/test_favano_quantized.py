@@ -120,7 +120,6 @@ def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(cours
     plain = theory.bound(seen.setting, step_size=seen.step_size, num_ticks=seen.squares.shape[1])
     assert seen.squares[0].mean() > plain, "the term for rounding was not needed"
     floors = seen.squares[:, -300:].mean(1)
-    print("SEEN", seen.step_size, plain, allowed, seen.squares.mean(1), floors)
     np.testing.assert_allclose(floors[:-1] / floors[1:], 4, rtol=0.3)
 
 
@@ -128,5 +127,4 @@ def test_quantized_bound_of_dissimilar_clients_with_noise(course: Callable) -> N
     seen = course(0.3, 0.5, 0.5)
     assert seen.largest < LIMIT
     assert all(condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size))
-    print("SEEN2", bounds(seen), seen.squares.mean(1))
     assert (seen.squares.mean(1) <= bounds(seen)).all()
