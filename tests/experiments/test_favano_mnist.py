@@ -1,10 +1,12 @@
 """The MNIST experiments of FAVANO in their smoke sizes, as a user calls them, in an empty folder."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,9 +18,8 @@ def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    """The caller's, with the suite's cache of compiled programs."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
 
 
 def claims(folder: Path) -> dict[str, dict]:
