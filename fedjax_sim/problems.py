@@ -93,7 +93,8 @@ class Classification:
         images = self.images[rows]
         if self.augmentation is not None:
             images = self.augmentation(stream(key, "augmentation"), images)
-        options = {"train": True, "rngs": {name: stream(key, name) for name in ("dropout", "quantize")}} if takes_train(self.model) else {}
+        rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
+        options = {"train": True, "rngs": rngs} if takes_train(self.model) else {}
         return self._cross_entropy(self.model.apply(params, self._inputs(images), **options), self.labels[rows]).mean()
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:

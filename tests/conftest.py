@@ -75,6 +75,13 @@ def coordinates(params: jax.Array) -> dict[str, jax.Array]:
     return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_programs() -> Iterator[None]:
+    """Drop compiled programs after each module: they take memory maps, of which a process may have some tens of thousands."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def regression() -> Callable[..., Regression]:
     """Make a regression problem; float32 unless told otherwise."""
