@@ -1,10 +1,10 @@
 """Time the engine against named alternatives in one and the same run, and keep the ratios with date and hardware.
 
-    python scripts/benchmark.py            all of it, written to scripts/benchmark_results.json
+    python scripts/benchmark.py            all but the last, written to scripts/benchmark_results.json
     python scripts/benchmark.py fedavg     the engine against a hand-written vmapped scan of the same work
     python scripts/benchmark.py favano     FAVANO in Table 2's setting: the layout that is chosen against the masked wide one
     python scripts/benchmark.py layout     a local step by itself and batched, for the rule in fedjax_sim/layout.py
-    python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours
+    python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours (by itself)
 
 Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
 """
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,8 @@ from typing import Any
 
 import fedjax_sim
 
-fedjax_sim.use_cores()
+# One device with all cores for the convolutions, whose comparison is of single programs; else a device per core.
+fedjax_sim.use_cores(1 if sys.argv[1:2] == ["convolution"] else None)
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -151,14 +153,15 @@ def bench_layout(turns: int) -> dict[str, Any]:
     return {"gain_of_batching": gains}
 
 
-NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], int]] = {
-    "LeNet-type, FedStaleWeight (32x32x3)": (partial(DoubleConvNet, blocks=(32, 64, 128)), (32, 32, 3), 32),
-    "small, as pfl's (32x32x3)": (SmallCNN, (32, 32, 3), 32),
-    "LeNet-5 (32x32x3)": (LeNet, (32, 32, 3), 32),
-    "ResNet-20 (32x32x3)": (resnet20, (32, 32, 3), 32),
-}
 IN_A_LOOP = 5
-CLIENTS = (4, 16, 32)
+MANY, FEW = (4, 16, 32), (4,)
+"""Numbers of clients with weights of their own."""
+NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], int, tuple[int, ...]]] = {
+    "LeNet-type, FedStaleWeight (32x32x3)": (partial(DoubleConvNet, blocks=(32, 64, 128)), (32, 32, 3), 32, MANY),
+    "small, as pfl's (32x32x3)": (SmallCNN, (32, 32, 3), 32, MANY),
+    "LeNet-5 (32x32x3)": (LeNet, (32, 32, 3), 32, MANY),
+    "ResNet-20 (32x32x3)": (resnet20, (32, 32, 3), 32, FEW),
+}
 
 
 def local_step(model: Any, shape: tuple[int, int, int], batch: int) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
@@ -190,7 +193,7 @@ def multiplications(model: Any, shape: tuple[int, int, int], batch: int) -> floa
     return 3 * sum(sizes) - sizes[0]
 
 
-def speeds(make: Callable[..., Any], shape: tuple[int, int, int], batch: int, turns: int) -> dict[str, float]:
+def speeds(make: Callable[..., Any], shape: tuple[int, int, int], batch: int, clients: tuple[int, ...], turns: int) -> dict[str, float]:
     """GFLOP/s of one network's local step, by convolution and surroundings."""
     contestants: dict[str, Callable[[], float]] = {}
     work: dict[str, float] = {}
@@ -207,7 +210,7 @@ def speeds(make: Callable[..., Any], shape: tuple[int, int, int], batch: int, tu
         flops = 2 * multiplications(model, shape, batch)
         add(f"{by}, alone", 1, flops, step, params, images)
         add(f"{by}, in a loop", IN_A_LOOP, flops, loop, params, images)
-        for num in CLIENTS if by == "patches" else ():
+        for num in clients if by == "patches" else ():
             each = jax.tree.map(lambda leaf, num=num: jnp.stack([leaf] * num), (params, images))
             add(f"{by}, {num} clients", num, flops, jax.vmap(step), *each)
             add(f"{by}, {num} clients, in a loop", num * IN_A_LOOP, flops, jax.vmap(loop), *each)
@@ -258,7 +261,9 @@ def main() -> None:
     arguments = parser.parse_args()
     device = jax.devices()[0]
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for name in arguments.benchmarks or BENCHMARKS:
+    if "convolution" in arguments.benchmarks[1:]:
+        parser.error("convolution runs by itself")
+    for name in arguments.benchmarks or [name for name in BENCHMARKS if name != "convolution"]:
         measured = BENCHMARKS[name](arguments.turns)
         machine = f"{device.device_kind}, {jax.local_device_count()} devices, {os.cpu_count()} cores, {platform.machine()}"
         facts = {"date": datetime.date.today().isoformat(), "machine": machine, "jax": jax.__version__, "turns": arguments.turns}
