@@ -2,20 +2,10 @@
 
 import heapq
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-
-class Record(NamedTuple):
-    """What the server saw at one action."""
-
-    time: float
-    clients: list[int]
-    steps: list[int]
-    versions: list[int]
-    model: np.ndarray  # after the action
-    client_variance: float  # of the models that clients hold after the action, around the server's
+from tests.reference.record import Record
 
 
 def run(

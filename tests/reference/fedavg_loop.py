@@ -1,20 +1,10 @@
 """FedAvg as a slow loop in plain NumPy: the server waits for everyone in the cohort."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-
-class Record(NamedTuple):
-    """What the server saw at one action."""
-
-    time: float
-    clients: list[int]
-    steps: list[int]
-    versions: list[int]
-    model: np.ndarray
-    client_variance: float
+from tests.reference.record import Record
 
 
 def run(
