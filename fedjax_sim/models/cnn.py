@@ -31,7 +31,7 @@ class LeNet(nn.Module):
         """Compute the logits."""
         for features in (6, 16):
             x = conv(features, 5, x, self.convolution, self.dtype, padding="VALID")
-            x = convolution.max_pool(nn.relu(x))
+            x = nn.relu(convolution.max_pool(x))
         x = flatten(x)
         for features in (120, 84):
             x = nn.relu(dense(features, x.shape[-1], self.dtype)(x))

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ Padding = str | Sequence[tuple[int, int]]
 Pads = tuple[tuple[int, int], ...]
 
 NARROW = 16
-"""Fewer output channels than this are computed with channels first: a matrix product of a few columns is a slow one."""
+"""Fewer output channels than this are computed in blocks of neighbouring outputs: a matrix product of a few columns is a slow one."""
 
 
 def auto(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any) -> Array:
@@ -40,8 +40,8 @@ def patches(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padd
 
     lhs: `[B, *space, C]`. rhs: `[*window, C, F]`. window_strides: one per axis of space. padding: "SAME", "VALID" or pairs of numbers.
     options: those of `lax.conv_general_dilated`, of which rhs_dilation and precision have an effect; ValueError for groups, dilated
-    inputs and other orders of axes. Returns `[B, *space, F]`. Patches are as large as the input times the window; all but narrow
-    outputs (`NARROW`) make them anew for the gradient rather than keep them.
+    inputs and other orders of axes. Returns `[B, *space, F]`. Patches are as large as the input times the window, and are made anew
+    for the gradient rather than kept.
     """
     if not _is_plain(lhs, rhs, **options):
         raise ValueError("patches neither divides channels into groups nor dilates inputs, and takes channels last; use lax's convolution")
@@ -55,9 +55,10 @@ def patches(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padd
     out = tuple((size + sum(pad) - own) // s + 1 for size, pad, own, s in zip(lhs.shape[1:-1], pads, window, strides, strict=True))
     if min(out) < 1:
         raise ValueError(f"a window of {window} does not fit into an input of {lhs.shape[1:-1]} with padding {pads}")
-    places = _Places(rhs.shape[:-2], dilation, strides, pads, out)
-    convolve = _channels_first if rhs.shape[-1] < NARROW else _channels_last
-    return convolve(lhs, rhs, places, options.get("precision"))
+    precision = options.get("precision")
+    if rhs.shape[-1] >= NARROW or math.prod(dilation) > 1:
+        return _convolve(lhs, rhs, _Places(rhs.shape[:-2], dilation, strides, pads, out), precision)
+    return _by_blocks(lhs, rhs, strides, pads, out, precision)
 
 
 CONVOLUTIONS: dict[str, Callable[..., Array]] = {"auto": auto, "patches": patches, "lax": lax.conv_general_dilated}
@@ -67,44 +68,45 @@ CONVOLUTIONS: dict[str, Callable[..., Array]] = {"auto": auto, "patches": patche
 def max_pool(x: Array, window: int = 2, *, stride: int | None = None, pad: int = 0) -> Array:
     """Maximum over square windows of images `[..., H, W, C]`; `stride` is `window` if None, rows and columns left over are dropped.
 
-    pad: rows and columns of -inf on each side. By reshaping where windows do not overlap, else by shifted slices: the library's
-    pooling has a slow gradient inside a loop.
+    pad: rows and columns of -inf on each side. Not the library's, whose gradient is slow inside a loop; as with that, NaN is passed on
+    and the gradient goes to the first of equal values.
     """
     stride = stride or window
     if pad:
         x = jnp.pad(x, ((0, 0),) * (x.ndim - 3) + ((pad, pad), (pad, pad), (0, 0)), constant_values=-jnp.inf)
-    height, width = ((size - window) // stride + 1 for size in x.shape[-3:-1])
-    if stride == window:
-        cut = x[..., : height * window, : width * window, :]
-        return cut.reshape(*x.shape[:-3], height, window, width, window, x.shape[-1]).max((-4, -2))
-    rows, columns = ((size - 1) * stride + 1 for size in (height, width))
-    pieces = [x[..., i : i + rows : stride, j : j + columns : stride, :] for i, j in itertools.product(range(window), repeat=2)]
-    return jax.tree.reduce(jnp.maximum, pieces)
+    for axis in (x.ndim - 3, x.ndim - 2):
+        x = _pool(x, window, stride, axis)
+    return x
 
 
-class _Places:
-    """Where the elements of a window meet the padded input; static and hashable."""
+def _pool(x: Array, window: int, stride: int, axis: int) -> Array:
+    num = (x.shape[axis] - window) // stride + 1
+    is_apart = stride == window
+    if is_apart:
+        x = lax.slice_in_dim(x, 0, num * window, axis=axis).reshape(*x.shape[:axis], num, window, *x.shape[axis + 1 :])
 
-    def __init__(self, window: Sequence[int], dilation: Sequence[int], strides: Sequence[int], pads: Pads, out: Sequence[int]):
-        self.pads, self.out, self.strides = pads, tuple(out), tuple(strides)
-        self.starts = tuple(itertools.product(*(range(0, size * step, step) for size, step in zip(window, dilation, strict=True))))
+    def piece(i: int) -> Array:
+        if is_apart:
+            return x[(slice(None),) * (axis + 1) + (i,)]
+        return lax.slice_in_dim(x, i, i + (num - 1) * stride + 1, stride, axis)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Places) and vars(self) == vars(other)
+    if window == 1:
+        return piece(0)
+    # Pieces are taken anew at each use: when shared, the compiler computes them by themselves, and LeNet's step takes twice as long.
+    largest = jnp.where((piece(0) >= piece(1)) | jnp.isnan(piece(0)), piece(0), piece(1))
+    for i in range(2, window):
+        largest = jnp.where((largest >= piece(i)) | jnp.isnan(largest), largest, piece(i))
+    return largest
 
-    def __hash__(self) -> int:
-        return hash(tuple(vars(self).values()))
 
-    def slices(self, start: Sequence[int]) -> tuple[slice, ...]:
-        """The part of the padded input, along its axes of space, that the window's element at `start` meets."""
-        return tuple(slice(at, at + (n - 1) * s + 1, s) for at, n, s in zip(start, self.out, self.strides, strict=True))
+class _Places(NamedTuple):
+    """Where the elements of a window meet the padded input; one number per axis of space, static and hashable."""
 
-    def spread(self, piece: Array, start: Sequence[int], space: Sequence[int], first_axis: int) -> Array:
-        """The transpose of taking `slices`: put a piece back into zeros as large as the padded input."""
-        config = [(0, 0, 0)] * piece.ndim
-        for axis, (at, n, s, size) in enumerate(zip(start, self.out, self.strides, space, strict=True)):
-            config[first_axis + axis] = (at, size - at - (n - 1) * s - 1, s - 1)
-        return lax.pad(piece, jnp.zeros((), piece.dtype), config)
+    window: tuple[int, ...]
+    dilation: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: Pads
+    out: tuple[int, ...]
 
 
 def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
@@ -113,52 +115,73 @@ def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
     last = (0, lhs.ndim - 1, *in_order[1:-1])
     if numbers is not None and not isinstance(numbers, lax.ConvDimensionNumbers):
         numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, numbers)
-    is_channels_last = numbers is not None and numbers == lax.ConvDimensionNumbers(last, (lhs.ndim - 1, lhs.ndim - 2, *in_order[:-2]), last)
+    is_convolve = numbers is not None and numbers == lax.ConvDimensionNumbers(last, (lhs.ndim - 1, lhs.ndim - 2, *in_order[:-2]), last)
     is_ungrouped = all(options.get(name, 1) == 1 for name in ("feature_group_count", "batch_group_count"))
-    return is_channels_last and is_ungrouped and math.prod(options.get("lhs_dilation") or (1,)) == 1
+    return is_convolve and is_ungrouped and math.prod(options.get("lhs_dilation") or (1,)) == 1
 
 
-def _padded(x: Array, places: _Places) -> Array:
-    return jnp.pad(x, ((0, 0), *places.pads, (0, 0)))
-
-
-def _channels_first(x: Array, kernel: Array, places: _Places, precision: Any) -> Array:
-    """Patches `[window * C, B * space]`; differentiated by JAX, which keeps them."""
-    features = kernel.shape[-1]
-    whole = jnp.moveaxis(_padded(x, places), -1, 0)
-    columns = jnp.stack([whole[(slice(None), slice(None), *places.slices(start))] for start in places.starts])
-    product = jnp.matmul(kernel.reshape(-1, features).T, columns.reshape(-1, x.shape[0] * math.prod(places.out)), precision=precision)
-    return jnp.moveaxis(product.reshape(features, x.shape[0], *places.out), 0, -1)
+def _by_blocks(x: Array, kernel: Array, strides: Sequence[int], pads: Pads, out: Sequence[int], precision: Any) -> Array:
+    """Blocks of two neighbouring outputs along each axis of space as channels, of a kernel that is one stride wider."""
+    window, features = kernel.shape[:-2], kernel.shape[-1]
+    num_axes = len(window)
+    shifts = list(itertools.product((0, 1), repeat=num_axes))
+    copies = [jnp.pad(kernel, (*((s * i, s - s * i) for s, i in zip(strides, shift, strict=True)), (0, 0), (0, 0))) for shift in shifts]
+    wide = jnp.stack(copies, axis=-2).reshape(*(n + s for n, s in zip(window, strides, strict=True)), x.shape[-1], -1)
+    blocks = tuple(-(-n // 2) for n in out)
+    beyond = tuple((low, high + s * (n % 2)) for (low, high), s, n in zip(pads, strides, out, strict=True))
+    y = _convolve(x, wide, _Places(wide.shape[:-2], (1,) * num_axes, tuple(2 * s for s in strides), beyond, blocks), precision)
+    y = y.reshape(x.shape[0], *blocks, *(2,) * num_axes, features)
+    order = [axis for i in range(num_axes) for axis in (1 + i, 1 + num_axes + i)]
+    y = y.transpose(0, *order, y.ndim - 1).reshape(x.shape[0], *(2 * n for n in blocks), features)
+    return y[(slice(None), *(slice(n) for n in out), slice(None))]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _channels_last(x: Array, kernel: Array, places: _Places, precision: Any) -> Array:
+def _convolve(x: Array, kernel: Array, places: _Places, precision: Any) -> Array:
     """Patches `[B, *space, window * C]`, made anew for the gradient."""
     return jnp.matmul(_rows(x, places), kernel.reshape(-1, kernel.shape[-1]), precision=precision)
 
 
 def _rows(x: Array, places: _Places) -> Array:
-    whole = _padded(x, places)
-    pieces = [whole[(slice(None), *places.slices(start), slice(None))] for start in places.starts]
-    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=-1)
+    """An axis of space at a time, the last first: few slices, and long pieces of memory."""
+    x = jnp.pad(x, ((0, 0), *places.pads, (0, 0)))
+    for axis, size, step, stride, _, num in reversed(_axes(places)):
+        pieces = [lax.slice_in_dim(x, i * step, i * step + (num - 1) * stride + 1, stride, axis) for i in range(size)]
+        x = pieces[0] if size == 1 else jnp.concatenate(pieces, axis=-1)
+    return x
+
+
+def _sum_of_rows(rows: Array, places: _Places, space: Sequence[int]) -> Array:
+    """The transpose of `_rows`, for an input of a shape."""
+    zero = jnp.zeros((), rows.dtype)
+    for (axis, size, step, stride, (low, high), num), length in zip(_axes(places), space, strict=True):
+        pieces = jnp.split(rows, size, axis=-1)
+        config = [(0, 0, 0)] * rows.ndim
+        spread = []
+        for i, piece in enumerate(pieces):
+            config[axis] = (i * step, low + length + high - i * step - (num - 1) * stride - 1, stride - 1)
+            spread.append(lax.pad(piece, zero, config))
+        rows = lax.slice_in_dim(sum(spread[1:], spread[0]), low, low + length, axis=axis)
+    return rows
+
+
+def _axes(places: _Places) -> list[tuple[int, int, int, int, tuple[int, int], int]]:
+    """Per axis of space: its index, and window, dilation, stride, padding and size of the output along it."""
+    return [(1 + i, *of_axis) for i, of_axis in enumerate(zip(*places[:3], places.pads, places.out, strict=True))]
 
 
 def _forward(x: Array, kernel: Array, places: _Places, precision: Any) -> tuple[Array, tuple[Array, Array]]:
-    return _channels_last(x, kernel, places, precision), (x, kernel)
+    return _convolve(x, kernel, places, precision), (x, kernel)
 
 
 def _backward(places: _Places, precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, kernel = saved
-    channels = x.shape[-1]
     all_but_last = tuple(range(slope.ndim - 1))
-    of_kernel = lax.dot_general(_rows(x, places), slope, ((all_but_last, all_but_last), ((), ())), precision=precision)
+    # The transpose of what is wanted, and made so that the compiler does not see it: several times as fast with few channels.
+    of_kernel = lax.dot_general(slope, _rows(x, places), ((all_but_last, all_but_last), ((), ())), precision=precision)
+    of_kernel = jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)
     of_rows = jnp.matmul(slope, kernel.reshape(-1, kernel.shape[-1]).T, precision=precision)
-    space = [size + sum(pad) for size, pad in zip(x.shape[1:-1], places.pads, strict=True)]
-    of_padded = jnp.zeros((x.shape[0], *space, channels), slope.dtype)
-    for i, start in enumerate(places.starts):
-        of_padded += places.spread(of_rows[..., i * channels : (i + 1) * channels], start, space, first_axis=1)
-    inside = tuple(slice(low, low + size) for (low, _), size in zip(places.pads, x.shape[1:-1], strict=True))
-    return of_padded[(slice(None), *inside, slice(None))], of_kernel.reshape(kernel.shape)
+    return _sum_of_rows(of_rows, places, x.shape[1:-1]), of_kernel
 
 
-_channels_last.defvjp(_forward, _backward)
+_convolve.defvjp(_forward, _backward)

@@ -5,13 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from fedjax_sim.models import CONVOLUTIONS, convolution
+from fedjax_sim.models import CONVOLUTIONS, convolution, resnet18
 
 LAST = ("NHWC", "HWIO", "NHWC")
 
@@ -51,7 +52,7 @@ def cases(draw: st.DrawFn) -> tuple[Any, ...]:
 @settings(max_examples=25)
 @given(case=cases())
 def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
-    """To float32 rounding: sums of at most 100 products are added in another order. Both orders of channels, square and other windows."""
+    """To float32 rounding: sums of at most 100 products are added in another order. Narrow and wide outputs, square and other windows."""
     shape, kernel_shape, strides, padding, dilation = case
     x, kernel = jax.random.normal(jax.random.key(0), shape), jax.random.normal(jax.random.key(1), kernel_shape)
     compare(x, kernel, strides, padding, rhs_dilation=dilation)
@@ -125,12 +126,12 @@ def test_the_choice_for_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("features", [8, 32])
-def test_gradients_keep_no_patches_of_wide_layers(features: int) -> None:
-    """Only the input and the kernel are kept for the gradient, not the nine times larger patches; narrow layers keep them."""
-    x, kernel = normal((2, 16, 16, 4), (3, 3, 4, features))
+def test_gradients_keep_no_patches(features: int) -> None:
+    """Only the input and the kernel are kept for the gradient, not the nine times larger patches."""
+    x, kernel = normal((2, 32, 32, 4), (3, 3, 4, features))
     _, pull = jax.vjp(lambda x, kernel: convolution.patches(x, kernel, (1, 1), "SAME", dimension_numbers=LAST), x, kernel)
     kept = sum(leaf.size for leaf in jax.tree.leaves(pull) if hasattr(leaf, "size"))
-    assert (kept == x.size + kernel.size) == (features >= convolution.NARROW)
+    assert x.size < kept < 2 * x.size
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,31 @@ def test_pooling_equals_the_librarys(window: int, stride: int | None, pad: int, 
     own, expected = slopes(lambda x: convolution.max_pool(x, window, stride=stride, pad=pad)), slopes(library)
     np.testing.assert_array_equal(own[0], expected[0])
     np.testing.assert_allclose(own[1], expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_pooling_passes_nan_on_and_gives_the_gradient_to_the_first_of_equals() -> None:
+    x = jnp.asarray([[1.0, 1.0, 2.0, 0.0], [1.0, 0.0, 0.0, 2.0]])[..., None]
+    slope = jax.grad(lambda x: convolution.max_pool(x).sum())(x)
+    np.testing.assert_array_equal(slope[..., 0], [[1, 0, 1, 0], [0, 0, 0, 0]])
+    for place in range(4):
+        with_nan = jnp.zeros((2, 2, 1)).at[place // 2, place % 2].set(jnp.nan)
+        assert jnp.isnan(convolution.max_pool(with_nan)).all()
+
+
+def test_memory_of_resnet18_is_bounded() -> None:
+    """A local step on 32 images of 64x64 holds at most 2.5 times what it holds with the library's convolution (patches are 9 times)."""
+    images, labels = jnp.zeros((32, 64, 64, 3)), jnp.zeros(32, int)
+
+    def held(by: Any) -> int:
+        network = resnet18(200, convolution=by)
+        params = jax.eval_shape(network.init, jax.random.key(0), images)
+
+        def loss(params: Any, images: jax.Array) -> jax.Array:
+            return optax.softmax_cross_entropy_with_integer_labels(network.apply(params, images), labels).mean()
+
+        return jax.jit(jax.grad(loss)).lower(params, images).compile().memory_analysis().temp_size_in_bytes
+
+    assert held(convolution.patches) < min(2.5 * held(lax.conv_general_dilated), 300 * 2**20)
 
 
 def test_a_users_network_takes_it_by_one_argument() -> None:
