@@ -8,7 +8,9 @@ Readings. The paper's Section 3 has the stochastic gradient quantized before the
 taken. It names LUQ but none of its constants: those of LUQ's public code are taken, with its levels (`LEVELS`), and for 3 bits another
 public port's range, as nobody says which was used. First and last layer are quantized like the others, on which the paper is silent too;
 `LowBit.full_precision` names layers to leave alone. Straight-through gradients pass clipped values as well, as in LUQ's code. Models are
-evaluated as they are sent, in full precision; `LowBit.evaluate_quantized` rounds them.
+evaluated with weights and activations rounded as in training, for that is the network that was trained; `evaluate_quantized=False`
+evaluates them as they are sent. (FAVANO, MNIST, IID, three seeds, 1500 units of time: full precision reaches 89.1 %, and in few bits 87.5
+rounded and 86.1 as sent.)
 
 Deviation: LUQ's code scales by the largest signed gradient, here it is the largest magnitude; by the other, negative ones are clipped.
 """
@@ -138,7 +140,7 @@ class LowBit:
     gradients: int | None = 4
     scale: str = "sawb"
     """What a grid's range is read from; one of SCALES."""
-    evaluate_quantized: bool = False
+    evaluate_quantized: bool = True
     """Whether weights and activations are rounded in evaluation too."""
     full_precision: tuple[str, ...] = ()
     """Paths of layers to leave alone, such as "Dense_0" or "Block_0/Conv_1"."""

@@ -153,7 +153,8 @@ def bench_layout(turns: int) -> dict[str, Any]:
     return {"gain_of_batching": gains}
 
 
-IN_A_LOOP = 5
+IN_A_LOOP, OPERATIONS_IN_A_LOOP = 5, 2e9
+"""Steps of a loop: at least so many, and so many that it has this many operations."""
 MANY, FEW = (4, 16, 32), (4,)
 """Numbers of clients with weights of their own."""
 NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], int, tuple[int, ...]]] = {
@@ -206,20 +207,21 @@ def speeds(make: Callable[..., Any], shape: tuple[int, int, int], batch: int, cl
     for by in ("lax", "patches"):
         model = make(10, convolution=CONVOLUTIONS[by])
         params, images, step = local_step(model, shape, batch)
-        loop = partial(in_a_loop, step)
         flops = 2 * multiplications(model, shape, batch)
+        steps = max(IN_A_LOOP, round(OPERATIONS_IN_A_LOOP / flops))
+        loop = partial(in_a_loop, step, steps)
         add(f"{by}, alone", 1, flops, step, params, images)
-        add(f"{by}, in a loop", IN_A_LOOP, flops, loop, params, images)
+        add(f"{by}, in a loop", steps, flops, loop, params, images)
         for num in clients if by == "patches" else ():
             each = jax.tree.map(lambda leaf, num=num: jnp.stack([leaf] * num), (params, images))
             add(f"{by}, {num} clients", num, flops, jax.vmap(step), *each)
-            add(f"{by}, {num} clients, in a loop", num * IN_A_LOOP, flops, jax.vmap(loop), *each)
+            add(f"{by}, {num} clients, in a loop", num * steps, flops, jax.vmap(loop), *each)
     return {how: work[how] / value for how, value in in_turns(contestants, turns).items()}
 
 
-def in_a_loop(step: Callable[[Any, Any], Any], params: Any, images: Any) -> Any:
+def in_a_loop(step: Callable[[Any, Any], Any], steps: int, params: Any, images: Any) -> Any:
     """Several steps on the same images, compiled as a loop."""
-    return jax.lax.fori_loop(0, IN_A_LOOP, lambda _, params: step(params, images), params)
+    return jax.lax.fori_loop(0, steps, lambda _, params: step(params, images), params)
 
 
 def bench_convolution(turns: int) -> dict[str, Any]:
