@@ -32,7 +32,9 @@ class LocalTraining:
     lr_scale: float = real(1.0, above=0)
     """Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL."""
     batch_size: int = count(128)
-    sampling: str = choice("shuffled_epochs", ("shuffled_epochs", "with_replacement"))
+    sampling: str = choice("shuffled_epochs", ("shuffled_epochs", "reshuffled", "with_replacement"))
+    """Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or
+    independent draws."""
     optimizer: Callable[..., optax.GradientTransformation] = static(
         optax.sgd,
         "the name of an optax optimizer, or a function from a learning rate to a gradient transformation",
@@ -54,11 +56,14 @@ def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -
     return shuffled_index(bits, place, count, epoch)
 
 
-def local_sgd(problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params, event: Event) -> tuple[Params, Work]:
+def local_sgd(
+    problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params, event: Event, *, proximal: Array | float | None = None
+) -> tuple[Params, Work]:
     """Run every slot's local steps: w <- w - lr g, `event.steps` times, from its own start.
 
-    start: leaves `[S, ...]`. A client's batches and noise depend on key, client and its own count of steps (`event.offset`), not on
-    when or with whom it is received. Returns the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
+    start: leaves `[S, ...]`. proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync). A client's batches and
+    noise depend on key, client and its own count of steps (`event.offset`), not on when or with whom it is received. Returns the models
+    reached, leaves `[S, ...]`, and the gradient evaluations spent.
     """
     optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
 
@@ -72,9 +77,14 @@ def local_sgd(problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params,
             model, state = carry
             if hyper.sampling == "with_replacement":
                 examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
+            elif hyper.sampling == "reshuffled":
+                places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
+                examples = shuffled_index(bits, places, count, offset)
             else:
                 examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
             gradient = jax.grad(problem.loss)(model, client, examples, jax.random.fold_in(noises, offset + q))
+            if proximal is not None:
+                gradient = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), gradient, model, start)
             update, state_after = optimizer.update(gradient, state, model)
             after = (optax.apply_updates(model, update), state_after)
             return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, carry)

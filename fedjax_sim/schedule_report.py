@@ -79,7 +79,7 @@ def table(entries: Sequence[Entry]) -> Table:
 
 
 def _speeds(hyper: Hyper, seeds: Sequence[int]) -> list[np.ndarray] | None:
-    if not isinstance(hyper, Clients) or hyper.trace is not None:
+    if not isinstance(hyper, Clients) or hyper.trace is not None or hyper.client_table is not None:
         return None
     with jax.enable_x64(True):
         rates = [np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper)) for seed in seeds]

@@ -66,6 +66,11 @@ def static(default: Any, allowed: str, accepts: Callable[[Any], bool], parse: Ca
     return _field(default, False, accepts, allowed, parse)
 
 
+def redefault(owner: type, name: str, default: Any) -> Any:
+    """A field of a struct with another default, for one that inherits it."""
+    return dataclasses.field(default=default, metadata=fields(owner)[name].metadata)
+
+
 def _field(default: Any, is_traced: bool, accepts: Callable, allowed: str, parse: Callable) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse}
     return flax_struct.field(pytree_node=is_traced, default=default, metadata=metadata)

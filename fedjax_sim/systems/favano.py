@@ -24,7 +24,7 @@ from fedjax_sim.aggregation import base_model_variance, mean_with_server, read_r
 from fedjax_sim.local import LocalTraining, local_sgd
 from fedjax_sim.participation import previous_visits
 from fedjax_sim.settings import ConfigError, choice, struct, switch
-from fedjax_sim.timelines import Contacts, client_rates, contacts, step_counts
+from fedjax_sim.timelines import STEP_COUNT_LAWS, Contacts, client_rates, contacts, step_counts
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Timeline, Work
 
 REWEIGHTS = (
@@ -52,6 +52,8 @@ class Hyper(Contacts, LocalTraining):
         closed_form = self.reweight in REWEIGHTS[:2] + REWEIGHTS[3:5]
         if closed_form and self.trace is not None:
             raise ConfigError("reweight", self.reweight, "one of none, estimated_stochastic, estimated with a recorded trace")
+        if closed_form and self.runtime_law not in STEP_COUNT_LAWS:
+            raise ConfigError("reweight", self.reweight, f"one of none, estimated_stochastic, estimated under {self.runtime_law}")
         if closed_form and self.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
             raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), "whole under runtime_geom with this reweighting")
         if self.alpha_by_tick and self.reweight not in REWEIGHTS[:2]:
@@ -111,8 +113,11 @@ def _expectations(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) 
         any_step = step_counts.prob_any_given(rate[clients], **law)
         return any_step, step_counts.mean_steps_given(rate[clients], max_steps=hyper.local_steps, **law)
     # Clients of one speed have one law.
-    speeds = jnp.stack([jnp.asarray(hyper.rate_fast, float), jnp.asarray(hyper.rate_slow, float)])
-    speed = (rate == speeds[1]).astype("int32")[clients]
+    if hyper.client_table is not None:
+        speeds, speed = rate, clients
+    else:
+        speeds = jnp.stack([jnp.asarray(hyper.rate_fast, float), jnp.asarray(hyper.rate_slow, float)])
+        speed = (rate == speeds[1]).astype("int32")[clients]
     law = {
         "contact_probability": hyper.num_selected / hyper.num_clients,
         "round_time": hyper.period,

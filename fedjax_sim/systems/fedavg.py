@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.aggregation import base_model_variance, replicate, store_of, weighted_sum, write_row
 from fedjax_sim.local import LocalTraining, local_sgd
@@ -57,5 +56,5 @@ system = System(
     timeline=rounds,
     algorithm=algorithm,
     # Rounds of fast clients alone, each of mean length.
-    ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.local_steps / np.maximum(hyper.rate_fast, hyper.rate_slow)),
+    ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate),
 )

@@ -10,16 +10,11 @@ report where there are enough of them. Mean staleness is then 5.3 server steps w
 and 8.7 of the continuous clock (experiments/README.md has the accuracies).
 """
 
-from typing import NamedTuple
-
-import jax
-import numpy as np
-
-from fedjax_sim.aggregation import base_model_variance, read_rows, store_of, weighted_sum, write_row
-from fedjax_sim.local import LocalTraining, local_sgd
+from fedjax_sim.buffered import buffered_sgd
+from fedjax_sim.local import LocalTraining
 from fedjax_sim.settings import real, struct
-from fedjax_sim.timelines import Arrivals, arrivals
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
+from fedjax_sim.timelines import Arrivals, arrivals, arrivals_within
+from fedjax_sim.types import System
 
 
 @struct
@@ -29,44 +24,11 @@ class Hyper(Arrivals, LocalTraining):
     server_lr: float = real(1.0, above=0)
 
 
-class State(NamedTuple):
-    server: Params  # [...]
-    versions: Params  # [R, ...]  server models that somebody works from
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
-    """Bind FedBuff to a problem."""
-
-    def init(key: Key) -> State:
-        server = problem.init(key)
-        return State(server, store_of(server, plan.rows))
-
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        start = read_rows(state.versions, event.read)  # base[i], a stale server model
-        local, work = local_sgd(problem, hyper, plan, key, start, event)
-        delta = jax.tree.map(lambda a, b: a - b, start, local)  # delta[i] = base[i] - y[i]
-        mean = weighted_sum(event.weight, delta)
-        server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, mean)
-        return State(server, write_row(state.versions, event.write, server)), work
-
-    def report(state: State, holders: Array) -> dict[str, Array]:
-        return {"client_variance": base_model_variance(state.versions, holders, state.server)}
-
-    return Algorithm(init, step, lambda state: state.server, report)
-
-
-def ticks_within(hyper: Hyper, time: float) -> float:
-    """About: updates arrive at the sum of the clients' rates over K, and no exchange is shorter than `server_interact`."""
-    mean_rate = hyper.rate_fast + hyper.slow_fraction * (hyper.rate_slow - hyper.rate_fast)
-    fill = hyper.buffer_size * hyper.local_steps / (hyper.num_clients * mean_rate)
-    return time / (fill if hyper.restart == "free" else np.maximum(hyper.server_interact, fill))
-
-
 system = System(
     name="fedbuff",
     summary="buffered asynchronous aggregation: the server acts when Z updates have arrived",
     Hyper=Hyper,
     timeline=arrivals,
-    algorithm=algorithm,
-    ticks_within=ticks_within,
+    algorithm=buffered_sgd,
+    ticks_within=arrivals_within,
 )

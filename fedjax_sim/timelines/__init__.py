@@ -1,20 +1,25 @@
 """Schedules: when the server acts, whose work it receives, and from which of its models that work started."""
 
-from fedjax_sim.timelines.arrivals import Arrivals, arrivals
+from fedjax_sim.timelines.arrivals import Arrivals, arrivals, arrivals_within
 from fedjax_sim.timelines.contacts import Contacts, contacts
-from fedjax_sim.timelines.laws import RUNTIME_LAWS, Clients, client_rates, runtimes
+from fedjax_sim.timelines.laws import RUNTIME_LAWS, STEP_COUNT_LAWS, Clients, ClientTable, Speeds, client_rates, client_speeds, runtimes
 from fedjax_sim.timelines.rounds import Rounds, rounds
 from fedjax_sim.timelines.trace import Trace, read_trace
 
 __all__ = [
     "RUNTIME_LAWS",
+    "STEP_COUNT_LAWS",
     "Arrivals",
+    "ClientTable",
     "Clients",
     "Contacts",
     "Rounds",
+    "Speeds",
     "Trace",
     "arrivals",
+    "arrivals_within",
     "client_rates",
+    "client_speeds",
     "contacts",
     "read_trace",
     "rounds",

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_sim.participation import cohorts, previous_visits
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.laws import Clients, client_rates, runtimes
+from fedjax_sim.timelines.laws import Clients, Speeds, client_speeds, runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -40,6 +40,8 @@ class Contacts(Clients):
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
+        if self.time_of == "update":
+            raise ConfigError("time_of", "update", '"step", as contacts interrupt clients between steps')
         self.left_to_trace("carry_residual")
         for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
             if self.runtime_law == "count_geom" and getattr(self, name):
@@ -71,11 +73,11 @@ def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array
 
 def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps done in each window, at most K: `i32[T, S]`."""
-    rate = client_rates(key, hyper)[clients]
+    speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
     key = stream(key, "runtimes")
     num = 1 if hyper.runtime_law == "count_geom" else hyper.local_steps
-    draw = jax.vmap(lambda t, rate: runtimes(jax.random.fold_in(key, t), rate, num, hyper.runtime_law))
-    times = draw(jnp.arange(rate.shape[0]), rate)
+    draw = jax.vmap(lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law))
+    times = draw(jnp.arange(clients.shape[0]), speeds)
     if hyper.runtime_law == "count_geom":
         return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype("int32")
     if hyper.carry_residual:

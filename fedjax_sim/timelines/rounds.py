@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from fedjax_sim.participation import cohorts, previous_visits
 from fedjax_sim.settings import ConfigError, choice, count, real, struct
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.laws import Clients, client_rates, runtimes
+from fedjax_sim.timelines.laws import Clients, Speeds, client_speeds, runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -46,13 +46,13 @@ def rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
 
 
 def _law_time(key: Key, clients: Array, hyper: Rounds) -> Array:
-    rate = client_rates(key, hyper)[clients]
+    speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
     if hyper.round_time == "mean":
-        return hyper.local_steps / rate
-    num = hyper.local_steps if hyper.round_time == "sum" else 1
+        return hyper.times_per_update / speeds.rate
+    num = hyper.times_per_update if hyper.round_time == "sum" else 1
     key = stream(key, "runtimes")
-    draw = jax.vmap(lambda t, rate: runtimes(jax.random.fold_in(key, t), rate, num, hyper.runtime_law))
-    return draw(jnp.arange(rate.shape[0]), rate).sum(axis=-1) * (hyper.local_steps / num)
+    draw = jax.vmap(lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law))
+    return draw(jnp.arange(clients.shape[0]), speeds).sum(axis=-1) * (hyper.times_per_update / num)
 
 
 def _trace_time(clients: Array, hyper: Rounds) -> Array:

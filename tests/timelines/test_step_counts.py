@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim.timelines import step_counts
-from fedjax_sim.timelines.laws import RUNTIME_LAWS
+from fedjax_sim.timelines.laws import STEP_COUNT_LAWS
 
 FAST, SLOW = 1 / 2, 1 / 16
 PLACE = {"contact_probability": 0.2, "round_time": 7}
@@ -93,7 +93,7 @@ def test_means_early_in_a_run() -> None:
     np.testing.assert_allclose(found[jnp.array([0, 1, 2, 4, 9, 19])].T, expected, atol=6e-5)
 
 
-@pytest.mark.parametrize("law", RUNTIME_LAWS)
+@pytest.mark.parametrize("law", STEP_COUNT_LAWS)
 def test_early_values_rise_to_the_stationary_ones(law: str) -> None:
     """The table is built from windows, the stationary values from a recursion over counts."""
     means = step_counts.mean_steps_by_tick(both_speeds(), max_steps=20, law=law, num_ticks=150, **PLACE)
@@ -124,7 +124,7 @@ def test_everyone_contacted_every_round(law: str) -> None:
     )
 
 
-@pytest.mark.parametrize("law", RUNTIME_LAWS)
+@pytest.mark.parametrize("law", STEP_COUNT_LAWS)
 def test_moments_agree_with_the_sum_over_counts(law: str) -> None:
     counts = np.arange(400)
     steps = np.minimum(counts, 6)
@@ -135,7 +135,7 @@ def test_moments_agree_with_the_sum_over_counts(law: str) -> None:
         np.testing.assert_allclose(function(0.2, max_steps=6, law=law, **PLACE), weights @ values, atol=1e-9)
 
 
-@pytest.mark.parametrize("law", RUNTIME_LAWS)
+@pytest.mark.parametrize("law", STEP_COUNT_LAWS)
 def test_a_step_is_certain_in_a_time_unit(law: str) -> None:
     """A rate of one, where a completion probability leaves nothing to chance, gives finite values."""
     place = {"max_steps": 20, "law": law, **PLACE}
@@ -159,7 +159,7 @@ def test_mean_and_square_of_simulated_windows(law: str) -> None:
         assert abs(sample.mean() - expected) < 5 * sample.std() / np.sqrt(draws)
 
 
-@pytest.mark.parametrize("law", RUNTIME_LAWS)
+@pytest.mark.parametrize("law", STEP_COUNT_LAWS)
 def test_single_precision_inside_a_trace(law: str) -> None:
     double = step_counts.mean_steps(both_speeds(), max_steps=20, law=law, **PLACE)
     with jax.enable_x64(False):
