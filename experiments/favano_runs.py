@@ -106,10 +106,10 @@ MNIST = Study(
     full=Sizes("mnist", 10, 5000.0, {}, partial(models.MLP, (32,))),
     smoke=Sizes("digits", 2, 350.0, TINY, partial(models.MLP, (32,)), "handwritten digits, 20 clients"),
 )
-SMALLER = {"num_clients": 40, "num_selected": 8, "buffer_size": 4, "local_steps": 10, "batch_size": 32, "lr": 0.05}
+SMALLER = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "batch_size": 32, "lr": 0.1}
 CIFAR10 = Study(
     full=Sizes("cifar10", 3, 10_000.0, {"lr": 0.005}, models.resnet20),
-    reduced=Sizes("cifar10", 2, 1400.0, SMALLER, models.LeNet, "LeNet-5, 40 clients, K = 10, batch 32, lr 0.05, T = 1400"),
+    reduced=Sizes("cifar10", 2, 4200.0, SMALLER, models.LeNet, "LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200"),
     smoke=Sizes("digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"),
     augmentation=Augmentation(),
     mean=(0.4914, 0.4822, 0.4465),
@@ -117,7 +117,7 @@ CIFAR10 = Study(
 )
 TINY_IMAGENET = Study(
     full=Sizes("tiny_imagenet", 3, 10_000.0, {"lr": 0.1}, models.resnet18),
-    reduced=Sizes("tiny_imagenet", 1, 700.0, SMALLER, models.LeNet, "LeNet-5, 40 clients, K = 10, batch 32, lr 0.05, T = 700"),
+    reduced=Sizes("tiny_imagenet", 1, 1400.0, SMALLER, models.LeNet, "LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400"),
     smoke=Sizes("digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"),
     augmentation=Augmentation(pad=0),
     mean=(0.485, 0.456, 0.406),

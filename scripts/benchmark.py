@@ -4,6 +4,8 @@
     python scripts/benchmark.py fedavg     the engine against a hand-written vmapped scan of the same work
     python scripts/benchmark.py favano     FAVANO in Table 2's setting: the layout that is chosen against the masked wide one
     python scripts/benchmark.py layout     a local step by itself and batched, for the rule in fedjax_sim/layout.py
+    python scripts/benchmark.py arrivals   schedules of up to a million clients against a plain heap, and learning on the largest
+    python scripts/benchmark.py asynchronous   FedStaleWeight's 16,000 server steps in virtual time
     python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours (by itself)
 
 Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
@@ -38,6 +40,7 @@ from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, SmallCNN,
 from fedjax_sim.partition import iid  # noqa: E402
 from fedjax_sim.problems import Classification, classifications  # noqa: E402
 from fedjax_sim.systems import favano, fedavg  # noqa: E402
+from benchmark_arrivals import bench_arrivals, bench_asynchronous  # noqa: E402
 
 RESULTS = Path(__file__).parent / "benchmark_results.json"
 
@@ -252,7 +255,14 @@ def step_memory() -> dict[str, Any]:
     return found
 
 
-BENCHMARKS = {"fedavg": bench_fedavg, "favano": bench_favano, "layout": bench_layout, "convolution": bench_convolution}
+BENCHMARKS = {
+    "fedavg": bench_fedavg,
+    "favano": bench_favano,
+    "layout": bench_layout,
+    "arrivals": bench_arrivals,
+    "asynchronous": bench_asynchronous,
+    "convolution": bench_convolution,
+}
 
 
 def main() -> None:

@@ -102,10 +102,10 @@ def regression() -> Callable[..., Regression]:
 
 @pytest.fixture(scope="session")
 def small() -> Callable[..., Any]:
-    """Make a system's hyperparameters for seven clients, four slots and at most five steps; changes by keyword."""
+    """Make a system's hyperparameters for seven clients, four slots (FedAsync: its one) and at most five steps; changes by keyword."""
 
     def make(system: Any, **changes: Any) -> Any:
-        slots = {"buffer_size": 4} if system.name == "fedbuff" else {"num_selected": 4}
+        slots = {"fedbuff": {"buffer_size": 4}, "fedstaleweight": {"buffer_size": 4}, "fedasync": {}}.get(system.name, {"num_selected": 4})
         return system.Hyper(**({"num_clients": 7, "local_steps": 5, "batch_size": 2, "lr": 0.05} | slots | changes))
 
     return make

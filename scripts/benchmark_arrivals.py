@@ -1,0 +1,154 @@
+"""Schedules of many clients that never wait, and learning on them: seconds and peak memory, each contestant in a process of its own."""
+
+import concurrent.futures
+import heapq
+import multiprocessing
+import random
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import fedjax_sim
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.models import MLP, LogisticRegression
+from fedjax_sim.partition import Partition, iid
+from fedjax_sim.problems import classification
+from fedjax_sim.simulate import draw_timelines, stack_lanes
+from fedjax_sim.systems import fedstaleweight
+
+NUM_CLIENTS = (10_000, 100_000, 1_000_000)
+ARRIVALS_PER_CLIENT = 2
+BUFFER = 1000
+SYSTEM = fedstaleweight.system
+
+
+def bench_arrivals(turns: int) -> dict[str, Any]:
+    """A schedule of two arrivals per client with exact staleness: ours and a plain Python heap; then learning on the largest."""
+    found: dict[str, Any] = {}
+    for num in NUM_CLIENTS:
+        ours, heap = (_apart(task, num, turns) for task in (_ours, _heap))
+        ratio = heap["seconds"] / ours["seconds"]
+        found[f"{num} clients, {ARRIVALS_PER_CLIENT * num} arrivals"] = {"ours": ours, "heap": heap, "heap over ours": ratio}
+    found["learning, 1000000 clients, logistic regression"] = _apart(_learn, NUM_CLIENTS[-1], 1)
+    return found
+
+
+def bench_asynchronous(turns: int) -> dict[str, Any]:
+    """FedStaleWeight's CIFAR-10 script: 16,000 server steps of 5 updates, in which the public bench would sleep 3.1 hours."""
+    return {"schedule": _apart(_script_schedule, 16_000, turns), "perceptron on 32x32x3, schedule and learning": _apart(_script, 16_000, 1)}
+
+
+def _apart(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Run a task in a new process, and add its peak memory in MiB beyond that of what it imports."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_with_memory, task, *arguments).result()
+
+
+def _with_memory(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    fedjax_sim.use_cores(1)
+    jax.block_until_ready(jax.numpy.zeros(1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return task(*arguments) | {"peak MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+
+
+def _ours(num: int, turns: int) -> dict[str, Any]:
+    hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, weighting="mean")
+    lanes = stack_lanes([jax.random.key(0)], [hyper], [None])
+    seconds = []
+    for _ in range(turns + 1):
+        began = time.perf_counter()
+        drawn = draw_timelines(SYSTEM, lanes, ARRIVALS_PER_CLIENT * num // BUFFER)
+        seconds.append(time.perf_counter() - began)
+    staleness = np.arange(drawn.time.shape[1])[:, None] - drawn.version[0]
+    return {
+        "seconds": float(np.median(seconds[1:])),
+        "first call, with compilation": seconds[0],
+        "mean staleness": float(staleness.mean()),
+        "virtual time": float(drawn.time[0, -1]),
+    }
+
+
+def _heap(num: int, turns: int) -> dict[str, Any]:
+    seconds = [_one_heap(num) for _ in range(turns)]
+    return {"seconds": float(np.median([each for each, _ in seconds])), "mean staleness": seconds[-1][1]}
+
+
+def _one_heap(num: int) -> tuple[float, float]:
+    """The same law, as one would write it in plain Python."""
+    uniform = random.Random(0).uniform
+    began = time.perf_counter()
+    num_fast = num - -(-num // 3)
+    ends = [(1.0, 2.0) if i < num_fast else (8.0, 12.0) for i in range(num)]
+    waiting = [(uniform(*ends[i]), i) for i in range(num)]
+    heapq.heapify(waiting)
+    base = [0] * num
+    clients, staleness = [], []
+    version = filled = 0
+    for _ in range(ARRIVALS_PER_CLIENT * num):
+        clock, i = waiting[0]
+        clients.append(i)
+        staleness.append(version - base[i])
+        filled += 1
+        if filled == BUFFER:
+            version, filled = version + 1, 0
+        base[i] = version
+        heapq.heapreplace(waiting, (clock + uniform(*ends[i]), i))
+    return time.perf_counter() - began, sum(staleness) / len(staleness)
+
+
+def _learn(num: int, turns: int) -> dict[str, Any]:
+    """Every client has two of 60,000 images; the store of server models is as large as the staleness asks for."""
+    rng = np.random.default_rng(0)
+    data = _random_images((28, 28, 1))
+    partition = Partition(rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32))
+    problem = classification(LogisticRegression(10), data, partition)
+    hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
+    ticks = ARRIVALS_PER_CLIENT * num // BUFFER
+    began = time.perf_counter()
+    run = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=turns, num_ticks=ticks, num_evals=2, reports=False)
+    seconds = time.perf_counter() - began
+    staleness = np.arange(ticks)[:, None] - run.timelines[0].version
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
+    return {
+        "seconds, with compilation": seconds,
+        "updates per second": ticks * BUFFER / seconds,
+        "largest staleness": int(staleness.max()),
+        "store of so many models at least, MiB": float(staleness.max() * parameters * 4 / 2**20),
+        "models of all clients would take, MiB": float(num * parameters * 4 / 2**20),
+    }
+
+
+def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
+    lanes = stack_lanes([jax.random.key(0)], [SYSTEM.Hyper()], [None])
+    seconds = []
+    for _ in range(turns + 1):
+        began = time.perf_counter()
+        drawn = draw_timelines(SYSTEM, lanes, ticks)
+        seconds.append(time.perf_counter() - began)
+    virtual = float(drawn.time[0, -1])
+    return {
+        "seconds": float(np.median(seconds[1:])),
+        "virtual seconds": virtual,
+        "virtual over real": virtual / float(np.median(seconds[1:])),
+    }
+
+
+def _script(ticks: int, turns: int) -> dict[str, Any]:
+    data = _random_images((32, 32, 3))
+    problem = classification(MLP((128,), 10), data, iid(data.train_labels, num_clients=15, seed=0))
+    began = time.perf_counter()
+    run = fedjax_sim.sweep(SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20, reports=False)
+    seconds = time.perf_counter() - began
+    virtual = float(run.timelines[0].time[-1])
+    return {"seconds, with compilation": seconds, "virtual seconds": virtual, "virtual over real": virtual / seconds}
+
+
+def _random_images(shape: tuple[int, int, int]) -> Dataset:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (61_000, *shape), dtype=np.uint8)
+    labels = rng.integers(0, 10, 61_000).astype(np.int32)
+    return Dataset(images[:60_000], labels[:60_000], images[60_000:], labels[60_000:], 10, "random")
