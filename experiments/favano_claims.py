@@ -1,8 +1,6 @@
 """The claims of FAVANO (arXiv 2305.16099) that can be tested, numbered, with where the paper makes them."""
 
-from typing import Any
-
-from experiments.support import Verdict
+from experiments.support import Claims
 
 CLAIMS: dict[int, tuple[str, str]] = {
     1: ("The mean of all models moves by -eta/(n+1) times the sum of the reweighted progress, whatever data and alpha.", "eq. (53)"),
@@ -31,7 +29,4 @@ SMOKE = "not judged: a smoke run on digits is too small"
 JUDGED_BY_TABLE2 = "one column only; favano_table2 judges both"
 
 
-def verdict(number: int, measured: Any, holds: bool | None, why: str) -> Verdict:
-    """Judge one claim by number."""
-    claim, paper = CLAIMS[number]
-    return Verdict(f"favano-{number}", claim, paper, measured, holds, why)
+verdict = Claims("favano", CLAIMS).verdict

@@ -204,7 +204,7 @@ def _tasks(
     names = [(split, seed) for split in splits for seed in range(sizes.num_seeds)]
     shares = [partition.make(split, data.train_labels, num_clients=num_clients, seed=seed) for split, seed in names]
     in_color = data.train_images.shape[-1] == np.size(study.mean)
-    scaling = {"mean": study.mean, "std": study.std} if in_color else {}
+    scaling: dict[str, Any] = {"mean": study.mean, "std": study.std} if in_color else {}
     made: dict[tuple[str, tuple[int, int, int] | None], list[Problem]] = {}
     for low_bit in {method.low_bit for method in methods.values()}:
         network = sizes.network(data.num_classes)

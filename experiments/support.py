@@ -27,6 +27,18 @@ class Verdict(NamedTuple):
     why: str
 
 
+class Claims:
+    """The numbered claims of one paper: per number what is claimed, and where."""
+
+    def __init__(self, paper: str, claims: Mapping[int, tuple[str, str]]):
+        self._paper, self._claims = paper, claims
+
+    def verdict(self, number: int, measured: Any, holds: bool | None, why: str) -> Verdict:
+        """Judge one claim by number."""
+        claim, place = self._claims[number]
+        return Verdict(f"{self._paper}-{number}", claim, place, measured, holds, why)
+
+
 class Outcome(NamedTuple):
     """What an experiment leaves in its folder."""
 

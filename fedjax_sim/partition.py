@@ -105,6 +105,40 @@ def shards(labels: np.ndarray, *, num_clients: int, shards_per_client: int = 2, 
     return _partition(dealt.reshape(num_clients, -1))
 
 
+def label_groups(
+    labels: np.ndarray, *, num_clients: int, slow_fraction: float = 1 / 3, slow_labels: int = 4, held_out: float = 0.0, seed: int
+) -> Partition:
+    """Give the first few labels to the last clients and the others to the rest, each label in equal parts within its group.
+
+    labels: integers `[n]`, taken in order of size. slow_fraction: share of the clients in the last group, rounded up, which are the slow
+    ones of `slow_clients="last"`. slow_labels: labels they have. held_out: share of each client's examples that is left out, rounded
+    down. What does not divide evenly is left out too. FedStaleWeight's experiments (arXiv 2406.02877, Sec. 6, and the public bench).
+    """
+    labels, rng = _checked_labels(labels), _generator(seed)
+    present = np.unique(labels)
+    _check_whole("num_clients", num_clients, least=2)
+    _check_whole("slow_labels", slow_labels, most=len(present) - 1)
+    for name, value, most in (("slow_fraction", slow_fraction, 1), ("held_out", held_out, 1)):
+        if not isinstance(value, (int, float)) or not 0 <= value < most:
+            raise ConfigError(name, value, "at least 0 and below 1")
+    num_slow = int(np.ceil(slow_fraction * num_clients - 1e-6))
+    _check_whole("clients in the last group, of slow_fraction", num_slow, most=num_clients - 1)
+    rows: list[np.ndarray] = []
+    for own, num in ((present[slow_labels:], num_clients - num_slow), (present[:slow_labels], num_slow)):
+        parts = []
+        for label in own:
+            examples = rng.permutation(np.flatnonzero(labels == label))
+            size = len(examples) // num
+            if size == 0:
+                raise ConfigError(
+                    "num_clients", num_clients, f"small enough for each of a group's clients to have an example of label {label}"
+                )
+            parts.append(examples[: num * size].reshape(num, size))
+        rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
+    kept = [row[int(held_out * len(row)) :] for row in rows]
+    return _grouped(np.concatenate(kept), np.repeat(np.arange(num_clients), [len(row) for row in kept]), num_clients)
+
+
 def natural(labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, seed: int) -> Partition:
     """Keep the clients that the data came with; if there are more than `num_clients`, a random choice of them.
 
@@ -130,6 +164,10 @@ PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
     "classes": (classes_per_client, "equal parts of a few distinct classes each (option classes, 2 unless given)"),
     "dirichlet": (dirichlet, "each class in Dirichlet proportions over clients (options alpha, min_examples)"),
     "shards": (shards, "equal shards of the data sorted by label (option shards_per_client, 2 unless given)"),
+    "label_groups": (
+        label_groups,
+        "few labels for the last clients, the others for the rest (options slow_fraction, slow_labels, held_out)",
+    ),
     "natural": (natural, "the clients that the data came with (option client_ids, an array)"),
 }
 

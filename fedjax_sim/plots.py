@@ -60,7 +60,7 @@ def curves_figure(curves: Mapping[str, xr.Dataset], metric: str, *, against: str
         axes.fill_between(line.grid, low, mean + line.std, color=line.color, alpha=0.15, linewidth=0)
         axes.plot(line.grid, mean, color=line.color, linestyle=line.style, linewidth=1.8, label=line.label)
     num_seeds = max((data.sizes.get("seed", 1) for data in curves.values()), default=1)
-    _dress(axes)
+    dress(axes)
     name = LABELS.get(metric, metric.replace("_", " "))
     axes.set(xlabel=LABELS.get(against, against), ylabel=name)
     if lines:
@@ -200,7 +200,7 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
         f"{row.label}: who computes when, {len(row.timeline.time)} server steps in {row.timeline.time[-1]:g}", loc="left", fontsize=11
     )
     _name_speeds(axes, row, drawn)
-    _dress(axes)
+    dress(axes)
     axes.set_yticks([])
     bar = figure.colorbar(ScalarMappable(norm, colors), ax=axes, pad=0.01, fraction=0.03)
     bar.set_label("staleness", fontsize=8, color=FACE)
@@ -263,10 +263,11 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     axes.set_ylabel("share of reports", color=FACE)
     axes.set_title(f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}", loc="left", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _dress(axes)
+    dress(axes)
 
 
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
+    """Leave only the left and the bottom axis, in grey."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(color=GREY, labelcolor=FACE)

@@ -82,6 +82,8 @@ class Classification:
     std: Array  # f32[] or f32[C]
     model: Model = struct.field(pytree_node=False)
     augmentation: Augmentation | None = struct.field(pytree_node=False, default=None)
+    classes: int = struct.field(pytree_node=False, default=0)
+    """Classes whose own accuracy is evaluated too."""
 
     def init(self, key: Key) -> Params:
         """Draw the model's initial parameters."""
@@ -98,19 +100,25 @@ class Classification:
         return self._cross_entropy(self.model.apply(params, self._inputs(images), **options), self.labels[rows]).mean()
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Accuracy (a share, 0 to 1) and loss (nats) on the test set, a few hundred examples at once."""
+        """Accuracy (a share, 0 to 1) and loss (nats) on the test set, a few hundred examples at once.
+
+        With `classes` also the accuracy on each class alone, "accuracy_0" and so on.
+        """
         num = self.test_labels.shape[0]
         at_once = min(num, EVALUATED_AT_ONCE)
 
-        def sums(rows: Array) -> tuple[Array, Array]:
+        def sums(rows: Array) -> tuple[Array, Array, Array]:
             is_there, rows = rows < num, jnp.minimum(rows, num - 1)
             logits, labels = self.model.apply(params, self._inputs(self.test_images[rows])), self.test_labels[rows]
-            is_right = jnp.argmax(logits, axis=-1) == labels
-            return jnp.sum(is_right & is_there), jnp.sum(jnp.where(is_there, self._cross_entropy(logits, labels), 0))
+            is_right = (jnp.argmax(logits, axis=-1) == labels) & is_there
+            by_class = (is_right[:, None] & (labels[:, None] == jnp.arange(self.classes))).sum(axis=0)
+            return jnp.sum(is_right), jnp.sum(jnp.where(is_there, self._cross_entropy(logits, labels), 0)), by_class
 
         num_batches = -(-num // at_once)
-        right, loss = jax.lax.map(sums, jnp.arange(num_batches * at_once).reshape(num_batches, at_once))
-        return {"accuracy": right.sum().astype("float32") / num, "loss": loss.sum() / num}
+        right, loss, by_class = jax.lax.map(sums, jnp.arange(num_batches * at_once).reshape(num_batches, at_once))
+        metrics = {"accuracy": right.sum().astype("float32") / num, "loss": loss.sum() / num}
+        shares = by_class.sum(axis=0) / (self.test_labels[:, None] == jnp.arange(self.classes)).sum(axis=0)
+        return metrics | {f"accuracy_{c}": shares[c] for c in range(self.classes)}
 
     def _inputs(self, images: Array) -> Array:
         scale = 255.0 if images.dtype == jnp.uint8 else 1.0
@@ -144,10 +152,11 @@ def classifications(
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
     augmentation: Augmentation | None = None,
+    per_class: bool = False,
 ) -> list[Classification]:
     """Build one problem per partition over the same images, which are held once; for a sweep with a partition per seed.
 
-    mean, std: of the scaled images, one number or one per channel.
+    mean, std: of the scaled images, one number or one per channel. per_class: whether accuracy is evaluated for each class too.
     """
     if np.min(std) <= 0:
         raise ConfigError("std", std, "above 0")
@@ -166,7 +175,8 @@ def classifications(
         index = jnp.asarray(np.pad(np.asarray(partition.index, "int32"), padding))
         counts = jnp.asarray(partition.counts, "int32")
         arrays = (images, labels, test_images, test_labels, index, counts, middle, scale)
-        problems.append(Classification(*arrays, model=model, augmentation=augmentation))
+        classes = dataset.num_classes if per_class else 0
+        problems.append(Classification(*arrays, model=model, augmentation=augmentation, classes=classes))
     return problems
 
 

@@ -77,7 +77,8 @@ def staleness_weights(clients: Array, staleness: Array, settings: StalenessWeigh
             raw = (1 + stale) ** -settings.exponent
         case "hinge":
             raw = 1 / (settings.hinge_slope * jnp.maximum(stale - settings.hinge_start, 0) + 1)
-    total = raw.sum(axis=1, keepdims=True)
+    # Slot by slot, as a reduction of a longer schedule may add them up in another order.
+    total = jax.lax.scan(lambda total, slot: (total + slot, None), jnp.zeros_like(raw[:, 0]), raw.T)[0][:, None]
     return raw / jnp.where(total > 0, total, 1) if is_normalised else raw / num_slots
 
 
@@ -111,9 +112,17 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
 def _running_average(average: str, tau: Array, place: Array, first: Array, settings: StalenessWeights) -> Array:
     """A client's average just after each of its updates. tau: `f64[A]`, client by client. first: place of the client's first update."""
     if average == "exponential":
-        # e <- keep e + add, where the first update keeps nothing of the client before.
+        # e <- keep e + add, where the first update keeps nothing. Of 1, 2, 4, ... updates of the client at a time, whose sum is the same bits
+        # wherever the client stands and however many updates there are.
         keep = jnp.where(place == first, 0, settings.decay)
-        return jax.lax.associative_scan(lambda e, f: (e[0] * f[0], e[1] * f[0] + f[1]), (keep, (1 - keep) * tau))[1]
+
+        def double(k: Array, run: tuple[Array, Array]) -> tuple[Array, Array]:
+            keep, add = run
+            before = jnp.maximum(place - 2**k, 0)
+            is_more = place - 2**k >= first
+            return jnp.where(is_more, keep[before] * keep, keep), jnp.where(is_more, add[before] * keep + add, add)
+
+        return jax.lax.fori_loop(0, tau.size.bit_length(), double, (keep, (1 - keep) * tau))[1]
     before = jnp.cumsum(tau) - tau  # exact: whole numbers
     if average == "code_exact":
         # From the fifth update on, the first four and the latest.

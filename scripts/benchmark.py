@@ -33,6 +33,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from benchmark_arrivals import bench_arrivals, bench_asynchronous  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
 from fedjax_sim.datasets import Dataset  # noqa: E402
@@ -40,7 +41,6 @@ from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, SmallCNN,
 from fedjax_sim.partition import iid  # noqa: E402
 from fedjax_sim.problems import Classification, classifications  # noqa: E402
 from fedjax_sim.systems import favano, fedavg  # noqa: E402
-from benchmark_arrivals import bench_arrivals, bench_asynchronous  # noqa: E402
 
 RESULTS = Path(__file__).parent / "benchmark_results.json"
 

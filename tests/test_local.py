@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedjax_sim import Event, Plan
 from fedjax_sim.local import LocalTraining, local_sgd, shuffled_examples
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
 
 
@@ -43,12 +44,12 @@ KEY = jax.random.key(7)
 
 
 def seen(
-    steps: list[int], *, clients: list[int], counts: list[int], batch: int, offset: int = 0, sampling: str = "shuffled_epochs"
+    steps: list[int], *, clients: list[int], counts: list[int], batch: int, offset: Any = 0, sampling: str = "shuffled_epochs"
 ) -> np.ndarray:
-    """How often each slot has seen each example: `[S, M]`."""
+    """How often each slot has seen each example: `[S, M]`. offset: one, or one per slot."""
     problem = Counting(jnp.array(counts, "int32"), max(counts))
     hyper = LocalTraining(lr=1.0, batch_size=batch, sampling=sampling)
-    event = event_of(clients, steps, [offset] * len(clients))
+    event = event_of(clients, steps, np.broadcast_to(offset, len(clients)))
     start = jnp.zeros((len(clients), problem.size))
     return np.asarray(run(Plan(slots_at_once=len(clients)), problem, hyper, KEY, start, event)[0])
 
@@ -107,6 +108,45 @@ def test_sampling_with_replacement_is_uniform_over_a_clients_own_examples() -> N
     assert found.sum() == 3000
     assert stats.chisquare(found[:6]).pvalue > 1e-3
     assert seen([1], clients=[0], counts=[2, 9], batch=3, sampling="with_replacement").max() >= 2
+
+
+def updates(num: int, *, steps: int, batch: int, counts: list[int]) -> np.ndarray:
+    """How often each of the first updates of client 0 has seen each example, each update with a shuffle of its own: `[num, M]`."""
+    offsets = steps * np.arange(num)
+    return seen([steps] * num, clients=[0] * num, counts=counts, batch=batch, offset=offsets, sampling="reshuffled")
+
+
+def test_an_update_with_its_own_shuffle_sees_no_example_twice() -> None:
+    """Six of seven; what lies beyond a client's count is never seen."""
+    found = updates(40, steps=2, batch=3, counts=[7, 9])
+    assert (np.sort(found, axis=1) == [0] * 3 + [1] * 6).all()
+    assert found[:, 7:].sum() == 0
+
+
+def test_the_batches_of_an_update_are_those_of_one_shuffle() -> None:
+    """Three batches of two are all six examples. The next update begins with another batch, 14 times of 15: its order is its own."""
+    np.testing.assert_array_equal(updates(40, steps=3, batch=2, counts=[6]), 1)
+    options = {"clients": [0] * 40, "counts": [6], "batch": 2, "offset": 3 * np.arange(40), "sampling": "reshuffled"}
+    batches, pairs = seen([1] * 40, **options), seen([2] * 40, **options)
+    assert (batches <= pairs).all()
+    assert np.any(batches[1:] != batches[:-1], axis=1).mean() > 0.7
+
+
+def test_an_update_longer_than_its_shuffle_goes_through_it_again() -> None:
+    """Eight samples of three examples: all twice, and two of them a third time, which the first batch has seen."""
+    found = updates(30, steps=4, batch=2, counts=[3])
+    assert (np.sort(found, axis=1) == [2, 3, 3]).all()
+    first = seen([1] * 30, clients=[0] * 30, counts=[3], batch=2, offset=4 * np.arange(30), sampling="reshuffled")
+    np.testing.assert_array_equal(found - 2, first)
+
+
+def test_shuffles_of_their_own_favour_no_example() -> None:
+    """Chi-square of 600 updates of four examples of six, p-value above 1e-3; an update takes each with the probability 2/3."""
+    found = updates(600, steps=2, batch=2, counts=[6, 8]).sum(axis=0)
+    # Examples of one update are drawn without replacement, which makes counts more even than independent draws by 1 - 2/3, and 6/5.
+    statistic = np.sum((found[:6] - 400) ** 2) / (600 * 2 / 3 * 1 / 3) * 5 / 6
+    assert stats.chi2.sf(statistic, 5) > 1e-3
+    assert statistic > stats.chi2.ppf(1e-3, 5)
 
 
 STARTS = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
@@ -168,3 +208,34 @@ def test_an_empty_slot_does_no_work(regression: Callable) -> None:
     ends, work = run(Plan(slots_at_once=1), regression(), LocalTraining(lr=0.1, batch_size=2), KEY, jnp.asarray(STARTS), event)
     np.testing.assert_array_equal(ends[jnp.array([0, 2])], STARTS[[0, 2]])
     assert (int(work.executed), int(work.needed)) == (4, 4)
+
+
+def test_the_proximal_term_is_the_gradient_of_half_the_squared_distance_to_the_start(regression: Callable) -> None:
+    """Steps on the loss with the term written out, whose gradient is taken by automatic differentiation. To float32 rounding."""
+    problem = regression(noise=0.0)
+    client = int(np.argmax(problem.counts))
+    examples = jnp.arange(int(problem.counts[client]))
+    hyper = LocalTraining(lr=0.1, batch_size=examples.size)
+    event = event_of([client] * 2, [1, 4], [0] * 2)
+    ends, _ = local_sgd(problem, hyper, Plan(slots_at_once=2), KEY, jnp.asarray(STARTS[:2]), event, proximal=0.7)
+
+    def loss(model: jax.Array, start: jax.Array) -> jax.Array:
+        return problem.loss(model, jnp.int32(client), examples, KEY) + 0.7 / 2 * jnp.sum((model - start) ** 2)
+
+    for start, end, num in zip(jnp.asarray(STARTS[:2]), ends, (1, 4), strict=True):
+        model = start
+        for _ in range(num):
+            model = model - 0.1 * jax.grad(loss)(model, start)
+        np.testing.assert_allclose(end, model, rtol=2e-5, atol=1e-6)
+
+
+def test_the_proximal_term_holds_models_near_their_start() -> None:
+    """On a quadratic of curvature h, w goes towards (h c + mu w_0) / (h + mu) by the factor 1 - lr (h + mu) a step."""
+    h, mu, c, steps = 0.5, 1.5, 2.0, 6
+    with jax.enable_x64(True):
+        problem = Quadratic.of(np.full((4, 3), c), curvature=h)
+        start = jnp.asarray(STARTS, float)
+        event = event_of([0, 1, 2, 3], [steps] * 4, [0] * 4)
+        ends, _ = local_sgd(problem, LocalTraining(lr=0.2, batch_size=1), Plan(slots_at_once=4), KEY, start, event, proximal=mu)
+    limit = (h * c + mu * STARTS.astype(float)) / (h + mu)
+    np.testing.assert_allclose(ends, limit + (1 - 0.2 * (h + mu)) ** steps * (STARTS - limit), rtol=1e-12)

@@ -1,6 +1,6 @@
 """Systems that become one another, or gradient descent, in special cases; compared with other code, never with themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.settings import fields
+from fedjax_sim.timelines import Arrivals
 
 SYSTEMS = fedjax_sim.SYSTEMS
 WHOLE = Layout(7, False, 1)
@@ -149,3 +151,78 @@ def test_no_client_contacted_with_steps_leaves_all_models_where_they_are() -> No
     for name in ("favano", "quafl"):
         found = trajectory(name, problem, num_selected=7, local_steps=4, first_contact=0.0, rate_fast=1e-9, rate_slow=1e-9)
         np.testing.assert_allclose(found, np.broadcast_to([2.0, -1.0], found.shape), rtol=1e-14)
+
+
+@pytest.fixture
+def least_squares(regression: Callable) -> Any:
+    """Ragged clients with mini-batches and gradient noise."""
+    with jax.enable_x64(True):
+        return regression(dtype="float64")
+
+
+def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedjax_sim.Timeline]:
+    """The server's model after every tick, the initial one included, in float64, `[13, 3]`; and the schedule."""
+    defaults = {"num_clients": 7, "local_steps": 3, "batch_size": 2, "lr": 0.05, "sampling": "reshuffled"}
+    with jax.enable_x64(True):
+        hyper = SYSTEMS[system].Hyper(**(defaults | settings))
+        run = fedjax_sim.simulate(SYSTEMS[system], problem, hyper, num_ticks=12, num_evals=12, layout=WHOLE)
+    return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1), run.timelines[0]
+
+
+def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
+    """The settings of its clients, buffer and restarts, for FedBuff."""
+    hyper = SYSTEMS["fedstaleweight"].Hyper(**({"num_clients": 7, "local_steps": 3} | changes))
+    return {name: getattr(hyper, name) for name in fields(Arrivals)}
+
+
+def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(least_squares: Any) -> None:
+    """Whatever the clients' speeds: nobody is ever stale, all weights are 1 / n. Batches are the same; to float32's rounding of 1 / 7."""
+    fedavg, _ = learnt("fedavg", least_squares, num_selected=7)
+    waiting, schedule = learnt("fedstaleweight", least_squares, buffer_size=7, restart="new_version")
+    np.testing.assert_allclose(waiting, fedavg, rtol=0, atol=1e-6)
+    assert np.abs(np.diff(fedavg, axis=0)).max(axis=1).min() > 1e-3
+    np.testing.assert_array_equal(schedule.version, np.broadcast_to(np.arange(12)[:, None], (12, 7)))
+    np.testing.assert_array_equal(np.sort(schedule.clients), np.broadcast_to(np.arange(7), (12, 7)))
+    np.testing.assert_allclose(schedule.weight, 1 / 7, rtol=1e-12)
+
+
+def test_the_codes_weights_never_move_a_synchronous_model(least_squares: Any) -> None:
+    """Nothing is ever stale, so that they are 0, and the server counts versions of one and the same model."""
+    models, schedule = learnt("fedstaleweight", least_squares, buffer_size=7, restart="new_version", weighting="code")
+    np.testing.assert_array_equal(models, np.broadcast_to(models[0], models.shape))
+    np.testing.assert_array_equal(schedule.version[-1], np.full(7, 11))
+
+
+# A buffer for everyone, but clients of two speeds; with no spread and one speed, all updates arrive together.
+FREE = {"buffer_size": 7, "restart": "free", "weighting": "mean"}
+TOGETHER = {"rate_fast": 1.0, "rate_slow": 1.0, "spread_fast": 0.0, "spread_slow": 0.0}
+
+
+def test_fedstaleweight_with_equal_weights_is_fedbuff_with_free_clients(least_squares: Any) -> None:
+    """On the same clients, bit for bit: also the schedule. With its own weights it is not."""
+    mean, schedule = learnt("fedstaleweight", least_squares, **FREE)
+    fedbuff, other = learnt("fedbuff", least_squares, **clock_of_fedstaleweight(**FREE))
+    np.testing.assert_array_equal(mean, fedbuff)
+    jax.tree.map(np.testing.assert_array_equal, schedule, other)
+    assert len(set((np.arange(12)[:, None] - schedule.version).ravel())) > 2
+
+
+def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_together(least_squares: Any) -> None:
+    """Only the last of a buffer goes on from the new model. So the first two models are FedAvg's, and the third is not."""
+    fedavg, _ = learnt("fedavg", least_squares, num_selected=7)
+    free, schedule = learnt("fedstaleweight", least_squares, **FREE, **TOGETHER)
+    staleness = np.arange(12)[:, None] - schedule.version
+    np.testing.assert_array_equal(schedule.clients, np.broadcast_to(np.arange(7), (12, 7)))
+    np.testing.assert_array_equal(staleness[1:], np.broadcast_to([1] * 6 + [0], (11, 7)))
+    np.testing.assert_allclose(free[:2], fedavg[:2], rtol=0, atol=1e-6)
+    assert np.abs(free[2] - fedavg[2]).max() > 1e-3
+
+
+def test_fedstaleweight_with_a_buffer_of_one_is_fedbuff(least_squares: Any) -> None:
+    """Its weight is 1 however stale the update, to float64's rounding. Nor does waiting for a new version then ever mean to wait."""
+    fedstaleweight, schedule = learnt("fedstaleweight", least_squares, buffer_size=1, restart="new_version")
+    fedbuff, other = learnt("fedbuff", least_squares, **clock_of_fedstaleweight(buffer_size=1))
+    np.testing.assert_allclose(fedstaleweight, fedbuff, rtol=1e-14)
+    for name in ("time", "clients", "version", "holds"):
+        np.testing.assert_array_equal(getattr(schedule, name), getattr(other, name), err_msg=name)
+    assert (np.arange(12) - schedule.version[:, 0]).max() > 2

@@ -41,6 +41,8 @@ class Arrivals(Clients):
     send_old_model: bool = switch(False)
     """Whether reporting clients get the model from before the tick that took their update (the public simulator of QuAFL; the only
     causal reading with "own_finish")."""
+    throttle: float = real(1.0, above=0, most=1)
+    """Share of its own rate at which client 0 works, its times longer in proportion: what it gets by reporting less than it could."""
     ties: str = choice("random", ("random", "client"))
     """Who comes first among updates that arrive at one time: one drawn at random, or the client of the lowest number."""
     drop_rate: float = real(0.0, least=0, most=0.99)
@@ -67,7 +69,7 @@ class Arrivals(Clients):
             value = float(np.max(getattr(self, name)))
             if value > 0 and self.restart not in FREE:
                 raise ConfigError(name, value, f'0 under restart = "{self.restart}", or restart one of {", ".join(FREE)}')
-        self.left_to_trace("restart", "send_old_model", "ties", "drop_rate", "on_time", "off_time")
+        self.left_to_trace("restart", "send_old_model", "throttle", "ties", "drop_rate", "on_time", "off_time")
 
 
 def arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -92,7 +94,7 @@ Clocks = tuple[Array, Array, Array, Array]
 def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """One scan over ticks: the server takes the Z earliest finishes, and decides when their clients go on."""
     everyone = jnp.arange(hyper.num_clients)
-    speeds = client_speeds(key, hyper)
+    speeds = _speeds(key, hyper)
     time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
     sent = 0 if hyper.send_old_model else 1
 
@@ -122,7 +124,7 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     # One lane after the other: loops of unlike lengths over large arrays.
     @jax.custom_batching.sequential_vmap
     def first(key: Key, hyper: Arrivals) -> Arrived:
-        speeds = client_speeds(key, hyper)
+        speeds = _speeds(key, hyper)
         follow = partial(_next_update, stream(key, "runtimes"), stream(key, "losses"), stream(key, "phases"), speeds, hyper)
         lots = _per_update(stream(key, "ties"), lambda own: jax.random.bits(own, (), "uint32"))
         return first_arrivals(follow, lots if hyper.ties == "random" else None, num_clients=hyper.num_clients, num=num)
@@ -134,6 +136,11 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     version = (before - is_late) // size
     holds = (jnp.arange(num) + (hyper.restart == "free")) // size
     return _timeline(time.reshape(shape)[:, -1], client.reshape(shape), version.reshape(shape), holds.reshape(shape), hyper)
+
+
+def _speeds(key: Key, hyper: Arrivals) -> Speeds:
+    speeds = client_speeds(key, hyper)
+    return speeds._replace(rate=speeds.rate.at[0].multiply(hyper.throttle))
 
 
 def _next_update(
@@ -153,10 +160,11 @@ def _next_update(
 
         def with_breaks() -> tuple[Array, Array]:
             at = place(client, time)
-            start = time + jnp.where(at < on, 0, on + off - at)
-            left = jnp.where(at < on, on - at, on)
-            # A time that fills a window ends with it, before the break.
-            windows = jnp.maximum(jnp.ceil((taken - left) / on), 0)
+            # A time that fills a window ends with it, before the break, whatever the last bits of sums.
+            is_on = at < on * (1 - 1e-9)
+            start = time + jnp.where(is_on, 0, on + off - at)
+            left = jnp.where(is_on, on - at, on)
+            windows = jnp.maximum(jnp.ceil((taken - left) / on - 1e-9), 0)
             return start, start + taken + windows * off
 
         return Update(attempt, *jax.lax.cond(off > 0, with_breaks, lambda: (time, time + taken)))
@@ -180,7 +188,7 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """One scan over ticks. In a tick a client arrives once with an older model and once with the current one at most, and then waits."""
     num, size = hyper.num_clients, hyper.buffer_size
     everyone = jnp.arange(num)
-    speeds = client_speeds(key, hyper)
+    speeds = _speeds(key, hyper)
     taken = partial(update_time, stream(key, "runtimes"), everyone, speeds=speeds, clients=hyper)
 
     def tick(carry: tuple[Array, Array, Array], t: Array) -> tuple[Any, tuple[Array, ...]]:
@@ -208,7 +216,7 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """Every tick by itself: of running times drawn anew for everyone, the Z shortest report, ties at random."""
     everyone, ticks = jnp.arange(hyper.num_clients), jnp.arange(num_ticks)
-    speeds = client_speeds(key, hyper)
+    speeds = _speeds(key, hyper)
     time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
 
     def tick(t: Array) -> tuple[Array, Array]:

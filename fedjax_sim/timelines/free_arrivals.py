@@ -15,6 +15,7 @@ from fedjax_sim.types import Array
 
 BLOCK = 2**16
 """Most arrivals that are followed at once."""
+LARGEST = 2**63 - 1
 
 
 class Update(NamedTuple):
@@ -46,8 +47,8 @@ class _Queue(NamedTuple):
 class _Search(NamedTuple):
     read: Array  # i32[]  arrivals before this have been followed
     write: Array  # i32[]  arrivals in the queue
-    latest: Array  # f64[]  no arrival after this time (at it: with a larger tie) is among the first
-    latest_tie: Array  # u32[]
+    latest: Array  # f64[]  no arrival after this time (at it: of a larger place) is among the first
+    latest_place: Array  # i64[]
     queue: _Queue
 
 
@@ -56,8 +57,9 @@ def first_arrivals(
 ) -> Arrived:
     """Find the first `num` arrivals.
 
-    follow: from clients, attempts (-1: none yet) `i32[...]` and times `f64[...]` at which these arrived to the next updates, none of no
-    length. tie: from clients and attempts to lots `u32[...]`, the smaller first among arrivals at one time; None for order by client.
+    follow: from clients, attempts (-1: none yet) `i32[...]` and times `f64[...]` at which these arrived to the next updates. tie: from
+    clients and attempts to lots `u32[...]`, the smaller first among arrivals at one time; None for order by client. An update of no length
+    arrives after the one it follows, whatever its lot.
     """
     block = min(BLOCK, num_clients)
     capacity = num + max(num_clients, num // 4) + 2 * block
@@ -66,29 +68,35 @@ def first_arrivals(
     attempt, start, finish = follow(everyone, jnp.full_like(everyone, -1), jnp.zeros(num_clients))
     first = _Queue(everyone, attempt, jnp.zeros_like(everyone), lots(everyone, attempt), start, finish)
     queue = _Queue(*(jnp.zeros(capacity, leaf.dtype).at[:num_clients].set(leaf) for leaf in first))
-    largest = jnp.iinfo("uint32").max
 
     def one_block(search: _Search) -> _Search:
-        read, write, latest, latest_tie, queue = search
+        read, write, latest, latest_place, queue = search
         own = _Queue(*(jax.lax.dynamic_slice(leaf, (read,), (block,)) for leaf in queue))
         attempt, start, finish = follow(own.client, own.attempt, own.finish)
-        following = _Queue(own.client, attempt, own.visit + 1, lots(own.client, attempt), start, finish)
-        joins = _is_first(following, latest, latest_tie) & (jnp.arange(block) < write - read)
+        lot = lots(own.client, attempt)
+        lot = jnp.where(finish == own.finish, jnp.maximum(lot, own.tie), lot)
+        following = _Queue(own.client, attempt, own.visit + 1, lot, start, finish)
+        joins = _is_first(following, latest, latest_place) & (jnp.arange(block) < write - read)
         packed = _packed(following, joins, block)
         queue = _Queue(*(jax.lax.dynamic_update_slice(leaf, x, (write,)) for leaf, x in zip(queue, packed, strict=True)))
-        return _Search(jnp.minimum(read + block, write), write + joins.sum(dtype="int32"), latest, latest_tie, queue)
+        return _Search(jnp.minimum(read + block, write), write + joins.sum(dtype="int32"), latest, latest_place, queue)
 
     def until_full(search: _Search) -> _Search:
         search = jax.lax.while_loop(lambda s: (s.read < s.write) & (s.write + block <= capacity), one_block, search)
         return _only_first(search, num)
 
-    start_of_search = _Search(jnp.int32(0), jnp.int32(num_clients), jnp.float64(jnp.inf), jnp.uint32(largest), queue)
+    start_of_search = _Search(jnp.int32(0), jnp.int32(num_clients), jnp.float64(jnp.inf), jnp.int64(LARGEST), queue)
     found = jax.lax.while_loop(lambda s: s.read < s.write, until_full, start_of_search)
     return _in_order(found, num_clients, num, block, by_client=tie is None)
 
 
-def _is_first(queue: _Queue, latest: Array, latest_tie: Array) -> Array:
-    return (queue.finish < latest) | ((queue.finish == latest) & (queue.tie <= latest_tie))
+def _place(queue: _Queue) -> Array:
+    """Order of arrivals at one time: by their lots; those of one client, if they share one, by their numbers. `i64[...]`."""
+    return (queue.tie.astype("int64") << 31) | queue.visit
+
+
+def _is_first(queue: _Queue, latest: Array, latest_place: Array) -> Array:
+    return (queue.finish < latest) | ((queue.finish == latest) & (_place(queue) <= latest_place))
 
 
 def _packed(queue: _Queue, keep: Array, size: int) -> _Queue:
@@ -106,11 +114,11 @@ def _only_first(search: _Search, num: int) -> _Search:
     infinity = jax.lax.bitcast_convert_type(jnp.float64(jnp.inf), "int64")
     latest = _least(lambda x: (bits <= x).sum(), jnp.int64(0), infinity, num)
     before, at = (bits < latest).sum(), bits == latest
-    largest = jnp.int64(jnp.iinfo("uint32").max)
-    tie = _least(lambda x: before + (at & (queue.tie <= x)).sum(), jnp.int64(0), largest, num).astype("uint32")
+    places = _place(queue)
+    place = _least(lambda x: before + (at & (places <= x)).sum(), jnp.int64(0), jnp.int64(LARGEST), num)
     time = jax.lax.bitcast_convert_type(latest, "float64")
-    keep = (index < write) & _is_first(queue, time, tie)
-    kept = _Search((keep & (index < read)).sum(dtype="int32"), keep.sum(dtype="int32"), time, tie, _packed(queue, keep, index.size))
+    keep = (index < write) & _is_first(queue, time, place)
+    kept = _Search((keep & (index < read)).sum(dtype="int32"), keep.sum(dtype="int32"), time, place, _packed(queue, keep, index.size))
     return jax.tree.map(lambda new, old: jnp.where(write > num, new, old), kept, search)
 
 
@@ -127,7 +135,7 @@ def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -
 
 
 def _in_order(search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool) -> Arrived:
-    # Only updates of no length, of one client at one time, can be more than were asked for.
+    # Only clients who draw one and the same lot at one time can be more than were asked for.
     size = num + spare
     queue = _Queue(*(leaf[:size] for leaf in search.queue))
     is_there = jnp.arange(size) < search.write
@@ -145,11 +153,11 @@ def _in_order(search: _Search, num_clients: int, num: int, spare: int, *, by_cli
     rank = jnp.zeros(size, "int32").at[order].set(jnp.arange(size, dtype="int32"))
     at_own = jnp.append(False, (client[1:] == client[:-1]) & (start[1:] == finish[:-1]))
     in_between = ~at_own & (start > 0)
-    # A model that is not taken at an arrival of one's own is taken after all arrivals until then.
+    # A model that is not taken at an arrival of one's own is taken after all arrivals until then, but for those after its own update.
     until = jax.lax.cond(
         in_between.any(), lambda: jnp.searchsorted(finish[order], start, side="right").astype("int32"), lambda: jnp.zeros(size, "int32")
     )
-    before = jnp.where(at_own, jnp.roll(rank, 1) + 1, jnp.where(in_between, until, 0))
+    before = jnp.where(at_own, jnp.roll(rank, 1) + 1, jnp.where(in_between, jnp.minimum(until, rank), 0))
     order = order[:num]
     return Arrived(finish[order], client[order], before[order], at_own[order])
 

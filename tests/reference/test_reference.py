@@ -350,9 +350,17 @@ def test_fedstaleweight_with_other_pulls(small: Callable, problem: Any, gradient
     restart, law = READINGS[name]
     system = fedjax_sim.SYSTEMS["fedstaleweight"]
     hyper = small(system, lr=LR, restart=restart, **STALE, **law)
-    server_step = fedstaleweight_loop.reweighted(fedstaleweight_loop.Weigher("eq8", num_clients=N), server_lr=0.7)
-    records = of_stale_clients(Clock(hyper), gradients, start, buffer_size=4, server_step=server_step)
+    clock = Clock(hyper)
+
+    def reference(**options: Any) -> list[Any]:
+        server_step = fedstaleweight_loop.reweighted(fedstaleweight_loop.Weigher("eq8", num_clients=N), server_lr=0.7)
+        return of_stale_clients(clock, gradients, start, buffer_size=4, server_step=server_step, **options)
+
+    records = reference()
     assert has_duplicates(records) == (restart != "after_interaction")
+    # That ties are there shows if they are broken the other way round.
+    turned = reference(tie=lambda client, number: -client)
+    assert ([each.clients for each in turned] != [each.clients for each in records]) == ("ties" in name)
     assert_same(simulate(system, problem, hyper), records, tolerance=1e-6)
 
 
