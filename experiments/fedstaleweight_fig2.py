@@ -166,10 +166,8 @@ def run(arguments: Arguments) -> Outcome:
             rows.append([panel.dataset, name, *(f"{x.mean():.2f} +- {x.std(ddof=1) if len(x) > 1 else float('nan'):.2f}" for x in values)])
     verdicts = both(judged, [panel.dataset for panel in asked])
     text = verdict_table(verdicts) + "\n\n" + table(["data", "method", "accuracy, %", "labels 0-3, %", "labels 4-9, %"], rows)
-    config = {
-        "panels": [{name: value for name, value in panel._asdict().items() if name != "network"} for panel in asked],
-        "smoke": arguments.smoke,
-    }
+    told = [{"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.num_seeds} for panel in asked]
+    config = {"panels": told, "smoke": arguments.smoke}
     return Outcome(curves, figures, verdicts, config, text)
 
 

@@ -1,4 +1,4 @@
-"""What a schedule tells without any learning: work, staleness, who is heard."""
+"""What a schedule tells without any learning: work, staleness, who is heard and how much it counts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,11 +8,13 @@ import numpy as np
 import xarray as xr
 from rich.table import Table
 
+from fedjax_sim import timelines as laws
 from fedjax_sim.comparison import Contender, timelines
+from fedjax_sim.fairness import entropy, influence, jain_index, time_to_first, update_share
+from fedjax_sim.fairness_plots import Clients, influence_figure
 from fedjax_sim.plots import Row, timeline_figure
 from fedjax_sim.results import Folder, environment
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Clients, client_rates
 from fedjax_sim.types import EMPTY, Hyper, Timeline
 
 COLUMNS = {
@@ -25,8 +27,10 @@ COLUMNS = {
     "fast_clients": "fast clients",
     "fast_reports": "fast reports",
     "fast_steps": "fast steps",
+    "fast_influence": "fast influence",
+    "jain_index": "Jain index",
 }
-SHARES = ("fast_clients", "fast_reports", "fast_steps")
+SHARES = ("fast_clients", "fast_reports", "fast_steps", "fast_influence")
 
 
 class Entry(NamedTuple):
@@ -40,7 +44,8 @@ class Entry(NamedTuple):
 
     def facts(self) -> dict[str, float | None]:
         """Means over seeds; the largest staleness is that of all."""
-        each = [_facts(timeline, None if self.is_fast is None else self.is_fast[i]) for i, timeline in enumerate(self.timelines)]
+        speeds = [None] * len(self.timelines) if self.is_fast is None else self.is_fast
+        each = [_facts(timeline, self.num_clients, own) for timeline, own in zip(self.timelines, speeds, strict=True)]
         means = {name: None if each[0][name] is None else float(np.mean([facts[name] for facts in each])) for name in each[0]}
         return means | {"staleness_max": max(facts["staleness_max"] for facts in each)}
 
@@ -61,6 +66,9 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
         Row(entry.label, entry.timelines[0], entry.num_clients, None if entry.is_fast is None else entry.is_fast[0]) for entry in entries
     ]
     folder.write_figure("timeline.png", timeline_figure(rows))
+    first = {entry.label: (entry.timelines[0], entry.num_clients) for entry in entries}
+    clients = {label: Clients(update_share(own, num), relative_influence(own, num)) for label, (own, num) in first.items()}
+    folder.write_figure("influence.png", influence_figure(clients))
     facts = {entry.label: entry.facts() for entry in entries}
     folder.finish({**config, **environment()}, {"lanes": sum(len(entry.seeds) for entry in entries), "failed_lanes": 0, "systems": facts})
 
@@ -68,7 +76,7 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
 def table(entries: Sequence[Entry]) -> Table:
     """The facts of all entries, to print."""
     made = Table(box=None, padding=(0, 1))
-    made.add_column("system")
+    made.add_column("system", min_width=max(len(entry.label) for entry in entries))
     for title in COLUMNS.values():
         made.add_column(title, justify="right")
     for entry in entries:
@@ -79,18 +87,25 @@ def table(entries: Sequence[Entry]) -> Table:
 
 
 def _speeds(hyper: Hyper, seeds: Sequence[int]) -> list[np.ndarray] | None:
-    if not isinstance(hyper, Clients) or hyper.trace is not None or hyper.client_table is not None:
+    if not isinstance(hyper, laws.Clients) or hyper.trace is not None or hyper.client_table is not None:
         return None
     with jax.enable_x64(True):
-        rates = [np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper)) for seed in seeds]
+        rates = [np.asarray(laws.client_rates(stream(jax.random.key(seed), "timeline"), hyper)) for seed in seeds]
     return [own > min(hyper.rate_fast, hyper.rate_slow) for own in rates]
 
 
-def _facts(timeline: Timeline, is_fast: np.ndarray | None) -> dict[str, Any]:
+def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
+    """Each client's share of all local steps received, times the weights that the schedule gives them: `f64[N]`."""
+    each = influence(timeline._replace(weight=np.asarray(timeline.weight) * timeline.steps), num_clients)
+    return each / max(each.sum(), np.finfo(float).tiny)
+
+
+def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> dict[str, Any]:
     present = np.asarray(timeline.clients) != EMPTY
     clients, steps = np.asarray(timeline.clients)[present], np.asarray(timeline.steps)[present]
     staleness = (np.arange(len(timeline.time))[:, None] - np.asarray(timeline.version))[present]
     num_ticks = len(timeline.time)
+    counts = relative_influence(timeline, num_clients)
     return {
         "virtual_time": float(timeline.time[-1]),
         "ticks": num_ticks,
@@ -103,6 +118,10 @@ def _facts(timeline: Timeline, is_fast: np.ndarray | None) -> dict[str, Any]:
         "fast_clients": None if is_fast is None else float(is_fast.mean()),
         "fast_reports": None if is_fast is None else float(is_fast[clients].mean()),
         "fast_steps": None if is_fast is None else float(steps[is_fast[clients]].sum() / max(steps.sum(), 1)),
+        "fast_influence": None if is_fast is None else float(counts[is_fast].sum()),
+        "jain_index": jain_index(counts),
+        "entropy": entropy(counts),
+        "largest_time_to_first": float(time_to_first(timeline, num_clients).max()),
     }
 
 
@@ -114,4 +133,6 @@ def _arrays(entry: Entry) -> xr.Dataset:
         fill = np.nan if leaves[0].dtype.kind == "f" else EMPTY
         full = [np.pad(x, ((0, longest - len(x)), *((0, 0) for _ in x.shape[1:])), constant_values=fill) for x in leaves]
         data[name] = (("seed", "tick", "slot")[: 1 + leaves[0].ndim], np.stack(full))
+    for name, measure in {"influence": relative_influence, "update_share": update_share, "time_to_first": time_to_first}.items():
+        data[name] = (("seed", "client"), np.stack([measure(timeline, entry.num_clients) for timeline in entry.timelines]))
     return xr.Dataset(data, {"seed": entry.seeds})

@@ -180,7 +180,7 @@ def test_timeline_needs_no_training(call, tmp_path):
     out = call("timeline", "favano", "fedbuff", *SMALL, *BUFFER, "--set", "server_wait=2,4", "--out", "when")
     assert "favano server_wait=4" in out
     folder = tmp_path / "when"
-    assert {path.name for path in folder.iterdir()} == {"results.nc", "summary.json", "config.json", "timeline.png"}
+    assert {path.name for path in folder.iterdir()} == {"results.nc", "summary.json", "config.json", "timeline.png", "influence.png"}
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["systems"]["favano server_wait=2"]["time_per_tick"], summary["systems"]["favano server_wait=4"]["ticks"]) == (5.0, 8)
     assert summary["systems"]["fedbuff"]["staleness_max"] >= summary["systems"]["fedbuff"]["staleness_mean"] > 0

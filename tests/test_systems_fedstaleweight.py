@@ -93,15 +93,11 @@ def test_the_runs_weights_are_those_of_equation_8(run: fedjax_sim.Run) -> None:
         assert np.ptp(timeline.weight, axis=1).max() > 0.5
 
 
-PREFIX_RULES = [{"average": each} for each in ("window", "cumulative", "exponential", "none")] + [{"weighting": "code_exact"}]
-
-
-@pytest.mark.parametrize("rule", PREFIX_RULES, ids=lambda rule: next(iter(rule.values())))
+@pytest.mark.parametrize("rule", [{"average": "window"}, {"average": "exponential"}], ids=lambda rule: rule["average"])
 def test_first_weights_do_not_depend_on_how_many_are_asked_for(run: fedjax_sim.Run, rule: dict[str, Any]) -> None:
     """Bit for bit, as a lane that is asked for more ticks than it needs must not differ."""
-    whole = reweighted(run.timelines[0], **rule).weight
-    for num in (37, 900):
-        np.testing.assert_array_equal(reweighted(Timeline(*(leaf[:num] for leaf in run.timelines[0])), **rule).weight, whole[:num])
+    long, short = (reweighted(Timeline(*(leaf[:num] for leaf in run.timelines[0])), **rule).weight for num in (1000, 37))
+    np.testing.assert_array_equal(short, long[:37])
 
 
 def test_staleness_of_fast_and_slow_clients(run: fedjax_sim.Run) -> None:

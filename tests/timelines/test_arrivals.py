@@ -1,17 +1,21 @@
-"""Buffered arrivals: server steps, shares and staleness worked out apart, fixed durations, and the readings of restarting."""
+"""Buffered arrivals: server steps, shares and staleness worked out apart, fixed durations, and the readings of restarting and pulling."""
 
-from collections.abc import Callable
-from typing import Any
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import ConfigError
+from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.schedule import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, arrivals, client_rates
+from fedjax_sim.timelines import Arrivals, ClientTable, arrivals, client_rates, client_speeds
+from fedjax_sim.timelines.laws import update_time
 
 
 def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
@@ -129,19 +133,17 @@ def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Call
     assert (schedule.version[0] <= np.arange(60)[:, None]).all()
 
 
-def test_unknown_arrivals_are_not_a_number_and_known_ones_are_right(draw: Callable) -> None:
-    """One client in forty is fast, and does most updates: its last drawn one ends what is known. A longer schedule agrees."""
+def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> None:
+    """One client in forty is two thousand times faster than the others, and does most updates. A longer schedule agrees."""
     hyper = Arrivals(num_clients=40, buffer_size=3, local_steps=2, restart="free", slow_fraction=39 / 40, rate_slow=1 / 4000)
     short, long = (draw(arrivals, hyper, num_ticks=num) for num in (100, 800))
-    known = np.isfinite(short.time[0])
-    assert 0 < known.sum() < 100
-    assert known[: known.sum()].all(), "what is known comes first"
-    assert np.isnan(short.time[0][~known]).all()
-    num = known.sum()
-    assert np.isfinite(long.time[0, :num]).all()
-    np.testing.assert_array_equal(short.time[0, :num], long.time[0, :num])
-    np.testing.assert_array_equal(short.clients[0, :num], long.clients[0, :num])
-    np.testing.assert_array_equal(short.version[0, :num], long.version[0, :num])
+    assert np.isfinite(long.time).all()
+    for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
+        np.testing.assert_array_equal(few, many[:, :100])
+    counts = np.bincount(long.clients.ravel(), minlength=40)
+    # 40 others' 1/8000 an update against one's 1/4: about a fiftieth of the arrivals is theirs.
+    assert counts.max() > 0.95 * 2400
+    assert 10 < 2400 - counts.max() < 100
 
 
 @pytest.mark.parametrize("restart", ["after_interaction", "own_finish", "free", "fresh"])
@@ -174,3 +176,299 @@ def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     assert abs(of_slow.mean() - 50) < 5 * error
     # Between two steps of the fast one lie at most two of the slow one, at the same times.
     assert staleness[rate[schedule.clients[0].ravel()] == 1].max() <= 2
+
+
+def test_three_clients_of_constant_times(draw: Callable) -> None:
+    """Worked out by hand: times 1.0, 1.3 and 3.1, and a buffer of two. Whoever fills the buffer takes the new model at once."""
+    speeds = ClientTable(1 / np.array([1.0, 1.3, 3.1]))
+    hyper = Arrivals(num_clients=3, buffer_size=2, local_steps=1, client_table=speeds, runtime_law="runtime_constant", restart="free")
+    schedule = draw(arrivals, hyper.replace(ties="client"), num_ticks=6)
+    np.testing.assert_allclose(schedule.time[0], [1.3, 2.6, 3.1, 4.0, 5.2, 6.2], rtol=1e-15)
+    np.testing.assert_array_equal(schedule.clients[0], [[0, 1], [0, 1], [0, 2], [1, 0], [0, 1], [0, 2]])
+    np.testing.assert_array_equal(schedule.version[0], [[0, 0], [0, 1], [1, 0], [2, 2], [4, 3], [4, 3]])
+    np.testing.assert_array_equal(schedule.holds[0], [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6]])
+
+
+MEAN_TIMES = np.array([1, 1, 2, 2, 4])
+SHARES = (1 / MEAN_TIMES) / (1 / MEAN_TIMES).sum()
+FIVE = Arrivals(
+    num_clients=5,
+    local_steps=1,
+    client_table=ClientTable(1 / MEAN_TIMES, [0.5, 0.5, 0.5, 0.5, 0.25]),
+    runtime_law="runtime_uniform",
+    ties="client",
+)
+"""Two clients of U(0.5, 1.5), two of U(1, 3) and one of U(3, 5)."""
+NUM_ARRIVALS, LANES = 6000, 8
+
+
+@pytest.fixture(scope="module")
+def five(draw: Callable) -> Callable[..., Timeline]:
+    """Schedules of one and the same updates, whatever the buffer."""
+    known: dict[tuple[str, int], Timeline] = {}
+
+    def get(size: int, restart: str = "free") -> Timeline:
+        if (restart, size) not in known:
+            hyper = FIVE.replace(buffer_size=size, restart=restart)
+            known[restart, size] = draw(arrivals, hyper, num_ticks=NUM_ARRIVALS // size, seeds=LANES)
+        return known[restart, size]
+
+    return get
+
+
+def flat_staleness(schedule: Timeline) -> np.ndarray:
+    """Of all arrivals in order: `i32[lanes, A]`."""
+    lanes, num_ticks, _ = schedule.version.shape
+    return (np.arange(num_ticks)[:, None] - schedule.version).reshape(lanes, -1)
+
+
+def client_means(schedule: Timeline) -> np.ndarray:
+    """Mean staleness of each client in each lane: `f64[lanes, N]`."""
+    clients = schedule.clients.reshape(len(schedule.clients), -1)
+    totals = [
+        np.bincount(i, tau, minlength=5) / np.bincount(i, minlength=5) for i, tau in zip(clients, flat_staleness(schedule), strict=True)
+    ]
+    return np.array(totals)
+
+
+SIZES = [1, 3, 8]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mean_staleness_tells_shares_of_arrivals(five: Callable, size: int) -> None:
+    """E[tau_i] = (sum_j r_j / r_i - 1) / b, and so 1 / (b E[tau_i] + 1) is the client's share: within 5 standard errors over lanes, and 2 %.
+
+    The largest buffer holds more updates than there are clients.
+    """
+    stale = size * client_means(five(size))
+    for i, expected in enumerate(1 / SHARES - 1):
+        error = stale[:, i].std(ddof=1) / np.sqrt(LANES)
+        assert 5 * error < 0.02 * expected
+        assert abs(stale[:, i].mean() - expected) < 5 * error
+    arrived = np.bincount(five(size).clients.ravel(), minlength=5) / (LANES * NUM_ARRIVALS)
+    np.testing.assert_allclose(arrived, SHARES, rtol=0.02)
+    np.testing.assert_allclose(1 / (stale.mean(axis=0) + 1), arrived, rtol=0.02)
+
+
+class Identity(NamedTuple):
+    """Just before each arrival of a client in one lane: its staleness so far, this one's included; the version; own aggregations so far."""
+
+    total: np.ndarray
+    version: np.ndarray
+    made: np.ndarray
+
+
+def identities(schedule: Timeline) -> list[Identity]:
+    size = schedule.clients.shape[-1]
+    found = []
+    for clients, staleness in zip(schedule.clients.reshape(LANES, -1), flat_staleness(schedule), strict=True):
+        for client in range(5):
+            mine = np.flatnonzero(clients == client)
+            fills = mine % size == size - 1
+            found.append(Identity(np.cumsum(staleness[mine]), mine // size, np.cumsum(fills) - fills))
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_staleness_adds_up_to_the_version_but_for_own_aggregations(five: Callable, size: int) -> None:
+    """At every single arrival, in whole numbers; no randomness is needed."""
+    for total, version, made in identities(five(size)):
+        np.testing.assert_array_equal(total, version - made)
+        assert made[-1] > 0
+
+
+def test_staleness_adds_up_to_the_version_if_models_are_taken_before_aggregations(five: Callable) -> None:
+    schedule = five(3, "before_aggregation")
+    np.testing.assert_array_equal(schedule.clients, five(3).clients)
+    for total, version, _ in identities(schedule):
+        np.testing.assert_array_equal(total, version)
+    np.testing.assert_array_equal(schedule.holds.reshape(LANES, -1), np.tile(np.arange(NUM_ARRIVALS) // 3, (LANES, 1)))
+
+
+def test_staleness_does_not_add_up_if_clients_wait_for_new_versions(five: Callable) -> None:
+    """A client that waits misses none of the versions that it would have seen pass: it seems less stale than its share tells."""
+    gaps = [(version - made - total)[-1] for total, version, made in identities(five(4, "new_version"))]
+    assert min(gaps) > 0
+
+
+def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
+    """b E[tau_i] p_i tends to 1 if clients take models before their own aggregations; else (b E[tau_i] + 1) p_i does."""
+    clients = five(3).clients.reshape(LANES, -1)
+    share = np.array([np.bincount(lane, minlength=5) for lane in clients]) / NUM_ARRIVALS
+    before, after = (3 * client_means(five(3, restart)) * share for restart in ("before_aggregation", "free"))
+    # What has come since a client's last arrival is missing: at most a few dozen arrivals of 6000.
+    np.testing.assert_allclose(before, 1, atol=0.01)
+    np.testing.assert_allclose(after.mean(axis=0) + share.mean(axis=0), 1, atol=0.01)
+    assert (after.mean(axis=0) < 0.95).all()
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_staleness_in_larger_buffers(five: Callable, size: int) -> None:
+    """Of each update it is M / b, rounded down or up, where M is what it is with a buffer of one: arrival times do not depend on b."""
+    single, buffered = five(1), five(size)
+    np.testing.assert_array_equal(single.clients.reshape(LANES, -1), buffered.clients.reshape(LANES, -1))
+    np.testing.assert_array_equal(single.time[:, size - 1 :: size], buffered.time)
+    passed, tau = flat_staleness(single), flat_staleness(buffered)
+    assert (passed // size <= tau).all()
+    assert (tau <= -(-passed // size)).all()
+    uneven = passed % size > 0
+    assert 0.1 < np.mean(tau[uneven] > passed[uneven] // size) < 0.9
+
+
+class Held(NamedTuple):
+    """A schedule as nested lists, one entry a tick."""
+
+    time: list[float]
+    clients: list[list[int]]
+    version: list[list[int]]
+    holds: list[list[int]]
+
+
+def one_at_a_time(taken: Sequence[Sequence[float]], *, size: int, num_ticks: int) -> Held:
+    """Clients that wait for a newer model than the one they worked from, one event after the other. taken: by client and update."""
+    base, sent = [0] * len(taken), [0] * len(taken)
+    events = [(times[0], client) for client, times in enumerate(taken)]
+    heapq.heapify(events)
+    found = Held([], [], [], [])
+    blocked: list[int] = []
+    buffer: list[tuple[int, int]] = []
+
+    def take(client: int, version: int, time: float) -> None:
+        base[client] = version
+        heapq.heappush(events, (time + taken[client][sent[client]], client))
+
+    while len(found.time) < num_ticks:
+        time, client = heapq.heappop(events)
+        buffer.append((client, base[client]))
+        sent[client] += 1
+        version = len(found.time) + (len(buffer) == size)
+        if base[client] == version:
+            blocked.append(client)
+        else:
+            take(client, version, time)
+        if len(buffer) == size:
+            for waiting in blocked:
+                take(waiting, version, time)
+            blocked.clear()
+            found.time.append(time)
+            found.clients.append([client for client, _ in buffer])
+            found.version.append([version for _, version in buffer])
+            found.holds.append([base[client] for client, _ in buffer])
+            buffer.clear()
+    return found
+
+
+@partial(jax.jit, static_argnames="num")
+def _times(key: jax.Array, hyper: Arrivals, num: int) -> jax.Array:
+    client, update = jnp.indices((hyper.num_clients, num))
+    return update_time(stream(key, "runtimes"), client, update, client_speeds(key, hyper), hyper)
+
+
+def times_of(hyper: Arrivals, seed: int, num: int) -> np.ndarray:
+    """The running times that a schedule draws: `f64[N, num]`."""
+    with jax.enable_x64(True):
+        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, float), hyper)
+        return np.asarray(_times(stream(jax.random.key(seed), "timeline"), hyper, num))
+
+
+WAITING = Arrivals(
+    num_clients=6,
+    local_steps=3,
+    time_of="update",
+    runtime_law="runtime_shifted_exp",
+    restart="new_version",
+    ties="client",
+    rate_fast=1.0,
+    rate_slow=1 / 8,
+    spread_fast=1.0,
+    spread_slow=1.0,
+)
+WAITING_KINDS: dict[str, dict[str, Any]] = {
+    "exponential": {},
+    "constant, with ties": {"spread_fast": 0.0, "spread_slow": 0.0},
+    "close times after long": {"spread_fast": 1e-9, "spread_slow": 1e-9, "rate_fast": 1 / 11_000, "rate_slow": 1 / 11_000},
+    "normal, some of no length": {"runtime_law": "runtime_normal", "spread_fast": 1.5, "spread_slow": 1.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [(size, kind) for size in (1, 2, 4, 6) for kind in ("exponential", "constant, with ties")]
+    + [(4, "close times after long"), (4, "normal, some of no length")],
+)
+def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None:
+    """Against one event after the other, to the last bit."""
+    hyper = WAITING.replace(buffer_size=size, **WAITING_KINDS[kind])
+    schedule = draw(arrivals, hyper, num_ticks=200, seeds=2)
+    for seed in range(2):
+        taken = times_of(hyper, seed, 402)
+        if "length" in kind:
+            assert 0.1 < (taken == 0).mean() < 0.5
+        expected = one_at_a_time(taken.tolist(), size=size, num_ticks=200)
+        for name, values in expected._asdict().items():
+            np.testing.assert_array_equal(getattr(schedule, name)[seed], values, err_msg=name)
+    if kind == "close times after long":
+        first = taken[:, 0]
+        assert len(set(first.tolist())) == 6 > len(set(first.astype("float32").tolist()))
+    if size == 6:
+        # Synchronous rounds: everyone once, from the current model, for as long as the slowest takes.
+        np.testing.assert_array_equal(np.sort(schedule.clients, axis=-1), np.broadcast_to(np.arange(6), (2, 200, 6)))
+        np.testing.assert_array_equal(flat_staleness(schedule), 0)
+        clock = 0.0
+        for t in range(200):
+            clock = (clock + taken[:, t]).max()
+            assert schedule.time[1, t] == clock
+    if kind == "exponential":
+        entries = max(np.bincount(row).max() for row in schedule.clients.reshape(-1, size))
+        assert entries == {1: 1, 2: 2, 4: 2, 6: 1}[size]
+
+
+def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> None:
+    """So that nobody waits: each update starts from the version that its client's last one made."""
+    schedule = draw(arrivals, WAITING.replace(buffer_size=1), num_ticks=200, seeds=2)
+    held = np.zeros(6, int)
+    for t, client in enumerate(schedule.clients[0, :, 0]):
+        assert schedule.version[0, t, 0] == held[client]
+        held[client] = t + 1
+    taken = np.cumsum(times_of(WAITING, 0, 402), axis=1)
+    np.testing.assert_allclose(schedule.time[0], np.sort(taken.ravel())[:200], rtol=1e-12)
+
+
+def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
+    """Under every reading client 0's times grow by the factor by which its rate falls; the others' are the same draws."""
+    hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25)
+    schedule, slowed = (draw(arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2) for throttle in (1.0, 1 / 8))
+    # Even its shortest time is longer than nearly all of the others'.
+    taken = times_of(hyper, 0, 200)
+    assert (taken[0] * 8 > taken[1:].max(axis=0)).all()
+    np.testing.assert_allclose(slowed.time[0], 8 * np.cumsum(taken[0]), rtol=1e-12)
+    assert (slowed.time[0] > schedule.time[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"restart": "new_version", "ties": "client", "buffer_size": 101}, "buffer_size is 101, but must be at most num_clients = 100"),
+        ({"restart": "new_version"}, """ties is 'random', but must be "client" under restart = "new_version\""""),
+        ({"restart": "free", "send_old_model": True}, 'send_old_model is True, but must be false under restart = "free"'),
+        (
+            {"drop_rate": 0.1},
+            'drop_rate is 0.1, but must be 0 under restart = "after_interaction", or restart one of free, before_aggregation',
+        ),
+        ({"off_time": 2.0, "restart": "fresh"}, 'off_time is 2.0, but must be 0 under restart = "fresh"'),
+        ({"off_time": -1.0, "restart": "free"}, "off_time is -1.0, but must be a finite number at least 0"),
+        ({"drop_rate": 1.0, "restart": "free"}, "drop_rate is 1.0, but must be a finite number at least 0 and at most 0.99"),
+        ({"on_time": 0.0, "restart": "free"}, "on_time is 0.0, but must be a finite number above 0"),
+        ({"restart": "never"}, "restart is 'never', but must be one of after_interaction, own_finish, free"),
+        ({"throttle": 0.0}, "throttle is 0.0, but must be a finite number above 0 and at most 1"),
+    ],
+)
+def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(Arrivals(**changes))
+    assert words in str(error.value)
+
+
+def test_a_buffer_may_be_larger_than_the_clients_if_nobody_waits() -> None:
+    check(Arrivals(num_clients=3, buffer_size=8, restart="free"))
+    check(Arrivals(num_clients=3, buffer_size=3, restart="new_version", ties="client"))

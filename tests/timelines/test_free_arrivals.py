@@ -45,12 +45,13 @@ def one_by_one(
     taken: Sequence,
     *,
     lots: Sequence | None = None,
+    waits: Sequence | None = None,
     lost: Sequence | None = None,
     phases: Sequence = (),
     on: Any = 1,
     off: Any = 0,
 ) -> list[One]:
-    """Work off events in order of time. taken, lots, lost: by client and attempt; lots are client numbers if left out."""
+    """Work off events in order of time. taken, lots (client numbers if left out), waits (before an attempt), lost: by client and attempt."""
     queue: list[Event] = []
     found: list[One] = []
     before, at_own = [0] * len(taken), [False] * len(taken)
@@ -69,8 +70,11 @@ def one_by_one(
 
     def go_on(client: int, attempt: int, time: Any, *, is_own: bool) -> None:
         at = place(client, time)
-        at_own[client] = is_own and at < on
-        if at < on:
+        wait = waits[client][attempt] if waits is not None else 0
+        at_own[client] = is_own and at < on and wait == 0
+        if wait > 0:
+            heapq.heappush(queue, Event(time + wait, BEGINS, client, client, attempt))
+        elif at < on:
             work(client, attempt, time, on - at)
         else:
             heapq.heappush(queue, Event(time + on + off - at, BEGINS, client, client, attempt))
@@ -94,11 +98,12 @@ PRUNED: list[int] = []
 
 
 @partial(jax.jit, static_argnames=("num", "block"))
-def _searched(taken: jax.Array, lots: jax.Array | None, *, num: int, block: int) -> Arrived:
-    """First arrivals of clients whose times and lots stand in tables, by a search in blocks of a given size."""
+def _searched(taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int, block: int) -> Arrived:
+    """First arrivals of clients whose times, waits and lots stand in tables, by a search in blocks of a given size."""
 
     def follow(client: jax.Array, attempt: jax.Array, time: jax.Array) -> Update:
-        return Update(attempt + 1, time, time + taken[client, attempt + 1])
+        start = time + waits[client, attempt + 1]
+        return Update(attempt + 1, start, start + taken[client, attempt + 1])
 
     def only_first(search: Any, num: int) -> Any:
         kept = original(search, num)
@@ -113,10 +118,11 @@ def _searched(taken: jax.Array, lots: jax.Array | None, *, num: int, block: int)
         return first_arrivals(follow, tie, num_clients=taken.shape[0], num=num)
 
 
-def search(taken: np.ndarray, lots: np.ndarray | None = None, *, num: int, block: int) -> Arrived:
+def search(taken: np.ndarray, lots: np.ndarray | None = None, *, waits: np.ndarray | None = None, num: int, block: int) -> Arrived:
     PRUNED.clear()
     with jax.enable_x64(True):
-        found = jax.tree.map(np.asarray, _searched(jnp.asarray(taken), None if lots is None else jnp.asarray(lots), num=num, block=block))
+        tables = (jnp.asarray(taken, float), jnp.zeros(taken.shape) if waits is None else jnp.asarray(waits, float))
+        found = jax.tree.map(np.asarray, _searched(*tables, None if lots is None else jnp.asarray(lots), num=num, block=block))
     jax.effects_barrier()
     return found
 
@@ -189,10 +195,34 @@ def test_lots_decide_ties_whatever_number_is_asked_for() -> None:
     by_round = np.argsort(lots, axis=0, kind="stable").T
     long = search(taken, lots, num=400, block=4)
     np.testing.assert_array_equal(long.client.reshape(-1, TEN), by_round[:40])
-    for num in (3, 17):
-        short = search(taken, lots, num=num, block=4)
-        for few, many in zip(short, long, strict=True):
-            np.testing.assert_array_equal(few, many[:num])
+    short = search(taken, lots, num=17, block=4)
+    for few, many in zip(short, long, strict=True):
+        np.testing.assert_array_equal(few, many[:17])
+
+
+@pytest.mark.parametrize("ties", ["client", "random"])
+def test_models_taken_between_arrivals(ties: str) -> None:
+    """After a wait a client takes what is current then, arrivals at that time included; times and waits are small whole numbers."""
+    random = np.random.default_rng(4)
+    taken, waits = random.integers(1, 4, size=(TEN, 401)), random.integers(3, size=(TEN, 401))
+    lots = lots_of(taken.shape) if ties == "random" else None
+    expected = one_by_one(400, taken.tolist(), lots=None if lots is None else lots.tolist(), waits=waits.tolist())
+    assert_same(search(taken, lots, waits=waits, num=400, block=4), expected)
+    assert 0.5 < np.mean([not one.at_own for one in expected]) < 0.8
+
+
+@pytest.mark.parametrize("ties", ["client", "random"])
+def test_no_model_is_taken_after_the_own_update_has_arrived(ties: str) -> None:
+    """Not even if the update takes no time and others arrive with it; and each of a client's models knows of its last arrival."""
+    random = np.random.default_rng(6)
+    taken, waits = random.integers(2, size=(TEN, 401)), random.integers(2, size=(TEN, 401))
+    found = search(taken, lots_of(taken.shape) if ties == "random" else None, waits=waits, num=400, block=4)
+    assert (np.diff(found.time) >= 0).all()
+    assert (found.before <= np.arange(400)).all()
+    for client in range(TEN):
+        mine = np.flatnonzero(found.client == client)
+        assert mine.size > 10
+        assert (found.before[mine[1:]] > mine[:-1]).all()
 
 
 def test_close_times_after_long_are_told_apart() -> None:
@@ -298,6 +328,7 @@ KINDS: dict[str, dict[str, float]] = {
     "lost": RANDOM | LOST,
     "breaks": RANDOM | BREAKS,
     "lost and breaks": {"spread_fast": 0.5, "spread_slow": 0.9} | LOST | BREAKS,
+    "throttled": {"spread_fast": 0.5, "spread_slow": 0.5, "throttle": 0.5},
     "close times after long": {"spread_fast": 1e-9, "spread_slow": 1e-9, "rate_fast": 1 / 11_000, "rate_slow": 1 / 11_000},
 }
 ATTEMPTS = 2200
@@ -325,6 +356,7 @@ def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) ->
     has_breaks = hyper.off_time > 0
     for seed, (taken, lots, loss, phases) in enumerate(drawn):
         lost = loss < hyper.drop_rate
+        taken = taken / np.where(np.arange(6) == 0, hyper.throttle, 1.0)[:, None]
         expected = one_by_one(
             NUM_TICKS * SIZE,
             taken.tolist(),
