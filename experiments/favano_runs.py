@@ -168,6 +168,7 @@ def runs(arguments: Arguments, study: Study, columns: Sequence[str], methods: Ma
                 time_budget=sizes.time_budget,
                 num_evals=NUM_EVALS,
                 progress=True,
+                **arguments.kept(f"{name} - {column}"),
             )
             curves[f"{name} | {column}"] = run.curves
     network = sizes.network(10)

@@ -26,7 +26,9 @@ def run(arguments: Arguments) -> Outcome:
     scaling: dict[str, Any] = {} if data.train_images.shape[-1] == 1 else {"mean": CIFAR10.mean, "std": CIFAR10.std}
     tasks = problems.classifications(models.SmallCNN(data.num_classes), data, shares, **scaling)
     hyper = fedavg.system.Hyper(num_clients=clients, num_selected=cohort, local_steps=EPOCH, batch_size=BATCH, lr=0.1)
-    curves = fedjax_sim.sweep(fedavg.system, tasks, hyper, seeds=seeds, num_ticks=rounds, num_evals=10, progress=True).curves
+    curves = fedjax_sim.sweep(
+        fedavg.system, tasks, hyper, seeds=seeds, num_ticks=rounds, num_evals=10, progress=True, **arguments.kept("fedavg")
+    ).curves
     accuracy = 100 * curves.accuracy.mean("seed").values
     seconds = curves.attrs["seconds_run"]
     rows = [[int(tick), f"{value:.1f}"] for tick, value in zip(curves.ticks.isel(seed=0).values, accuracy, strict=True)]

@@ -66,9 +66,9 @@ def panels(arguments: Arguments) -> list[Panel]:
     return [PANELS[name]._replace(dataset=arguments.dataset or name, num_seeds=arguments.seeds or PANELS[name].num_seeds) for name in asked]
 
 
-def train(panel: Panel, data_dir: str | None) -> dict[str, xr.Dataset]:
+def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
     """All methods on the same partitions, initial models, schedules and mini-batches."""
-    data = datasets.load(panel.dataset, data_dir=data_dir)
+    data = datasets.load(panel.dataset, data_dir=arguments.data_dir)
     shares = [
         label_groups(data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed)
         for seed in range(panel.num_seeds)
@@ -77,7 +77,14 @@ def train(panel: Panel, data_dir: str | None) -> dict[str, xr.Dataset]:
     curves = {}
     for name, settings in METHODS.items():
         run = fedjax_sim.sweep(
-            SYSTEM, tasks, SYSTEM.Hyper(**settings), seeds=panel.num_seeds, num_ticks=panel.num_ticks, num_evals=NUM_EVALS, progress=True
+            SYSTEM,
+            tasks,
+            SYSTEM.Hyper(**settings),
+            seeds=panel.num_seeds,
+            num_ticks=panel.num_ticks,
+            num_evals=NUM_EVALS,
+            progress=True,
+            **arguments.kept(f"panel {panel.claim} - {name}"),
         )
         curves[name] = with_groups(run.curves)
     return curves
@@ -155,7 +162,7 @@ def run(arguments: Arguments) -> Outcome:
     asked = panels(arguments)
     curves, figures, judged, rows = {}, {}, [], []
     for panel in asked:
-        own = train(panel, arguments.data_dir)
+        own = train(panel, arguments)
         judged.append(judge(panel, own, is_smoke=arguments.smoke))
         letter = "A" if panel.claim == 8 else "B"
         for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+CHECKPOINT_EVERY = 60.0
+"""Seconds, at least, between two checkpoints."""
+
+
 class Verdict(NamedTuple):
     """What an experiment says of one numbered claim of a paper."""
 
@@ -60,6 +64,14 @@ class Arguments(NamedTuple):
     results: str | None
     reduced: bool = False
     dataset: str | None = None
+    resume: bool = False
+    checkpoints: Path | None = None
+
+    def kept(self, name: str) -> dict[str, Any]:
+        """Options of a sweep that is to go on, under this name, where an unfinished run of the experiment ended."""
+        if self.checkpoints is None:
+            return {}
+        return {"checkpoint": self.checkpoints / name.replace("/", " of "), "checkpoint_every": CHECKPOINT_EVERY, "resume": self.resume}
 
 
 def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequence[str] | None = None) -> int:
@@ -72,8 +84,9 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
     parser.add_argument("--reduced", action="store_true", help="smaller, but on the same data: what a CPU can do of it")
     parser.add_argument("--dataset", help="data set in place of the experiment's own, such as an .npz file of it")
     parser.add_argument("--results", help="results folder of an experiment with the same runs, drawn again instead of run again")
+    parser.add_argument("--resume", action="store_true", help="go on with the unfinished run in the results folder, if there is one")
     given = parser.parse_args(argv)
-    arguments = Arguments(given.smoke, given.seeds, given.data_dir, given.out, given.results, given.reduced, given.dataset)
+    arguments = Arguments(given.smoke, given.seeds, given.data_dir, given.out, given.results, given.reduced, given.dataset, given.resume)
     fedjax_sim.keep_compiled()
     fedjax_sim.use_cores()
     try:
@@ -81,9 +94,13 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
             raise ConfigError("reduced together with smoke", True, "false: a run is of one size")
         if arguments.seeds is not None and arguments.seeds < 1:
             raise ConfigError("seeds", arguments.seeds, "at least 1")
-        folder = Folder(arguments.out, overwrite=(Path(arguments.out) / "claims.json").exists())
-        folder.open()
-        outcome = run(arguments)
+        finished = (Path(arguments.out) / "claims.json").exists()
+        identity = {"experiment": name, **{word: getattr(arguments, word) for word in ("smoke", "seeds", "data_dir", "reduced", "dataset")}}
+        folder = Folder(arguments.out, resume=arguments.resume, overwrite=finished and not arguments.resume)
+        if arguments.resume:
+            folder.check_resumable(identity)
+        folder.open(identity)
+        outcome = run(arguments._replace(checkpoints=folder.checkpoints))
         folder.write_json("claims.json", [verdict._asdict() for verdict in outcome.verdicts])
         save(folder, outcome.curves, {"experiment": name, "smoke": arguments.smoke, **outcome.config}, outcome.figures)
     except ConfigError as error:
