@@ -21,6 +21,7 @@ from experiments.sampling import FAR, draw, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim.fairness import fairness_report, influence
 from fedjax_sim.fairness_plots import Clients, influence_figure
+from fedjax_sim.incentives import throttled_influence
 from fedjax_sim.plots import COLORS, FACE, GREY, dress
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.staleness import staleness_weights
@@ -258,12 +259,12 @@ def _lines(
 def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
     """The table of throttling."""
     ways: dict[str, dict[str, Any]] = {"buffer mean": MEAN, "FedStaleWeight": {}, "reverse exponential": REVERSE}
-    alone = arrivals(sizes.lanes, 5 * sizes.ticks, [HYPER.replace(throttle=phi) for phi in THROTTLES])
-    found = {}
-    for name, settings in ways.items():
-        own = buffered(alone, **settings)
-        of_first = np.array([influence(lane(own, i), NUM)[0] for i in range(len(own.time))])
-        found[name] = of_first.reshape(len(THROTTLES), sizes.lanes).mean(axis=1).tolist()
+    found = {
+        name: throttled_influence(SYSTEM, HYPER.replace(**settings), THROTTLES, seeds=sizes.lanes, num_ticks=sizes.ticks)
+        .mean(axis=1)
+        .tolist()
+        for name, settings in ways.items()
+    }
     expected = [
         float(
             theory.expected_influence([phi * RATE[0], RATE[0], RATE[-1]], num_clients=[1, NUM_FAST - 1, NUM - NUM_FAST], buffer_size=5)[0]

@@ -10,7 +10,19 @@ import fedjax_sim
 ROOT = Path(fedjax_sim.__file__).parent
 MODULES = sorted(str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in ROOT.rglob("*.py"))
 
-FRONT = {"__init__", "__main__", "cli", "cli_arguments", "comparison", "defaults", "plots", "results", "schedule_report"}
+FRONT = {
+    "__init__",
+    "__main__",
+    "cli",
+    "cli_arguments",
+    "comparison",
+    "defaults",
+    "fairness_plots",
+    "incentives",
+    "plots",
+    "results",
+    "schedule_report",
+}
 """The package's face, its command line and its reports, which may import anything and which nothing else imports."""
 SYSTEMS = {name for name in MODULES if name.startswith("systems")}
 ENGINE = {"simulate", "sweep", "schedule", "layout", "checkpoint", "progress", "curves"}

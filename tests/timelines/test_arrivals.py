@@ -199,7 +199,7 @@ FIVE = Arrivals(
     ties="client",
 )
 """Two clients of U(0.5, 1.5), two of U(1, 3) and one of U(3, 5)."""
-NUM_ARRIVALS, LANES = 6000, 8
+NUM_ARRIVALS, LANES = 6000, 16
 
 
 @pytest.fixture(scope="module")
@@ -231,20 +231,20 @@ def client_means(schedule: Timeline) -> np.ndarray:
     return np.array(totals)
 
 
-SIZES = [1, 3, 8]
+SIZES = [1, 3]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_mean_staleness_tells_shares_of_arrivals(five: Callable, size: int) -> None:
-    """E[tau_i] = (sum_j r_j / r_i - 1) / b, and so 1 / (b E[tau_i] + 1) is the client's share: within 5 standard errors over lanes, and 2 %.
+    """E[tau_i] = (sum_j r_j / r_i - 1) / b, and so 1 / (b E[tau_i] + 1) is the client's share.
 
-    The largest buffer holds more updates than there are clients.
+    Within 4 standard errors over lanes, and 2 %.
     """
     stale = size * client_means(five(size))
     for i, expected in enumerate(1 / SHARES - 1):
         error = stale[:, i].std(ddof=1) / np.sqrt(LANES)
-        assert 5 * error < 0.02 * expected
-        assert abs(stale[:, i].mean() - expected) < 5 * error
+        assert 4 * error < 0.02 * expected
+        assert abs(stale[:, i].mean() - expected) < 4 * error
     arrived = np.bincount(five(size).clients.ravel(), minlength=5) / (LANES * NUM_ARRIVALS)
     np.testing.assert_allclose(arrived, SHARES, rtol=0.02)
     np.testing.assert_allclose(1 / (stale.mean(axis=0) + 1), arrived, rtol=0.02)
@@ -286,9 +286,13 @@ def test_staleness_adds_up_to_the_version_if_models_are_taken_before_aggregation
 
 
 def test_staleness_does_not_add_up_if_clients_wait_for_new_versions(five: Callable) -> None:
-    """A client that waits misses none of the versions that it would have seen pass: it seems less stale than its share tells."""
-    gaps = [(version - made - total)[-1] for total, version, made in identities(five(4, "new_version"))]
-    assert min(gaps) > 0
+    """The version that ends a wait counts for nobody. Only the slowest client hardly ever waits, as a buffer is filled while it works."""
+    gaps = [version - made - total for total, version, made in identities(five(4, "new_version"))]
+    assert all((np.diff(gap) >= 0).all() for gap in gaps)
+    missed = np.array([gap[-1] / len(gap) for gap in gaps]).reshape(LANES, 5).mean(axis=0)
+    assert (missed[:2] > 0.1).all()
+    assert (missed[:2].min() > missed[2:4]).all()
+    assert (missed[2:4].min() > missed[4:]).all()
 
 
 def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
@@ -302,17 +306,16 @@ def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
     assert (after.mean(axis=0) < 0.95).all()
 
 
-@pytest.mark.parametrize("size", [3, 8])
-def test_staleness_in_larger_buffers(five: Callable, size: int) -> None:
+def test_staleness_in_larger_buffers(five: Callable) -> None:
     """Of each update it is M / b, rounded down or up, where M is what it is with a buffer of one: arrival times do not depend on b."""
-    single, buffered = five(1), five(size)
+    single, buffered = five(1), five(3)
     np.testing.assert_array_equal(single.clients.reshape(LANES, -1), buffered.clients.reshape(LANES, -1))
-    np.testing.assert_array_equal(single.time[:, size - 1 :: size], buffered.time)
+    np.testing.assert_array_equal(single.time[:, 2::3], buffered.time)
     passed, tau = flat_staleness(single), flat_staleness(buffered)
-    assert (passed // size <= tau).all()
-    assert (tau <= -(-passed // size)).all()
-    uneven = passed % size > 0
-    assert 0.1 < np.mean(tau[uneven] > passed[uneven] // size) < 0.9
+    assert (passed // 3 <= tau).all()
+    assert (tau <= -(-passed // 3)).all()
+    uneven = passed % 3 > 0
+    assert 0.1 < np.mean(tau[uneven] > passed[uneven] // 3) < 0.9
 
 
 class Held(NamedTuple):
@@ -436,7 +439,7 @@ def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> N
 
 def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
     """Under every reading client 0's times grow by the factor by which its rate falls; the others' are the same draws."""
-    hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25)
+    hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25, spread_slow=0.25)
     schedule, slowed = (draw(arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2) for throttle in (1.0, 1 / 8))
     # Even its shortest time is longer than nearly all of the others'.
     taken = times_of(hyper, 0, 200)

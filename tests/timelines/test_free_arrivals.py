@@ -51,7 +51,10 @@ def one_by_one(
     on: Any = 1,
     off: Any = 0,
 ) -> list[One]:
-    """Work off events in order of time. taken, lots (client numbers if left out), waits (before an attempt), lost: by client and attempt."""
+    """Work off events in order of time.
+
+    taken, lots (client numbers if left out), waits (before an attempt), lost: by client and attempt. phases: by client.
+    """
     queue: list[Event] = []
     found: list[One] = []
     before, at_own = [0] * len(taken), [False] * len(taken)
@@ -305,7 +308,7 @@ def assert_is_schedule(schedule: Timeline, seed: int, expected: list[One], *, rt
     np.testing.assert_allclose(schedule.time[seed], [float(one.time) for one in expected[size - 1 :: size]], rtol=rtol)
 
 
-SIZE, NUM_TICKS, SEEDS = 4, 1500, 2
+SIZE, NUM_TICKS, SEEDS = 8, 750, 2
 LOSSY = Arrivals(
     num_clients=6,
     buffer_size=SIZE,
@@ -318,7 +321,9 @@ LOSSY = Arrivals(
     rate_fast=1.0,
     rate_slow=1 / 8,
 )
-"""Two of six clients are slow. A spread of 0 makes times constant, of 1 exponential; losses and breaks come without compiling anew."""
+"""Two of six clients are slow, and a buffer holds more updates than there are clients.
+
+A spread of 0 makes times constant, of 1 exponential; losses and breaks come without compiling anew."""
 RANDOM = {"spread_fast": 1.0, "spread_slow": 1.0}
 LOST = {"drop_rate": 0.3}
 BREAKS = {"on_time": 2.0, "off_time": 1.5}

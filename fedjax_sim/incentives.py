@@ -1,0 +1,32 @@
+"""What a client gets by working slower than it could: its utility, from schedules alone.
+
+A client's utility is its influence per server step (Ma, Tu, Chen, Reddi, arXiv 2406.02877, eqs. (4) and (9)). Telling the truth pays where
+influence grows with the reported rate up to the true one. For one given composition of a buffer that is so if and only if C r^2 <= A
+(`theory.fedstaleweight.is_truthful`); over the compositions of a run it may hold all the same, which is what is measured here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.fairness import influence
+from fedjax_sim.settings import check
+from fedjax_sim.simulate import draw_timelines, stack_lanes
+from fedjax_sim.types import System, Timeline
+
+
+def throttled_influence(system: System, hyper: Any, shares: Sequence[float], *, seeds: int, num_ticks: int) -> np.ndarray:
+    """Influence of client 0 if it works at shares of its own rate, all others at theirs: `f64[shares, seeds]`.
+
+    system: one with buffered arrivals, whose settings `hyper` have a `throttle`. Seeds are common to all shares.
+    """
+    hypers = [hyper.replace(throttle=share) for share in shares]
+    for each in hypers:
+        check(each)
+    keys = [jax.random.key(seed) for seed in range(seeds)] * len(shares)
+    lanes = stack_lanes(keys, [each for each in hypers for _ in range(seeds)], [None] * len(keys))
+    drawn = draw_timelines(system, lanes, num_ticks)
+    each = [influence(Timeline(*(leaf[i] for leaf in drawn)), hyper.num_clients)[0] for i in range(len(keys))]
+    return np.reshape(each, (len(shares), seeds))
