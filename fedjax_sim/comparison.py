@@ -69,7 +69,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     for name, each in values.items():
         if len({repr(value) for value in each}) < len(each):
             raise ConfigError(f"values of {name}", ",".join(texts[name]), "different from each other")
-    fixed = {name: value for name, value in defaults.settings.items() if name in known and known[name].metadata["accepts"](value)}
+    fixed = {name: value for name, value in defaults.settings.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
     contender = Contender(system, system.Hyper(**fixed), {name: each for name, each in values.items() if len(each) > 1})
     for _, hyper in contender.points():

@@ -71,6 +71,11 @@ def redefault(owner: type, name: str, default: Any) -> Any:
     return dataclasses.field(default=default, metadata=fields(owner)[name].metadata)
 
 
+def fixed(value: Any) -> Any:
+    """A field that is no setting in a struct that inherits it, because it can have one value only."""
+    return flax_struct.field(pytree_node=False, default=value)
+
+
 def _field(default: Any, is_traced: bool, accepts: Callable, allowed: str, parse: Callable) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse}
     return flax_struct.field(pytree_node=is_traced, default=default, metadata=metadata)

@@ -112,7 +112,7 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
 def _running_average(average: str, tau: Array, place: Array, first: Array, settings: StalenessWeights) -> Array:
     """A client's average just after each of its updates. tau: `f64[A]`, client by client. first: place of the client's first update."""
     if average == "exponential":
-        # e <- keep e + add, where the first update keeps nothing. Of 1, 2, 4, ... updates of the client at a time, whose sum is the same bits
+        # e <- keep e + add, where the first update keeps nothing. Of 1, 2, 4, ... of the client at a time, whose sum is the same bits
         # wherever the client stands and however many updates there are.
         keep = jnp.where(place == first, 0, settings.decay)
 

@@ -17,7 +17,7 @@ import jax
 from fedjax_sim.aggregation import base_model_variance, read_rows, store_of, write_row
 from fedjax_sim.buffered import StaleArrivals, stale_arrivals
 from fedjax_sim.local import LocalTraining, local_sgd
-from fedjax_sim.settings import ConfigError, real, redefault, static, struct
+from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 
@@ -28,7 +28,7 @@ DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")
 class Hyper(StaleArrivals, LocalTraining):
     """Settings of FedAsync: its clock's and discount's, its local training's and how it mixes."""
 
-    buffer_size: int = static(1, "1, as every model is mixed in when it arrives", lambda value: value == 1, int)
+    buffer_size: int = fixed(1)
     weighting: str = redefault(StaleArrivals, "weighting", "polynomial")
     normalised: bool = redefault(StaleArrivals, "normalised", False)
     lr: float = redefault(LocalTraining, "lr", 0.01)
@@ -41,6 +41,8 @@ class Hyper(StaleArrivals, LocalTraining):
 
     def check_together(self) -> None:
         super().check_together()
+        if self.buffer_size != 1:
+            raise ConfigError("buffer_size", self.buffer_size, "1, as every model is mixed in when it arrives")
         if self.normalised:
             raise ConfigError("normalised", True, "false, as the weight of a single update would be 1")
         if self.weighting not in DISCOUNTS:

@@ -72,6 +72,8 @@ def first_arrivals(
     def one_block(search: _Search) -> _Search:
         read, write, latest, latest_place, queue = search
         own = _Queue(*(jax.lax.dynamic_slice(leaf, (read,), (block,)) for leaf in queue))
+        # A branch sets them apart before the queue is written to, which would else be copied as a whole for every block.
+        own = jax.lax.cond(read >= 0, lambda own: own, lambda own: jax.tree.map(jnp.zeros_like, own), own)
         attempt, start, finish = follow(own.client, own.attempt, own.finish)
         lot = lots(own.client, attempt)
         lot = jnp.where(finish == own.finish, jnp.maximum(lot, own.tie), lot)

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
+from time import process_time
 from typing import Any, NamedTuple
 
 import jax
@@ -189,6 +190,17 @@ def test_many_clients_of_very_unlike_speeds(num: int, block: int) -> None:
     assert sum(dropped > 0 for dropped in PRUNED) >= (2 if num > 300 else 1), PRUNED
     counts = np.bincount([one.client for one in expected], minlength=300)
     assert (counts == 0).any() and counts.max() > (100 if num > 300 else 1)
+
+
+def test_few_clients_and_very_many_arrivals() -> None:
+    """Time is proportional to the arrivals: below a second, not the ten that copies of all of them for every block would take."""
+    num = 150_000
+    taken = np.random.default_rng(8).exponential(size=(4, num + 1))
+    found = search(taken, num=num, block=4)
+    np.testing.assert_array_equal(found.time, np.sort(np.cumsum(taken, axis=1).ravel())[:num])
+    began = process_time()
+    search(taken, num=num, block=4)
+    assert process_time() - began < 5
 
 
 def test_lots_decide_ties_whatever_number_is_asked_for() -> None:

@@ -156,9 +156,8 @@ def test_what_an_update_takes(time_of: str, shape: int) -> None:
     assert abs(np.corrcoef(drawn[0, :-1], drawn[0, 1:])[0, 1]) < 5 / np.sqrt(3000)
     # Whoever asks for an update, in whatever order and company, gets the same.
     order = np.random.default_rng(0).permutation(client.size)
-    again = update_times(
-        client.ravel()[order].reshape(client.shape), update.ravel()[order].reshape(client.shape), EXPONENTIAL.replace(time_of=time_of)
-    )
+    mixed = (x.ravel()[order].reshape(x.shape) for x in (client, update))
+    again = update_times(*mixed, EXPONENTIAL.replace(time_of=time_of))
     np.testing.assert_array_equal(again.ravel(), drawn.ravel()[order])
 
 
@@ -223,7 +222,7 @@ def test_tables_in_files(tmp_path: Path) -> None:
 def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "clients.csv"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="client_table is .*, but must be "):
+    with pytest.raises(ConfigError, match=r"client_table is .*, but must be "):
         read_client_table(path)
     with pytest.raises(ConfigError, match="the name of a readable CSV file"):
         read_client_table(tmp_path / "none.csv")
