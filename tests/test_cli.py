@@ -184,7 +184,11 @@ def test_timeline_needs_no_training(call, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["systems"]["favano server_wait=2"]["time_per_tick"], summary["systems"]["favano server_wait=4"]["ticks"]) == (5.0, 8)
     assert summary["systems"]["fedbuff"]["staleness_max"] >= summary["systems"]["fedbuff"]["staleness_mean"] > 0
-    assert set(groups(folder)["fedbuff"].dims) == {"seed", "tick", "slot"}
+    assert set(groups(folder)["fedbuff"].dims) == {"seed", "tick", "slot", "client"}
+    facts = summary["systems"]["favano server_wait=2"]
+    assert 1 / 5 < facts["jain_index"] <= 1
+    assert 0 < facts["fast_influence"] < 1
+    np.testing.assert_allclose(groups(folder)["fedbuff"].influence.sum("client"), 1)
 
 
 def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path):
