@@ -73,6 +73,13 @@ CASES = {
     "no evaluations": ([*RUN, "--evals", "0"], ["evals", "'0'", "at least 1"]),
     "layout unknown": ([*RUN, "--layout", "threads=2"], ["--layout", "'threads=2'", "lane_devices"]),
     "layout of more devices than there are": ([*RUN, "--layout", "lane_devices=4096"], ["lane_devices", "4096", "at most"]),
+    "unknown law": ([*RUN, "--set", "runtime_law=gamma"], ["runtime_law", "'gamma'", "runtime_lognormal"]),
+    "spread of a law without": ([*RUN, "--set", "spread_slow=0.5"], ["spread_slow", "0.5", "runtime_geom, which has no spread"]),
+    "all updates lost": ([*RUN, "--set", "restart=free", "--set", "drop_rate=1"], ["drop_rate", "1.0", "at most 0.99"]),
+    "losses where clients wait": ([*RUN, "--set", "drop_rate=0.1"], ["drop_rate", "0.1", "free, before_aggregation"]),
+    "table of clients missing": ([*RUN, "--set", "client_table=none.csv"], ["client_table", "none.csv", "CSV"]),
+    "table of clients without rates": ([*RUN, "--set", "client_table=column.csv"], ["client_table", "column.csv", "rate"]),
+    "table of too few clients": ([*RUN, "--set", "client_table=rates.csv"], ["client_table", "2 rows", "num_clients = 30"]),
     "trace missing": ([*RUN, "--trace", "none.csv"], ["trace", "none.csv", "CSV"]),
     "trace without a column": ([*RUN, "--trace", "column.csv"], ["trace", "column.csv", "finish"]),
     "trace of a client out of range": ([*RUN, "--trace", "client.csv", "--set", "buffer_size=1"], ["trace client", "30", "29"]),
@@ -145,6 +152,7 @@ def folder(tmp_path):
     np.savez(tmp_path / "short.npz", **{name: good[name] for name in list(good)[:3]})
     (tmp_path / "damaged.npz").write_bytes(b"PK nothing")
     (tmp_path / "column.csv").write_text("client,start\n0,1\n")
+    (tmp_path / "rates.csv").write_text("rate\n0.5\n0.25\n")
     (tmp_path / "client.csv").write_text("client,start,finish\n0,0,1\n30,0,2\n")
     (tmp_path / "good.csv").write_text("client,start,finish\n" + "0,0,1\n" * 9)
     (tmp_path / "backwards.csv").write_text("client,start,finish\n0,5,1\n")

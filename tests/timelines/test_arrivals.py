@@ -388,7 +388,8 @@ WAITING = Arrivals(
 )
 WAITING_KINDS: dict[str, dict[str, Any]] = {
     "exponential": {},
-    "constant, with ties": {"spread_fast": 0.0, "spread_slow": 0.0},
+    "constant, with ties": {"spread_fast": 0.0, "spread_slow": 0.0, "rate_slow": 1 / 2},
+    "constant, with other ties": {"spread_fast": 0.0, "spread_slow": 0.0, "rate_fast": 1 / 3, "rate_slow": 1 / 2},
     "close times after long": {"spread_fast": 1e-9, "spread_slow": 1e-9, "rate_fast": 1 / 11_000, "rate_slow": 1 / 11_000},
     "normal, some of no length": {"runtime_law": "runtime_normal", "spread_fast": 1.5, "spread_slow": 1.5},
 }
@@ -396,7 +397,7 @@ WAITING_KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("size", "kind"),
-    [(size, kind) for size in (1, 2, 4, 6) for kind in ("exponential", "constant, with ties")]
+    [(size, kind) for size in (1, 2, 4, 6) for kind in ("exponential", "constant, with ties", "constant, with other ties")]
     + [(4, "close times after long"), (4, "normal, some of no length")],
 )
 def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None:

@@ -154,6 +154,8 @@ def test_what_an_update_takes(time_of: str, shape: int) -> None:
         assert_moments(row, shape / rate, shape / rate**2)
     assert np.abs(np.corrcoef(drawn)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(3000)
     assert abs(np.corrcoef(drawn[0, :-1], drawn[0, 1:])[0, 1]) < 5 / np.sqrt(3000)
+    # No two of them share a draw.
+    assert np.unique(drawn * np.array([[1 / 2], [1 / 2], [1 / 16]])).size == drawn.size
     # Whoever asks for an update, in whatever order and company, gets the same.
     order = np.random.default_rng(0).permutation(client.size)
     mixed = (x.ravel()[order].reshape(x.shape) for x in (client, update))
