@@ -65,8 +65,9 @@ class Clients:
     `runtime_constant`; `runtime_uniform`, from 1 - spread to 1 + spread means; `runtime_normal`, with a standard deviation of spread
     times the mean, and no less than 0, which adds 0.4 % to the mean at a spread of 1/2 and 8 % at 1; `runtime_shifted_exp`, whose
     exponential part is the share `spread` of the mean; `runtime_lognormal`, whose logarithm has the standard deviation `spread`;
-    `runtime_pareto`, of tail index 1 / spread. `count_geom` draws the *number* of steps between two contacts as geometric whatever the time between them (the literal sentence
-    of FAVANO's App. C.2); where a running time is needed it stays geometric. A recorded trace replaces the law.
+    `runtime_pareto`, of tail index 1 / spread. `count_geom` draws the *number* of steps between two contacts as geometric whatever the
+    time between them (the literal sentence of FAVANO's App. C.2); where a running time is needed it stays geometric. A recorded trace
+    replaces the law.
     """
 
     num_clients: int = count(100)
