@@ -100,7 +100,11 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
         if arguments.resume:
             folder.check_resumable(identity)
         folder.open(identity)
-        outcome = run(arguments._replace(checkpoints=folder.checkpoints))
+        try:
+            outcome = run(arguments._replace(checkpoints=folder.checkpoints))
+        except ConfigError:
+            folder.withdraw()
+            raise
         folder.write_json("claims.json", [verdict._asdict() for verdict in outcome.verdicts])
         save(folder, outcome.curves, {"experiment": name, "smoke": arguments.smoke, **outcome.config}, outcome.figures)
     except ConfigError as error:

@@ -111,13 +111,13 @@ class Classification:
             is_there, rows = rows < num, jnp.minimum(rows, num - 1)
             logits, labels = self.model.apply(params, self._inputs(self.test_images[rows])), self.test_labels[rows]
             is_right = (jnp.argmax(logits, axis=-1) == labels) & is_there
-            by_class = (is_right[:, None] & (labels[:, None] == jnp.arange(self.classes))).sum(axis=0)
+            by_class = (is_right[:, None] & (labels[:, None] == jnp.arange(self.classes)[None])).sum(axis=0)
             return jnp.sum(is_right), jnp.sum(jnp.where(is_there, self._cross_entropy(logits, labels), 0)), by_class
 
         num_batches = -(-num // at_once)
         right, loss, by_class = jax.lax.map(sums, jnp.arange(num_batches * at_once).reshape(num_batches, at_once))
         metrics = {"accuracy": right.sum().astype("float32") / num, "loss": loss.sum() / num}
-        shares = by_class.sum(axis=0) / (self.test_labels[:, None] == jnp.arange(self.classes)).sum(axis=0)
+        shares = by_class.sum(axis=0) / (self.test_labels[:, None] == jnp.arange(self.classes)[None]).sum(axis=0)
         return metrics | {f"accuracy_{c}": shares[c] for c in range(self.classes)}
 
     def _inputs(self, images: Array) -> Array:

@@ -113,6 +113,13 @@ class Folder:
             _remove_empty(missing)
             raise
 
+    def withdraw(self) -> None:
+        """Remove what `open` made, if nothing has been written since: a run that was refused leaves no trace."""
+        if self.checkpoints.is_dir() and [path.name for path in self.checkpoints.iterdir()] == [self._identity.name]:
+            shutil.rmtree(self.checkpoints)
+            with contextlib.suppress(OSError):  # not empty
+                self.path.rmdir()
+
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file; numbers that are not finite become null."""
         self._put(name, lambda path: path.write_text(_to_json(content)))

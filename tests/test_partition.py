@@ -175,8 +175,38 @@ CALLS = {
     "classes": {"classes": 3},
     "dirichlet": {"alpha": 0.5},
     "shards": {"shards_per_client": 3},
+    "label_groups": {"slow_labels": 3, "held_out": 0.25},
     "natural": {"client_ids": np.repeat(np.arange(20), 30)},
 }
+
+
+def test_label_groups_are_those_of_fedstaleweight():
+    """Fashion-MNIST's sizes: ten clients with 600 of each of six labels, five with 1200 of each of four; a tenth is held out."""
+    labels = np.random.default_rng(0).permutation(labels_of([6000] * 10))
+    whole = partition.label_groups(labels, num_clients=15, seed=1)
+    assert_disjoint(whole, len(labels))
+    assert whole.counts.tolist() == [3600] * 10 + [4800] * 5
+    for i in range(15):
+        expected = [0] * 4 + [600] * 6 if i < 10 else [1200] * 4 + [0] * 6
+        assert np.bincount(labels[whole.index[i, : whole.counts[i]]], minlength=10).tolist() == expected
+    kept = partition.label_groups(labels, num_clients=15, held_out=0.1, seed=1)
+    assert kept.counts.tolist() == [3240] * 10 + [4320] * 5
+    assert all(set(few) < set(all_) for few, all_ in zip(members(kept), members(whole), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"slow_labels": 10}, "slow_labels is 10, but must be .* at most 9"),
+        ({"slow_labels": 0}, "slow_labels is 0"),
+        ({"slow_fraction": 0.95}, "clients in the last group, of slow_fraction is 10, but must be .* at most 9"),
+        ({"slow_fraction": -0.1}, "slow_fraction is -0.1"),
+        ({"held_out": 1.0}, "held_out is 1.0, but must be at least 0 and below 1"),
+    ],
+)
+def test_label_groups_refuses(options, words):
+    with pytest.raises(ConfigError, match=words):
+        partition.make("label_groups", labels_of([60] * 10), num_clients=10, seed=0, **options)
 
 
 @pytest.mark.parametrize("name", partition.PARTITIONS)
@@ -214,7 +244,7 @@ def test_registered_functions_share_a_signature_and_refuse_bad_common_values(nam
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("idd", {}, "partition is 'idd', but must be one of iid, classes, dirichlet, shards, natural"),
+        ("idd", {}, "partition is 'idd', but must be one of iid, classes, dirichlet, shards, label_groups, natural"),
         ("iid", {"alpha": 1.0}, "option of partition iid is 'alpha', but must be left out"),
         ("dirichlet", {"alhpa": 1.0}, "option of partition dirichlet is 'alhpa', but must be one of alpha, min_examples"),
         ("dirichlet", {}, "option alpha of partition dirichlet is None, but must be given"),

@@ -203,3 +203,14 @@ def test_times_are_in_64_bits(draw: Callable) -> None:
     assert schedule.time.dtype == np.float64
     np.testing.assert_allclose(np.diff(schedule.time[0]), 0.1, rtol=1e-6)
     assert jnp.asarray(schedule.time).dtype == jnp.float32, "the test itself must not run in 64 bits"
+
+
+@pytest.mark.parametrize("steps_in_a_window", [6, 10])
+def test_constant_times_that_fill_a_window_fit_into_it(draw: Callable, steps_in_a_window: int) -> None:
+    """Whatever the last bits of their sum: six and ten sevenths are among those that come out too long."""
+    rate = steps_in_a_window / 7
+    hyper = Contacts(num_clients=3, num_selected=1, local_steps=50, runtime_law="runtime_constant", rate_fast=rate, rate_slow=rate)
+    schedule, window = draw(contacts, hyper, num_ticks=12)
+    np.testing.assert_array_equal(schedule.steps, np.minimum(np.round(window / 7) * steps_in_a_window, 50))
+    strict, _ = draw(contacts, hyper.replace(strict_deadline=True), num_ticks=12)
+    np.testing.assert_array_equal(strict.steps, np.minimum(np.round(window / 7) * steps_in_a_window - 1, 50))
