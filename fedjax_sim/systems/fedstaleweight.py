@@ -6,6 +6,8 @@
 Algorithm 1: when the buffer holds b updates, tau_j = v - k_j joins the average of its client; alpha_j = (E[tau_j] b + 1) / n, divided by
 the buffer's sum; w_{v+1} = w_v + eta_g sum_j alpha_j Delta_j. The weights follow from the schedule alone and are part of the timeline.
 
+Deviation: Algorithm 1's own line has no b; it is then not the inverse of a client's share of arrivals (Eq. 7), so Eq. 8 is the default.
+
 Readings. The weight is Eq. 8's, which the proof uses too; `weighting` offers Algorithm 1's line ("alg1", without b), that of the public
 bench ("code", without + 1; "code_exact" with its window that drops the newest value) and the rules that it is compared with, "mean" being
 the buffered baseline. "Moving average" is the mean of a client's last five values, the present one included, as in the bench; at
