@@ -213,6 +213,22 @@ def test_prepared_set_is_read_without_raw_files_or_network(raw, tmp_path, monkey
     assert all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True))
 
 
+def test_a_set_that_another_process_prepares_meanwhile_is_taken_from_it(raw, tmp_path, monkeypatch):
+    folder, _ = raw
+    source = fetched.SOURCES["mnist"]
+
+    def read_late(*paths):
+        monkeypatch.setitem(fetched.SOURCES, "mnist", source)
+        others.append(datasets.load("mnist", data_dir=folder, cache_dir=tmp_path / "cache"))
+        return source.read(*paths)
+
+    others = []
+    monkeypatch.setitem(fetched.SOURCES, "mnist", source._replace(read=read_late))
+    got = datasets.load("mnist", data_dir=folder, cache_dir=tmp_path / "cache")
+    assert all(np.array_equal(a, b) for a, b in zip(got[:4], others[0][:4], strict=True))
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["mnist.npz", "tensorflow_datasets"]
+
+
 def test_cache_folder_from_the_environment(raw, tmp_path, monkeypatch):
     folder, _ = raw
     monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "elsewhere"))

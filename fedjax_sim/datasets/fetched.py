@@ -10,6 +10,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,8 @@ def _prepared(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.nda
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
     source = SOURCES[name]
-    builder = _builder_class(name, source, data_dir)(data_dir=cache / "tensorflow_datasets")
+    make_builder = partial(_builder_class(name, source, data_dir), data_dir=cache / "tensorflow_datasets")
+    builder = make_builder()
     config = tfds.download.DownloadConfig(manual_dir=data_dir, try_download_gcs=False, force_checksums_validation=source.own_shape is None)
     tfds.display_progress_bar(sys.stderr.isatty())
     try:
@@ -107,10 +109,13 @@ def _prepared(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.nda
         allowed = f"a folder with the original files of {name}: a checksum of those found is another one"
         raise ConfigError("data_dir", data_dir and str(data_dir), allowed) from None
     except (tfds.download.DownloadError, OSError) as error:
-        if data_dir is not None:
+        if builder.data_path.exists():
+            builder = make_builder()  # another process was faster
+        elif data_dir is not None:
             raise
-        allowed = f"a folder with {', '.join(source.raw_files)}, because {name} cannot be downloaded ({error})"
-        raise ConfigError("data_dir", None, allowed) from None
+        else:
+            allowed = f"a folder with {', '.join(source.raw_files)}, because {name} cannot be downloaded ({error})"
+            raise ConfigError("data_dir", None, allowed) from None
     arrays = {"class_names": np.asarray(builder.info.features["label"].names)}
     for split, examples in builder.as_data_source().items():
         arrays[f"{split}_images"] = np.empty((len(examples), *builder.info.features["image"].shape), np.uint8)
