@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 def setting_of(clients: Clients, start: npt.ArrayLike, rho: Real) -> Setting:
-    """Compute the constants of Gaussian clients, which meet the assumptions with equality. start: `f64[..., P]`, all clients' first model."""
+    """Compute the constants of Gaussian clients, which meet the assumptions with equality. start: `f64[..., P]`, everyone's first model."""
     curvatures = np.linalg.eigvalsh(clients.hessians)
     mode = target(clients).mean
     gradients = np.einsum("...cij,...cj->...ci", clients.hessians, mode[..., None, :] - clients.centers)
@@ -130,9 +130,7 @@ def gradient_noise_bound(setting: Setting) -> Real:
     return setting.dim * np.asarray(setting.gradient_variance)
 
 
-def selection_bound(
-    setting: Setting, participation: Participation, *, step_size: Real, local_steps: int, is_constant: bool = True
-) -> Real:
+def selection_bound(setting: Setting, participation: Participation, *, step_size: Real, local_steps: int, is_constant: bool = True) -> Real:
     """Bound the mean squared distance between the average over the selected clients and that over all (Lemma C.2).
 
     Scheme II needs equal weights.
@@ -163,9 +161,7 @@ def one_step_bound(
     return shrunk + 450 * square * _drift(setting, local_steps + 1) + selection
 
 
-def bound(
-    setting: Setting, num_steps: npt.ArrayLike, *, step_size: Real, local_steps: int, participation: Participation = FULL
-) -> Real:
+def bound(setting: Setting, num_steps: npt.ArrayLike, *, step_size: Real, local_steps: int, participation: Participation = FULL) -> Real:
     """Bound W2 after k steps of constant size (Theorems B.6 / 5.7, for any rho B.8 / 5.9, partial participation C.3 / 5.10).
 
     With partial participation the distance does not go to 0 with the step size: see `participation_floor`.

@@ -215,9 +215,8 @@ def _replicated(law: Gaussian, num_clients: int) -> Gaussian:
 
 def one_round(clients: Clients, *, step_size: Real, local_steps: int, rho: Real, participation: Participation = FULL) -> Round:
     """Work out what K local steps and a synchronisation do to the law of the model; costs log K products of matrices."""
-    n, dim = clients.shape
     powers, noise = _power_and_noise(_factors(clients, step_size), _step_noise(clients, step_size, rho), local_steps)
-    shifts = np.einsum("...cij,...cj->...ci", np.eye(dim) - powers, clients.centers)
+    shifts = np.einsum("...cij,...cj->...ci", np.eye(clients.shape[1]) - powers, clients.centers)
     excess = participation.excess(clients.weights)
     silent = Gaussian(np.zeros(noise.shape[:-1]), noise)
     return Round(powers, shifts, average(clients, silent, excess).covariance, clients.weights, excess)
@@ -251,13 +250,13 @@ def stationary(taken: Round) -> Gaussian:
     """Compute the law that rounds leave as it is."""
     transition, excess = taken.transition, taken.excess
     dim = transition.shape[-1]
-    mean = np.linalg.solve(np.eye(dim) - transition, taken.offset[..., None])[..., 0]
+    mean = _solved(np.eye(dim) - transition, taken.offset)
     means = np.einsum("...cij,...j->...ci", taken.powers, mean) + taken.shifts
     constant = taken.noise + excess * _spread(taken.weights, means, mean)
     carried = (1 - excess) * np.einsum("...ik,...jl->...ijkl", transition, transition)
     carried = carried + excess * np.einsum("...c,...cik,...cjl->...ijkl", taken.weights, taken.powers, taken.powers, optimize=True)
     system = np.eye(dim**2) - carried.reshape(*carried.shape[:-4], dim**2, dim**2)
-    covariance = np.linalg.solve(system, constant.reshape(*constant.shape[:-2], dim**2, 1))
+    covariance = _solved(system, constant.reshape(*constant.shape[:-2], dim**2))
     return Gaussian(mean, covariance.reshape(constant.shape))
 
 
@@ -330,6 +329,10 @@ def _column(x: npt.ArrayLike, axes: int) -> Numbers:
 
 def _turned(x: Numbers) -> Numbers:
     return np.swapaxes(x, -1, -2)
+
+
+def _solved(matrix: Numbers, vector: Numbers) -> Numbers:
+    return np.asarray(np.linalg.solve(matrix, vector[..., None])[..., 0], float)
 
 
 def _blocks_times(blocks: Numbers, x: Numbers) -> Numbers:
