@@ -6,7 +6,7 @@ Under full participation the laws are Gaussian. Under partial participation they
 
 Dimension letters: `N` clients, `P` parameters, `Q = N P`. Leading axes `...` of any argument are a batch and broadcast, so a sweep over
 step sizes, temperatures or problems is one call. Symbols: tau `temperature`, eta `step_size`, K `local_steps`, rho `rho`, S `num_selected`.
-`SCHEMES`: everyone; scheme I, S draws with replacement and probabilities p_c; scheme II, S different clients, all p_c equal.
+`SCHEMES`: everyone; scheme I, S draws with replacement and probabilities p_c; scheme II, S draws without, all p_c equal.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from fedjax_sim.gaussians import Gaussian
 Numbers = npt.NDArray[np.float64]
 Real = float | Numbers
 
-SCHEMES = ("full", "I", "II")
+SCHEMES = ("full", "with_replacement", "without_replacement")
 
 
 class Clients(NamedTuple):
@@ -54,13 +54,13 @@ class Participation(NamedTuple):
             raise ValueError(f"scheme is {self.scheme!r}, but must be one of {', '.join(SCHEMES)}.")
         if self.scheme == "full":
             return 0.0
-        most = num_clients if self.scheme == "II" else np.inf
+        most = num_clients if self.scheme == "without_replacement" else np.inf
         if self.num_selected is None or not 1 <= self.num_selected <= most:
             raise ValueError(f"num_selected is {self.num_selected}, but must be from 1 to {most}.")
-        if self.scheme == "I":
+        if self.scheme == "with_replacement":
             return 1 / self.num_selected
         if np.ptp(weights, axis=-1).max() > 1e-12:
-            raise ValueError("scheme is 'II', but must be 'full' or 'I' where weights are unequal.")
+            raise ValueError("scheme is 'without_replacement', but must be 'full' or 'with_replacement' where weights are unequal.")
         return (num_clients - self.num_selected) / (max(num_clients - 1, 1) * self.num_selected)
 
 
@@ -269,53 +269,6 @@ def _power_and_noise(factors: Numbers, noise: Numbers, num: int) -> tuple[Number
         factors, noise = factors @ factors, _congruence(factors, noise) + noise
         num //= 2
     return power, total
-
-
-# One Hessian for all ------------------------------------------------------------------------------------------------------------------
-
-
-def inflation(num_clients: int, rho: Real, participation: Participation = FULL) -> Real:
-    """Compute phi, by which partial participation multiplies the temperature of the averaged noise (equal or unequal weights)."""
-    excess = participation.excess(np.full(num_clients, 1 / num_clients))
-    return 1 + (1 - np.square(rho)) * (num_clients - 1) * excess
-
-
-def shared_hessian(clients: Clients, start: npt.ArrayLike, *, step_size: float, num_steps: int) -> Gaussian:
-    """Compute the law after k steps and full participation if all H_c are one H: that of SGLD, whatever K, rho and the b_c.
-
-    Covariance tau / H (I - eta H / 2)^-1 (I - A^2k); no gradient noise. One problem, no batch; start: `f64[P]`.
-    """
-    values, vectors = _spectrum(clients)
-    factor = 1 - step_size * values
-    mode = target(clients).mean
-    variances = clients.temperature / (values * (1 - step_size * values / 2)) * (1 - factor ** (2 * num_steps))
-    moved = vectors.T @ (np.asarray(start, float) - mode)
-    return Gaussian(mode + vectors @ (factor**num_steps * moved), (vectors * variances) @ vectors.T)
-
-
-def shared_hessian_stationary(
-    clients: Clients, *, step_size: float, local_steps: int, rho: float, participation: Participation = FULL
-) -> Gaussian:
-    """Compute the stationary law if all H_c are one H, without gradient noise; one problem, no batch.
-
-    V = A^K V A^K + (I - A^K) V_b (I - A^K) + phi 2 eta tau sum_{j < K} A^2j with V_b = C_S / S times the weighted covariance of the b_c.
-    """
-    values, vectors = _spectrum(clients)
-    factor = 1 - step_size * values
-    power, square = factor**local_steps, np.outer(factor**local_steps, factor**local_steps)
-    mode = target(clients).mean
-    spread = participation.excess(clients.weights) * _spread(clients.weights, clients.centers, mode)
-    turned = (1 - power)[:, None] * (vectors.T @ spread @ vectors) * (1 - power)[None, :] / (1 - square)
-    phi = inflation(clients.shape[0], rho, participation)
-    variances = phi * 2 * step_size * clients.temperature / (1 - factor**2)
-    return Gaussian(mode, vectors @ (turned + np.diag(variances)) @ vectors.T)
-
-
-def _spectrum(clients: Clients) -> tuple[Numbers, Numbers]:
-    """Eigenvalues and eigenvectors of the one Hessian."""
-    if not np.allclose(clients.hessians, clients.hessians[0], rtol=1e-12, atol=0):
-        raise ValueError("hessians are unequal, but must be one and the same.")
-    return np.linalg.eigh(clients.hessians[0])
 
 
 # Arrays -------------------------------------------------------------------------------------------------------------------------------

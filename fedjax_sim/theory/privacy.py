@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 ADVERSARIES = ("outsider", "server")
-SCHEMES = ("full", "I", "II")
+SCHEMES = ("full", "with_replacement", "without_replacement")
 
 
 class Setting(NamedTuple):
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
         """The probability with which a client is among the selected, as far as the adversary does not know it."""
         if self.scheme == "full" or self.adversary == "server":
             return 1.0
-        if self.scheme == "II":
+        if self.scheme == "without_replacement":
             return self.num_selected / self.num_clients
         return stats.binom.sf(0, self.num_selected, self._draw)
 
@@ -100,7 +100,9 @@ def guarantee(setting: Setting, *, num_examples: int | None = None) -> Guarantee
     epsilon_round = composed(epsilon_batch, s.local_steps, s.delta_round)
     delta_round = s.local_steps * s.batch_fraction * s.delta_step + s.delta_round
     epsilon_sampled = amplified(epsilon_round, s.inclusion)
-    delta_sampled = _delta_of_draws(s, epsilon_round) if s.scheme == "I" and s.adversary == "outsider" else s.inclusion * delta_round
+    delta_sampled = (
+        _delta_of_draws(s, epsilon_round) if s.scheme == "with_replacement" and s.adversary == "outsider" else s.inclusion * delta_round
+    )
     epsilon = composed(epsilon_sampled, s.num_rounds, s.delta_total)
     delta = s.num_rounds * delta_sampled + s.delta_total
     if num_examples is not None and delta > 1 / num_examples:
@@ -191,7 +193,7 @@ def _check(setting: Setting) -> None:
     for name, value, options in (("scheme", s.scheme, SCHEMES), ("adversary", s.adversary, ADVERSARIES)):
         if value not in options:
             raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(options)}.")
-    if s.scheme == "II" and not 1 <= s.num_selected <= s.num_clients:
+    if s.scheme == "without_replacement" and not 1 <= s.num_selected <= s.num_clients:
         raise ValueError(f"num_selected is {s.num_selected}, but must be from 1 to num_clients = {s.num_clients}.")
     if not 0 <= s.rho < 1:
         raise ValueError(f"rho is {s.rho}, but must be from 0 to less than 1: shared noise protects nothing.")
