@@ -168,7 +168,7 @@ def bound(setting: Setting, num_steps: npt.ArrayLike, *, step_size: Real, local_
     """
     _check_theorem(setting, step_size)
     m = setting.strong_convexity
-    decay = (1 - step_size * m / 4) ** np.asarray(num_steps) * start_bound(setting)
+    decay = np.exp(np.asarray(num_steps) * np.log1p(-step_size * m / 4)) * start_bound(setting)
     if participation.scheme == "full":
         return decay + bias_bound(setting, step_size=step_size, local_steps=local_steps)
     # Deviation: the appendix has (K - 1)^2 in the drift of partial participation; its proof gives the K^2 of the main text.
@@ -199,7 +199,7 @@ def squared_bound(setting: Setting, num_steps: npt.ArrayLike, squared_distance: 
     _check_theorem(setting, step_size)
     rate = step_size * setting.strong_convexity
     floor = 800 * np.square(setting.condition_number) * rate * setting.dim * setting.spread * _drift(setting, local_steps)
-    return (1 - rate / 2) ** np.asarray(num_steps) * squared_distance + floor
+    return np.exp(np.asarray(num_steps) * np.log1p(-rate / 2)) * squared_distance + floor
 
 
 def decreasing_step_size(setting: Setting, step: npt.ArrayLike) -> Real:

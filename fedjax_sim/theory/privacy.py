@@ -10,7 +10,8 @@ replacement; K local steps; the draw of clients; all rounds. Symbols: eta `step_
 
 Readings. That clients are drawn at random protects only from those who do not know who took part. The server does: `adversary` "server"
 leaves that step out, "outsider" (the paper's) keeps it. All local steps count as released, though only the last is: an upper bound.
-Scheme I is stated with draws of probability 1 / N, though clients are drawn with their weights; `draw_probability` takes the largest.
+Scheme I (with replacement) is stated with draws of probability 1 / N, though clients are drawn with their weights; give the largest
+as `draw_probability` for a guarantee to everyone.
 """
 
 import warnings
@@ -19,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from fedjax_sim.theory.langevin_oracle import SCHEMES
+
 ADVERSARIES = ("outsider", "server")
-SCHEMES = ("full", "with_replacement", "without_replacement")
 
 
 class Setting(NamedTuple):
@@ -100,9 +102,10 @@ def guarantee(setting: Setting, *, num_examples: int | None = None) -> Guarantee
     epsilon_round = composed(epsilon_batch, s.local_steps, s.delta_round)
     delta_round = s.local_steps * s.batch_fraction * s.delta_step + s.delta_round
     epsilon_sampled = amplified(epsilon_round, s.inclusion)
-    delta_sampled = (
-        _delta_of_draws(s, epsilon_round) if s.scheme == "with_replacement" and s.adversary == "outsider" else s.inclusion * delta_round
-    )
+    if s.scheme == "with_replacement" and s.adversary == "outsider":
+        delta_sampled = _delta_of_draws(s, epsilon_round)
+    else:
+        delta_sampled = s.inclusion * delta_round
     epsilon = composed(epsilon_sampled, s.num_rounds, s.delta_total)
     delta = s.num_rounds * delta_sampled + s.delta_total
     if num_examples is not None and delta > 1 / num_examples:
