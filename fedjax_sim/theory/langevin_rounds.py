@@ -91,19 +91,20 @@ def tuned_rounds(
     between: the least and the largest step size tried: 60 in equal ratios, then as many around the best, `refinements` times. Returns
     infinite rounds if no step size gets there.
     """
-    low, high = np.log(between)
+    least, most = np.log(between)
+    low, high = least, most
     best, chosen = np.inf, np.nan
     for _ in range(refinements + 1):
         grid = np.linspace(low, high, 60)
         how = {"step_size": np.exp(grid), "local_steps": local_steps, "rho": rho, "participation": participation}
-        least = _fewest(clients, start, accuracy, most_rounds, how)
-        if least is None:
+        found = _fewest(clients, start, accuracy, most_rounds, how)
+        if found is None:
             break
-        count, place = least
+        count, place = found
         if count < best:
             best, chosen = count, float(np.exp(grid[place]))
         gap = grid[1] - grid[0]
-        low, high = grid[place] - gap, grid[place] + gap
+        low, high = max(grid[place] - gap, least), min(grid[place] + gap, most)
     return best, chosen
 
 
