@@ -40,8 +40,8 @@ class GaussianClients:
         num, dim = centers.shape
 
         def matrices(x: Any) -> Array:
-            x = jnp.asarray(x, centers.dtype)
-            return jnp.broadcast_to(x[..., None, None] * jnp.eye(dim, dtype=centers.dtype) if x.ndim < 2 else x, (num, dim, dim))
+            x = np.asarray(x, float)
+            return jnp.asarray(np.broadcast_to(x[..., None, None] * np.eye(dim) if x.ndim < 2 else x, (num, dim, dim)), centers.dtype)
 
         counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
         return cls(matrices(hessians), centers, matrices(noise), counts, jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,)))
