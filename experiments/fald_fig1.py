@@ -78,7 +78,7 @@ def judge(sizes: Sizes, ran: dict[int, Chains], needed: dict[float, int], *, smo
     """Claim 12, on the exact laws and on the chains."""
     exact = {alpha: {k: int(np.ceil(steps / k)) for k in sizes.local_steps} for alpha, steps in needed.items()}
     found = {alpha: {k: first_within(own.distance[i], ACCURACY) for k, own in ran.items()} for i, alpha in enumerate(sizes.alphas)}
-    rounds = {"exact": exact, "chains": found}
+    rounds: dict[str, dict[float, dict[int, Any]]] = {"exact": exact, "chains": found}
     if smoke:
         return verdict(12, {"exact": exact}, None, "not judged: a smoke run is too short to reach the accuracy"), rounds
     gains = {kind: {alpha: own[100] / own[3000] for alpha, own in each.items()} for kind, each in rounds.items()}

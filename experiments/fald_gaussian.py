@@ -1,4 +1,4 @@
-"""FA-LD's Gaussian simulation (arXiv 2112.05120, Sec. 5.1): its problems, chains of it, and the exact laws beside them.
+"""FA-LD's Gaussian simulation (arXiv 2112.05120, Sec. 5.1) and smaller problems, chains of them, and the exact laws beside.
 
 50 clients of 1000 points each in the plane, start at 0, exact gradients, temperature 1, one draw of the data for all chains. What the
 paper prints as gamma is its square at these numbers of points, which it does not state. Distances are those of the normal law fitted to
@@ -40,6 +40,33 @@ def unequal_problem(alpha: float) -> GaussianClients:
     turns = np.stack([np.stack([np.cos(angles), -np.sin(angles)], -1), np.stack([np.sin(angles), np.cos(angles)], -1)], axis=1)
     covariances = scales[:, None, None] * turns @ COVARIANCE @ np.swapaxes(turns, 1, 2)
     return gaussian_simulation(DATA, alpha=alpha, covariance=covariances, dtype="float32")
+
+
+def line(curvatures: Any, centers: Any, counts: Any = 1) -> GaussianClients:
+    """Clients on a line, started at 0."""
+    centers = np.asarray(centers, "float32")[:, None]
+    return GaussianClients.of(np.broadcast_to(np.asarray(curvatures, "float32"), len(centers)), centers, counts=counts)
+
+
+def r1() -> GaussianClients:
+    """Two clients of curvatures 1 and 4 that want -1 and 1."""
+    return line([1.0, 4.0], [-1.0, 1.0])
+
+
+def r2(counts: Any = 1) -> GaussianClients:
+    """Five clients of curvature 2 that want -1 to 1."""
+    return line(2.0, np.linspace(-1, 1, 5), counts)
+
+
+def random_clients(seed: int) -> Clients:
+    """Two to five clients in the plane, of unequal weights and noisy gradients."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 6))
+    turns, _ = np.linalg.qr(random.normal(size=(n, 2, 2)))
+    values = np.exp(random.uniform(-1, 1.5, (n, 1, 2)))
+    noise = random.choice([0.0, 1.0]) * np.broadcast_to(np.eye(2), (n, 2, 2))
+    centers = random.normal(size=(n, 2)) * random.choice([0.1, 1.0, 5.0])
+    return Clients((turns * values) @ np.swapaxes(turns, 1, 2), centers, random.dirichlet(np.full(n, 3.0)), random.uniform(0.1, 2), noise)
 
 
 def clients_of(problem: GaussianClients, temperature: float = 1.0) -> Clients:

@@ -110,7 +110,8 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
     rises = all(bool((np.diff(floors["unequal"][k]) > 0).all()) for k in (10, 100))
     why = (
         f"unequal Hessians, K = 10: floor {floors['unequal'][10][0]:.1e} at alpha = 0 to {floors['unequal'][10][-1]:.1e} at 10; in the "
-        f"paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); chains up to {far:.1f} standard errors from exact laws"
+        f"paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); chains up to {far:.1f} standard errors from "
+        f"exact laws"
     )
     measured = {"floors": floors, "alphas": ALPHAS, "gamma": gammas, "largest deviation of chains": far}
     return verdict(6, measured, rises and flat < 1e-3 and far < FAR, why), floors
