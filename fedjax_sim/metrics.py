@@ -15,7 +15,7 @@ class Reliability(NamedTuple):
 
     confidence: Array  # f[B]  mean of the bin
     accuracy: Array  # f[B]  share of the bin that is right
-    count: Array  # i32[B]
+    examples: Array  # i32[B]
 
 
 def accuracy(probabilities: Array, labels: Array) -> Array:
@@ -46,8 +46,8 @@ def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Rel
 
 def expected_calibration_error(probabilities: Array, labels: Array, *, bins: int = BINS) -> Array:
     """Mean distance between confidence and accuracy of the bins, weighted by their counts."""
-    confidence, right, count = reliability(probabilities, labels, bins=bins)
-    return jnp.sum(count * jnp.abs(right - confidence)) / labels.shape[0]
+    confidence, right, examples = reliability(probabilities, labels, bins=bins)
+    return jnp.sum(examples * jnp.abs(right - confidence)) / labels.shape[0]
 
 
 def of_predictions(probabilities: Array, labels: Array) -> dict[str, Array]:
