@@ -13,6 +13,8 @@ import numpy as np
 from fedjax_sim.settings import ConfigError
 
 CONFIGURATION = "configuration.json"
+KINDS = ("metric", "model", "info")
+"""Of what the curves' file holds."""
 
 
 class Checkpoint:
@@ -43,8 +45,8 @@ class Checkpoint:
         except OSError as error:
             raise ConfigError("checkpoint", str(self._folder), f"a folder that can be written ({error.strerror})") from None
 
-    def load(self, states: Any) -> tuple[int, Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-        """The newest checkpoint: evaluations done, states (placed as the given ones are), metrics, infos; None if there is none."""
+    def load(self, states: Any) -> tuple[int, Any, dict[str, dict[str, np.ndarray]]] | None:
+        """The newest checkpoint: evaluations done, states (placed as the given ones are), curves by kind and name; None without one."""
         import orbax.checkpoint as ocp  # Slow to import, and only needed here.
 
         with ocp.CheckpointManager(self._folder / "steps") as manager:
@@ -54,18 +56,21 @@ class Checkpoint:
             shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), states)
             saved = manager.restore(done, args=ocp.args.Composite(states=ocp.args.StandardRestore(shape)))
         with np.load(self._folder / f"curves_{done}.npz") as file:
-            curves = {kind: {k.split(":", 1)[1]: file[k] for k in file.files if k.startswith(kind)} for kind in ("metric", "info")}
-        return done, saved.states, curves["metric"], curves["info"]
+            curves: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS}
+            for entry in file.files:
+                kind, name = entry.split(":", 1)
+                curves[kind][name] = file[entry]
+        return done, saved.states, curves
 
-    def save(self, done: int, states: Any, metrics: dict[str, np.ndarray], infos: dict[str, np.ndarray], *, is_last: bool) -> None:
+    def save(self, done: int, states: Any, curves: Mapping[str, Mapping[str, np.ndarray]], *, is_last: bool) -> None:
         """Write a checkpoint if the last one is old enough, or if this is the run's end."""
         if time.monotonic() - self._last < self._every and not is_last:
             return
         import orbax.checkpoint as ocp
 
-        curves = {f"metric:{k}": v for k, v in metrics.items()} | {f"info:{k}": v for k, v in infos.items()}
+        entries = {f"{kind}:{name}": values for kind, own in curves.items() for name, values in own.items()}
         # The curves first: a step without curves would be found, curves without a step are not.
-        np.savez(self._folder / f"curves_{done}.npz", allow_pickle=False, **curves)
+        np.savez(self._folder / f"curves_{done}.npz", allow_pickle=False, **entries)
         with ocp.CheckpointManager(self._folder / "steps", options=ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
             manager.save(done, args=ocp.args.Composite(states=ocp.args.StandardSave(states)))
             manager.wait_until_finished()

@@ -20,7 +20,7 @@ from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.partition import Partition
 from fedjax_sim.results import label
 from fedjax_sim.settings import ConfigError, check, fields, parse
-from fedjax_sim.simulate import request, stack_lanes
+from fedjax_sim.simulate import keys_of, request, stack_lanes
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
 from fedjax_sim.types import Hyper, Problem, System, Timeline
@@ -134,7 +134,7 @@ def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) ->
 
     Points of equal static parts are drawn together, as `sweep` does, which then finds the drawing program compiled.
     """
-    hypers = [hyper for _, hyper in contender.points()]
+    hypers = [contender.system.complete(hyper, None) for _, hyper in contender.points()]
     static_parts: list[Any] = [jax.tree.structure(hyper) for hyper in hypers]
     drawn: dict[int, list[Timeline]] = {}
     while len(drawn) < len(hypers):
@@ -147,7 +147,7 @@ def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) ->
 
 def _draw(system: System, hypers: list[Hyper], seeds: Sequence[int], time_budget: float) -> list[Timeline]:
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
-    lanes = stack_lanes([jax.random.key(seed) for seed, _ in pairs], [hyper for _, hyper in pairs], [None] * len(pairs))
+    lanes = stack_lanes(keys_of([seed for seed, _ in pairs]), [hyper for _, hyper in pairs], [None] * len(pairs))
     drawn, ticks = request(system, lanes, hypers, time_budget=time_budget)
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 

@@ -64,9 +64,9 @@ def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
     data["failed"] = per_lane([np.logical_not(part.curves.metrics["finite"].all(axis=1)) for part in parts])
     for name in parts[0].curves.infos:
         data[name] = per_lane([part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts])
-    staleness = [np.array([_staleness(timeline) for timeline in part.timelines]) for part in parts]
-    data["staleness_mean"] = per_lane([each[:, 0] for each in staleness])
-    data["staleness_max"] = per_lane([each[:, 1].astype(np.int64) for each in staleness])
+    staleness = [_staleness(part.schedule) for part in parts]
+    data["staleness_mean"] = per_lane([mean for mean, _ in staleness])
+    data["staleness_max"] = per_lane([largest for _, largest in staleness])
     coords: dict[str, Any] = {name: per_eval([getattr(part.schedule, name) for part in parts]) for name in FACTS[:3]}
     for k, name in enumerate(FACTS[3:]):
         bits = [np.array([both[k] for both in part.bits], np.int64)[:, None] for part in parts]
@@ -79,7 +79,9 @@ def _label(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", str(value))
 
 
-def _staleness(timeline: Timeline) -> tuple[float, int]:
-    """Mean and largest staleness, in server versions, of the work received."""
-    staleness = (np.arange(len(timeline.time))[:, None] - np.asarray(timeline.version))[np.asarray(timeline.clients) != EMPTY]
-    return float(staleness.mean()), int(staleness.max())
+def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and largest staleness, in server versions, of the work that each lane received: `f64[L]`, `i64[L]`."""
+    _, clients, _, version, *_ = schedule.events
+    staleness = np.where(clients != EMPTY, schedule.events.tick[..., None] - version, 0)
+    lanes = (1, 2, 3)
+    return staleness.sum(axis=lanes, dtype=np.int64) / schedule.messages[:, -1], staleness.max(axis=lanes).astype(np.int64)

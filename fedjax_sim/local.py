@@ -1,7 +1,7 @@
 """Local work: masked optimizer steps of the clients in the slots of a tick, each from a model of its own."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,9 @@ class LocalTraining:
     lr_scale: float = real(1.0, above=0)
     """Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL."""
     batch_size: int = count(128)
-    sampling: str = choice("shuffled_epochs", ("shuffled_epochs", "reshuffled", "with_replacement"))
-    """Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or
-    independent draws."""
+    sampling: str = choice("shuffled_epochs", ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"))
+    """Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or a
+    subset drawn anew for each step; or independent draws."""
     optimizer: Callable[..., optax.GradientTransformation] = static(
         optax.sgd,
         "the name of an optax optimizer, or a function from a learning rate to a gradient transformation",
@@ -56,6 +56,49 @@ def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -
     return shuffled_index(bits, place, count, epoch)
 
 
+def fresh_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
+    """Positions of a mini-batch drawn without replacement, anew for each step: `i32[B]`, below `count`.
+
+    bits: `u32[rounds, 2]`, the client's own. step: `i32[]`, number of the step. A batch larger than the client's examples goes round its
+    permutation again.
+    """
+    return shuffled_index(bits, jnp.arange(batch_size) % count, count, step)
+
+
+class Training(NamedTuple):
+    """One client's local training, bound to its data and streams."""
+
+    gradient: Callable[[Array, Params], Params]
+    """From the number of the local step and the model."""
+    optimizer: optax.GradientTransformation
+    """Its state starts anew."""
+
+
+def local_steps(plan: Plan, start: Params, event: Event, train: Callable[[Params, Array, Array], Training]) -> tuple[Params, Work]:
+    """Run every slot's local steps, `event.steps` of them, from its own start.
+
+    start: leaves `[S, ...]`. train: from a slot's start, client `i32[]` and offset `i32[]` to its training. Returns the models reached,
+    leaves `[S, ...]`, and the gradient evaluations spent.
+    """
+
+    def slot(trips: Array, start: Params, client: Array, steps: Array, offset: Array) -> Params:
+        gradient, optimizer = train(start, client, offset)
+
+        def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+            model, state = carry
+            update, state = optimizer.update(gradient(q, model), state, model)
+            after = optax.apply_updates(model, update)
+            # Nothing reads the optimizer's state after a masked step: only such follow.
+            return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, model), state
+
+        return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
+
+    # An empty slot has no steps; its client index only has to be a valid one.
+    clients = jnp.maximum(event.clients, 0)
+    end, executed = map_slots(slot, plan, event.steps, start, clients, event.steps, event.offset)
+    return end, Work(executed, event.steps.sum())
+
+
 def local_sgd(
     problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params, event: Event, *, proximal: Array | float | None = None
 ) -> tuple[Params, Work]:
@@ -65,33 +108,28 @@ def local_sgd(
     noise depend on key, client and its own count of steps (`event.offset`), not on when or with whom it is received. Returns the models
     reached, leaves `[S, ...]`, and the gradient evaluations spent.
     """
-    optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
 
-    def slot(trips: Array, start: Params, client: Array, steps: Array, offset: Array) -> Params:
+    def train(start: Params, client: Array, offset: Array) -> Training:
         own = jax.random.fold_in(stream(key, "local"), client)
         batches, noises = stream(own, "batches"), stream(own, "noise")
         bits = shuffle_bits(batches)
         count = problem.counts[client]
 
-        def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-            model, state = carry
+        def gradient(q: Array, model: Params) -> Params:
             if hyper.sampling == "with_replacement":
                 examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
+            elif hyper.sampling == "without_replacement":
+                examples = fresh_examples(bits, offset + q, count, hyper.batch_size)
             elif hyper.sampling == "reshuffled":
                 places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
                 examples = shuffled_index(bits, places, count, offset)
             else:
                 examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
-            gradient = jax.grad(problem.loss)(model, client, examples, jax.random.fold_in(noises, offset + q))
+            slope = jax.grad(problem.loss)(model, client, examples, jax.random.fold_in(noises, offset + q))
             if proximal is not None:
-                gradient = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), gradient, model, start)
-            update, state_after = optimizer.update(gradient, state, model)
-            after = (optax.apply_updates(model, update), state_after)
-            return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, carry)
+                slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
+            return slope
 
-        return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
+        return Training(gradient, hyper.optimizer(hyper.lr * hyper.lr_scale))
 
-    # An empty slot has no steps; its client index only has to be a valid one.
-    clients = jnp.maximum(event.clients, 0)
-    end, executed = map_slots(slot, plan, event.steps, start, clients, event.steps, event.offset)
-    return end, Work(executed, event.steps.sum())
+    return local_steps(plan, start, event, train)

@@ -92,63 +92,89 @@ def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_eva
     timelines: leaves `[L, T, ...]`. ticks: `i64[L]`, those that belong to each lane. num_evals: at most so many evaluations, of equally
     many ticks each. keep_held: whether models that clients hold stay in the store for `Algorithm.report`, besides those they work from.
     """
-    longest = int(ticks.max())
+    num_lanes, longest = len(ticks), int(ticks.max())
     per_eval = -(-longest // min(num_evals, longest))
     num_evals = -(-longest // per_eval)
     ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
-    num_held = num_clients if keep_held else 0
-    lanes = [_one_lane(Timeline(*(leaf[i] for leaf in timelines)), ends[i], num_held) for i in range(len(ticks))]
-    # Sharing one compiled program between sweeps is worth a few unused rows.
-    rows = -(-max(lane.rows for lane in lanes) // 8) * 8
     total = num_evals * per_eval
-    shape = (num_evals, per_eval)
-    events = [_padded(lane.event, total, scratch=rows - 1, shape=shape) for lane in lanes]
-    holders = [np.pad(lane.holders, ((0, 0), (0, rows - lane.holders.shape[1]))) for lane in lanes]
+    is_own = np.arange(total) < ticks[:, None]
 
-    def so_far(per_tick: list[np.ndarray]) -> np.ndarray:
-        totals = [np.concatenate([[0], np.cumsum(x, dtype=np.int64)]) for x in per_tick]
-        return np.stack([total[end] for total, end in zip(totals, ends, strict=True)])
+    def cut(leaf: np.ndarray, fill: int, dtype: type) -> np.ndarray:
+        """`[L, T, S]` with the ticks that belong to each lane, and `fill` after them up to the end of the last evaluation."""
+        result: np.ndarray = np.full((num_lanes, total, leaf.shape[2]), fill, dtype)
+        known = min(total, leaf.shape[1])
+        np.copyto(result[:, :known], leaf[:, :known], where=is_own[:, :known, None], casting="unsafe")
+        return result
 
-    present = [lane.event.clients != EMPTY for lane in lanes]
-    whole = Event(*(np.stack(leaves) for leaves in zip(*events, strict=True)))
-    if whole.steps.shape[-1] * whole.steps.max(axis=-1).sum(axis=-1, dtype=np.int64).max() >= 2**31:
-        raise ConfigError("num_evals", num_evals, "larger: between two evaluations a lane counts fewer than 2^31 local steps")
-    return Schedule(
-        events=whole,
-        holders=np.stack(holders),
-        rows=rows,
-        time=np.stack([np.concatenate([[0.0], time])[end] for time, end in zip(timelines.time, ends, strict=True)]),
-        ticks=ends,
-        local_steps=so_far([lane.event.steps.sum(axis=1) for lane in lanes]),
-        messages=so_far([mask.sum(axis=1) for mask in present]),
-    )
-
-
-class _Lane(NamedTuple):
-    event: Event  # leaves [T, ...], with rows of the store before padding
-    holders: np.ndarray  # i32[V + 1, rows]
-    rows: int  # rows used, and a scratch row
-
-
-def _one_lane(timeline: Timeline, ends: np.ndarray, num_held: int) -> _Lane:
-    num_ticks = int(ends[-1])
-    _, clients, steps, version, weight, holds = (leaf[:num_ticks] for leaf in timeline)
+    clients, version = cut(timelines.clients, EMPTY, np.int32), cut(timelines.version, 0, np.int32)
     present = clients != EMPTY
-    held = _held_versions(clients, holds, present, ends, num_held) if num_held else np.zeros((len(ends), 0), np.int32)
-    row, rows = store_rows(version, present, held, ends)
-    scratch = rows - 1
-    event = Event(
-        tick=np.arange(num_ticks, dtype=np.int32),
-        clients=clients.astype(np.int32),
-        steps=np.where(present, steps, 0).astype(np.int32),
-        version=version.astype(np.int32),
-        weight=np.where(present, weight, 0).astype(np.float32),
-        offset=steps_before(clients, np.where(present, steps, 0)),
-        read=np.where(present, row[version], scratch).astype(np.int32),
-        write=row[1:].astype(np.int32),
+    steps = np.where(present, cut(timelines.steps, 0, np.int32), 0)
+    store = _stores(version, clients, present, timelines.holds, ends, num_clients if keep_held else 0)
+    scratch = store.scratch[:, None, None]
+    read = np.where(present, np.take_along_axis(store.row, version.reshape(num_lanes, -1), axis=1).reshape(version.shape), scratch)
+    events = Event(
+        tick=np.broadcast_to(np.arange(total, dtype=np.int32), (num_lanes, total)),
+        clients=clients,
+        steps=steps,
+        version=version,
+        weight=np.where(present, cut(timelines.weight, 0, np.float64), 0),
+        offset=_steps_before(clients, steps, num_clients) * is_own[..., None],
+        # Ticks that pad a lane use the last row, which is scratch for all.
+        read=np.where(is_own[..., None], read, store.rows - 1).astype(np.int32),
+        write=np.where(is_own, store.row[:, 1:], store.rows - 1).astype(np.int32),
     )
-    holders = np.stack([np.bincount(row[versions], minlength=rows) for versions in held]).astype(np.int32)
-    return _Lane(event, holders, rows)
+    events = Event(*(leaf.reshape(num_lanes, num_evals, per_eval, *leaf.shape[2:]) for leaf in events))
+    if steps.shape[-1] * events.steps.max(axis=-1).sum(axis=-1, dtype=np.int64).max() >= 2**31:
+        raise ConfigError("num_evals", num_evals, "larger: between two evaluations a lane counts fewer than 2^31 local steps")
+
+    def so_far(per_tick: np.ndarray) -> np.ndarray:
+        totals = np.concatenate([np.zeros((num_lanes, 1), np.int64), np.cumsum(per_tick, axis=1, dtype=np.int64)], axis=1)
+        return np.take_along_axis(totals, ends, axis=1)
+
+    times = np.concatenate([np.zeros((num_lanes, 1)), timelines.time], axis=1)
+    return Schedule(
+        events=events,
+        holders=store.holders,
+        rows=store.rows,
+        time=np.take_along_axis(times, ends, axis=1),
+        ticks=ends,
+        local_steps=so_far(steps.sum(axis=2)),
+        messages=so_far(present.sum(axis=2)),
+    )
+
+
+class _Stores(NamedTuple):
+    """Where each lane keeps its old server models."""
+
+    row: np.ndarray  # i32[L, T + 1]  of every version
+    scratch: np.ndarray  # i32[L]  each lane's own row for versions that nobody reads
+    rows: int  # of the store, common to all lanes
+    holders: np.ndarray  # i32[L, V + 1, R]
+
+
+def _stores(version: np.ndarray, clients: np.ndarray, present: np.ndarray, holds: np.ndarray, ends: np.ndarray, num_held: int) -> _Stores:
+    """Lay out the stores. version, clients, present: `[L, T, S]`; ends: `i64[L, V + 1]`; num_held: clients, if what they hold is kept."""
+    num_lanes, total, _ = version.shape
+    row, scratch = np.zeros((num_lanes, total + 1), np.int32), np.ones(num_lanes, np.int32)
+    held = [np.zeros((ends.shape[1], 0), np.int32)] * num_lanes
+    is_newest = (version == np.arange(total)[:, None]) | ~present
+    has_any = present.any(axis=2) | (np.arange(total) >= ends[:, -1:])
+    if num_held == 0 and is_newest.all() and has_any.all():
+        # Every version is read by the next tick alone: one row is enough, and the last version is not read.
+        row[np.arange(num_lanes), ends[:, -1]] = 1
+    else:
+        for i, end in enumerate(ends[:, -1]):
+            own = present[i, :end]
+            if num_held:
+                held[i] = _held_versions(clients[i, :end], holds[i, :end], own, ends[i], num_held)
+            row[i, : end + 1], used = store_rows(version[i, :end], own, held[i], ends[i])
+            scratch[i] = used - 1
+    # Sharing one compiled program between sweeps is worth a few unused rows.
+    rows = -(-int(scratch.max() + 1) // 8) * 8
+    holders = np.zeros((num_lanes, ends.shape[1], rows), np.int32)
+    for i, versions in enumerate(held if num_held else ()):
+        holders[i] = [np.bincount(row[i, each], minlength=rows) for each in versions]
+    return _Stores(row, scratch, rows, holders)
 
 
 def _held_versions(clients: np.ndarray, holds: np.ndarray, present: np.ndarray, ends: np.ndarray, num_clients: int) -> np.ndarray:
@@ -196,6 +222,12 @@ def store_rows(version: np.ndarray, present: np.ndarray, held: np.ndarray, ends:
     return row, used + 1
 
 
+def _steps_before(clients: np.ndarray, steps: np.ndarray, num_clients: int) -> np.ndarray:
+    """The same for all lanes at once: `i32[L, T, S]`."""
+    apart = clients + (num_clients + 1) * np.arange(len(clients))[:, None, None]
+    return steps_before(apart.reshape(-1, clients.shape[2]), steps.reshape(-1, clients.shape[2])).reshape(clients.shape)
+
+
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Local steps that each slot's client delivered before, in slot order: `i32[T, S]`."""
     order = np.argsort(clients.ravel(), kind="stable")
@@ -206,20 +238,6 @@ def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     result = np.empty(clients.size, np.int64)
     result[order] = before - before[is_first][group]
     return result.reshape(clients.shape).astype(np.int32)
-
-
-def _padded(event: Event, total: int, *, scratch: int, shape: tuple[int, int]) -> Event:
-    """Append empty ticks, which write to the scratch row, and cut all into evaluations."""
-    missing = total - len(event.tick)
-    fill = {"clients": EMPTY, "read": scratch, "write": scratch}
-
-    def pad(name: str, leaf: np.ndarray) -> np.ndarray:
-        if name == "tick":
-            return np.arange(total, dtype=np.int32).reshape(shape)
-        padding = np.full((missing, *leaf.shape[1:]), fill.get(name, 0), leaf.dtype)
-        return np.concatenate([leaf, padding]).reshape(*shape, *leaf.shape[1:])
-
-    return Event(**{name: pad(name, leaf) for name, leaf in event._asdict().items()})
 
 
 def pad_evaluations(schedule: Schedule, num: int) -> Schedule:

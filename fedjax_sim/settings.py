@@ -25,15 +25,11 @@ def real(default: float, *, above: float | None = None, least: float | None = No
     """A traced number; the limits are exclusive (`above`) or inclusive (`least`, `most`)."""
 
     def accepts(value: Any) -> bool:
-        if isinstance(value, (str, bytes, bool)) or value is None:
-            return False
-        x = np.asarray(value)
-        return bool(
-            np.issubdtype(x.dtype, np.number)
-            and np.all(np.isfinite(x))
-            and (above is None or bool(np.all(x > above)))
-            and (least is None or bool(np.all(x >= least)))
-            and (most is None or bool(np.all(x <= most)))
+        return (
+            _accepts_numbers(value)
+            and (above is None or bool(np.all(np.asarray(value) > above)))
+            and (least is None or bool(np.all(np.asarray(value) >= least)))
+            and (most is None or bool(np.all(np.asarray(value) <= most)))
         )
 
     limits = [(above, "above"), (least, "at least"), (most, "at most")]
@@ -48,6 +44,24 @@ def count(default: int, *, least: int = 1) -> Any:
         return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
 
     return _field(default, False, accepts, f"a whole number of at least {least}", int)
+
+
+def whole(default: int, *, least: int = 1) -> Any:
+    """A traced whole number: a count that no shape depends on."""
+
+    def accepts(value: Any) -> bool:
+        return _accepts_numbers(value) and bool(np.all(np.asarray(value) >= least) and np.all(np.asarray(value) == np.round(value)))
+
+    return _field(default, True, accepts, f"a whole number of at least {least}", int)
+
+
+def weights() -> Any:
+    """A traced vector of positive numbers, or one for all, or None."""
+
+    def accepts(value: Any) -> bool:
+        return value is None or (_accepts_numbers(value) and np.ndim(value) <= 1 and bool(np.all(np.asarray(value) > 0)))
+
+    return _field(None, True, accepts, "None, one finite number above 0, or one for each client", float)
 
 
 def choice(default: str, options: Iterable[str]) -> Any:
@@ -79,6 +93,14 @@ def fixed(value: Any) -> Any:
 def _field(default: Any, is_traced: bool, accepts: Callable, allowed: str, parse: Callable) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse}
     return flax_struct.field(pytree_node=is_traced, default=default, metadata=metadata)
+
+
+def _accepts_numbers(value: Any) -> bool:
+    """Whether a value is a finite number, or an array of such."""
+    if isinstance(value, (str, bytes, bool)) or value is None:
+        return False
+    x = np.asarray(value)
+    return bool(np.issubdtype(x.dtype, np.number) and np.all(np.isfinite(x)))
 
 
 def _parse_bool(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Replay timelines through an algorithm: nested scans over lanes, in chunks, with progress and checkpoints."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +30,12 @@ class Lanes(NamedTuple):
     shared: Any  # list with an entry per leaf of the problem: [...], or None if own
 
 
-def stack_lanes(keys: list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
+def keys_of(seeds: Sequence[int]) -> Array:
+    """The keys of seeds, `key[L]`; each is that of `jax.random.key`."""
+    return jax.vmap(jax.random.key)(np.asarray(seeds, "int32"))
+
+
+def stack_lanes(keys: Array | list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
     """Stack lanes of equal static parts. Leaves of the problems that are one and the same array are kept once."""
     hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, float) for leaf in leaves]), *hypers)
     own, shared = [], []
@@ -38,7 +43,7 @@ def stack_lanes(keys: list[Key], hypers: list[Any], problems: list[Any]) -> Lane
         is_shared = all(leaf is leaves[0] for leaf in leaves)
         shared.append(leaves[0] if is_shared else None)
         own.append(None if is_shared else jnp.stack(leaves))
-    return Lanes(jnp.stack(keys), hyper, own, shared)
+    return Lanes(jnp.stack(keys) if isinstance(keys, list) else keys, hyper, own, shared)
 
 
 def request(
@@ -90,6 +95,7 @@ class Program(NamedTuple):
     plan: Plan
     placement: Placement
     treedef: Any  # of the problem
+    keep_models: bool = False
 
 
 class Curves(NamedTuple):
@@ -98,6 +104,7 @@ class Curves(NamedTuple):
     metrics: dict[str, np.ndarray]  # [L, V + 1]
     infos: dict[str, np.ndarray]  # [L, V]  the system's Info, summed over the ticks between two evaluations
     models: Any  # leaves [L, ...]  final models
+    samples: Any = None  # leaves [L, V + 1, ...]  models of all evaluations, if they are kept
 
 
 def replay(
@@ -138,23 +145,47 @@ def replay(
         states, _ = jax.eval_shape(partial(_begin, program), lanes, holders)
         checkpoint.open(_digests(program, lanes, schedule, states, chunk(0)))
     states, first = _begin(program, lanes, holders)
-    metrics = {name: _blank(value, num_lanes, num_evals + 1) for name, value in first.items()}
-    infos: dict[str, np.ndarray] = {}
-    _put(metrics, first, 0)
+    seen = _Seen(num_lanes, num_evals)
+    seen.put(jax.tree.map(lambda leaf: leaf[:, None], first), {}, 0)
     done = 0
     if checkpoint is not None and (saved := checkpoint.load(states)) is not None:
-        done, states, metrics, infos = saved
+        done, states, seen.kinds = saved
     while done < num_evals:
-        states, (values, info) = _advance(program, lanes, states, *chunk(done))
-        infos = infos or {name: _blank(value, num_lanes, num_evals) for name, value in info._asdict().items()}
-        _put(metrics, values, 1 + done)
-        _put(infos, info._asdict(), done)
+        states, (observed, info) = _advance(program, lanes, states, *chunk(done))
+        seen.put(observed, info._asdict(), 1 + done)
         done += evals_per_chunk
-        report(done, metrics)
+        report(done, seen.kinds["metric"])
         if checkpoint is not None:
-            checkpoint.save(done, states, metrics, infos, is_last=done >= num_evals)
+            checkpoint.save(done, states, seen.kinds, is_last=done >= num_evals)
     models = jax.tree.map(lambda leaf: leaf[:num_lanes], _final_models(program, lanes, states))
-    return Curves(metrics, infos, models)
+    return Curves(seen.kinds["metric"], seen.kinds["info"], models, seen.samples(jax.tree.structure(models)))
+
+
+class _Seen:
+    """What evaluations left so far, by kind and name: metrics and models `[L, V + 1, ...]`, infos `[L, V]`."""
+
+    def __init__(self, num_lanes: int, num_evals: int):
+        self._num_lanes, self._num_evals = num_lanes, num_evals
+        self.kinds: dict[str, dict[str, np.ndarray]] = {"metric": {}, "model": {}, "info": {}}
+
+    def put(self, observed: tuple[dict[str, Array], Any], infos: dict[str, Array], at: int) -> None:
+        """Write evaluations from `at` on, spare lanes left out. Leaves `[>= L, C, ...]`."""
+        metrics, models = observed
+        self._put("metric", metrics, at, self._num_evals + 1)
+        self._put("model", {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(models))}, at, self._num_evals + 1)
+        self._put("info", infos, at - 1, self._num_evals)
+
+    def samples(self, structure: Any) -> Any:
+        """The models in the structure of one; None if they were not kept."""
+        leaves = self.kinds["model"]
+        return jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))]) if leaves else None
+
+    def _put(self, kind: str, values: dict[str, Array], at: int, length: int) -> None:
+        into = self.kinds[kind]
+        for name, value in values.items():
+            if name not in into:
+                into[name] = np.zeros((self._num_lanes, length, *value.shape[2:]), value.dtype)
+            into[name][:, at : at + value.shape[1]] = np.asarray(value)[: self._num_lanes]
 
 
 def _digests(program: Program, lanes: Lanes, schedule: Schedule, states: Any, chunk: tuple[Event, Array]) -> dict[str, str]:
@@ -168,25 +199,13 @@ def _digests(program: Program, lanes: Lanes, schedule: Schedule, states: Any, ch
     return {"program": hashlib.sha256(text.encode()).hexdigest(), "inputs": inputs.hexdigest()}
 
 
-def _blank(like: Array, num_lanes: int, length: int) -> np.ndarray:
-    return np.zeros((num_lanes, length), like.dtype)
-
-
-def _put(into: dict[str, np.ndarray], values: dict[str, Array], at: int) -> None:
-    """Write values `[>= L]` or `[>= L, C]` into their columns from `at`, spare lanes left out."""
-    for name, value in values.items():
-        column = np.asarray(value)[: len(into[name])]
-        column = column[:, None] if column.ndim == 1 else column
-        into[name][:, at : at + column.shape[1]] = column
-
-
 @partial(jax.jit, static_argnums=0)
 def _begin(program: Program, lanes: Lanes, holders: Array) -> Any:
-    """Initial states of all lanes, and their metrics. holders: `i32[L, R]`."""
+    """Initial states of all lanes, and what is seen of them. holders: `i32[L, R]`."""
 
     def begin(algorithm: Algorithm, problem: Problem, key: Key, holders: Array) -> Any:
         state = algorithm.init(stream(key, "init"))
-        return state, _measure(program, algorithm, problem, state, holders)
+        return state, _observe(program, algorithm, problem, state, holders)
 
     return _over_lanes(begin, program, lanes, holders)
 
@@ -198,7 +217,7 @@ def _advance(program: Program, lanes: Lanes, states: State, events: Event, holde
     def advance(algorithm: Algorithm, problem: Problem, key: Key, state: State, events: Event, holders: Array) -> Any:
         def evaluation(state: State, ahead: tuple[Event, Array]) -> Any:
             state, infos = jax.lax.scan(lambda state, event: algorithm.step(key, state, event), state, ahead[0])
-            return state, (_measure(program, algorithm, problem, state, ahead[1]), jax.tree.map(lambda info: info.sum(axis=0), infos))
+            return state, (_observe(program, algorithm, problem, state, ahead[1]), jax.tree.map(lambda info: info.sum(axis=0), infos))
 
         return jax.lax.scan(evaluation, state, (events, holders))
 
@@ -210,11 +229,13 @@ def _final_models(program: Program, lanes: Lanes, states: State) -> Any:
     return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, lanes, states)
 
 
-def _measure(program: Program, algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> dict[str, Array]:
+def _observe(program: Program, algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> tuple[dict[str, Array], Any]:
+    """An evaluation's metrics, and the model if it is to be kept, else None."""
     model = algorithm.model(state)
     metrics = {**problem.evaluate(model), **(algorithm.report(state, holders) if program.plan.reports else {})}
     numbers = [*jax.tree.leaves(model), *metrics.values()]
-    return {**metrics, "finite": jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()}
+    metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
+    return metrics, model if program.keep_models else None
 
 
 def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, *arguments: Any) -> Any:

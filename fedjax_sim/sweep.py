@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from fedjax_sim.curves import Grid, Part, labelled
 from fedjax_sim.layout import Layout, check_layout, choose
 from fedjax_sim.progress import Progress
 from fedjax_sim.settings import ConfigError, check, fields
-from fedjax_sim.simulate import CompileMeter, Curves, Program, replay, request, stack_lanes
+from fedjax_sim.simulate import CompileMeter, Curves, Program, keys_of, replay, request, stack_lanes
 from fedjax_sim.types import Hyper, Plan, Problem, System, Timeline
 
 Problems = Problem | Sequence[Problem] | Callable[[int], Problem]
@@ -32,6 +33,8 @@ class Run(NamedTuple):
     """Final models, leaves `[lanes, ...]` with lanes in the order of the flattened dimensions."""
     timelines: list[Timeline]
     """Each lane's schedule, cut to its budget, in the same order."""
+    samples: Any = None
+    """With `keep_models`, the models of all evaluations, the initial one first: leaves `[lanes, evals, ...]`, in host memory."""
 
 
 class Options(NamedTuple):
@@ -44,6 +47,7 @@ class Options(NamedTuple):
     max_lanes: int | None = None
     evals_per_chunk: int | None = None
     reports: bool = True
+    keep_models: bool = False
     checkpoint: str | Path | None = None
     checkpoint_every: float = 20.0
     resume: bool = False
@@ -56,8 +60,8 @@ def simulate(system: System, problem: Problem, hyper: Hyper | None = None, *, se
         if name in options:
             raise ConfigError("option", name, "left out: simulate runs one lane, sweep runs many")
     run = sweep(system, problem, hyper, seeds=[seed], **options)
-    models = jax.tree.map(lambda leaf: leaf[0], run.models)
-    return run._replace(curves=run.curves.isel(seed=0), models=models)
+    models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))
+    return run._replace(curves=run.curves.isel(seed=0), models=models, samples=samples)
 
 
 def sweep(
@@ -78,9 +82,10 @@ def sweep(
     Options: time_budget (virtual time) or num_ticks (server actions) ends a run. num_evals: at most so many evaluations, after equal
     numbers of ticks, besides the initial one. layout: a `Layout`. max_lanes: at most so many in memory at once. evals_per_chunk:
     evaluations between two returns to the host (default: all, or 1 with a checkpoint or progress shown). reports: whether to measure
-    the systems' own metrics (client_variance), for which old models stay in memory as long as a client holds them. checkpoint: a folder
-    to write checkpoints to, at least checkpoint_every seconds apart, and with resume to go on from. progress: whether to show a line
-    on a terminal. Raises ConfigError, before any training, for input that is not allowed.
+    the systems' own metrics (client_variance), for which old models stay in memory as long as a client holds them. keep_models: whether
+    to keep the model of every evaluation (a sampler's samples) in the host's memory. checkpoint: a folder to write checkpoints to, at
+    least checkpoint_every seconds apart, and with resume to go on from. progress: whether to show a line on a terminal. Raises ConfigError,
+    before any training, for input that is not allowed.
     """
     how = _options(options)
     hyper = system.Hyper() if hyper is None else hyper
@@ -93,7 +98,8 @@ def sweep(
         check(each)
     problems = _problems_of(problem, seeds)
     _check_clients(hypers, problems)
-    lanes = [_Lane(p * len(seeds) + s, hypers[p], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
+    whole = _completed(system, hypers, problems)
+    lanes = [_Lane(p * len(seeds) + s, whole[p][s], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
     began, meter = time.perf_counter(), CompileMeter()
     parts: list[Part] = []
     for group in _groups(lanes, how.max_lanes):
@@ -103,9 +109,20 @@ def sweep(
     compiling = meter.seconds
     curves.attrs |= {"seconds_compile": compiling, "seconds_run": time.perf_counter() - began - compiling, "programs_compiled": meter.count}
     order = np.argsort([place for part in parts for place in part.places])
-    models = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[order], *(p.curves.models for p in parts))
+
+    def in_order(*leaves: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(leaf) for leaf in leaves])[order]
+
+    models = jax.tree.map(in_order, *(part.curves.models for part in parts))
+    longest = curves.sizes["eval"]
+    samples = jax.tree.map(in_order, *(jax.tree.map(partial(_lengthened, longest), part.curves.samples) for part in parts))
     timelines = [timeline for part in parts for timeline in part.timelines]
-    return Run(curves, models, [timelines[i] for i in order])
+    return Run(curves, models, [timelines[i] for i in order], samples)
+
+
+def _lengthened(length: int, leaf: np.ndarray) -> np.ndarray:
+    """Repeat the last evaluation's entry of `[L, V, ...]` up to a length."""
+    return np.pad(leaf, ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2), mode="edge")
 
 
 class _Lane(NamedTuple):
@@ -123,14 +140,15 @@ def _groups(lanes: list[_Lane], max_lanes: int | None) -> Iterator[list[_Lane]]:
         return jax.tree.structure(lane.hyper), treedef, [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
 
     distinct: list[tuple[Any, list[_Lane]]] = []
+    known: dict[tuple[int, int], list[_Lane]] = {}  # by settings and problem, which thousands of seeds may share
     for lane in lanes:
-        own = static_part(lane)
-        for part, members in distinct:
-            if part == own:
-                members.append(lane)
-                break
-        else:
-            distinct.append((own, [lane]))
+        same = (id(lane.hyper), id(lane.problem))
+        if same not in known:
+            own = static_part(lane)
+            known[same] = next((members for part, members in distinct if part == own), [])
+            if not known[same]:
+                distinct.append((own, known[same]))
+        known[same].append(lane)
     for _, members in distinct:
         size = max_lanes or len(members)
         yield from (members[i : i + size] for i in range(0, len(members), size))
@@ -139,10 +157,11 @@ def _groups(lanes: list[_Lane], max_lanes: int | None) -> Iterator[list[_Lane]]:
 def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     """Draw the group's timelines, plan on the host, and replay."""
     hypers, problems, seeds = [lane.hyper for lane in group], [lane.problem for lane in group], [lane.seed for lane in group]
-    lanes = stack_lanes([jax.random.key(seed) for seed in seeds], hypers, problems)
+    lanes = stack_lanes(keys_of(seeds), hypers, problems)
     timelines, ticks = request(system, lanes, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks)
     num_clients = problems[0].counts.shape[0]
-    schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=how.reports)
+    keep_held = how.reports and system.keeps_versions
+    schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held)
     parameters = jax.eval_shape(problems[0].init, jax.random.key(0))
     placement = choose(
         how.layout,
@@ -152,7 +171,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
         batch_size=getattr(hypers[0], "batch_size", 1),
     )
     plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices, how.reports)
-    program = Program(system, plan, placement, jax.tree.structure(problems[0]))
+    program = Program(system, plan, placement, jax.tree.structure(problems[0]), how.keep_models)
     num_evals = schedule.events.tick.shape[1]
     is_watched = how.checkpoint is not None or how.progress
     chunk = min(how.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
@@ -163,11 +182,12 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     padded = schedules.pad_evaluations(schedule, -num_evals % chunk)
     with Progress(system.name, schedule, enabled=how.progress) as shown:
         curves = replay(program, lanes, padded, evals_per_chunk=chunk, checkpoint=saved, report=shown.update)
-    metrics = {name: value[:, : num_evals + 1] for name, value in curves.metrics.items()}
+    metrics, samples = jax.tree.map(lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples))
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
     cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
-    bits = [system.message_bits(parameters, hyper) for hyper in hypers]
-    return Part([lane.place for lane in group], Curves(metrics, infos, curves.models), schedule, cut, bits)
+    bits_of = {id(hyper): system.message_bits(parameters, hyper) for hyper in {id(hyper): hyper for hyper in hypers}.values()}
+    bits = [bits_of[id(hyper)] for hyper in hypers]
+    return Part([lane.place for lane in group], Curves(metrics, infos, curves.models, samples), schedule, cut, bits)
 
 
 def _configuration(program: Program, group: list[_Lane], how: Options) -> dict[str, Any]:
@@ -179,6 +199,7 @@ def _configuration(program: Program, group: list[_Lane], how: Options) -> dict[s
         "time_budget": how.time_budget,
         "num_ticks": how.num_ticks,
         "num_evals": how.num_evals,
+        "keep_models": how.keep_models,
         "layout": program.placement._asdict(),
     }
 
@@ -200,9 +221,18 @@ def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:
 
 
 def _check_clients(hypers: list[Hyper], problems: list[Problem]) -> None:
-    for hyper, problem in itertools.product(hypers, problems):
+    for hyper, problem in itertools.product(hypers, {id(problem): problem for problem in problems}.values()):
         if hyper.num_clients != problem.counts.shape[0]:
             raise ConfigError("num_clients", hyper.num_clients, f"{problem.counts.shape[0]}, as in the problem")
+
+
+def _completed(system: System, hypers: list[Hyper], problems: list[Problem]) -> list[list[Hyper]]:
+    """Each point's settings completed from each seed's problem; once for a problem that seeds share."""
+    found: dict[tuple[int, int], Hyper] = {}
+    for (p, hyper), problem in itertools.product(enumerate(hypers), problems):
+        if (p, id(problem)) not in found:
+            found[p, id(problem)] = system.complete(hyper, problem)
+    return [[found[p, id(problem)] for problem in problems] for p in range(len(hypers))]
 
 
 def _options(given: Mapping[str, Any]) -> Options:

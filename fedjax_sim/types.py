@@ -49,7 +49,7 @@ class Event(NamedTuple):
     clients: Leaf  # i32[S]  as in Timeline
     steps: Leaf  # i32[S]
     version: Leaf  # i32[S]
-    weight: Leaf  # f32[S]
+    weight: Leaf  # f[S]   in 64 bits where these are on
     offset: Leaf  # i32[S]  local steps the client had delivered before these: its place in its own stream of mini-batches
     read: Leaf  # i32[S]  row of the store that holds the server model of `version`
     write: Leaf  # i32[]   row of the store for the server model made by this tick (a scratch row if nobody starts from it)
@@ -108,6 +108,11 @@ class System(NamedTuple):
     """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
     message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
     """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
+    complete: Callable[[Settings, "Problem | None"], Settings] = lambda hyper, problem: hyper
+    """Fills in settings that follow from the problem (clients' weights), on the host, before timelines are drawn. Raises ConfigError if
+    the two do not fit. None: only a schedule is wanted."""
+    keeps_versions: bool = True
+    """Whether the state holds a store of old server models, for whose rows the schedule is searched."""
 
 
 @runtime_checkable
@@ -129,6 +134,13 @@ class Problem(Protocol):
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """Metrics of a model, each a scalar."""
+
+
+class ExactProblem(Problem, Protocol):
+    """A problem that also has a client's loss as a whole, for systems that can do without mini-batches."""
+
+    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
+        """Mean loss of all of a client's examples."""
 
 
 class Model(Protocol):

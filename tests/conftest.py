@@ -100,13 +100,34 @@ def regression() -> Callable[..., Regression]:
     return make
 
 
+STEPS_PER_LR = 30
+"""FedAvg's learning rate is FA-LD's step size times the number of examples, of which `regression` has about so many."""
+
+
+@pytest.fixture(scope="session")
+def rates() -> Callable[..., dict[str, list[float]]]:
+    """Learning rates to sweep, by the name that a system has for them, in step with `small`."""
+
+    def make(system: Any, values: list[float]) -> dict[str, list[float]]:
+        return {"step_size": [value / STEPS_PER_LR for value in values]} if system.name == "langevin" else {"lr": values}
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def small() -> Callable[..., Any]:
-    """Make a system's hyperparameters for seven clients, four slots (FedAsync: its one) and at most five steps; changes by keyword."""
+    """Make a system's hyperparameters for seven clients, four slots (FedAsync: its one; FA-LD: all) and at most five steps.
+
+    Changes by keyword; a change of lr is one of FA-LD's step size.
+    """
 
     def make(system: Any, **changes: Any) -> Any:
         slots = {"fedbuff": {"buffer_size": 4}, "fedstaleweight": {"buffer_size": 4}, "fedasync": {}}.get(system.name, {"num_selected": 4})
-        return system.Hyper(**({"num_clients": 7, "local_steps": 5, "batch_size": 2, "lr": 0.05} | slots | changes))
+        chosen = {"num_clients": 7, "local_steps": 5, "batch_size": 2, "lr": 0.05} | slots | changes
+        if system.name == "langevin":
+            chosen = {"temperature": 1e-3, "rho": 0.5, "step_size": chosen.pop("lr") / STEPS_PER_LR} | chosen
+            chosen.pop("lr_scale", None)
+        return system.Hyper(**chosen)
 
     return make
 

@@ -16,7 +16,7 @@ from fedjax_sim import ConfigError, Layout, checkpoint
 from fedjax_sim.checkpoint import Checkpoint
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
-OPTIONS: dict[str, Any] = {"seeds": 3, "num_ticks": 8, "num_evals": 4, "layout": Layout(4, False, 2)}
+OPTIONS: dict[str, Any] = {"seeds": 3, "num_ticks": 8, "num_evals": 4, "layout": Layout(4, False, 2), "keep_models": True}
 
 
 @pytest.fixture
@@ -48,6 +48,7 @@ def kill_after(saves: int, monkeypatch: pytest.MonkeyPatch, *, during: bool = Fa
 
 def assert_same_bits(a: fedjax_sim.Run, b: fedjax_sim.Run) -> None:
     jax.tree.map(np.testing.assert_array_equal, a.models, b.models)
+    jax.tree.map(np.testing.assert_array_equal, a.samples, b.samples)
     assert set(a.curves.data_vars) == set(b.curves.data_vars)
     for name in (*a.curves.data_vars, *a.curves.coords):
         np.testing.assert_array_equal(a.curves[name], b.curves[name], err_msg=name)
@@ -105,6 +106,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(regression: Callable, 
         ("layout", small(QUAFL), other | {"layout": Layout(4, False, 3)}),
         ("evals_per_chunk", small(QUAFL), other | {"evals_per_chunk": 3}),
         ("program", small(QUAFL), other | {"reports": False}),
+        ("keep_models", small(QUAFL), other | {"keep_models": False}),
     ):
         with pytest.raises(ConfigError, match=f"of the same configuration as this run, which differs in .*{differs}.*, or removed"):
             run(hyper, **options)

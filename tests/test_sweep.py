@@ -23,7 +23,8 @@ LAYOUT = Layout(4, False, 1)
 def grid(regression: Callable, small: Callable) -> fedjax_sim.Run:
     """Two settings, the first of which needs programs of its own, and two seeds that are no range."""
     settings = {"reweight": ["none", "stochastic"], "lr": [0.02, 0.05, 0.1]}
-    return fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), seeds=[5, 2], settings=settings, num_ticks=6, num_evals=4, layout=LAYOUT)
+    options: dict[str, Any] = {"num_ticks": 6, "num_evals": 4, "layout": LAYOUT, "keep_models": True}
+    return fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), seeds=[5, 2], settings=settings, **options)
 
 
 def test_the_grid_is_labelled(grid: fedjax_sim.Run) -> None:
@@ -79,11 +80,19 @@ def test_curves_agree_with_schedules(grid: fedjax_sim.Run) -> None:
         assert (timeline.clients != EMPTY).all()
 
 
+def test_models_of_all_evaluations_are_kept(grid: fedjax_sim.Run) -> None:
+    """The problem's metrics tell the model's coordinates."""
+    for i in range(3):
+        np.testing.assert_array_equal(grid.samples[:, :, i], grid.curves[f"w{i}"].values.reshape(12, 4))
+    np.testing.assert_array_equal(grid.samples[:, -1], grid.models)
+
+
 def test_few_lanes_at_a_time_are_the_same_lanes(grid: fedjax_sim.Run, regression: Callable, small: Callable) -> None:
     """Three of six lanes in memory at once, to float32 rounding."""
-    options: dict[str, Any] = {"num_ticks": 6, "num_evals": 4, "layout": LAYOUT, "max_lanes": 3}
+    options: dict[str, Any] = {"num_ticks": 6, "num_evals": 4, "layout": LAYOUT, "max_lanes": 3, "keep_models": True}
     few = fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), seeds=[5, 2], settings={"lr": [0.02, 0.05, 0.1]}, **options)
     np.testing.assert_allclose(few.models, grid.models[6:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(few.samples, grid.samples[6:], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(few.curves.loss, grid.curves.loss[1], rtol=1e-5)
     for own, other in zip(few.timelines, grid.timelines[6:], strict=True):
         np.testing.assert_array_equal(own.clients, other.clients)
@@ -91,7 +100,7 @@ def test_few_lanes_at_a_time_are_the_same_lanes(grid: fedjax_sim.Run, regression
 
 def test_a_time_budget_cuts_each_lane_by_itself(regression: Callable, small: Callable) -> None:
     """Lanes of other clocks do other numbers of ticks; shorter ones repeat their last evaluation, and equal those run alone."""
-    options: dict[str, Any] = {"time_budget": 60.0, "num_evals": 5, "layout": LAYOUT}
+    options: dict[str, Any] = {"time_budget": 60.0, "num_evals": 5, "layout": LAYOUT, "keep_models": True, "max_lanes": 2}
     run = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF), settings={"server_interact": [1.0, 12.0]}, seeds=2, **options)
     ticks = run.curves.ticks.values[..., -1]
     assert (ticks[0] > ticks[1]).all()
@@ -104,6 +113,10 @@ def test_a_time_budget_cuts_each_lane_by_itself(regression: Callable, small: Cal
     alone = fedjax_sim.simulate(FEDBUFF, regression(), small(FEDBUFF, server_interact=12.0), seed=1, **options)
     np.testing.assert_array_equal(alone.timelines[0].time, run.timelines[3].time)
     np.testing.assert_allclose(alone.models, run.models[3], rtol=1e-5, atol=1e-6)
+    # Lanes in fewer ticks may have fewer evaluations of their own; the last one is repeated.
+    assert run.samples.shape == (4, run.curves.sizes["eval"], 3)
+    np.testing.assert_array_equal(run.samples[:, -1], run.models)
+    np.testing.assert_allclose(alone.samples[-1], run.samples[3, -1], rtol=1e-5, atol=1e-6)
 
 
 def test_free_running_lanes_of_different_speeds_are_as_alone(regression: Callable, small: Callable) -> None:
@@ -202,6 +215,7 @@ def test_without_reports_only_models_that_somebody_works_from_are_kept(system: A
     options: dict[str, Any] = {"num_ticks": 30, "num_evals": 3, "layout": LAYOUT}
     whole = fedjax_sim.simulate(system, regression(40), small(system, num_clients=40), **options)
     bare = fedjax_sim.simulate(system, regression(40), small(system, num_clients=40), reports=False, **options)
+    assert whole.samples is None
     assert "client_variance" in whole.curves
     assert "client_variance" not in bare.curves
     np.testing.assert_array_equal(bare.models, whole.models)
@@ -249,5 +263,5 @@ def test_a_users_own_problem_needs_no_base_class(small: Callable) -> None:
         assert 0 < abs(float(run.curves.b[-1]) - 1) < 1
         assert run.models["a"].shape == (2,)
         # Three numbers of 32 bits.
-        slots = 1 if system.name == "fedasync" else 4
+        slots = {"fedasync": 1, "langevin": 7}.get(system.name, 4)
         assert run.curves.uplink_bits[-1] == 6 * slots * 96

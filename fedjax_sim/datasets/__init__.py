@@ -21,6 +21,7 @@ def names() -> dict[str, str]:
     """What `load` accepts, each with one line of description."""
     return {
         "digits": "scikit-learn's handwritten digits, 1437 + 360 images of 8x8, 10 classes, bundled",
+        "breast_cancer": "scikit-learn's breast cancer, 426 + 143 examples of 30 standardised features, 2 classes, bundled",
         **{name: source.summary for name, source in SOURCES.items()},
         "npz:PATH": "your own .npz file with the arrays " + ", ".join(ARRAYS),
     }
@@ -40,6 +41,8 @@ def load(name: str, *, data_dir: str | os.PathLike | None = None, cache_dir: str
     """
     if name == "digits":
         return _digits()
+    if name == "breast_cancer":
+        return _breast_cancer()
     if name in SOURCES:
         cache = cache_dir or os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim"
         return fetch(name, None if data_dir is None else Path(data_dir).expanduser(), Path(cache).expanduser())
@@ -56,3 +59,13 @@ def _digits() -> Dataset:
     images = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     train, test = train_test_split(np.arange(len(labels)), test_size=360, stratify=labels, random_state=0)
     return from_arrays(images[train], labels[train], images[test], labels[test], num_classes=10, name="digits")
+
+
+def _breast_cancer() -> Dataset:
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.model_selection import train_test_split
+
+    features, labels = load_breast_cancer(return_X_y=True)
+    train, test = train_test_split(np.arange(len(labels)), test_size=143, stratify=labels, random_state=0)
+    features = (features - features[train].mean(axis=0)) / features[train].std(axis=0)
+    return from_arrays(features[train], labels[train], features[test], labels[test], num_classes=2, name="breast_cancer")

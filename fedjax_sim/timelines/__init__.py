@@ -3,7 +3,7 @@
 from fedjax_sim.timelines.arrivals import Arrivals, arrivals, arrivals_within
 from fedjax_sim.timelines.contacts import Contacts, contacts
 from fedjax_sim.timelines.laws import RUNTIME_LAWS, STEP_COUNT_LAWS, Clients, ClientTable, Speeds, client_rates, client_speeds, runtimes
-from fedjax_sim.timelines.rounds import Rounds, rounds
+from fedjax_sim.timelines.rounds import Rounds, WeightedRounds, rounds, weighted_rounds
 from fedjax_sim.timelines.trace import Trace, read_trace
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Rounds",
     "Speeds",
     "Trace",
+    "WeightedRounds",
     "arrivals",
     "arrivals_within",
     "client_rates",
@@ -24,4 +25,5 @@ __all__ = [
     "read_trace",
     "rounds",
     "runtimes",
+    "weighted_rounds",
 ]

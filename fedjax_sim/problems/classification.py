@@ -1,4 +1,4 @@
-"""What is learnt: problems with known answers, and classification over a model."""
+"""Classification over a model."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -21,55 +21,12 @@ EVALUATED_AT_ONCE = 500
 
 
 @struct.dataclass
-class Quadratic:
-    """Clients with f_i(w) = (curvature_i / 2) ||w - center_i||^2, and Gaussian gradient noise.
-
-    The optimum is the curvature-weighted mean of the centers. `evaluate` returns the loss, the mean of the f_i without noise.
-    """
-
-    centers: Array  # f[N, P]
-    curvature: Array  # f[N]
-    noise: Array  # f[]  standard deviation of the gradient noise, ||.|| over all P coordinates (sigma)
-    start: Array  # f[P]  initial model
-
-    @classmethod
-    def of(cls, centers: Any, *, curvature: Any = 1.0, noise: Any = 0.0, start: Any = 0.0) -> "Quadratic":
-        """Build from anything that broadcasts; `start` is a number or `f[P]`."""
-        centers = jnp.asarray(centers)
-        curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
-        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
-        return cls(centers, curvature, jnp.asarray(noise, centers.dtype), start)
-
-    @property
-    def counts(self) -> Array:
-        """One example a client."""
-        return jnp.ones(self.centers.shape[0], "int32")
-
-    @property
-    def optimum(self) -> Array:
-        """`f[P]`"""
-        return self.curvature @ self.centers / self.curvature.sum()
-
-    def init(self, key: Key) -> Params:
-        """Start from `start`, whatever the key."""
-        return self.start
-
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """f_i(w) + <xi, w>, whose gradient has noise xi with E||xi||^2 = noise^2."""
-        noise = self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
-        return self.curvature[client] / 2 * jnp.sum(jnp.square(params - self.centers[client])) + noise @ params
-
-    def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Mean loss over clients."""
-        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(params[None] - self.centers), axis=1))}
-
-
-@struct.dataclass
 class Classification:
     """Cross-entropy of a model's logits. All images lie on the device once, as they come; a partition is an index array.
 
     Byte images are scaled to [0, 1] as they are gathered (and augmented, for local steps), then normalised by `mean` and `std`. A model
-    whose calls take `train` is called with `train=True` and random streams named "dropout" and "quantize" in local steps.
+    whose calls take `train` is called with `train=True` and random streams named "dropout" and "quantize" in local steps. With
+    `prior_precision` the parameters have a Gaussian prior: prior_precision / 2 ||w||^2 is shared out evenly over all examples' losses.
     """
 
     images: Array  # u8 or f32 [examples, H, W, C] or [examples, D]
@@ -84,6 +41,7 @@ class Classification:
     augmentation: Augmentation | None = struct.field(pytree_node=False, default=None)
     classes: int = struct.field(pytree_node=False, default=0)
     """Classes whose own accuracy is evaluated too."""
+    prior_precision: Array | None = None  # f32[]
 
     def init(self, key: Key) -> Params:
         """Draw the model's initial parameters."""
@@ -91,13 +49,34 @@ class Classification:
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Mean cross-entropy in nats of a client's examples `i32[B]`."""
-        rows = self.index[client, examples]
+        return self._losses(params, self.index[client, examples], key).mean() + self._penalty(params)
+
+    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
+        """The same of all of a client's examples."""
+        places = jnp.arange(self.index.shape[1])
+        losses = self._losses(params, self.index[client, jnp.minimum(places, self.counts[client] - 1)], key)
+        return jnp.where(places < self.counts[client], losses, 0).sum() / self.counts[client] + self._penalty(params)
+
+    def predict(self, params: Params) -> Array:
+        """Probabilities of the classes of the test examples, a few hundred examples at once: `f32[test examples, classes]`."""
+        num = self.test_labels.shape[0]
+        at_once = min(num, EVALUATED_AT_ONCE)
+        rows = jnp.minimum(jnp.arange(-(-num // at_once) * at_once), num - 1).reshape(-1, at_once)
+        logits = jax.lax.map(lambda rows: self.model.apply(params, self._inputs(self.test_images[rows])), rows)
+        return jax.nn.softmax(logits.reshape(-1, logits.shape[-1])[:num])
+
+    def _losses(self, params: Params, rows: Array, key: Key) -> Array:
         images = self.images[rows]
         if self.augmentation is not None:
             images = self.augmentation(stream(key, "augmentation"), images)
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         options = {"train": True, "rngs": rngs} if takes_train(self.model) else {}
-        return self._cross_entropy(self.model.apply(params, self._inputs(images), **options), self.labels[rows]).mean()
+        return self._cross_entropy(self.model.apply(params, self._inputs(images), **options), self.labels[rows])
+
+    def _penalty(self, params: Params) -> Array | float:
+        if self.prior_precision is None:
+            return 0.0
+        return self.prior_precision / (2 * self.counts.sum()) * optax.tree.norm(params, squared=True)
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """Accuracy (a share, 0 to 1) and loss (nats) on the test set, a few hundred examples at once.
@@ -153,11 +132,15 @@ def classifications(
     std: float | Sequence[float] = 1.0,
     augmentation: Augmentation | None = None,
     per_class: bool = False,
+    prior_precision: float | None = None,
 ) -> list[Classification]:
     """Build one problem per partition over the same images, which are held once; for a sweep with a partition per seed.
 
     mean, std: of the scaled images, one number or one per channel. per_class: whether accuracy is evaluated for each class too.
+    prior_precision: of a Gaussian prior on the parameters; None is a flat one.
     """
+    if prior_precision is not None and not (np.isfinite(prior_precision) and prior_precision >= 0):
+        raise ConfigError("prior_precision", prior_precision, "None, or a finite number from 0")
     if np.min(std) <= 0:
         raise ConfigError("std", std, "above 0")
     channels = dataset.train_images.shape[-1]
@@ -169,6 +152,7 @@ def classifications(
     images, test_images = jnp.asarray(dataset.train_images), jnp.asarray(dataset.test_images)
     labels, test_labels = (jnp.asarray(np.asarray(x, "int32")) for x in (dataset.train_labels, dataset.test_labels))
     middle, scale = jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")
+    prior = None if prior_precision is None else jnp.asarray(prior_precision, "float32")
     problems = []
     for partition in partitions:
         padding = ((0, 0), (0, capacity - partition.index.shape[1]))
@@ -176,7 +160,7 @@ def classifications(
         counts = jnp.asarray(partition.counts, "int32")
         arrays = (images, labels, test_images, test_labels, index, counts, middle, scale)
         classes = dataset.num_classes if per_class else 0
-        problems.append(Classification(*arrays, model=model, augmentation=augmentation, classes=classes))
+        problems.append(Classification(*arrays, model, augmentation, classes, prior))
     return problems
 
 

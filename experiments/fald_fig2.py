@@ -1,0 +1,123 @@
+"""FA-LD's Fig. 2 (arXiv 2112.05120): distances under full and partial participation, for several step sizes; Gaussian simulation.
+
+50 clients, K = 100, rho = 0, alpha = 0 (the paper gives none of the three; only at alpha = 0 floors hardly depend on the step size, as
+it says). (a) everyone; (b) scheme I, draws with replacement, S = 40; (c) scheme II, without, S = 40; (d) I, S = 30; (e) II, S = 30. Exact
+laws are drawn beside the chains; a panel is one compiled program over all step sizes and chains. Claim 13.
+"""
+
+import itertools
+import sys
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from experiments.fald_claims import verdict
+from experiments.fald_gaussian import Chains, chains, clients_of, equal_problem, exact_distances, floor, kept
+from experiments.sampling import verdict_table
+from experiments.support import Arguments, Outcome, Verdict, main, table
+from fedjax_sim.theory.langevin_oracle import FULL as EVERYONE
+from fedjax_sim.theory.langevin_oracle import Clients, Participation
+
+LOCAL_STEPS = 100
+PANELS: dict[str, Participation] = {
+    "a": EVERYONE,
+    "b": Participation("with_replacement", 40),
+    "c": Participation("without_replacement", 40),
+    "d": Participation("with_replacement", 30),
+    "e": Participation("without_replacement", 30),
+}
+ORDER = "dbeca"
+"""From the largest floor to the smallest, derived."""
+FLOORS = {
+    "b": (7.3e-3, 6.1e-3, 5.7e-3, 5.4e-3),
+    "c": (1.9e-3, 1.5e-3, 1.4e-3, 1.3e-3),
+    "d": (9.1e-3, 7.7e-3, 7.2e-3, 6.9e-3),
+    "e": (4.4e-3, 3.65e-3, 3.4e-3, 3.2e-3),
+}
+"""Means over draws of the data, at 1e-6, 3e-7, 1e-7 and 1e-8; derived."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the number of chains (three at least, to fit a law)."""
+
+    chains: int
+    step_sizes: tuple[float, ...]
+    rounds: int
+    panels: str
+    """Those with chains; all have exact laws."""
+
+
+FULL, SMOKE = Sizes(300, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"), Sizes(20, (1e-6, 1e-7), 3, "ab")
+
+
+def name_of(participation: Participation) -> str:
+    """A panel's words."""
+    if participation == EVERYONE:
+        return "everyone"
+    return f"S = {participation.num_selected}, {participation.scheme.replace('_', ' ')}"
+
+
+def judge(clients: Clients, sizes: Sizes, ran: dict[str, Chains]) -> tuple[Verdict, dict[str, list[float]]]:
+    """Claim 13, on the exact floors of these data; the chains' mean distances over the last quarter of rounds stand beside."""
+    exact = {
+        panel: [floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who) for eta in sizes.step_sizes]
+        for panel, who in PANELS.items()
+    }
+    late = {panel: own.distance[0, :, -(sizes.rounds // 4 + 1) :].mean(axis=-1).tolist() for panel, own in ran.items()}
+    ordered = all(exact[a][i] > exact[b][i] for a, b in itertools.pairwise(ORDER) for i in range(len(sizes.step_sizes)))
+    largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
+    vanishing = exact["a"][0] / exact["a"][-1]
+    typical = [exact[panel][sizes.step_sizes.index(1e-7)] / FLOORS[panel][2] for panel in FLOORS]
+    words = ", ".join(f"{name_of(PANELS[panel])} {exact[panel][sizes.step_sizes.index(1e-7)]:.2e}" for panel in ORDER)
+    why = (
+        f"exact floors at 1e-7: {words}; from step size {sizes.step_sizes[0]:g} to {sizes.step_sizes[-1]:g} partial ones change by a "
+        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}"
+    )
+    holds = ordered and largest_share < 1.6 and vanishing > 5 and all(abs(x - 1) < 0.15 for x in typical)
+    measured = {"exact": exact, "chains, last quarter of rounds": late, "step sizes": sizes.step_sizes, "over typical at 1e-7": typical}
+    return verdict(13, measured, holds, why), exact
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, draw, judge."""
+    sizes = SMOKE if arguments.smoke else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(chains=max(3, arguments.seeds))
+    problem = equal_problem(0.0)
+    clients = clients_of(problem)
+    ran = {
+        panel: chains(
+            [problem],
+            num_chains=sizes.chains,
+            num_rounds=sizes.rounds,
+            settings={"step_size": sizes.step_sizes},
+            options=arguments.kept(f"panel {panel}"),
+            local_steps=LOCAL_STEPS,
+            participation=who.scheme,
+            num_selected=who.num_selected or clients.shape[0],
+        )
+        for panel, who in PANELS.items()
+        if panel in sizes.panels
+    }
+    judged, exact = judge(clients, sizes, ran)
+    figure = Figure(figsize=(16, 9), layout="constrained")
+    places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    places[-1].axis("off")
+    for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
+        for i, eta in enumerate(sizes.step_sizes):
+            own = exact_distances(clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
+            axes.semilogy(own, color=f"C{i}", linestyle="--", linewidth=1)
+            if panel in ran:
+                axes.semilogy(ran[panel].distance[0, i], color=f"C{i}", linewidth=0.8, label=f"{eta:g}")
+        axes.set(xlabel="rounds", title=f"({panel}) {name_of(who)}")
+    places[0].set_ylabel("W2; dashed: exact")
+    places[0].legend(title="step size")
+    late = judged.measured["chains, last quarter of rounds"]
+    rows = [[name_of(PANELS[panel]), *(f"{a:.2e}, {b:.2e}" for a, b in zip(exact[panel], late[panel], strict=True))] for panel in ran]
+    text = table(["floor of W2: exact, chains", *(f"{eta:g}" for eta in sizes.step_sizes)], rows) + "\n\n" + verdict_table([judged])
+    curves = {f"panel {panel}": kept(own) for panel, own in ran.items()}
+    return Outcome(curves, {"fig2.png": figure}, [judged], {**sizes._asdict(), "local_steps": LOCAL_STEPS}, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main("fald_fig2", __doc__ or "", run))

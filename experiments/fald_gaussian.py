@@ -1,0 +1,166 @@
+"""FA-LD's Gaussian simulation (arXiv 2112.05120, Sec. 5.1) and smaller problems, chains of them, and the exact laws beside.
+
+50 clients of 1000 points each in the plane, start at 0, exact gradients, temperature 1, one draw of the data for all chains. What the
+paper prints as gamma is its square at these numbers of points, which it does not state. Distances are those of the normal law fitted to
+the chains (divisor R - 1), which at 300 chains has a floor of its own of about 7e-4, from sampling. Chains run in float32: their
+rounding is some 1e-5, at centers as far as 100, against distances of 1e-4 and more; exact laws are in float64, of the same numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+import fedjax_sim
+from fedjax_sim.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.problems import GaussianClients, gaussian_simulation
+from fedjax_sim.systems import langevin
+from fedjax_sim.theory import langevin_oracle as oracle
+from fedjax_sim.theory.langevin_oracle import FULL, Clients, Participation
+
+COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
+ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
+"""Variance of the clients' own means."""
+NUM_CLIENTS, DATA = 50, 0
+"""Number of clients, and the seed of the data."""
+LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
+"""These models are two numbers: chains are worth batching even on a CPU."""
+
+
+def equal_problem(alpha: float) -> GaussianClients:
+    """The paper's simulation, in which all clients have one Hessian."""
+    return gaussian_simulation(DATA, alpha=alpha, covariance=COVARIANCE, dtype="float32")
+
+
+def unequal_problem(alpha: float) -> GaussianClients:
+    """The same with each client's covariance turned by an angle of its own and scaled by 0.6 to 1.6: unequal Hessians."""
+    random = np.random.default_rng(1)
+    angles, scales = random.uniform(0, np.pi, NUM_CLIENTS), np.exp(random.uniform(-0.5, 0.5, NUM_CLIENTS))
+    turns = np.stack([np.stack([np.cos(angles), -np.sin(angles)], -1), np.stack([np.sin(angles), np.cos(angles)], -1)], axis=1)
+    covariances = scales[:, None, None] * turns @ COVARIANCE @ np.swapaxes(turns, 1, 2)
+    return gaussian_simulation(DATA, alpha=alpha, covariance=covariances, dtype="float32")
+
+
+def line(curvatures: Any, centers: Any, counts: Any = 1) -> GaussianClients:
+    """Clients on a line, started at 0."""
+    centers = np.asarray(centers, "float32")[:, None]
+    return GaussianClients.of(np.broadcast_to(np.asarray(curvatures, "float32"), len(centers)), centers, counts=counts)
+
+
+def r1() -> GaussianClients:
+    """Two clients of curvatures 1 and 4 that want -1 and 1."""
+    return line([1.0, 4.0], [-1.0, 1.0])
+
+
+def r2(counts: Any = 1) -> GaussianClients:
+    """Five clients of curvature 2 that want -1 to 1."""
+    return line(2.0, np.linspace(-1, 1, 5), counts)
+
+
+def random_clients(seed: int) -> Clients:
+    """Two to five clients in the plane, of unequal weights and noisy gradients."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 6))
+    turns, _ = np.linalg.qr(random.normal(size=(n, 2, 2)))
+    values = np.exp(random.uniform(-1, 1.5, (n, 1, 2)))
+    noise = random.choice([0.0, 1.0]) * np.broadcast_to(np.eye(2), (n, 2, 2))
+    centers = random.normal(size=(n, 2)) * random.choice([0.1, 1.0, 5.0])
+    return Clients((turns * values) @ np.swapaxes(turns, 1, 2), centers, random.dirichlet(np.full(n, 3.0)), random.uniform(0.1, 2), noise)
+
+
+def clients_of(problem: GaussianClients, temperature: float = 1.0) -> Clients:
+    """What the theory knows of a problem."""
+    counts = np.asarray(problem.counts, float)
+    factors = np.asarray(problem.noise, float)
+    noise = factors @ np.swapaxes(factors, -1, -2)
+    return Clients(np.asarray(problem.hessians, float), np.asarray(problem.centers, float), counts / counts.sum(), temperature, noise)
+
+
+def dissimilarity(clients: Clients) -> float:
+    """gamma: the largest norm of a gradient of f^c at the optimum."""
+    apart = oracle.target(clients).mean - clients.centers
+    return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
+
+
+def exact_distances(
+    clients: Clients, num_rounds: int, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL
+) -> np.ndarray:
+    """W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
+    taken = oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
+    laws = oracle.rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
+    return wasserstein2(*laws, *oracle.target(clients))
+
+
+def floor(clients: Clients, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL) -> float:
+    """W2 of the exact stationary law to the target."""
+    taken = oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
+    return float(wasserstein2(*oracle.stationary(taken), *oracle.target(clients)))
+
+
+class Chains(NamedTuple):
+    """What chains left: by problem, then swept settings, then round."""
+
+    models: np.ndarray  # f[problems, settings..., R, rounds + 1, P]
+    law: Gaussian  # fitted over chains: f64[problems, settings..., rounds + 1, P] and [..., P, P]
+    distance: np.ndarray  # f64[problems, settings..., rounds + 1]  W2 of that law to the target
+    curves: xr.Dataset  # of the sweep, at its last round
+
+
+def chains(
+    problems: Sequence[GaussianClients],
+    *,
+    num_chains: int,
+    num_rounds: int,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    temperature: float = 1.0,
+    options: Mapping[str, Any] | None = None,
+    **hyper: Any,
+) -> Chains:
+    """Run chains on each problem for each combination of settings, as one compiled program; all draws are different.
+
+    problems: of one number of clients and one dimension. options: of `sweep`. hyper: FA-LD's settings.
+    """
+    each = langevin.system.Hyper(num_clients=problems[0].centers.shape[0], gradient="exact", temperature=temperature, **hyper)
+    run = fedjax_sim.sweep(
+        langevin.system,
+        [problem for problem in problems for _ in range(num_chains)],
+        each,
+        seeds=len(problems) * num_chains,
+        settings=settings,
+        num_ticks=num_rounds,
+        num_evals=num_rounds,
+        keep_models=True,
+        reports=False,
+        layout=LAYOUT,
+        **(options or {}),
+    )
+    shape = [len(values) for values in (settings or {}).values()]
+    models = np.asarray(run.samples).reshape(*shape, len(problems), num_chains, num_rounds + 1, -1)
+    models = np.moveaxis(models, len(shape), 0)
+    law = fit(np.moveaxis(models, -3, -2))
+    goals = [problem.posterior(temperature) for problem in problems]
+    distance = np.stack([wasserstein2(mean, covariance, *goal) for mean, covariance, goal in zip(*law, goals, strict=True)])
+    return Chains(models, law, distance, run.curves.isel(eval=[-1]))
+
+
+def kept(ran: Chains) -> xr.Dataset:
+    """The distances beside what the sweep left at its end, to be written."""
+    settings = [str(name) for name in ran.curves["failed"].dims if name != "seed"]
+    return ran.curves.assign(w2=(("problem", *settings, "round"), ran.distance))
+
+
+def deviations(law: Gaussian, expected: Gaussian, num_chains: int) -> np.ndarray:
+    """Distances of fitted means and variances from the exact ones in standard errors, the larger of the two: `f64[..., P]`."""
+    exact = np.diagonal(expected.covariance, axis1=-2, axis2=-1)
+    variance = np.diagonal(law.covariance, axis1=-2, axis2=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_mean = np.abs(law.mean - expected.mean) / np.sqrt(exact / num_chains)
+        of_variance = np.abs(variance / exact - 1) / np.sqrt(2 / (num_chains - 1))
+    return np.nan_to_num(np.maximum(of_mean, of_variance))
+
+
+def first_within(distance: np.ndarray, accuracy: float) -> float:
+    """The first round within an accuracy; infinite if there is none. distance: `f64[rounds + 1]`."""
+    is_close = distance <= accuracy
+    return float(is_close.argmax()) if is_close.any() else float("inf")

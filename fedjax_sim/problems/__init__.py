@@ -1,0 +1,18 @@
+"""What is learnt: problems with known answers, Bayesian regressions, and classification over a model."""
+
+from fedjax_sim.problems.classification import Classification, classification, classifications, takes_train
+from fedjax_sim.problems.gaussian import GaussianClients, gaussian_simulation
+from fedjax_sim.problems.logistic import Logistic, logistic
+from fedjax_sim.problems.quadratic import Quadratic
+
+__all__ = [
+    "Classification",
+    "GaussianClients",
+    "Logistic",
+    "Quadratic",
+    "classification",
+    "classifications",
+    "gaussian_simulation",
+    "logistic",
+    "takes_train",
+]

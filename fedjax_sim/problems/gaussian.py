@@ -1,0 +1,105 @@
+"""Gaussian posteriors that clients hold parts of: the target is known exactly, and so is the law of a sampler's model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from fedjax_sim.gaussians import Gaussian
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array, Key, Params
+
+COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
+"""Of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
+
+
+@struct.dataclass
+class GaussianClients:
+    """Clients with f^c(w) = (w - b_c)' H_c (w - b_c) / 2, of weights p_c = n_c / n, and Gaussian gradient noise.
+
+    `loss` is f^c / n, the mean over the client's n_c examples of its part of the energy f = sum_c p_c f^c. The posterior at temperature
+    tau is N(w_*, tau H^-1) with H = sum_c p_c H_c. `evaluate` returns the loss f / n without noise.
+    """
+
+    hessians: Array  # f[N, P, P]  H_c, symmetric and positive definite
+    centers: Array  # f[N, P]  b_c
+    noise: Array  # f[N, P, P]  factors of the covariance G_c = noise noise' of the noise on the gradient of f^c
+    counts: Array  # i32[N]  n_c, in the proportion of the weights
+    start: Array  # f[P]  initial model
+
+    @classmethod
+    def of(cls, hessians: Any, centers: Any, *, counts: Any = 1, noise: Any = 0.0, start: Any = 0.0) -> "GaussianClients":
+        """Build from anything that broadcasts: hessians and noise from `[N]`, `[P, P]` or `[N, P, P]`, counts and start from a number.
+
+        Hessians and noise that are numbers, or one per client, multiply the identity.
+        """
+        centers = jnp.asarray(centers)
+        num, dim = centers.shape
+
+        def matrices(x: Any) -> Array:
+            x = np.asarray(x, float)
+            return jnp.asarray(np.broadcast_to(x[..., None, None] * np.eye(dim) if x.ndim < 2 else x, (num, dim, dim)), centers.dtype)
+
+        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        return cls(matrices(hessians), centers, matrices(noise), counts, jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,)))
+
+    def init(self, key: Key) -> Params:
+        """Start from `start`, whatever the key."""
+        return self.start
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """(f^c(w) + <xi, w>) / n, whose gradient has n^-1 times noise xi of covariance G_c; whichever examples are asked for."""
+        away = params - self.centers[client]
+        xi = self.noise[client] @ jax.random.normal(key, params.shape, params.dtype)
+        return (away @ self.hessians[client] @ away / 2 + xi @ params) / self.counts.sum()
+
+    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
+        """f^c(w) / n, without noise."""
+        away = params - self.centers[client]
+        return away @ self.hessians[client] @ away / 2 / self.counts.sum()
+
+    def evaluate(self, params: Params) -> Mapping[str, Array]:
+        """f(w) / n."""
+        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(jnp.arange(self.counts.shape[0]))
+        return {"loss": self.counts @ losses / self.counts.sum()}
+
+    def posterior(self, temperature: float = 1.0) -> Gaussian:
+        """The law that is to be sampled from, in float64."""
+        share = np.asarray(self.counts, float) / np.asarray(self.counts).sum()
+        hessians, centers = np.asarray(self.hessians, float), np.asarray(self.centers, float)
+        whole = np.einsum("c,cij->ij", share, hessians)
+        return Gaussian(np.linalg.solve(whole, np.einsum("c,cij,cj->i", share, hessians, centers)), temperature * np.linalg.inv(whole))
+
+
+def gaussian_simulation(
+    seed: int,
+    *,
+    alpha: float,
+    num_clients: int = 50,
+    examples_per_client: int | Any = 1000,
+    covariance: Any = COVARIANCE,
+    dtype: str = "float64",
+) -> GaussianClients:
+    """Draw FA-LD's simulated data (arXiv 2112.05120, Sec. 5.1): client means from N(0, alpha I), data around them, known covariance.
+
+    examples_per_client: one number, or one per client; the paper does not say (1000 gives its values of gamma, squared). covariance: of
+    the data, `[P, P]`, or one per client `[N, P, P]`, which makes Hessians H_c = n covariance_c^-1 unequal. Only the clients' means are
+    kept, which is all that exact gradients need. float64 has to be enabled where the problem is made and run.
+    """
+    if not (np.isfinite(alpha) and alpha >= 0):
+        raise ConfigError("alpha", alpha, "a finite number from 0")
+    covariance = np.asarray(covariance, float)
+    dim = covariance.shape[-1]
+    if covariance.shape not in ((dim, dim), (num_clients, dim, dim)):
+        raise ConfigError("shape of covariance", covariance.shape, f"[P, P] or [{num_clients}, P, P]")
+    random = np.random.default_rng(seed)
+    counts = np.broadcast_to(np.asarray(examples_per_client), (num_clients,))
+    true_means = np.sqrt(alpha) * random.normal(size=(num_clients, dim))
+    # The mean of n_c normal vectors is normal: drawn as such, it does not take the memory of the data.
+    factor = np.linalg.cholesky(np.broadcast_to(covariance, (num_clients, dim, dim)))
+    means = true_means + np.einsum("cij,cj->ci", factor, random.normal(size=(num_clients, dim))) / np.sqrt(counts)[:, None]
+    hessians = counts.sum() * np.broadcast_to(np.linalg.inv(covariance), (num_clients, dim, dim))
+    return GaussianClients.of(hessians.astype(dtype), means.astype(dtype), counts=counts)

@@ -1,0 +1,107 @@
+"""FA-LD against its slow loop, fed the same random draws: the same models to rounding, in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Layout
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.systems import langevin
+from tests.reference import langevin_loop
+
+SEED, N, K, BATCH, TICKS = 4, 7, 3, 2, 8
+TAU, RHO, ETA, DECAY = 0.01, 0.6, 2e-3, 40.0
+
+
+@pytest.fixture(scope="module")
+def problem(regression: Callable) -> Any:
+    with jax.enable_x64(True):
+        return regression(N, dtype="float64", noise=0.2)
+
+
+class Draws:
+    """The random draws behind a run, by client and global step."""
+
+    def __init__(self, problem: Any):
+        with jax.enable_x64(True):
+            key = stream(jax.random.key(SEED), "learning")
+            steps = jnp.arange(K * TICKS)
+
+            def normals(key: jax.Array) -> jax.Array:
+                return jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(key, k), (3,)))(steps)
+
+            def of(client: jax.Array) -> tuple[jax.Array, ...]:
+                own = jax.random.fold_in(stream(key, "local"), client)
+                bits, count = shuffle_bits(stream(own, "batches")), problem.counts[client]
+                # The whole permutation of each step, of which its batch is the beginning.
+                places = jnp.minimum(jnp.arange(6), count - 1)
+                orders = jax.vmap(lambda k: shuffled_index(bits, places, count, k))(steps)
+                return orders, normals(stream(own, "noise")), normals(stream(own, "private noise"))
+
+            found = jax.jit(lambda: (jax.vmap(of)(jnp.arange(N)), normals(stream(key, "shared noise"))))()
+            (self.orders, self.gradient_noise, self.private), self.shared = jax.tree.map(np.asarray, found)
+            self.start = np.asarray(problem.init(stream(key, "init")))
+
+
+@pytest.mark.parametrize(
+    ("participation", "weights"),
+    [("full", None), ("with_replacement", (1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0)), ("without_replacement", 1.0)],
+)
+def test_langevin(problem: Any, participation: str, weights: Any) -> None:
+    """With ragged clients, mini-batches without replacement, gradient noise, weights of their own and a falling step size."""
+    with jax.enable_x64(True):
+        hyper = langevin.Hyper(
+            num_clients=N,
+            num_selected=4,
+            participation=participation,
+            client_weights=weights,
+            local_steps=K,
+            batch_size=BATCH,
+            step_size=ETA,
+            step_decay=DECAY,
+            temperature=TAU,
+            rho=RHO,
+        )
+        how = {"num_ticks": TICKS, "num_evals": TICKS, "keep_models": True, "layout": Layout(4, False, 1)}
+        run = fedjax_sim.simulate(langevin.system, problem, hyper, seed=SEED, **how)
+    draws = Draws(problem)
+    counts, inputs, targets = (np.asarray(x) for x in (problem.counts, problem.inputs, problem.targets))
+    share = np.asarray(counts if weights is None else np.broadcast_to(weights, (N,)), float)
+    share = share / share.sum()
+
+    def gradient(client: int, k: int, model: np.ndarray) -> np.ndarray:
+        order = draws.orders[client, k, : counts[client]]
+        assert sorted(order) == list(range(counts[client]))
+        batch = order[:BATCH]
+        slopes = [inputs[client, i] * (inputs[client, i] @ model - targets[client, i]) for i in batch]
+        mean = sum(slopes) / BATCH + 0.2 * draws.gradient_noise[client, k]
+        return counts[client] / share[client] * mean
+
+    schedule = run.timelines[0]
+    rounds = [
+        [(int(c), float(w)) for c, w in zip(clients, weight, strict=True) if c >= 0]
+        for clients, weight in zip(schedule.clients, schedule.weight, strict=True)
+    ]
+    expected = langevin_loop.run(
+        start=draws.start,
+        share=share,
+        rounds=rounds,
+        num_steps=K,
+        step_size=lambda k: 1 / (1 / ETA + DECAY * k),
+        temperature=TAU,
+        rho=RHO,
+        gradient=gradient,
+        private=lambda client, k: draws.private[client, k],
+        shared=lambda k: draws.shared[k],
+    )
+    np.testing.assert_allclose(run.samples[1:], expected, rtol=0, atol=1e-11)
+    np.testing.assert_array_equal(run.samples[0], draws.start)
+    # Virtual time is the number of steps, and all work starts from the newest model.
+    np.testing.assert_array_equal(schedule.time, K * np.arange(1, TICKS + 1))
+    np.testing.assert_array_equal(schedule.version[schedule.clients >= 0], np.repeat(np.arange(TICKS), [len(each) for each in rounds]))
+    assert {"full": 7, "with_replacement": 4, "without_replacement": 4}[participation] == schedule.clients.shape[1]

@@ -1,0 +1,260 @@
+"""FA-LD's privacy: printed values, monotonicity, and every step of the guarantee against an accountant that shares no code with it."""
+
+import itertools
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+    get_epsilon_gaussian,
+)
+from dp_accounting.pld import privacy_loss_distribution as losses
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.rdp import RdpAccountant
+
+from fedjax_sim.theory import privacy
+from fedjax_sim.theory.privacy import Setting, guarantee
+
+Numbers = npt.NDArray[np.float64]
+PRINTED = Setting(
+    num_clients=50,
+    num_selected=10,
+    scheme="without_replacement",
+    local_steps=10,
+    num_rounds=100,
+    step_size=1e-6,
+    temperature=1.0,
+    rho=0.5,
+    batch_fraction=0.1,
+    sensitivity=1.0,
+    least_weight=1 / 50,
+    delta_step=1e-6,
+    delta_round=1e-6,
+    delta_total=1e-5,
+)
+EXAMPLES = 1000
+"""Data points of a client: what a fraction of a batch is taken of."""
+
+
+def accountant_epsilon(setting: Setting, num_steps: int, delta: float) -> float:
+    """Bound the epsilon of local steps by Renyi accounting of the Gaussian mechanism with mini-batches drawn without replacement.
+
+    The largest order keeps the bound above log(1 / delta) / 511, whatever the noise.
+    """
+    single = GaussianDpEvent(setting.noise_multiplier)
+    sampled = SampledWithoutReplacementDpEvent(EXAMPLES, round(setting.batch_fraction * EXAMPLES), single)
+    accountant = RdpAccountant([*range(2, 17), 24, 32, 64, 128, 256, 512], NeighboringRelation.REPLACE_ONE)
+    accountant.compose(SelfComposedDpEvent(sampled, num_steps))
+    return float(accountant.get_epsilon(delta))
+
+
+def exact_epsilon(setting: Setting, num_steps: int, delta: float) -> float:
+    """Compute the epsilon of local steps on all data: Gaussian mechanisms compose to one of less noise."""
+    return float(get_epsilon_gaussian(setting.noise_multiplier / math.sqrt(num_steps), delta))
+
+
+@pytest.mark.parametrize(
+    ("step_size", "epsilons", "drawn_without", "drawn_with"),
+    [
+        (1e-5, (0.967425, 0.193485, 1.93485), (0.781433, 78.1433, 5e-5), (0.734038, 73.4038, 0.366478)),
+        (1e-6, (0.305927, 0.0611853, 0.611853), (0.155951, 10.1153, 5e-5), (0.143548, 9.10402, 0.224940)),
+        (1e-8, (0.0305927, 0.00611853, 0.0611853), (0.0125402, 0.617570, 5e-5), (0.0114759, 0.563917, 0.189974)),
+    ],
+)
+def test_printed_values(
+    step_size: float, epsilons: tuple[float, ...], drawn_without: tuple[float, ...], drawn_with: tuple[float, ...]
+) -> None:
+    np.testing.assert_allclose(PRINTED.largest_step_size, 1.06848e-5, rtol=1e-5)
+    for scheme, expected in (("without_replacement", drawn_without), ("with_replacement", drawn_with)):
+        found = guarantee(PRINTED._replace(step_size=step_size, scheme=scheme))
+        np.testing.assert_allclose((found.epsilon_step, found.epsilon_batch, found.epsilon_round), epsilons, rtol=5e-6)
+        np.testing.assert_allclose((found.epsilon_sampled, found.epsilon, found.delta), expected, rtol=5e-6)
+
+
+def test_at_the_largest_step_size() -> None:
+    found = guarantee(PRINTED._replace(step_size=PRINTED.largest_step_size))
+    np.testing.assert_allclose((found.epsilon_step, found.epsilon_batch), (1, 2 * PRINTED.batch_fraction), rtol=1e-12)
+
+
+def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
+    """epsilon_1 is at least log(1 + q (e^epsilon_0 - 1)), for any batch and step size allowed; it does not depend on q."""
+    for q, share in itertools.product((1e-3, 0.1, 0.7, 1.0), (1e-6, 0.01, 0.5, 1.0)):
+        setting = PRINTED._replace(batch_fraction=q)
+        found = guarantee(setting._replace(step_size=share * setting.largest_step_size))
+        assert found.epsilon_batch >= privacy.amplified(found.epsilon_step, q)
+        np.testing.assert_allclose(found.epsilon_batch, 2 * q * found.epsilon_step, rtol=1e-12)
+
+
+def test_gaussian_mechanism_of_one_step() -> None:
+    """The exact epsilon of the noise multiplier at delta_0 is below epsilon_0, and not far below."""
+    for share in (0.05, 0.3, 1.0):
+        setting = PRINTED._replace(batch_fraction=1.0)
+        setting = setting._replace(step_size=share * setting.largest_step_size)
+        exact = exact_epsilon(setting, 1, setting.delta_step)
+        assert 0.5 * guarantee(setting).epsilon_step < exact <= guarantee(setting).epsilon_step
+
+
+@pytest.mark.parametrize("batch_fraction", [0.05, 0.2, 1.0])
+@pytest.mark.parametrize("share", [0.03, 0.3, 1.0])
+def test_accountant_never_needs_more(batch_fraction: float, share: float) -> None:
+    """To the server, who knows who took part: a round, and the whole run, at the deltas that the guarantee states."""
+    setting = PRINTED._replace(batch_fraction=batch_fraction, adversary="server")
+    setting = setting._replace(step_size=share * setting.largest_step_size)
+    found = guarantee(setting)
+    num_steps = setting.local_steps * setting.num_rounds
+    assert accountant_epsilon(setting, setting.local_steps, found.delta_round) <= found.epsilon_round
+    assert accountant_epsilon(setting, num_steps, found.delta) <= found.epsilon
+    assert found.epsilon_sampled == found.epsilon_round
+    if batch_fraction == 1:
+        assert exact_epsilon(setting, num_steps, found.delta) <= found.epsilon
+        # With a tenth of the noise it would say too little.
+        louder = setting._replace(step_size=100 * setting.step_size)
+        assert exact_epsilon(louder, 1, setting.delta_step) > found.epsilon_step
+
+
+@pytest.mark.parametrize("share", [1e-3, 0.1])
+def test_rounds_compose_no_better_than_at_best(share: float) -> None:
+    """All rounds against the optimal composition of what the guarantee says of one."""
+    setting = PRINTED._replace(step_size=share * PRINTED.largest_step_size)
+    found = guarantee(setting)
+    one = losses.from_privacy_parameters(DifferentialPrivacyParameters(found.epsilon_sampled, found.delta_sampled))
+    assert one.self_compose(setting.num_rounds).get_epsilon_for_delta(found.delta) <= found.epsilon
+    step = losses.from_privacy_parameters(DifferentialPrivacyParameters(found.epsilon_batch, setting.batch_fraction * setting.delta_step))
+    assert step.self_compose(setting.local_steps).get_epsilon_for_delta(found.delta_round) <= found.epsilon_round
+
+
+def test_amplification_by_the_draw_of_clients() -> None:
+    """Exact on randomised response answered with probability a, and else by a fair coin: its epsilon is the formula's at most."""
+    for epsilon, a in itertools.product((0.1, 1.0, 5.0), (0.02, 0.2, 1.0)):
+        yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+        # Neighbours answer alike where the client is not drawn; the worst such answer is the one that the formula allows for.
+        worst = max(math.log((a * yes + (1 - a) * o) / (a * no + (1 - a) * o)) for o in (no, 0.5, yes))
+        assert worst <= privacy.amplified(epsilon, a) + 1e-12
+        np.testing.assert_allclose(worst, privacy.amplified(epsilon, a), rtol=1e-12)
+    np.testing.assert_allclose(privacy.amplified(29.999999, 0.2), privacy.amplified(30.000001, 0.2), rtol=1e-7)
+    np.testing.assert_allclose(privacy.amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
+
+
+def test_delta_of_draws_with_replacement_by_enumeration() -> None:
+    """Over all draws of 3 of 4 clients, the number of times that one of them is drawn."""
+    setting = PRINTED._replace(num_clients=4, num_selected=3, scheme="with_replacement", least_weight=0.25)
+    found = guarantee(setting)
+    total = 0.0
+    for draw in itertools.product(range(4), repeat=3):
+        s = draw.count(0)
+        if s:
+            single = 1.25 * 10 * 0.1 * (1e-6 / 1.25) ** (1 / s**2) + 1e-6
+            total += 4**-3 * (math.exp(found.epsilon_round) - 1) / (math.exp(found.epsilon_round / s) - 1) * single
+    np.testing.assert_allclose(found.delta_sampled, total, rtol=1e-12)
+    np.testing.assert_allclose(setting.inclusion, 1 - 0.75**3, rtol=1e-12)
+    certain = setting._replace(draw_probability=1.0)
+    assert certain.inclusion == 1
+    assert guarantee(certain).delta > found.delta
+    np.testing.assert_allclose(setting._replace(draw_probability=0.5).inclusion, 1 - 0.5**3, rtol=1e-12)
+    one = setting._replace(num_selected=1)
+    np.testing.assert_allclose(
+        guarantee(one).delta_sampled, guarantee(one._replace(scheme="without_replacement")).delta_sampled, rtol=1e-12
+    )
+
+
+def test_monotone() -> None:
+    """Claim 16."""
+    epsilon = {
+        "step_size": (1e-8, 1e-7, 1e-6, 1e-5),
+        "num_selected": (1, 2, 5, 10, 25, 50),
+        "num_rounds": (1, 3, 10, 50, 200, 1000),
+        "rho": (0.0, 0.3, 0.6, 0.9),
+        "sensitivity": (0.1, 0.5, 1.0),
+    }
+    for scheme in ("without_replacement", "with_replacement"):
+        for name, values in epsilon.items():
+            rising = [guarantee(PRINTED._replace(scheme=scheme, **{name: value})).epsilon for value in values]
+            assert (np.diff(rising) > 0).all(), name
+    falling = [guarantee(PRINTED._replace(temperature=tau)).epsilon for tau in (0.3, 1.0, 3.0)]
+    assert (np.diff(falling) < 0).all()
+    for name, values in {"num_selected": (1, 10, 50), "batch_fraction": (0.1, 0.5, 1.0), "num_rounds": (1, 10, 100)}.items():
+        rising = [guarantee(PRINTED._replace(**{name: value})).delta for value in values]
+        assert (np.diff(rising) > 0).all(), name
+    assert guarantee(PRINTED._replace(scheme="full")).epsilon == guarantee(PRINTED._replace(num_selected=50)).epsilon
+    assert guarantee(PRINTED._replace(adversary="server")).epsilon > guarantee(PRINTED).epsilon
+
+
+def test_corollaries() -> None:
+    bare = PRINTED._replace(delta_round=0.0, delta_total=0.0)
+    found = guarantee(bare)
+    np.testing.assert_allclose(found.epsilon, 100 * math.log1p(0.2 * math.expm1(10 * found.epsilon_batch)), rtol=1e-12)
+    np.testing.assert_allclose(found.delta, 0.2 * 0.1 * 1000 * 1e-6, rtol=1e-12)
+    limit = privacy.corollary_step_size(PRINTED)
+    assert 0 < limit < PRINTED.largest_step_size
+    for share in (1e-6, 1e-3, 0.1, 1.0):
+        setting = PRINTED._replace(step_size=share * limit)
+        assert guarantee(setting).epsilon <= privacy.corollary_epsilon(setting)
+        assert privacy.leading_epsilon(setting) <= privacy.corollary_epsilon(setting)
+    small = PRINTED._replace(step_size=1e-9 * limit)
+    np.testing.assert_allclose(privacy.leading_epsilon(small), privacy.corollary_epsilon(small), rtol=1e-3)
+    halves = [PRINTED._replace(step_size=limit), PRINTED._replace(step_size=limit / 4)]
+    np.testing.assert_allclose(privacy.leading_epsilon(halves[0]), 2 * privacy.leading_epsilon(halves[1]), rtol=1e-12)
+
+
+def test_largest_rho() -> None:
+    setting = PRINTED._replace(step_size=1e-7)
+    rho = privacy.largest_rho(setting, epsilon=10.0)
+    np.testing.assert_allclose(guarantee(setting._replace(rho=rho)).epsilon, 10, rtol=1e-9)
+    generous = privacy.largest_rho(setting, epsilon=1e6)
+    np.testing.assert_allclose(setting._replace(rho=generous).largest_step_size, setting.step_size, rtol=1e-9)
+    with pytest.raises(ValueError, match="epsilon"):
+        privacy.largest_rho(setting, epsilon=1e-3)
+    with pytest.raises(ValueError, match="delta"):
+        privacy.largest_rho(setting, epsilon=10.0, delta=1e-9)
+
+
+def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]) -> float:
+    """Norm of the difference of two examples' gradients of the cross-entropy. weights: `f64[C, P]`; inputs: `f64[2, P]`."""
+    logits = weights @ inputs.T
+    shares = np.exp(logits - logits.max(axis=0)) / np.exp(logits - logits.max(axis=0)).sum(axis=0)
+    wrong = shares - np.eye(len(weights))[:, labels]
+    return float(np.linalg.norm(np.outer(wrong[:, 0], inputs[0]) - np.outer(wrong[:, 1], inputs[1])))
+
+
+def test_sensitivity_of_softmax_regression() -> None:
+    """Never exceeded, and all but attained: inputs almost opposite, both put in one wrong class."""
+    random = np.random.default_rng(0)
+    for scale in (0.1, 10.0, 100.0):
+        inputs = random.normal(size=(100, 2, 3))
+        inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True)
+        found = [difference_of_gradients(scale * random.normal(size=(4, 3)), own, random.integers(4, size=2).tolist()) for own in inputs]
+        assert max(found) <= privacy.softmax_sensitivity(1.0)
+    inputs = np.array([[np.cos(1.5), np.sin(1.5)], [np.cos(1.5), -np.sin(1.5)]])
+    extreme = difference_of_gradients(np.array([[1e4, 0.0], [0.0, 0.0]]), inputs, [1, 1])
+    assert 0.99 * privacy.softmax_sensitivity(1.0) < extreme <= privacy.softmax_sensitivity(1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"rho": 1.0}, "rho"),
+        ({"step_size": 1.1e-5}, "step_size"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"delta_step": 0.0}, "delta_step"),
+        ({"delta_round": 1.0}, "delta_round"),
+        ({"delta_total": -0.1}, "delta_total"),
+        ({"scheme": "some"}, "scheme"),
+        ({"adversary": "nobody"}, "adversary"),
+        ({"num_selected": 51}, "num_selected"),
+        ({"batch_fraction": 1.5}, "batch_fraction"),
+    ],
+)
+def test_what_is_refused(change: dict, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        guarantee(PRINTED._replace(**change))
+
+
+def test_warns_of_a_delta_that_protects_nobody() -> None:
+    guarantee(PRINTED, num_examples=1000)
+    with pytest.warns(UserWarning, match="no protection"):
+        guarantee(PRINTED._replace(scheme="with_replacement"), num_examples=1000)
