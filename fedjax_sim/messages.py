@@ -1,0 +1,58 @@
+"""Compressed messages of gradient systems: what a server decodes of a client's model, and what it costs."""
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.settings import part, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
+
+
+@struct
+class Compression:
+    """Setting of systems whose clients' messages may be compressed."""
+
+    compression: Compressor = part(
+        Identity(),
+        'a compressor such as identity, block:norm=2:block=4 or rounding:width=8, see "compression.py"',
+        Compressor,
+        parse_compressor,
+    )
+    """Applied to what a client sends, as one vector."""
+
+
+def compress(compressor: Compressor, key: Key, message: Params) -> Params:
+    """Compress a pytree as one vector: its leaves one after the other."""
+    if isinstance(compressor, Identity):
+        return message
+    vector, restored = ravel_pytree(message)
+    return restored(compressor.apply(key, vector))
+
+
+def received(compressor: Compressor, key: Key, event: Event, reference: Params, models: Params) -> Params:
+    """Decode the models that the clients of a tick send as compressed differences from a model that the server has too.
+
+    key: the lane's. reference: leaves `[...]`; models: leaves `[S, ...]`. Returns reference + Q(model - reference) for each slot, and the
+    models themselves, bit for bit, without compression.
+    """
+    if isinstance(compressor, Identity):
+        return models
+    own = jax.random.fold_in(stream(key, "compression"), event.tick)
+
+    def slot(client: Array, model: Params) -> Params:
+        difference = jax.tree.map(jnp.subtract, model, reference)
+        message = compress(compressor, jax.random.fold_in(own, client), difference)
+        return jax.tree.map(jnp.add, reference, message)
+
+    # An empty slot sends nothing; its client index only has to be a valid one.
+    return jax.vmap(slot)(jnp.maximum(event.clients, 0), models)
+
+
+def message_bits(compressor: Compressor, params: Params) -> int:
+    """Count the bits of a compressed model; params may be arrays or `ShapeDtypeStruct`s."""
+    if isinstance(compressor, Identity):
+        return full_precision_bits(params)
+    leaves = jax.tree.leaves(params)
+    return compressor.bits(sum(leaf.size for leaf in leaves), word=8 * jnp.result_type(*leaves).itemsize)
