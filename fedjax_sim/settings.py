@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from flax import struct as flax_struct
-
-struct = flax_struct.dataclass
+from flax.struct import dataclass as struct  # noqa: F401, imported by name so that type checkers see the constructors it makes
 
 
 class ConfigError(ValueError):

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.compression.base import Compressor, Identity
+from fedjax_sim.compression.names import parse_compressor
 from fedjax_sim.settings import part, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
