@@ -17,9 +17,10 @@ from fedjax_sim.layout import Layout, check_layout, choose
 from fedjax_sim.progress import Progress
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.simulate import CompileMeter, Curves, Program, replay, request, stack_lanes
-from fedjax_sim.types import Hyper, Plan, Problem, System, Timeline
+from fedjax_sim.types import Hyper, LatentProblem, Plan, Problem, System, Timeline
 
-Problems = Problem | Sequence[Problem] | Callable[[int], Problem]
+AnyProblem = Problem | LatentProblem
+Problems = AnyProblem | Sequence[AnyProblem] | Callable[[int], AnyProblem]
 
 
 class Run(NamedTuple):
@@ -92,6 +93,7 @@ def sweep(
     for each in hypers:
         check(each)
     problems = _problems_of(problem, seeds)
+    _check_kind(system, problems)
     _check_clients(hypers, problems)
     lanes = [_Lane(p * len(seeds) + s, hypers[p], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
     began, meter = time.perf_counter(), CompileMeter()
@@ -111,7 +113,7 @@ def sweep(
 class _Lane(NamedTuple):
     place: int  # among all lanes of the sweep: settings first, then seeds
     hyper: Hyper
-    problem: Problem
+    problem: AnyProblem
     seed: int
 
 
@@ -166,8 +168,20 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     metrics = {name: value[:, : num_evals + 1] for name, value in curves.metrics.items()}
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
     cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
-    bits = [system.message_bits(parameters, hyper) for hyper in hypers]
+    bits = [_bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i]) for i in range(len(group))]
     return Part([lane.place for lane in group], Curves(metrics, infos, curves.models), schedule, cut, bits)
+
+
+def _bits(
+    system: System, problem: AnyProblem, hyper: Hyper, parameters: Any, schedule: schedules.Schedule, lane: int, timeline: Timeline
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bits sent up and down by each evaluation of a lane: `i64[V + 1]` twice. parameters: shapes and dtypes."""
+    if system.traffic is None:
+        up, down = (schedule.messages[lane] * bits for bits in system.message_bits(parameters, hyper))
+    else:
+        per_tick = system.traffic(problem, hyper, timeline)
+        up, down = (np.concatenate([[0], np.cumsum(each, dtype=np.int64)])[schedule.ticks[lane]] for each in per_tick)
+    return up, down
 
 
 def _configuration(program: Program, group: list[_Lane], how: Options) -> dict[str, Any]:
@@ -189,8 +203,8 @@ def _named(value: Any) -> str:
     return repr(value) if is_plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:
-    if isinstance(problem, Problem):
+def _problems_of(problem: Problems, seeds: list[int]) -> list[AnyProblem]:
+    if isinstance(problem, AnyProblem):
         return [problem] * len(seeds)
     if callable(problem):
         return [problem(seed) for seed in seeds]
@@ -199,7 +213,13 @@ def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:
     return list(problem)
 
 
-def _check_clients(hypers: list[Hyper], problems: list[Problem]) -> None:
+def _check_kind(system: System, problems: list[AnyProblem]) -> None:
+    for problem in problems:
+        if not isinstance(problem, system.learns):
+            raise ConfigError("problem", type(problem).__name__, f"a {system.learns.__name__} (see fedjax_sim/types.py) for {system.name}")
+
+
+def _check_clients(hypers: list[Hyper], problems: list[AnyProblem]) -> None:
     for hyper, problem in itertools.product(hypers, problems):
         if hyper.num_clients != problem.counts.shape[0]:
             raise ConfigError("num_clients", hyper.num_clients, f"{problem.counts.shape[0]}, as in the problem")
