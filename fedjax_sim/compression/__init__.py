@@ -11,7 +11,6 @@ the entropy of the entries. Which entries are kept at random follows from a seed
 
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
-from fedjax_sim.compression.messages import Compression, compress, message_bits, received
 from fedjax_sim.compression.names import COMPRESSORS, parse_compressor
 from fedjax_sim.compression.powers import Luq, luq
 from fedjax_sim.compression.sparse import RandK, RandSparsification
@@ -19,7 +18,6 @@ from fedjax_sim.compression.sparse import RandK, RandSparsification
 __all__ = [
     "COMPRESSORS",
     "BlockQuantization",
-    "Compression",
     "Compressor",
     "Dithering",
     "Identity",
@@ -27,9 +25,6 @@ __all__ = [
     "RandK",
     "RandSparsification",
     "StochasticRounding",
-    "compress",
     "luq",
-    "message_bits",
     "parse_compressor",
-    "received",
 ]

@@ -1,12 +1,12 @@
 """What all compressors have, and the one that does nothing."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError, fields, struct
+from fedjax_sim.settings import ConfigError, fields, fixed, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -22,8 +22,8 @@ class Rounding(NamedTuple):
 class Compressor:
     """What all compressors have. Most round each entry by itself to one of two neighbours, and only say which (`around`)."""
 
-    name: ClassVar[str]
-    """On the command line."""
+    name: str
+    """On the command line. A static field, as JAX takes dataclasses of equal fields for one kind of pytree, whatever their class."""
 
     def around(self, magnitude: Array) -> Rounding:
         """Find the neighbours of magnitudes `f[D]`."""
@@ -59,7 +59,7 @@ class Compressor:
 class Identity(Compressor):
     """No compression. Omega is 0. Bits: a float per entry."""
 
-    name: ClassVar[str] = "identity"
+    name: str = fixed("identity")
 
     def apply(self, key: Key, vector: Array) -> Array:
         """Return the vector."""

@@ -1,7 +1,7 @@
 """Quantizers on grids: block-p-quantization, random dithering, stochastic rounding."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ class Grid(Compressor):
     The variance is the sum over blocks of (||x||_r / s)^2 sum_j f_j (1 - f_j), f_j the fractional part of s |x_j| / ||x||_r.
 
     Omega, with C = B^max(1/r, 1/2): C / s - 1 if s = 1 or s <= C / 2, else (C / 2 s)^2. For r <= 2 a constant block attains the first. For
-    r = inf it is (sqrt(1 + (B - 1) / s^2) - 1) / 2, attained by one 1 among entries of 1 / (1 + sqrt(1 + (B - 1) / s^2)). Otherwise omega
+    r = inf it is (sqrt(1 + (B - 1) / s^2) - 1) / 2, attained by one s among entries of 1 / (1 + sqrt(1 + (B - 1) / s^2)). Otherwise omega
     is an upper bound. Derived: for other than s = 1 and r = 2 the paper says O(C / s). (For f (1 - f) is at most sqrt(w) - w up to
     w = 1/4, then 1/4, a concave function of w = (s x_j / ||x||_r)^2, whose mean is at least (s / C)^2.)
 
@@ -80,7 +80,7 @@ class Grid(Compressor):
 class Dithering(Grid):
     """Random dithering (Sec. 2; Alistarh et al. 2017, arXiv 1610.02132), see `Grid`; by default the whole vector is one block."""
 
-    name: ClassVar[str] = "dithering"
+    name: str = fixed("dithering")
 
     levels: Any = real(4.0, least=1)
     """S, a whole number."""
@@ -105,7 +105,7 @@ class BlockQuantization(Grid):
     Bits: per block a float, per entry two.
     """
 
-    name: ClassVar[str] = "block"
+    name: str = fixed("block")
 
     block: int = redefault(Grid, "block", 4)
 
@@ -122,7 +122,7 @@ class StochasticRounding(Grid):
     That is `Grid` with so many levels and r = inf. Bits: per block a float, per entry `width`.
     """
 
-    name: ClassVar[str] = "rounding"
+    name: str = fixed("rounding")
 
     norm: float = fixed(math.inf)
     width: Any = real(8.0, least=2, most=24)
@@ -144,4 +144,6 @@ def _norm(blocks: Array, order: float) -> Array:
     if math.isinf(order):
         return largest
     share = blocks / divisor(largest)[..., None]
-    return largest * jnp.sum(share**order, axis=-1) ** (1 / order)
+    if order == 2:
+        return largest * jnp.sqrt(divisor(jnp.sum(jnp.square(share), axis=-1)))
+    return largest * divisor(jnp.sum(share**order, axis=-1)) ** (1 / order)

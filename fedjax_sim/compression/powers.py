@@ -1,13 +1,12 @@
 """LUQ: powers of two of the largest magnitude."""
 
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.compression.base import Compressor, Rounding, divisor
-from fedjax_sim.settings import count, struct
+from fedjax_sim.settings import count, fixed, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -23,7 +22,7 @@ class Luq(Compressor):
     Bits: a float, and per entry ceil(log2(2 top + 3)), as 0 and two signs of top + 1 powers are told apart.
     """
 
-    name: ClassVar[str] = "luq"
+    name: str = fixed("luq")
 
     top: int = count(6, least=0)
     """Powers below the largest magnitude: 6 fit into four bits, LUQ's own code has 7 for these."""

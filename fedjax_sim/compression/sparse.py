@@ -1,12 +1,12 @@
 """Sparsifiers: some entries at random, scaled up."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.compression.base import Compressor, Rounding, check_whole, wide_of
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import fixed, real, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -17,7 +17,7 @@ class RandSparsification(Compressor):
     Omega is 1 / kappa - 1, with equality for every vector. Bits: a float per entry kept, dim * kappa of them on average.
     """
 
-    name: ClassVar[str] = "sparsification"
+    name: str = fixed("sparsification")
 
     keep: Any = real(0.5, above=0, most=1)
     """kappa"""
@@ -44,7 +44,7 @@ class RandK(Compressor):
     Omega is D / k - 1, with equality for every vector. Bits: a float per entry kept.
     """
 
-    name: ClassVar[str] = "rand_k"
+    name: str = fixed("rand_k")
 
     kept: Any = real(1.0, least=1)
     """k, a whole number."""

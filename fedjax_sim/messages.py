@@ -32,28 +32,31 @@ def compress(compressor: Compressor, key: Key, message: Params) -> Params:
     return restored(compressor.apply(key, vector))
 
 
-def received(compressor: Compressor, key: Key, event: Event, reference: Params, models: Params) -> Params:
-    """Decode the models that the clients of a tick send as compressed differences from a model that the server has too.
+def received(compressor: Compressor, key: Key, event: Event, reference: Params, models: Params, *, way: str = "up") -> Params:
+    """Decode models that are sent as compressed differences from a reference that sender and receiver both have.
 
-    key: the lane's. reference: leaves `[...]`; models: leaves `[S, ...]`. Returns reference + Q(model - reference) for each slot, and the
-    models themselves, bit for bit, without compression.
+    key: the lane's. reference, models: leaves `[S, ...]`. way: "up" or "down", of independent randomness. Returns reference +
+    Q(model - reference) of every slot; without compression the models themselves, bit for bit.
     """
     if isinstance(compressor, Identity):
         return models
-    own = jax.random.fold_in(stream(key, "compression"), event.tick)
+    own = jax.random.fold_in(stream(key, f"compression {way}"), event.tick)
 
-    def slot(client: Array, model: Params) -> Params:
-        difference = jax.tree.map(jnp.subtract, model, reference)
-        message = compress(compressor, jax.random.fold_in(own, client), difference)
+    def slot(client: Array, reference: Params, model: Params) -> Params:
+        message = compress(compressor, jax.random.fold_in(own, client), jax.tree.map(jnp.subtract, model, reference))
         return jax.tree.map(jnp.add, reference, message)
 
     # An empty slot sends nothing; its client index only has to be a valid one.
-    return jax.vmap(slot)(jnp.maximum(event.clients, 0), models)
+    return jax.vmap(slot)(jnp.maximum(event.clients, 0), reference, models)
 
 
 def message_bits(compressor: Compressor, params: Params) -> int:
     """Count the bits of a compressed model; params may be arrays or `ShapeDtypeStruct`s."""
     if isinstance(compressor, Identity):
         return full_precision_bits(params)
-    leaves = jax.tree.leaves(params)
-    return compressor.bits(sum(leaf.size for leaf in leaves), word=8 * jnp.result_type(*leaves).itemsize)
+    return compressor.bits(num_parameters(params), word=8 * jnp.result_type(*jax.tree.leaves(params)).itemsize)
+
+
+def num_parameters(params: Params) -> int:
+    """Count the numbers of a model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
