@@ -1,5 +1,6 @@
 """What the command line fills in for a data set where the user says nothing."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ class Defaults(NamedTuple):
     augmentation: str = "none"
     mean: float | tuple[float, ...] = 0.0  # of images scaled to [0, 1]: one, or one per channel
     std: float | tuple[float, ...] = 1.0
+    em_time_budget: float = 2000.0  # of systems of expectation maximisation, whose rounds take 1
+    em_settings: Mapping[str, Any] = {}  # theirs
 
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={})
@@ -47,6 +50,7 @@ DEFAULTS: dict[str, Defaults] = {
         model="mlp32",
         time_budget=5000.0,
         settings={"num_clients": 30, "num_selected": 6, "buffer_size": 5, "local_steps": 10, "batch_size": 16},
+        em_settings={"num_clients": 10},
     ),
     "cifar10": CIFAR10,
     "cifar10_jpeg": CIFAR10,

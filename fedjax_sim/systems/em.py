@@ -1,9 +1,11 @@
 """Expectation maximisation (Dempster, Laird, Rubin 1977) of all clients' examples, in the space of expected statistics.
 
-    S_k -> `state`    S_{k+1} = mean_i s_i(T(S_k)), eq. (5) of arXiv 2111.02083; the parameters of classical EM are theta_k = T(S_k)
+    S_k -> `state.server`    S_{k+1} = mean_i s_i(T(S_k)), eq. (5) of arXiv 2111.02083; the parameters of classical EM are theta_k = T(S_k)
 
 The baseline of FedEM: every client goes over all its examples in every round, and sends their mean statistics as they are.
 """
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -23,17 +25,21 @@ class Hyper(Participants):
     """Examples of a client that are gone over at once."""
 
 
-def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
-    """Bind EM to a problem. The state is S_k, `f[q]`."""
+class State(NamedTuple):
+    server: Array  # f[q]  S_k
 
-    def step(key: Key, state: Array, event: Event) -> tuple[Array, Work]:
+
+def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
+    """Bind EM to a problem."""
+
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         is_present = event.clients >= 0
-        natural = problem.natural(problem.maximise(state))
+        natural = problem.natural(problem.maximise(state.server))
         means, work = local_statistics(problem, hyper, plan, key, event, natural, is_full=True, works=is_present)
         after = weighted_sum(is_present / jnp.maximum(is_present.sum(), 1), means)
-        return jnp.where(jnp.any(is_present), after, state), work
+        return State(jnp.where(jnp.any(is_present), after, state.server)), work
 
-    return Algorithm(problem.init, step, model=lambda state: state)
+    return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
 
 
 system = System(
