@@ -170,7 +170,7 @@ def test_on_the_command_line() -> None:
         assert contender.resolved()["compression"] == texts["compression"]
         labels = [label for label, _ in contender.points()]
         assert all(text in label for text, label in zip(texts["compression"], labels, strict=True))
-    with pytest.raises(ConfigError, match="norm is 0.2, but must be a number of at least 1, or inf"):
+    with pytest.raises(ConfigError, match=r"norm is 0.2, but must be a number of at least 1, or inf"):
         comparison.contenders(["fedavg"], {"compression": ["block:norm=0.2"]}, defaults_of("digits"))
     with pytest.raises(ConfigError, match="compression is 'block'"):
         check(fedavg.Hyper(compression="block"))
