@@ -94,14 +94,14 @@ def local_statistics(
         def trip(j: Array, total: Array) -> Array:
             places = j * size + jnp.arange(size)
             examples = jnp.where(is_full, jnp.minimum(places, number - 1), drawn)
-            weight = jnp.where(is_full, (places < number) / number, 1 / size)
+            weight = jnp.where(is_full, (places < number) / number.astype(natural.dtype), jnp.asarray(1 / size, natural.dtype))
             if reference is None:
                 phi = natural
             else:
                 is_subtracted = (j == 1) & jnp.logical_not(is_full)
                 phi = jnp.where(is_subtracted, reference, natural)
                 weight = jnp.where(is_subtracted, -weight, weight)
-            weight = jnp.where(j < own_trips, weight, 0).astype(natural.dtype)
+            weight = jnp.where(j < own_trips, weight, 0)
             return total + problem.statistics(phi, client, examples, weight)
 
         return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))

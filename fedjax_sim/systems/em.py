@@ -36,7 +36,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
         is_present = event.clients >= 0
         natural = problem.natural(problem.maximise(state.server))
         means, work = local_statistics(problem, hyper, plan, key, event, natural, is_full=True, works=is_present)
-        after = weighted_sum(is_present / jnp.maximum(is_present.sum(), 1), means)
+        after = weighted_sum(is_present, means) / jnp.maximum(is_present.sum(), 1).astype(means.dtype)
         return State(jnp.where(jnp.any(is_present), after, state.server)), work
 
     return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
