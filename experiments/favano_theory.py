@@ -19,7 +19,8 @@ import fedjax_sim
 from experiments.favano_claims import verdict
 from experiments.sampling import FAR, are_fast, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.lowbit import luq, straight_through, uniform
+from fedjax_sim.compression import luq
+from fedjax_sim.lowbit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory

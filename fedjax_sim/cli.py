@@ -15,14 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_sim import cli_arguments as words
-from fedjax_sim import comparison, datasets, results
+from fedjax_sim import comparison, datasets, latent, results
 from fedjax_sim.comparison import Contender, Data
-from fedjax_sim.defaults import defaults_of
+from fedjax_sim.defaults import Defaults, defaults_of
 from fedjax_sim.layout import check_layout, keep_compiled, use_cores
 from fedjax_sim.models import MODELS
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.sweep import sweep
 from fedjax_sim.systems import SYSTEMS
+from fedjax_sim.types import LatentProblem
 from fedjax_sim.version import __version__
 
 COMMANDS = {
@@ -30,6 +31,9 @@ COMMANDS = {
     "run": "Train and compare systems; without a SYSTEM fedavg, quafl, fedbuff and favano.",
     "timeline": "Work out schedules alone: a summary, and a picture of who computes when.",
 }
+SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
+"""Metrics in the table that a run prints, of classification and of expectation maximisation."""
+WORDS = {"mean_field": "||h||^2"}
 BAD_INPUT = 2
 INTERRUPTED = 130
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -86,6 +90,7 @@ def _list(arguments: argparse.Namespace) -> int:
             "systems": {name: system.summary for name, system in SYSTEMS.items()},
             "data sets": datasets.names(),
             "models": {name: entry.summary for name, entry in MODELS.items()},
+            "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
             "partitions": {name: summary for name, (_, summary) in comparison.PARTITION_KINDS.items()},
             "experiments": _experiments(),
         }
@@ -112,7 +117,7 @@ def _experiments() -> dict[str, str]:
 def _run(arguments: argparse.Namespace) -> int:
     defaults = defaults_of(arguments.dataset or "digits")
     seeds = words.seeds(arguments.seeds)
-    time_budget = words.number("time_budget", arguments.time_budget, defaults.time_budget)
+    time_budget = _time_budget(arguments, defaults)
     num_evals = words.whole("evals", arguments.evals, 25)
     checkpoint_every = words.number("checkpoint_every", arguments.checkpoint_every, 20.0)
     layout = words.layout(arguments.layout)
@@ -123,8 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "dataset": {"name": data.dataset.name, "sha256": data.digest()},
         "partition": data.partition,
         "model": data.model,
-        **data.training,
-        **data.scaling,
+        **data.facts,
         "evals": num_evals,
         "layout": layout._asdict(),
     }
@@ -166,7 +170,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
     if arguments.dataset is not None and not arguments.dataset.endswith(".npz"):
         words.named("dataset", arguments.dataset, datasets.names())
     seeds = words.seeds(arguments.seeds)
-    time_budget = words.number("time_budget", arguments.time_budget, defaults.time_budget)
+    time_budget = _time_budget(arguments, defaults)
     contenders = comparison.contenders(arguments.systems, words.settings(arguments), defaults)
     folder = _folder(arguments, "results-timeline", resume=False)
     keep_compiled()
@@ -178,6 +182,11 @@ def _timeline(arguments: argparse.Namespace) -> int:
     console.print(schedule_report.table(entries))
     console.print(f"Means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. Written to {folder.path}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _time_budget(arguments: argparse.Namespace, defaults: Defaults) -> float:
+    is_latent = any(name in SYSTEMS and SYSTEMS[name].learns is LatentProblem for name in arguments.systems)
+    return words.number("time_budget", arguments.time_budget, defaults.em_time_budget if is_latent else defaults.time_budget)
 
 
 def _folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> results.Folder:
@@ -199,22 +208,34 @@ def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
 def _curve_figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     from fedjax_sim import plots
 
-    metrics = dict.fromkeys(metric for data in curves.values() for metric in results.metrics_of(data))
+    def is_entry(metric: str) -> bool:
+        """Whether it is one of many, such as the weight of a mixture's component."""
+        return metric.rsplit("_", 1)[-1].isdigit()
+
+    metrics = dict.fromkeys(metric for data in curves.values() for metric in results.metrics_of(data) if not is_entry(metric))
     return {f"{metric}.png": plots.curves_figure(curves, metric) for metric in metrics}
 
 
 def _report_run(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any], folder: results.Folder, data: Data) -> None:
     """Print the final table, lanes that diverged, and where everything is."""
     table = Table(box=None, padding=(0, 2), title_justify="left")
-    for column in ("system", "final accuracy", "final loss", "virtual time", "server steps", "local steps", "sent up", "sent down"):
+    shown = next(names for names in SHOWN if names[0] in next(iter(curves.values())))
+    for column in (
+        "system",
+        *(f"final {WORDS.get(name, name)}" for name in shown),
+        "virtual time",
+        "server steps",
+        "local steps",
+        "sent up",
+        "sent down",
+    ):
         table.add_column(column, justify="left" if column == "system" else "right")
     for name, lanes in curves.items():
         entry = summary["systems"][name]
         for (point, own), final in zip(results.settings_of(lanes), entry.get("settings", [entry]), strict=True):
             table.add_row(
                 results.label(name, point),
-                _mean_and_std(final["final"].get("accuracy")),
-                _mean_and_std(final["final"].get("loss")),
+                *(_mean_and_std(final["final"].get(name)) for name in shown),
                 f"{final['virtual_time']:.0f}",
                 str(final["ticks"]),
                 str(final["local_steps"]),
@@ -245,7 +266,7 @@ def _mean_and_std(value: Mapping[str, float | None] | None) -> str:
 
 
 def _digits(value: float | None) -> str:
-    return ".3f" if value is None or abs(value) < 1000 else ".3g"
+    return ".3f" if value is None or value == 0 or 1e-3 <= abs(value) < 1000 else ".3g"
 
 
 def _bits(bits: float) -> str:

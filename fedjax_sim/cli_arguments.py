@@ -11,6 +11,9 @@ from fedjax_sim.layout import Layout
 from fedjax_sim.settings import ConfigError
 
 MOST_SEEDS = 10_000
+OF_GRADIENTS = ("convolution", "augmentation", "low_bit")
+OF_MIXTURES = ("components", "dimensions")
+"""Flags of one kind of systems."""
 PARTITION_OPTIONS: Mapping[str, type] = {"classes": int, "alpha": float, "shards_per_client": int, "min_examples": int}
 
 
@@ -69,7 +72,9 @@ def parser_of(command: str, summary: str) -> Parser:
         flag("--convolution", "how networks convolve: auto, patches or lax (default: auto)", "NAME")
         flag("--augmentation", "of training images: none, flip, crop or crop_flip (default: by data set)", "NAME")
         flag("--low-bit", "train with so many bits of weights, activations and gradients, such as 3,3,4 (default: none)", "W,A,G")
-        flag("--partition", "who holds which examples, see list (default: classes)", "NAME")
+        flag("--components", "of the mixture that systems of expectation maximisation fit (default: 10)", "NUMBER")
+        flag("--dimensions", "principal components of the images that it is fitted to (default: 20)", "NUMBER")
+        flag("--partition", "who holds which examples, see list (default: classes; iid for expectation maximisation)", "NAME")
         for option in PARTITION_OPTIONS:
             flag("--" + option.replace("_", "-"), "option of the partition", "NUMBER")
         flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
@@ -130,6 +135,13 @@ def whole(name: str, text: str | None, default: int) -> int:
     if value < 1:
         raise ConfigError(name, text, "a whole number of at least 1")
     return value
+
+
+def left_out(arguments: argparse.Namespace, names: Iterable[str], system: str) -> None:
+    """Raise ConfigError if one of these flags was given, for which a system has no use."""
+    for name in names:
+        if (value := getattr(arguments, name)) is not None:
+            raise ConfigError(name, value, f"left out for {system}, which has no use for it")
 
 
 def partition_options(arguments: argparse.Namespace) -> dict[str, Any]:

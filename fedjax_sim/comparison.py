@@ -4,14 +4,15 @@ import argparse
 import hashlib
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_sim import cli_arguments as words
-from fedjax_sim import datasets, partition, problems
+from fedjax_sim import datasets, latent, partition, problems
 from fedjax_sim.augmentation import AUGMENTATIONS
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.defaults import Defaults
@@ -23,7 +24,7 @@ from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.simulate import keys_of, request, stack_lanes
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
-from fedjax_sim.types import Hyper, Problem, System, Timeline
+from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared where none is named."""
@@ -54,6 +55,11 @@ def contenders(names: Sequence[str], texts: Mapping[str, list[str]], defaults: D
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
     systems = [SYSTEMS[words.named("system", name, SYSTEMS)] for name in names or MAIN_JOB]
+    kinds = {system.learns: system.name for system in systems}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "systems", " ".join(kinds.values()), "all of gradients or all of expectation maximisation, as they share a problem"
+        )
     known = [fields(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in own for own in known):
@@ -69,7 +75,8 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     for name, each in values.items():
         if len({repr(value) for value in each}) < len(each):
             raise ConfigError(f"values of {name}", ",".join(texts[name]), "different from each other")
-    fixed = {name: value for name, value in defaults.settings.items() if name in known}
+    usual = defaults.em_settings if system.learns is LatentProblem else defaults.settings
+    fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
     contender = Contender(system, system.Hyper(**fixed), {name: each for name, each in values.items() if len(each) > 1})
     for _, hyper in contender.points():
@@ -84,22 +91,12 @@ class Data(NamedTuple):
     partitions: dict[int, list[Partition]]  # by number of clients, one per seed
     partition: dict[str, Any]  # name and options
     model: str
-    training: dict[str, str]  # names of the convolution, the augmentation and the low-bit widths
-    scaling: dict[str, Any]  # mean and std
+    facts: dict[str, Any]  # what else decides about the problem
+    make: Callable[[Sequence[Partition]], Sequence[Any]]  # problems from partitions
 
-    def problems(self, num_clients: int) -> list[Problem]:
+    def problems(self, num_clients: int) -> list[Any]:
         """One problem per seed."""
-        network: Any = MODELS[self.model].make(self.dataset.num_classes, CONVOLUTIONS[self.training["convolution"]])
-        widths = words.low_bit(self.training["low_bit"])
-        network = LowBit(network, *widths) if widths else network
-        how = {"augmentation": AUGMENTATIONS[self.training["augmentation"]], **self.scaling}
-        made: list[Problem] = list(problems.classifications(network, self.dataset, self.partitions[num_clients], **how))
-        try:
-            jax.eval_shape(made[0].init, jax.random.key(0))
-        except (TypeError, ValueError):
-            shape = self.dataset.train_images.shape[1:]
-            raise ConfigError("model", self.model, f"one that takes examples of shape {shape}, as in {self.dataset.name}") from None
-        return made
+        return list(self.make(self.partitions[num_clients]))
 
     def digest(self) -> str:
         """A hash of the examples."""
@@ -111,8 +108,11 @@ class Data(NamedTuple):
 
 def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[Contender], seeds: Sequence[int]) -> Data:
     """Load and partition the data; raises ConfigError for what is not allowed."""
-    model = words.named("model", arguments.model or defaults.model, MODELS)
-    kind = words.named("partition", arguments.partition or "classes", PARTITION_KINDS)
+    system = entrants[0].system
+    is_latent = system.learns is LatentProblem
+    words.left_out(arguments, words.OF_GRADIENTS if is_latent else words.OF_MIXTURES, system.name)
+    model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
+    kind = words.named("partition", arguments.partition or ("iid" if is_latent else "classes"), PARTITION_KINDS)
     known = inspect.signature(PARTITION_KINDS[kind][0]).parameters.values()
     options = {p.name: p.default for p in known if p.default is not p.empty} | words.partition_options(arguments)
     dataset = datasets.load(arguments.dataset or "digits", data_dir=arguments.data_dir)
@@ -120,13 +120,50 @@ def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[C
         num: [partition.make(kind, dataset.train_labels, num_clients=num, seed=seed, **options) for seed in seeds]
         for num in sorted({entrant.hyper.num_clients for entrant in entrants})
     }
-    training = {
+    make = partial(_mixtures if is_latent else _classifications, dataset, model, facts)
+    return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
+
+
+def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    """The network's name; the convolution's, the augmentation's, low-bit widths, mean and standard deviation."""
+    model = words.named("model", arguments.model or defaults.model, MODELS)
+    facts = {
         "convolution": words.named("convolution", arguments.convolution or "auto", CONVOLUTIONS),
         "augmentation": words.named("augmentation", arguments.augmentation or defaults.augmentation, AUGMENTATIONS),
         "low_bit": arguments.low_bit or "none",
     }
-    words.low_bit(training["low_bit"])
-    return Data(dataset, partitions, {"name": kind, **options}, model, training, {"mean": defaults.mean, "std": defaults.std})
+    words.low_bit(facts["low_bit"])
+    return model, {**facts, "mean": defaults.mean, "std": defaults.std}
+
+
+def _classifications(dataset: Dataset, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]) -> Sequence[Problem]:
+    network: Any = MODELS[model].make(dataset.num_classes, CONVOLUTIONS[facts["convolution"]])
+    widths = words.low_bit(facts["low_bit"])
+    network = LowBit(network, *widths) if widths else network
+    how = {"augmentation": AUGMENTATIONS[facts["augmentation"]], "mean": facts["mean"], "std": facts["std"]}
+    made = problems.classifications(network, dataset, partitions, **how)
+    try:
+        jax.eval_shape(made[0].init, jax.random.key(0))
+    except (TypeError, ValueError):
+        shape = dataset.train_images.shape[1:]
+        raise ConfigError("model", model, f"one that takes examples of shape {shape}, as in {dataset.name}") from None
+    return made
+
+
+def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    """The latent-variable model's name, its number of components and of dimensions."""
+    model = words.named("model", arguments.model or "gaussian_mixture", latent.MODELS)
+    sizes = {name: words.whole(name, getattr(arguments, name), usual) for name, usual in (("components", 10), ("dimensions", 20))}
+    return model, sizes
+
+
+def _mixtures(dataset: Dataset, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]) -> Sequence[LatentProblem]:
+    entry = latent.MODELS[model]
+    features = entry.features(dataset.train_images, facts["dimensions"])
+    least = min(int(part.counts.sum()) for part in partitions)
+    if facts["components"] > least:
+        raise ConfigError("components", facts["components"], f"at most {least}, the examples of all clients")
+    return latent.estimations(entry.make(facts["components"]), features.astype("float32"), partitions)
 
 
 def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[list[Timeline]]:

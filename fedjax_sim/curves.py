@@ -37,7 +37,7 @@ class Part(NamedTuple):
     curves: Curves
     schedule: Schedule
     timelines: list[Timeline]
-    bits: list[tuple[int, int]]  # of one message up and one down, per lane
+    bits: list[tuple[np.ndarray, np.ndarray]]  # i64[V + 1] of each lane, sent up and down so far
 
 
 def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
@@ -69,8 +69,7 @@ def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
     data["staleness_max"] = per_lane([largest for _, largest in staleness])
     coords: dict[str, Any] = {name: per_eval([getattr(part.schedule, name) for part in parts]) for name in FACTS[:3]}
     for k, name in enumerate(FACTS[3:]):
-        bits = [np.array([both[k] for both in part.bits], np.int64)[:, None] for part in parts]
-        coords[name] = per_eval([part.schedule.messages * each for part, each in zip(parts, bits, strict=True)])
+        coords[name] = per_eval([np.stack([both[k] for both in part.bits]) for part in parts])
     labels = {name: [_label(value) for value in values] for name, values in zip(grid.dims, grid.settings.values(), strict=True)}
     return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
 

@@ -1,5 +1,6 @@
 """What the command line fills in for a data set where the user says nothing."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ class Defaults(NamedTuple):
     augmentation: str = "none"
     mean: float | tuple[float, ...] = 0.0  # of images scaled to [0, 1]: one, or one per channel
     std: float | tuple[float, ...] = 1.0
+    em_time_budget: float = 2000.0  # of systems of expectation maximisation, whose rounds take 1
+    em_settings: Mapping[str, Any] = {}  # theirs
 
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={"temperature": 0.05})
@@ -56,6 +59,7 @@ DEFAULTS: dict[str, Defaults] = {
             "step_size": 5e-5,
             "temperature": 0.05,
         },
+        em_settings={"num_clients": 10},
     ),
     "cifar10": CIFAR10,
     "cifar10_jpeg": CIFAR10,

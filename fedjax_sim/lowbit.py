@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from fedjax_sim.compression import luq
 from fedjax_sim.problems import takes_train
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params, full_precision_bits
@@ -41,27 +42,6 @@ LEVELS = ("reference", "strict")
 
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Conv, nn.ConvLocal, nn.ConvTranspose)
 """Flax's layers of one input and a parameter named "kernel"."""
-
-
-def luq(key: Key, g: Array, *, bits: int = 4, top: int | None = None) -> Array:
-    """Round a tensor to powers of two of its largest magnitude, at random and without bias.
-
-    With M = max |g| and a = M / 2^top, the levels are 0 and +-a 2^k, k = 0, ..., top. A value between two levels of its sign goes to one
-    of them, so that its mean is itself; below a that is to 0 or +-a. g: any shape, of one scale; `vmap` gives each row a scale of its own.
-    top: the reference code's 2^(bits - 1) - 1 if None, while 2^(bits - 1) - 2 is what a sign, a zero and the exponents leave room for.
-    More bits reach smaller values but lay no levels in between: the error does not vanish. Returns the shape and dtype of g.
-    """
-    wide = g.astype(jnp.promote_types(g.dtype, "float32"))
-    largest = jnp.max(jnp.abs(wide))
-    share = (jnp.abs(wide) / jnp.where(largest == 0, 1, largest)).astype("float32")
-    # Smaller powers are no normal numbers of 32 bits.
-    least = jnp.float32(2.0 ** -min(2 ** (bits - 1) - 1 if top is None else top, 126))
-    # A float without its fraction bits is the power of two at or below it.
-    power = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000), "float32")
-    lower = jnp.where(share < least, 0, power)
-    gap = jnp.maximum(power, least)
-    goes_up = jax.random.uniform(key, g.shape, "float32") < (share - lower) / gap
-    return (jnp.sign(wide) * largest * (lower + jnp.where(goes_up, gap, 0))).astype(g.dtype)
 
 
 def uniform(x: Array, *, bits: int, scale: Array | float, signed: Array | bool, levels: str = "reference") -> Array:

@@ -1,7 +1,8 @@
 """Hyperparameter structs whose fields know what is allowed.
 
 A `Hyper` is a frozen pytree: `real` fields are leaves, traced and swept without recompiling; `count`, `choice`, `switch` and `static`
-fields are part of its static structure. `check` turns a bad value into one sentence before anything is compiled.
+fields are part of its static structure; a `part` is such a struct again. `check` turns a bad value into one sentence before anything is
+compiled.
 """
 
 import dataclasses
@@ -10,8 +11,7 @@ from typing import Any
 
 import numpy as np
 from flax import struct as flax_struct
-
-struct = flax_struct.dataclass
+from flax.struct import dataclass as struct  # noqa: F401, imported by name so that type checkers see the constructors it makes
 
 
 class ConfigError(ValueError):
@@ -78,6 +78,18 @@ def switch(default: bool) -> Any:
 def static(default: Any, allowed: str, accepts: Callable[[Any], bool], parse: Callable[[str], Any] = str) -> Any:
     """A static value of any other hashable kind; `parse` reads it from the command line's text."""
     return _field(default, False, accepts, allowed, parse)
+
+
+def part(default: Any, allowed: str, kind: type, parse: Callable[[str], Any]) -> Any:
+    """A struct with fields of its own, traced and static ones, as one setting; its kind and static fields are static."""
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, kind):
+            check(value)
+            return True
+        return False
+
+    return _field(default, True, accepts, allowed, parse)
 
 
 def redefault(owner: type, name: str, default: Any) -> Any:

@@ -18,9 +18,10 @@ from fedjax_sim.layout import Layout, check_layout, choose
 from fedjax_sim.progress import Progress
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.simulate import CompileMeter, Curves, Program, keys_of, replay, request, stack_lanes
-from fedjax_sim.types import Hyper, Plan, Problem, System, Timeline
+from fedjax_sim.types import Hyper, LatentProblem, Plan, Problem, System, Timeline
 
-Problems = Problem | Sequence[Problem] | Callable[[int], Problem]
+AnyProblem = Problem | LatentProblem
+Problems = AnyProblem | Sequence[AnyProblem] | Callable[[int], AnyProblem]
 
 
 class Run(NamedTuple):
@@ -97,6 +98,7 @@ def sweep(
     for each in hypers:
         check(each)
     problems = _problems_of(problem, seeds)
+    _check_kind(system, problems)
     _check_clients(hypers, problems)
     whole = _completed(system, hypers, problems)
     lanes = [_Lane(p * len(seeds) + s, whole[p][s], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
@@ -128,7 +130,7 @@ def _lengthened(length: int, leaf: np.ndarray) -> np.ndarray:
 class _Lane(NamedTuple):
     place: int  # among all lanes of the sweep: settings first, then seeds
     hyper: Hyper
-    problem: Problem
+    problem: AnyProblem
     seed: int
 
 
@@ -185,9 +187,20 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     metrics, samples = jax.tree.map(lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples))
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
     cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
-    bits_of = {id(hyper): system.message_bits(parameters, hyper) for hyper in {id(hyper): hyper for hyper in hypers}.values()}
-    bits = [bits_of[id(hyper)] for hyper in hypers]
+    bits = [_bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i]) for i in range(len(group))]
     return Part([lane.place for lane in group], Curves(metrics, infos, curves.models, samples), schedule, cut, bits)
+
+
+def _bits(
+    system: System, problem: AnyProblem, hyper: Hyper, parameters: Any, schedule: schedules.Schedule, lane: int, timeline: Timeline
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bits sent up and down by each evaluation of a lane: `i64[V + 1]` twice. parameters: shapes and dtypes."""
+    if system.traffic is None:
+        up, down = (schedule.messages[lane] * bits for bits in system.message_bits(parameters, hyper))
+    else:
+        per_tick = system.traffic(problem, hyper, timeline)
+        up, down = (np.concatenate([[0], np.cumsum(each, dtype=np.int64)])[schedule.ticks[lane]] for each in per_tick)
+    return up, down
 
 
 def _configuration(program: Program, group: list[_Lane], how: Options) -> dict[str, Any]:
@@ -210,8 +223,8 @@ def _named(value: Any) -> str:
     return repr(value) if is_plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:
-    if isinstance(problem, Problem):
+def _problems_of(problem: Problems, seeds: list[int]) -> list[AnyProblem]:
+    if isinstance(problem, AnyProblem):
         return [problem] * len(seeds)
     if callable(problem):
         return [problem(seed) for seed in seeds]
@@ -220,13 +233,19 @@ def _problems_of(problem: Problems, seeds: list[int]) -> list[Problem]:
     return list(problem)
 
 
-def _check_clients(hypers: list[Hyper], problems: list[Problem]) -> None:
+def _check_kind(system: System, problems: list[AnyProblem]) -> None:
+    for problem in problems:
+        if not isinstance(problem, system.learns):
+            raise ConfigError("problem", type(problem).__name__, f"a {system.learns.__name__} (see fedjax_sim/types.py) for {system.name}")
+
+
+def _check_clients(hypers: list[Hyper], problems: list[AnyProblem]) -> None:
     for hyper, problem in itertools.product(hypers, {id(problem): problem for problem in problems}.values()):
         if hyper.num_clients != problem.counts.shape[0]:
             raise ConfigError("num_clients", hyper.num_clients, f"{problem.counts.shape[0]}, as in the problem")
 
 
-def _completed(system: System, hypers: list[Hyper], problems: list[Problem]) -> list[list[Hyper]]:
+def _completed(system: System, hypers: list[Hyper], problems: list[AnyProblem]) -> list[list[Hyper]]:
     """Each point's settings completed from each seed's problem; once for a problem that seeds share."""
     found: dict[tuple[int, int], Hyper] = {}
     for (p, hyper), problem in itertools.product(enumerate(hypers), problems):

@@ -87,32 +87,10 @@ class Algorithm(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The Info of systems whose clients do gradient steps."""
+    """The Info of systems whose clients evaluate gradients of mini-batches, or expected statistics of single examples."""
 
-    executed: Array  # i32[]  gradient evaluations the program ran, masked ones included
-    needed: Array  # i32[]  gradient evaluations the algorithm asked for
-
-
-class System(NamedTuple):
-    """What a file in `systems/` exports, and what the command line lists."""
-
-    name: str
-    summary: str
-    Hyper: type
-    timeline: Callable[[Key, Settings, int], Timeline]
-    """Called with the lane's key, inside the trace, with 64-bit types on; the first ticks do not depend on how many are asked for."""
-    algorithm: Callable[["Problem", Settings, Plan], Algorithm]
-    ticks_within: Callable[[Settings, float], float]
-    """About how many ticks fit in a stretch of virtual time: only to size the first request for a timeline."""
-    overshoot: bool = True
-    """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
-    message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
-    """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
-    complete: Callable[[Settings, "Problem | None"], Settings] = lambda hyper, problem: hyper
-    """Fills in settings that follow from the problem (clients' weights), on the host, before timelines are drawn. Raises ConfigError if
-    the two do not fit. None: only a schedule is wanted."""
-    keeps_versions: bool = True
-    """Whether the state holds a store of old server models, for whose rows the schedule is searched."""
+    executed: Array  # i32[]  evaluations the program ran, masked ones included
+    needed: Array  # i32[]  evaluations the algorithm asked for
 
 
 @runtime_checkable
@@ -141,6 +119,99 @@ class ExactProblem(Problem, Protocol):
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
         """Mean loss of all of a client's examples."""
+
+
+@runtime_checkable
+class LatentProblem(Protocol):
+    """What is learnt by expectation maximisation: data on the client axis plus a latent-variable model of an exponential family.
+
+    Expected statistics and natural parameters are vectors of q numbers, s and phi(theta) in p(y, z; theta) = rho(y, z)
+    exp(<s(y, z), phi(theta)> - psi(theta)). The E-step of an example depends on theta through phi alone.
+    """
+
+    @property
+    def counts(self) -> Array:
+        """`i32[N]`, true number of examples of each client (padding left out)."""
+
+    def init(self, key: Key) -> Array:
+        """Draw initial expected statistics: `f[q]`."""
+
+    def maximise(self, statistics: Array) -> Params:
+        """The M-step T: parameters that maximise the penalised complete-data likelihood with statistics `f[q]`."""
+
+    def natural(self, params: Params) -> Array:
+        """phi(theta): `f[q]`."""
+
+    def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
+        """The E-step: the weighted sum of the expected statistics of a client's examples.
+
+        natural: `f[q]`. client: `i32[]`. examples: `i32[B]`, positions below `counts[client]`. weight: `f[B]`. Returns `f[q]`.
+        """
+
+    def client_statistics(self, natural: Array) -> Array:
+        """The mean expected statistics of every client's examples: `f[N, q]`."""
+
+    def evaluate(self, statistics: Array) -> Mapping[str, Array]:
+        """Metrics of a server's statistics `f[q]`, each a scalar."""
+
+
+class LatentModel(Protocol):
+    """A latent-variable model without data: the mathematics behind a `LatentProblem`, whose letters and vectors it shares.
+
+    A frozen struct; arrays that it holds are leaves. Examples are pytrees of leaves `[B, ...]`, weights `f[B]`.
+    """
+
+    def with_data(self, examples: Any, weight: Array) -> "LatentModel":
+        """Take in what the server must know of all data before it learns; weights sum to 1."""
+
+    def initial(self, key: Key, examples: Any, weight: Array) -> Array:
+        """Draw natural parameters to start from, given all data: `f[q]`."""
+
+    def maximise(self, statistics: Array) -> Params:
+        """The M-step."""
+
+    def natural(self, params: Params) -> Array:
+        """phi(theta): `f[q]`."""
+
+    def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
+        """The weighted sum of expected statistics: `f[q]`."""
+
+    def loss(self, params: Params, examples: Any) -> Array:
+        """-log p(y; theta) of every example, up to a constant: `f[B]`."""
+
+    def penalty(self, params: Params) -> Array:
+        """R(theta)."""
+
+    def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
+        """What else is worth watching, each a scalar."""
+
+
+class System(NamedTuple):
+    """What a file in `systems/` exports, and what the command line lists."""
+
+    name: str
+    summary: str
+    Hyper: type
+    timeline: Callable[[Key, Settings, int], Timeline]
+    """Called with the lane's key, inside the trace, with 64-bit types on; the first ticks do not depend on how many are asked for."""
+    algorithm: Callable[[Any, Settings, Plan], Algorithm]
+    """Called with a problem of the kind `learns`."""
+    ticks_within: Callable[[Settings, float], float]
+    """About how many ticks fit in a stretch of virtual time: only to size the first request for a timeline."""
+    overshoot: bool = True
+    """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
+    message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
+    """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
+    traffic: Callable[[Any, Settings, Timeline], tuple[Leaf, Leaf]] | None = None
+    """Bits sent up and down at each tick, `i64[T]` each, given the problem, settings and one lane's schedule: where not every filled slot
+    is a message each way, all of one length."""
+    learns: type = Problem
+    """The kind of problem: this module's `Problem` or `LatentProblem`."""
+    complete: Callable[[Settings, Any], Settings] = lambda hyper, problem: hyper
+    """Fills in settings that follow from the problem (clients' weights), on the host, before timelines are drawn. Raises ConfigError if
+    the two do not fit. None: only a schedule is wanted."""
+    keeps_versions: bool = True
+    """Whether the state holds a store of old server models, for whose rows the schedule is searched."""
 
 
 class Model(Protocol):

@@ -14,8 +14,13 @@ import pytest
 from flax import struct
 from hypothesis import settings
 
+from fedjax_sim import latent
+from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.latent.noisy_mean import Seen
+from fedjax_sim.partition import Partition
 from fedjax_sim.simulate import COMPILE_EVENT
 from fedjax_sim.streams import stream
+from fedjax_sim.types import LatentProblem
 
 # Importing does not start the backend, so what follows still decides about it. Compiling is most of what the tests cost: optimise less,
 # unless told otherwise.
@@ -100,16 +105,29 @@ def regression() -> Callable[..., Regression]:
     return make
 
 
-STEPS_PER_LR = 30
-"""FedAvg's learning rate is FA-LD's step size times the number of examples, of which `regression` has about so many."""
+@struct.dataclass
+class WatchedMean(latent.NoisyMean):
+    """A noisy mean whose statistics are metrics, coordinate by coordinate."""
+
+    def metrics(self, statistics: jax.Array, params: jax.Array) -> Mapping[str, jax.Array]:
+        return coordinates(statistics)
 
 
 @pytest.fixture(scope="session")
-def rates() -> Callable[..., dict[str, list[float]]]:
-    """Learning rates to sweep, by the name that a system has for them, in step with `small`."""
+def noisy_mean() -> Callable[..., latent.Estimation]:
+    """Make a problem of EM with ragged clients, of 2, 4 or 6 examples each with its own noise; float32 unless told otherwise."""
 
-    def make(system: Any, values: list[float]) -> dict[str, list[float]]:
-        return {"step_size": [value / STEPS_PER_LR for value in values]} if system.name == "langevin" else {"lr": values}
+    def make(num_clients: int = 7, *, dim: int = 3, dtype: str = "float32", seed: int = 0, start: float | None = 1.0) -> latent.Estimation:
+        random = np.random.default_rng(seed)
+        counts = 2 * random.integers(1, 4, num_clients)
+        y = random.normal(size=(num_clients, 6, dim)) + 2 * random.normal(size=(num_clients, 1, dim))
+        kappa = random.uniform(0.2, 0.9, (num_clients, 6))
+        # What lies beyond a client's count must never be used.
+        y[np.arange(6)[None, :] >= counts[:, None]] = 1e6
+        data = Seen(y.reshape(-1, dim).astype(dtype), kappa.ravel().astype(dtype))
+        partition = Partition(np.arange(6 * num_clients).reshape(num_clients, 6), counts)
+        given = None if start is None else np.full(dim, start)
+        return latent.estimation(WatchedMean(ridge=0.25), data, partition, start=given)
 
     return make
 
@@ -118,14 +136,19 @@ def rates() -> Callable[..., dict[str, list[float]]]:
 def small() -> Callable[..., Any]:
     """Make a system's hyperparameters for seven clients, four slots (FedAsync: its one; FA-LD: all) and at most five steps.
 
-    Changes by keyword; a change of lr is one of FA-LD's step size.
+    Changes by keyword; a change of lr is one of FA-LD's step size. Systems of EM have slots for all clients, compression and partial
+    participation.
     """
 
     def make(system: Any, **changes: Any) -> Any:
+        if system.learns is LatentProblem:
+            own = {"num_clients": 7, "batch_size": 2}
+            own |= {"participation": 0.6, "compression": BlockQuantization(), "gamma": 0.1} if system.name != "em" else {}
+            return system.Hyper(**(own | ({"inner_steps": 2.0} if system.name == "vr_fedem" else {}) | changes))
         slots = {"fedbuff": {"buffer_size": 4}, "fedstaleweight": {"buffer_size": 4}, "fedasync": {}}.get(system.name, {"num_selected": 4})
         chosen = {"num_clients": 7, "local_steps": 5, "batch_size": 2, "lr": 0.05} | slots | changes
-        if system.name == "langevin":
-            chosen = {"temperature": 1e-3, "rho": 0.5, "step_size": chosen.pop("lr") / STEPS_PER_LR} | chosen
+        if system.name == "langevin":  # whose steps go with sums over the about 30 examples of `regression`, not with means
+            chosen = {"temperature": 1e-3, "rho": 0.5, "step_size": chosen.pop("lr") / 30} | chosen
             chosen.pop("lr_scale", None)
         return system.Hyper(**chosen)
 

@@ -1,8 +1,7 @@
 """The systems, by name. Each file reads like its paper's algorithm box."""
 
-from fedjax_sim.systems import favano, fedasync, fedavg, fedbuff, fedstaleweight, langevin, quafl
+from fedjax_sim.systems import em, favano, fedasync, fedavg, fedbuff, fedem, fedstaleweight, langevin, quafl, vr_fedem
 from fedjax_sim.types import System
 
-SYSTEMS: dict[str, System] = {
-    module.system.name: module.system for module in (fedavg, quafl, fedbuff, favano, fedstaleweight, fedasync, langevin)
-}
+_MODULES = (fedavg, quafl, fedbuff, favano, fedstaleweight, fedasync, langevin, em, fedem, vr_fedem)
+SYSTEMS: dict[str, System] = {module.system.name: module.system for module in _MODULES}

@@ -3,6 +3,7 @@
 from fedjax_sim.timelines.arrivals import Arrivals, arrivals, arrivals_within
 from fedjax_sim.timelines.contacts import Contacts, contacts
 from fedjax_sim.timelines.laws import RUNTIME_LAWS, STEP_COUNT_LAWS, Clients, ClientTable, Speeds, client_rates, client_speeds, runtimes
+from fedjax_sim.timelines.participants import Participants, participants
 from fedjax_sim.timelines.rounds import Rounds, WeightedRounds, rounds, weighted_rounds
 from fedjax_sim.timelines.trace import Trace, read_trace
 
@@ -13,6 +14,7 @@ __all__ = [
     "ClientTable",
     "Clients",
     "Contacts",
+    "Participants",
     "Rounds",
     "Speeds",
     "Trace",
@@ -22,6 +24,7 @@ __all__ = [
     "client_rates",
     "client_speeds",
     "contacts",
+    "participants",
     "read_trace",
     "rounds",
     "runtimes",

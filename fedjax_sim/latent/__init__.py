@@ -1,0 +1,25 @@
+"""Latent-variable models, one file each, and the problem made of one and of data on the client axis.
+
+A model is the mathematics of a complete-data likelihood p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)): the E-step
+as a function of phi, the M-step T as a function of expected statistics, the loss and the penalty (`types.LatentModel`). To add one, write
+a file like `bernoulli_mixture.py`, and, for the command line, a line in `features.py`.
+"""
+
+from fedjax_sim.latent.bernoulli_mixture import BernoulliMixture
+from fedjax_sim.latent.estimation import Estimation, estimation, estimations
+from fedjax_sim.latent.features import MODELS
+from fedjax_sim.latent.gaussian_mixture import GaussianMixture
+from fedjax_sim.latent.missing_values import MissingValues, matrices
+from fedjax_sim.latent.noisy_mean import NoisyMean
+
+__all__ = [
+    "MODELS",
+    "BernoulliMixture",
+    "Estimation",
+    "GaussianMixture",
+    "MissingValues",
+    "NoisyMean",
+    "estimation",
+    "estimations",
+    "matrices",
+]

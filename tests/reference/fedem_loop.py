@@ -1,0 +1,144 @@
+"""FedEM and VR-FedEM as slow loops in plain NumPy, written from Algorithms 4 and 2 of arXiv 2111.02083."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+EStep = Callable[[object, np.ndarray], np.ndarray]  # parameters and examples [b, D] to statistics [b, q]
+MStep = Callable[[np.ndarray], object]
+Quantize = Callable[[int, int, np.ndarray], np.ndarray]  # of a tick and a client, whose random numbers it has
+Batch = Callable[[int, int], np.ndarray]  # the j-th mini-batch that a client draws
+Active = Callable[[int, int], bool]  # of a tick and a client
+
+
+class Round(NamedTuple):
+    """What there is after a server action."""
+
+    server: np.ndarray  # f[q]     S
+    field: np.ndarray  # f[q]     H
+    memories: np.ndarray  # f[n, q]  V_i
+    server_memory: np.ndarray  # f[q]     V
+    evaluations: int  # of statistics of single examples, so far
+
+
+def fedem(
+    start: np.ndarray,
+    data: list[np.ndarray],
+    *,
+    rounds: int,
+    e_step: EStep,
+    m_step: MStep,
+    batch: Batch,
+    active: Active,
+    quantize: Quantize,
+    gamma: float,
+    alpha: float,
+    p: float,
+) -> list[Round]:
+    """Run FedEM with memories that start at h_i(S_0)."""
+    n = len(data)
+    server, theta = start.copy(), m_step(start)
+    memories = [e_step(theta, y).mean(axis=0) - server for y in data]
+    evaluations = sum(len(y) for y in data)
+    server_memory = sum(memories) / n
+    drawn = [0] * n
+    history = []
+    for k in range(rounds):
+        sent = []
+        for i in range(n):
+            if not active(k, i):
+                continue
+            examples = data[i][batch(i, drawn[i])]
+            drawn[i] += 1
+            evaluations += len(examples)
+            delta = e_step(theta, examples).mean(axis=0) - server - memories[i]
+            message = quantize(k, i, delta)
+            memories[i] = memories[i] + alpha * message
+            sent.append(message)
+        total = sum(sent, np.zeros_like(server))
+        field = server_memory + total / (n * p)
+        server = server + gamma * field
+        server_memory = server_memory + alpha * total / n
+        theta = m_step(server)
+        history.append(Round(server, field, np.array(memories), server_memory, evaluations))
+    return history
+
+
+def vr_fedem(
+    start: np.ndarray,
+    data: list[np.ndarray],
+    *,
+    outer: int,
+    inner: int,
+    e_step: EStep,
+    m_step: MStep,
+    batch: Batch,
+    active: Active,
+    quantize: Quantize,
+    gamma: float,
+    alpha: float,
+    p: float,
+    freeze: bool,
+) -> list[Round]:
+    """Run VR-FedEM; who is not active sends nothing, and with freeze computes nothing but full passes either."""
+    n = len(data)
+    server, theta = start.copy(), m_step(start)
+    drawn = [0] * n
+    history: list[Round] = []
+    evaluations = 0
+    memories: list[np.ndarray] = []
+    for t in range(outer):
+        seen = [theta] * n
+        oracles = [e_step(theta, y).mean(axis=0) for y in data]
+        evaluations += sum(len(y) for y in data)
+        if t == 0:
+            memories = [oracle - server for oracle in oracles]
+            server_memory = sum(memories) / n
+        for k in range(inner):
+            total = np.zeros_like(server)
+            for i in range(n):
+                is_active = active(t * inner + k, i)
+                if is_active or not freeze:
+                    examples = data[i][batch(i, drawn[i])]
+                    drawn[i] += 1
+                    evaluations += 2 * len(examples)
+                    change = e_step(theta, examples) - e_step(seen[i], examples)
+                    oracles[i] = oracles[i] + change.mean(axis=0)
+                    seen[i] = theta
+                if is_active:
+                    message = quantize(t * inner + k, i, oracles[i] - server - memories[i])
+                    memories[i] = memories[i] + alpha * message
+                    total += message
+            field = server_memory + total / (n * p)
+            server = server + gamma * field
+            server_memory = server_memory + alpha * total / n
+            theta = m_step(server)
+            history.append(Round(server, field, np.array(memories), server_memory, evaluations))
+    return history
+
+
+def spider_em(
+    start: np.ndarray,
+    y: np.ndarray,
+    *,
+    outer: int,
+    inner: int,
+    e_step: EStep,
+    m_step: MStep,
+    batch: Callable[[int], np.ndarray],
+    gamma: float,
+) -> list[np.ndarray]:
+    """Run SPIDER-EM (Fort, Moulines, Wai 2020) on one machine: S <- S + gamma (oracle - S). Returns S after every step."""
+    path = [start]
+    before = start
+    for t in range(outer):
+        oracle = e_step(m_step(path[-1]), y).mean(axis=0)
+        for k in range(inner):
+            now = path[-1]
+            if k > 0:
+                examples = y[batch(t * inner + k)]
+                oracle = oracle + (e_step(m_step(now), examples) - e_step(m_step(before), examples)).mean(axis=0)
+            path.append(now + gamma * (oracle - now))
+            before = now
+    return path[1:]

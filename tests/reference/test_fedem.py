@@ -1,0 +1,191 @@
+"""FedEM and VR-FedEM through the engine against slow loops fed the same draws: a mixture, compressed, with part of the clients."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import fedjax_sim
+from fedjax_sim import Layout, latent
+from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.latent.noisy_mean import Seen
+from fedjax_sim.partition import Partition
+from fedjax_sim.streams import stream
+from tests.reference import fedem_loop, mixture
+
+SEED, N, M, G, BATCH, TICKS = 3, 5, 12, 2, 3, 18
+SETTINGS = {"num_clients": N, "batch_size": BATCH, "participation": 0.6, "gamma": 0.2, "alpha": 0.3, "compression": BlockQuantization()}
+
+
+@struct.dataclass
+class Watched(latent.GaussianMixture):
+    """A mixture whose statistics are metrics."""
+
+    def metrics(self, statistics: jax.Array, params: Any) -> dict[str, jax.Array]:
+        return {f"s{i}": statistics[i] for i in range(statistics.shape[0])}
+
+
+@pytest.fixture(scope="module")
+def data() -> np.ndarray:
+    """Clients' examples `[N, M, 2]`, each client mostly of one component."""
+    random = np.random.default_rng(0)
+    means = np.array([[-1.0, -0.5], [1.5, 1.0]])
+    component = random.random((N, M)) < np.linspace(0.1, 0.9, N)[:, None]
+    return means[component.astype(int)] + random.normal(size=(N, M, 2))
+
+
+@pytest.fixture(scope="module")
+def problem(data: np.ndarray) -> latent.Estimation:
+    partition = Partition(np.arange(N * M).reshape(N, M), np.full(N, M))
+    with jax.enable_x64(True):
+        return latent.estimation(Watched(G), data.reshape(-1, 2), partition)
+
+
+@pytest.fixture(scope="module")
+def key() -> Any:
+    return stream(jax.random.key(SEED), "learning")
+
+
+@pytest.fixture(scope="module")
+def draws(key: Any) -> dict[str, Any]:
+    """Mini-batches by client and number, and uniform numbers of the compressor by tick and client."""
+    with jax.enable_x64(True):
+        batches, compression = stream(key, "batches"), stream(key, "compression")
+
+        def batch(client: jax.Array, number: jax.Array) -> jax.Array:
+            return jax.random.randint(jax.random.fold_in(jax.random.fold_in(batches, client), number), (BATCH,), 0, M)
+
+        def uniforms(tick: jax.Array, client: jax.Array) -> jax.Array:
+            return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(compression, tick), client), (3 * G,), "float64")
+
+        def table(draw: Callable, rows: int, columns: int) -> np.ndarray:
+            return np.asarray(jax.jit(jax.vmap(jax.vmap(draw, (None, 0)), (0, None)))(jnp.arange(rows), jnp.arange(columns)))
+
+        places, lots = table(batch, N, TICKS), table(uniforms, TICKS, N)
+
+    def quantize(tick: int, client: int, x: np.ndarray) -> np.ndarray:
+        """Block-2-quantization in blocks of four."""
+        result = np.zeros_like(x)
+        for first in range(0, len(x), 4):
+            block = x[first : first + 4]
+            norm = np.sqrt((block**2).sum())
+            is_kept = lots[tick, client, first : first + 4] * norm < np.abs(block)
+            result[first : first + 4] = norm * np.sign(block) * is_kept
+        return result
+
+    return {"batch": lambda client, number: places[client, number], "quantize": quantize}
+
+
+@pytest.fixture(scope="module")
+def mixture_steps(data: np.ndarray) -> dict[str, Any]:
+    flat = data.reshape(-1, 2)
+    return {"e_step": mixture.e_step, "m_step": partial(mixture.m_step, components=G, second_moment=flat.T @ flat / len(flat))}
+
+
+def simulate(system: fedjax_sim.System, problem: Any, hyper: Any) -> fedjax_sim.Run:
+    with jax.enable_x64(True):
+        return fedjax_sim.simulate(system, problem, hyper, seed=SEED, num_ticks=TICKS, num_evals=TICKS, layout=Layout(N, False, 1))
+
+
+def start_of(problem: latent.Estimation, key: Any) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.asarray(problem.init(stream(key, "init")))
+
+
+def participation(run: fedjax_sim.Run) -> Callable[[int, int], bool]:
+    coins = np.asarray(run.timelines[0].weight)
+    assert 0.3 < coins.mean() < 0.9
+    return lambda tick, client: bool(coins[tick, client])
+
+
+def assert_same(run: fedjax_sim.Run, rounds: list[fedem_loop.Round], steps: dict[str, Any], data: np.ndarray) -> None:
+    """Statistics, ||H||^2, G, F and ||h||^2 after every tick, and the expected statistics evaluated."""
+    curves = run.curves
+    ours = np.stack([curves[f"s{i}"].values[1:] for i in range(3 * G)], axis=-1)
+    assert ours.dtype == np.float64
+    np.testing.assert_allclose(ours, [each.server for each in rounds], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(curves.field.values[1:], [(each.field**2).sum() for each in rounds], rtol=1e-9)
+    for tick, each in enumerate(rounds, start=1):
+        theta = steps["m_step"](each.server)
+        fields = np.stack([steps["e_step"](theta, y).mean(axis=0) for y in data]) - each.server
+        assert curves.objective.values[tick] == pytest.approx(mixture.loss(theta, data.reshape(-1, 2)), rel=1e-12)
+        assert curves.mean_field.values[tick] == pytest.approx((fields.mean(axis=0) ** 2).sum(), rel=1e-9)
+        assert curves.memory_error.values[tick] == pytest.approx(((each.memories - fields) ** 2).sum(axis=1).mean(), rel=1e-9)
+
+
+def test_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any]) -> None:
+    system = fedjax_sim.SYSTEMS["fedem"]
+    run = simulate(system, problem, system.Hyper(**SETTINGS))
+    rounds = fedem_loop.fedem(
+        start_of(problem, key),
+        list(data),
+        rounds=TICKS,
+        **mixture_steps,
+        **draws,
+        active=participation(run),
+        gamma=0.2,
+        alpha=0.3,
+        p=0.6,
+    )
+    assert_same(run, rounds, mixture_steps, data)
+    # The first pass is not a tick's; epochs are of all clients' mini-batches, whoever takes part.
+    assert int(run.curves.needed) == rounds[-1].evaluations - N * M
+    np.testing.assert_allclose(run.curves.epochs.values, 1 + np.arange(TICKS + 1) * BATCH / M, rtol=1e-12)
+
+
+@pytest.mark.parametrize("offline", ["compute", "freeze"])
+def test_vr_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any], offline: str) -> None:
+    """Three outer loops of six steps: the first mini-batch of each is drawn in the loop and makes a difference of nothing."""
+    system = fedjax_sim.SYSTEMS["vr_fedem"]
+    run = simulate(system, problem, system.Hyper(**SETTINGS, inner_steps=6.0, offline=offline))
+    rounds = fedem_loop.vr_fedem(
+        start_of(problem, key),
+        list(data),
+        outer=3,
+        inner=6,
+        **mixture_steps,
+        **draws,
+        active=participation(run),
+        gamma=0.2,
+        alpha=0.3,
+        p=0.6,
+        freeze=offline == "freeze",
+    )
+    assert_same(run, rounds, mixture_steps, data)
+    np.testing.assert_allclose(run.curves.epochs.values[1:], [each.evaluations / (N * M) for each in rounds][:TICKS], rtol=1e-12)
+
+
+def test_vr_fedem_of_one_client_is_spider_em() -> None:
+    """Step by step, without compression, on a noisy mean whose examples have noises of their own."""
+    random = np.random.default_rng(1)
+    y, kappa = random.normal(size=(M, 2)) + 1, random.uniform(0.2, 0.9, M)
+    system = fedjax_sim.SYSTEMS["vr_fedem"]
+    hyper = system.Hyper(num_clients=1, batch_size=BATCH, gamma=0.3, inner_steps=6.0)
+
+    @struct.dataclass
+    class WatchedMean(latent.NoisyMean):
+        def metrics(self, statistics: jax.Array, params: Any) -> dict[str, jax.Array]:
+            return {f"s{i}": statistics[i] for i in range(2)}
+
+    with jax.enable_x64(True):
+        own = latent.estimation(WatchedMean(ridge=0.25), Seen(y, kappa), Partition(np.arange(M)[None], np.array([M])), start=np.ones(2))
+        batches = jax.random.fold_in(stream(stream(jax.random.key(SEED), "learning"), "batches"), 0)
+        places = [np.asarray(jax.random.randint(jax.random.fold_in(batches, k), (BATCH,), 0, M)) for k in range(TICKS)]
+    run = simulate(system, own, hyper)
+    path = fedem_loop.spider_em(
+        np.ones(2),
+        np.arange(M),
+        outer=3,
+        inner=6,
+        e_step=lambda theta, rows: (1 - kappa[rows])[:, None] * theta + kappa[rows][:, None] * y[rows],
+        m_step=lambda s: s / 1.25,
+        batch=lambda k: places[k],
+        gamma=0.3,
+    )
+    ours = np.stack([run.curves[f"s{i}"].values[1:] for i in range(2)], axis=-1)
+    np.testing.assert_allclose(ours, path, rtol=1e-12)
