@@ -11,7 +11,19 @@ from fedjax_sim.layout import Layout
 from fedjax_sim.settings import ConfigError
 
 MOST_SEEDS = 10_000
-PARTITION_OPTIONS: Mapping[str, type] = {"classes": int, "alpha": float, "shards_per_client": int, "min_examples": int}
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split("+"))
+
+
+PARTITION_OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "classes": (int, "a whole number"),
+    "alpha": (float, "a number"),
+    "shards_per_client": (int, "a whole number"),
+    "min_examples": (int, "a whole number"),
+    "group_sizes": (_whole_numbers, "whole numbers joined by +, such as 5+15"),
+}
 
 
 class UsageError(ConfigError):
@@ -71,7 +83,7 @@ def parser_of(command: str, summary: str) -> Parser:
         flag("--low-bit", "train with so many bits of weights, activations and gradients, such as 3,3,4 (default: none)", "W,A,G")
         flag("--partition", "who holds which examples, see list (default: classes)", "NAME")
         for option in PARTITION_OPTIONS:
-            flag("--" + option.replace("_", "-"), "option of the partition", "NUMBER")
+            flag("--" + option.replace("_", "-"), "option of the partition", "N+N..." if option == "group_sizes" else "NUMBER")
         flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
         flag("--layout", "fields of Layout: slots_at_once, lanes_at_once, lane_devices, client_devices", "NAME=VALUE,...")
         flag("--checkpoint-every", "least seconds between two checkpoints (default: 20)", "SECONDS")
@@ -135,13 +147,13 @@ def whole(name: str, text: str | None, default: int) -> int:
 def partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the partition that were given."""
     options = {}
-    for name, kind in PARTITION_OPTIONS.items():
+    for name, (read, allowed) in PARTITION_OPTIONS.items():
         text = getattr(arguments, name)
         if text is not None:
             try:
-                options[name] = kind(text)
+                options[name] = read(text)
             except ValueError:
-                raise ConfigError(name, text, "a whole number" if kind is int else "a number") from None
+                raise ConfigError(name, text, allowed) from None
     return options
 
 
