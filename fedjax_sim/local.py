@@ -56,36 +56,69 @@ def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -
     return shuffled_index(bits, place, count, epoch)
 
 
+BatchLoss = Callable[[Params, Array], Array]
+"""From a model and the number of a local step since the start, `i32[]`, to the loss of that step's mini-batch, `f[]`."""
+BatchGradient = Callable[[Params, Array], Params]
+"""The same to the gradient of that loss."""
+
+
+def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchLoss:
+    """The loss of a client that has done `offset` local steps before.
+
+    Its batches and noise depend on key, client and the client's own count of steps, and on nothing else.
+    """
+    own = jax.random.fold_in(stream(key, "local"), client)
+    batches, noises = stream(own, "batches"), stream(own, "noise")
+    bits = shuffle_bits(batches)
+    count = problem.counts[client]
+
+    def loss(model: Params, q: Array) -> Array:
+        if hyper.sampling == "with_replacement":
+            examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
+        elif hyper.sampling == "reshuffled":
+            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
+            examples = shuffled_index(bits, places, count, offset)
+        else:
+            examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
+        return problem.loss(model, client, examples, jax.random.fold_in(noises, offset + q))
+
+    return loss
+
+
+def batch_gradient(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchGradient:
+    """The gradient of `batch_loss`."""
+    return jax.grad(batch_loss(problem, hyper, key, client, offset))
+
+
 def local_sgd(
-    problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params, event: Event, *, proximal: Array | float | None = None
+    problem: Problem,
+    hyper: Any,
+    plan: Plan,
+    key: Key,
+    start: Params,
+    event: Event,
+    *,
+    proximal: Array | float | None = None,
+    gradient: Callable[[Problem, Any, Key, Array, Array], BatchGradient] = batch_gradient,
 ) -> tuple[Params, Work]:
     """Run every slot's local steps: w <- w - lr g, `event.steps` times, from its own start.
 
-    start: leaves `[S, ...]`. proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync). A client's batches and
-    noise depend on key, client and its own count of steps (`event.offset`), not on when or with whom it is received. Returns the models
-    reached, leaves `[S, ...]`, and the gradient evaluations spent.
+    start: leaves `[S, ...]`. proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync). gradient: g, where slots
+    stand for something else than clients. A client's batches and noise depend on key, client and its own count of steps
+    (`event.offset`), not on when or with whom it is received. Returns the models reached, leaves `[S, ...]`, and the gradient
+    evaluations spent.
     """
     optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
 
     def slot(trips: Array, start: Params, client: Array, steps: Array, offset: Array) -> Params:
-        own = jax.random.fold_in(stream(key, "local"), client)
-        batches, noises = stream(own, "batches"), stream(own, "noise")
-        bits = shuffle_bits(batches)
-        count = problem.counts[client]
+        gradient_at = gradient(problem, hyper, key, client, offset)
 
         def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
             model, state = carry
-            if hyper.sampling == "with_replacement":
-                examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
-            elif hyper.sampling == "reshuffled":
-                places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
-                examples = shuffled_index(bits, places, count, offset)
-            else:
-                examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
-            gradient = jax.grad(problem.loss)(model, client, examples, jax.random.fold_in(noises, offset + q))
+            slope = gradient_at(model, q)
             if proximal is not None:
-                gradient = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), gradient, model, start)
-            update, state_after = optimizer.update(gradient, state, model)
+                slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
+            update, state_after = optimizer.update(slope, state, model)
             after = (optax.apply_updates(model, update), state_after)
             return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, carry)
 

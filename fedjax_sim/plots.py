@@ -145,6 +145,7 @@ class Row(NamedTuple):
     timeline: Timeline
     num_clients: int
     is_fast: np.ndarray | None  # bool[N]; None where speeds are not known, as in a recorded trace
+    senders: str = "clients"
 
 
 def timeline_figure(rows: Sequence[Row]) -> Figure:
@@ -218,7 +219,8 @@ def _drawn_clients(row: Row) -> np.ndarray:
 
 
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
-    more = f"{len(drawn)} of {row.num_clients} clients" if len(drawn) < row.num_clients else f"{row.num_clients} clients"
+    more = f"{len(drawn)} of {row.num_clients}" if len(drawn) < row.num_clients else f"{row.num_clients}"
+    more = f"{more} {row.senders}"
     axes.set_ylabel(more, labelpad=16, color=FACE)
     if row.is_fast is None:
         return

@@ -103,10 +103,18 @@ def regression() -> Callable[..., Regression]:
 @pytest.fixture(scope="session")
 def small() -> Callable[..., Any]:
     """Make a system's hyperparameters for seven clients, four slots (FedAsync: its one) and at most five steps; changes by keyword."""
+    buffered = {"buffer_size": 4, "local_steps": 5}
+    sizes = {
+        "fedbuff": buffered,
+        "fedstaleweight": buffered,
+        "fedasync": {"local_steps": 5},
+        # Groups of two clients and one of one, whose iterations take 1.1 units of time on average.
+        "hierarchical": {"num_groups": 4, "sync_time": 5.0, "mean": 0.2},
+    }
 
     def make(system: Any, **changes: Any) -> Any:
-        slots = {"fedbuff": {"buffer_size": 4}, "fedstaleweight": {"buffer_size": 4}, "fedasync": {}}.get(system.name, {"num_selected": 4})
-        return system.Hyper(**({"num_clients": 7, "local_steps": 5, "batch_size": 2, "lr": 0.05} | slots | changes))
+        own = sizes.get(system.name, {"num_selected": 4, "local_steps": 5})
+        return system.Hyper(**({"num_clients": 7, "batch_size": 2, "lr": 0.05} | own | changes))
 
     return make
 

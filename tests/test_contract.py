@@ -15,6 +15,8 @@ from fedjax_sim.problems import Quadratic
 RATES = [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
 OTHER_RATES = [0.03, 0.04, 0.07, 0.08, 0.11, 0.12, 0.13, 0.14]
 RUN = {"num_ticks": 6, "num_evals": 3}
+GROUPED = "hierarchical"
+"""The system whose slots are groups of clients. In schedules made by hand every client is a group of its own."""
 WHOLE = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
 LAYOUTS = {
     "a slot at a time, lanes batched": Layout(1, True, 1),
@@ -49,7 +51,8 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
     """32 lanes are one program, and other values of anything numeric, other seeds and other data are that same program."""
     assert grid.compiled.count("jit(_advance)") == 1
     assert grid.compiled.count("jit(_draw)") == 1
-    changed = small(system, rate_slow=0.1, slow_fraction=0.6, lr_scale=0.9, server_interact=2.0)
+    exchange = {"exchange_shift": 1.0, "sync_time": 3.0} if system.name == GROUPED else {"server_interact": 2.0}
+    changed = small(system, rate_slow=0.1, slow_fraction=0.6, lr_scale=0.9, **exchange)
     fedjax_sim.sweep(system, regression(seed=3), changed, seeds=[7, 8, 9, 11], settings={"lr": OTHER_RATES}, layout=WHOLE, **RUN)
     assert compiled == []
 
@@ -155,6 +158,7 @@ def events_of(system: System, clients: Any, steps: Any) -> Event:
 def bind(system: System, small: Callable) -> Callable[..., Bound]:
     def make(problem: Any, *, plan: Plan | None = None, events: Event | None = None, **changes: Any) -> Bound:
         plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
+        changes = ({"num_groups": 7} if system.name == GROUPED else {}) | changes
         hyper = jax.tree.map(lambda leaf: np.asarray(leaf, problem.noise.dtype), small(system, **changes))
         return Bound(system, problem, hyper, plan, events_of(system, CLIENTS, STEPS) if events is None else events)
 
@@ -237,9 +241,11 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(system
     problem = Quadratic.of(centers[old_name].astype("float32"), curvature=curvature[old_name], start=1.0)
     other, _ = bind(problem, events=renamed).run(jax.random.key(1))
     np.testing.assert_array_equal(state.server, other.server)
-    if hasattr(state, "clients"):
-        np.testing.assert_array_equal(state.clients, other.clients[new_name])
-        assert not np.array_equal(state.clients, other.clients)
+    rows = next((getattr(state, kept) for kept in ("clients", "groups") if hasattr(state, kept)), None)
+    if rows is not None:
+        renamed_rows = other.groups if system.name == GROUPED else other.clients
+        np.testing.assert_array_equal(rows, renamed_rows[new_name])
+        assert not np.array_equal(rows, renamed_rows)
     else:
         np.testing.assert_array_equal(state.versions[:2], other.versions[:2])
 
@@ -267,7 +273,7 @@ def test_data_of_absent_clients_reach_nobody(system: System, bind: Callable, reg
     state, _ = bind(problem, events=events, plan=plan).run(jax.random.key(1))
     other, _ = bind(poisoned, events=events, plan=plan).run(jax.random.key(1))
     np.testing.assert_array_equal(state.server, other.server)
-    for kept in ("versions", "clients"):
+    for kept in ("versions", "clients", "groups"):
         if hasattr(state, kept):
             np.testing.assert_array_equal(getattr(state, kept), getattr(other, kept))
 
