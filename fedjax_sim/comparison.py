@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from fedjax_sim import cli_arguments as words
-from fedjax_sim import datasets, partition, problems
+from fedjax_sim import datasets, language, partition, problems
 from fedjax_sim.augmentation import AUGMENTATIONS
-from fedjax_sim.datasets import Dataset
+from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.defaults import Defaults
 from fedjax_sim.lowbit import LowBit
 from fedjax_sim.models import CONVOLUTIONS, MODELS
@@ -27,8 +27,6 @@ from fedjax_sim.types import Hyper, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared where none is named."""
-PARTITION_KINDS = {name: entry for name, entry in partition.PARTITIONS.items() if name != "natural"}
-"""Partitions that need no array of their own."""
 
 
 class Contender(NamedTuple):
@@ -80,7 +78,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
 class Data(NamedTuple):
     """What all contenders learn from."""
 
-    dataset: Dataset
+    dataset: Dataset | Text
     partitions: dict[int, list[Partition]]  # by number of clients, one per seed
     partition: dict[str, Any]  # name and options
     model: str
@@ -92,6 +90,8 @@ class Data(NamedTuple):
         network: Any = MODELS[self.model].make(self.dataset.num_classes, CONVOLUTIONS[self.training["convolution"]])
         widths = words.low_bit(self.training["low_bit"])
         network = LowBit(network, *widths) if widths else network
+        if isinstance(self.dataset, Text):
+            return list(language.next_characters(network, self.dataset, self.partitions[num_clients]))
         how = {"augmentation": AUGMENTATIONS[self.training["augmentation"]], **self.scaling}
         made: list[Problem] = list(problems.classifications(network, self.dataset, self.partitions[num_clients], **how))
         try:
@@ -112,12 +112,20 @@ class Data(NamedTuple):
 def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[Contender], seeds: Sequence[int]) -> Data:
     """Load and partition the data; raises ConfigError for what is not allowed."""
     model = words.named("model", arguments.model or defaults.model, MODELS)
-    kind = words.named("partition", arguments.partition or "classes", PARTITION_KINDS)
-    known = inspect.signature(PARTITION_KINDS[kind][0]).parameters.values()
+    kind = words.named("partition", arguments.partition or defaults.partition, partition.PARTITIONS)
+    known = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
     options = {p.name: p.default for p in known if p.default is not p.empty} | words.partition_options(arguments)
-    dataset = datasets.load(arguments.dataset or "digits", data_dir=arguments.data_dir)
+    name = arguments.dataset or "digits"
+    dataset = (datasets.load_text if datasets.is_text(name) else datasets.load)(name, data_dir=arguments.data_dir)
+    own: dict[str, Any] = {}
+    if kind == "natural":
+        if dataset.train_clients is None:
+            raise ConfigError("partition", kind, f"another one, as {name} comes without clients")
+        own = {"client_ids": dataset.train_clients}
+    # Of a text, whose each sequence is serves as its label.
+    labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
     partitions = {
-        num: [partition.make(kind, dataset.train_labels, num_clients=num, seed=seed, **options) for seed in seeds]
+        num: [partition.make(kind, labels, num_clients=num, seed=seed, **options, **own) for seed in seeds]
         for num in sorted({entrant.hyper.num_clients for entrant in entrants})
     }
     training = {
@@ -126,6 +134,8 @@ def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[C
         "low_bit": arguments.low_bit or "none",
     }
     words.low_bit(training["low_bit"])
+    if isinstance(dataset, Text) and training["augmentation"] != "none":
+        raise ConfigError("augmentation", training["augmentation"], "none with a text")
     return Data(dataset, partitions, {"name": kind, **options}, model, training, {"mean": defaults.mean, "std": defaults.std})
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_sim.datasets import is_text
+
 
 class Defaults(NamedTuple):
     """Defaults of one data set; fields of the systems' Hyper that do not stand here keep the systems' own values, the papers'."""
@@ -13,6 +15,7 @@ class Defaults(NamedTuple):
     augmentation: str = "none"
     mean: float | tuple[float, ...] = 0.0  # of images scaled to [0, 1]: one, or one per channel
     std: float | tuple[float, ...] = 1.0
+    partition: str = "classes"
 
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={})
@@ -38,6 +41,9 @@ TINY_IMAGENET = Defaults(
 )
 """FAVANO's experiment on TinyImageNet; the usual normalisation of ImageNet, as the paper only says "standard"."""
 
+TEXT = Defaults(model="char_lstm", time_budget=1000.0, settings={"num_clients": 40, "batch_size": 32}, partition="natural")
+"""Any text: the network and the number of clients of hierarchical FL's Fig. 11 (arXiv 2302.04851); learning rates are untried."""
+
 DEFAULTS: dict[str, Defaults] = {
     # 1437 training images are too few for the papers' 100 clients: two classes each would leave 14 images a client. Kept of FAVANO's
     # experiment are learning rate 0.5, time budget, speeds and the selected fifth; sizes are smaller. Learning rates 0.02, 0.05, 0.1, 0.2
@@ -57,5 +63,7 @@ DEFAULTS: dict[str, Defaults] = {
 
 def defaults_of(dataset: str) -> Defaults:
     """The defaults of a data set by its name on the command line; an own .npz file has those of its name without path and ending."""
+    if is_text(dataset):
+        return TEXT
     name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset
     return DEFAULTS.get(name, OTHERS)

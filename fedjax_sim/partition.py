@@ -121,7 +121,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
         disjoint_groups,
         "groups of clients with labels of their own, a few of them per client (options group_sizes, classes)",
     ),
-    "natural": (natural, "the clients that the data came with (option client_ids, an array)"),
+    "natural": (natural, "the clients that the data came with, if they did (in Python: option client_ids, an array)"),
 }
 
 
