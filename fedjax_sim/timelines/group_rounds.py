@@ -111,8 +111,9 @@ def group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
     num_rounds = -(-num_ticks // per_round)
     work = group_work(key, hyper, num_rounds)
     length = work.busy.max(axis=1) + exchange_times(key, hyper, num_rounds)
-    # Deviation: Algorithm 1 sets the clock to the length of the last round; it adds up (Eq. 13).
-    end = jnp.cumsum(length)
+    # Deviation: Algorithm 1 sets the clock to the length of the last round; it adds up (Eq. 13). One by one, as sums of more rounds may be
+    # taken in another order.
+    end = jax.lax.scan(lambda clock, length: (clock + length,) * 2, jnp.zeros(()), length)[1]
     parts = jnp.arange(1, per_round) / per_round
     within = (end - length)[:, None] + sync_times(hyper, num_rounds)[:, None] * parts[None]
     time = jnp.concatenate([within, end[:, None]], axis=1)
