@@ -1,5 +1,6 @@
 """Rounds of groups: the table of moments, the clock by hand, what grows with the sync time, and who is in which group."""
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import partial
@@ -159,7 +160,7 @@ def test_everything_grows_with_the_sync_time_on_every_path() -> None:
     """Iterations and their time with S, round by round; rounds in a budget fall with S and with c_g, and grow with T."""
     base = with_law("fig 6", 0.0)
     drawn = works([base.replace(sync_time=s) for s in SYNC_TIMES], seeds=20, num_rounds=60)
-    for (less, _, early), (more, _, late) in zip(drawn, drawn[1:], strict=False):
+    for (less, _, early), (more, _, late) in itertools.pairwise(drawn):
         assert (np.diff([less.steps, more.steps], axis=0) >= 0).all()
         assert (np.diff([less.busy, more.busy], axis=0) >= 0).all()
         assert (early <= late).all()
@@ -179,7 +180,7 @@ def delays() -> np.ndarray:
     """Every delay of 20 rounds that Fig. 6's groups might ask for, with one seed: `f64[U, L, M]`."""
     with jax.enable_x64(True):
         key = stream(jax.random.key(0), "timeline")
-        one = lambda u, l: iteration_times(key, with_law("fig 6", 0.0), u, l)  # noqa: E731, E741
+        one = partial(iteration_times, key, with_law("fig 6", 0.0))
         return np.asarray(jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(jnp.arange(20), jnp.arange(30)))
 
 
