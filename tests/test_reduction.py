@@ -267,7 +267,7 @@ def test_one_group_that_averages_is_fedavg_of_everyone(least_squares: Any, flat:
 
 def test_equal_iterations_make_aggregations_differ_by_their_number(least_squares: Any) -> None:
     """Four each: FedNova's models are the average's, and the first step of the paper's rule is a quarter of theirs."""
-    settings = {"sync_time": 4.0, "mean": 0.0, "mean_per_client": 0.0, "shift_per_client": 0.0, "num_groups": 2}
+    settings = {"sync_time": 4.0, "shift": 1.0, "mean": 0.0, "mean_per_client": 0.0, "shift_per_client": 0.0, "num_groups": 2}
     models = {rule: grouped(least_squares, aggregation=rule, **settings) for rule in ("divide_by_steps", "average", "fednova")}
     assert (models["average"][1].steps == 4).all()
     first = {rule: path[1] - path[0] for rule, (path, _) in models.items()}
