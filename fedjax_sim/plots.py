@@ -248,7 +248,7 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     staleness = tick - np.asarray(row.timeline.version)[tick, slot]
     size = max(1, -(-(int(staleness.max(initial=0)) + 1) // MOST_STALENESS_BARS))
     edges = np.arange(0, staleness.max(initial=0) + size + 1, size) - 0.5
-    kinds: list[tuple[str, Any, str]] = [("all clients", np.full(len(client), True), COLORS[0])]
+    kinds: list[tuple[str, Any, str]] = [(f"all {row.senders}", np.full(len(client), True), COLORS[0])]
     if row.is_fast is not None:
         kinds = [("fast clients", row.is_fast[client], COLORS[0]), ("slow clients", ~row.is_fast[client], COLORS[1])]
     axes.hist(
