@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_sim import cli_arguments as words
-from fedjax_sim import comparison, datasets, latent, results
+from fedjax_sim import comparison, datasets, latent, partition, results
 from fedjax_sim.comparison import Contender, Data
 from fedjax_sim.defaults import Defaults, defaults_of
 from fedjax_sim.layout import check_layout, keep_compiled, use_cores
@@ -91,7 +91,7 @@ def _list(arguments: argparse.Namespace) -> int:
             "data sets": datasets.names(),
             "models": {name: entry.summary for name, entry in MODELS.items()},
             "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
-            "partitions": {name: summary for name, (_, summary) in comparison.PARTITION_KINDS.items()},
+            "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
             "experiments": _experiments(),
         }
         for title, entries in lists.items():
@@ -167,7 +167,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
     from fedjax_sim import schedule_report
 
     defaults = defaults_of(arguments.dataset or "digits")
-    if arguments.dataset is not None and not arguments.dataset.endswith(".npz"):
+    if arguments.dataset is not None and not arguments.dataset.endswith((".npz", ".txt")):
         words.named("dataset", arguments.dataset, datasets.names())
     seeds = words.seeds(arguments.seeds)
     time_budget = _time_budget(arguments, defaults)

@@ -14,7 +14,19 @@ MOST_SEEDS = 10_000
 OF_GRADIENTS = ("convolution", "augmentation", "low_bit")
 OF_MIXTURES = ("components", "dimensions")
 """Flags of one kind of systems."""
-PARTITION_OPTIONS: Mapping[str, type] = {"classes": int, "alpha": float, "shards_per_client": int, "min_examples": int}
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split("+"))
+
+
+PARTITION_OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "classes": (int, "a whole number"),
+    "alpha": (float, "a number"),
+    "shards_per_client": (int, "a whole number"),
+    "min_examples": (int, "a whole number"),
+    "group_sizes": (_whole_numbers, "whole numbers joined by +, such as 5+15"),
+}
 
 
 class UsageError(ConfigError):
@@ -76,7 +88,7 @@ def parser_of(command: str, summary: str) -> Parser:
         flag("--dimensions", "principal components of the images that it is fitted to (default: 20)", "NUMBER")
         flag("--partition", "who holds which examples, see list (default: classes; iid for expectation maximisation)", "NAME")
         for option in PARTITION_OPTIONS:
-            flag("--" + option.replace("_", "-"), "option of the partition", "NUMBER")
+            flag("--" + option.replace("_", "-"), "option of the partition", "N+N..." if option == "group_sizes" else "NUMBER")
         flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
         flag("--layout", "fields of Layout: slots_at_once, lanes_at_once, lane_devices, client_devices", "NAME=VALUE,...")
         flag("--checkpoint-every", "least seconds between two checkpoints (default: 20)", "SECONDS")
@@ -147,13 +159,13 @@ def left_out(arguments: argparse.Namespace, names: Iterable[str], system: str) -
 def partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the partition that were given."""
     options = {}
-    for name, kind in PARTITION_OPTIONS.items():
+    for name, (read, allowed) in PARTITION_OPTIONS.items():
         text = getattr(arguments, name)
         if text is not None:
             try:
-                options[name] = kind(text)
+                options[name] = read(text)
             except ValueError:
-                raise ConfigError(name, text, "a whole number" if kind is int else "a number") from None
+                raise ConfigError(name, text, allowed) from None
     return options
 
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from fedjax_sim import cli_arguments as words
-from fedjax_sim import datasets, latent, partition, problems
+from fedjax_sim import datasets, language, latent, partition, problems
 from fedjax_sim.augmentation import AUGMENTATIONS
-from fedjax_sim.datasets import Dataset
+from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.defaults import Defaults
 from fedjax_sim.lowbit import LowBit
 from fedjax_sim.models import CONVOLUTIONS, MODELS
@@ -28,8 +28,6 @@ from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared where none is named."""
-PARTITION_KINDS = {name: entry for name, entry in partition.PARTITIONS.items() if name != "natural"}
-"""Partitions that need no array of their own."""
 
 
 class Contender(NamedTuple):
@@ -87,7 +85,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
 class Data(NamedTuple):
     """What all contenders learn from."""
 
-    dataset: Dataset
+    dataset: Dataset | Text
     partitions: dict[int, list[Partition]]  # by number of clients, one per seed
     partition: dict[str, Any]  # name and options
     model: str
@@ -112,14 +110,27 @@ def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[C
     is_latent = system.learns is LatentProblem
     words.left_out(arguments, words.OF_GRADIENTS if is_latent else words.OF_MIXTURES, system.name)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
-    kind = words.named("partition", arguments.partition or ("iid" if is_latent else "classes"), PARTITION_KINDS)
-    known = inspect.signature(PARTITION_KINDS[kind][0]).parameters.values()
+    kind = words.named("partition", arguments.partition or ("iid" if is_latent else defaults.partition), partition.PARTITIONS)
+    known = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
     options = {p.name: p.default for p in known if p.default is not p.empty} | words.partition_options(arguments)
-    dataset = datasets.load(arguments.dataset or "digits", data_dir=arguments.data_dir)
+    name = arguments.dataset or "digits"
+    dataset = (datasets.load_text if datasets.is_text(name) else datasets.load)(name, data_dir=arguments.data_dir)
+    own: dict[str, Any] = {}
+    if kind == "natural":
+        if dataset.train_clients is None:
+            raise ConfigError("partition", kind, f"another one, as {name} comes without clients")
+        own = {"client_ids": dataset.train_clients}
+    # Of a text, whose each sequence is serves as its label.
+    labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
     partitions = {
-        num: [partition.make(kind, dataset.train_labels, num_clients=num, seed=seed, **options) for seed in seeds]
+        num: [partition.make(kind, labels, num_clients=num, seed=seed, **options, **own) for seed in seeds]
         for num in sorted({entrant.hyper.num_clients for entrant in entrants})
     }
+    if isinstance(dataset, Text):
+        if is_latent:
+            raise ConfigError("dataset", name, f"a set of images for {system.name}")
+        if facts["augmentation"] != "none":
+            raise ConfigError("augmentation", facts["augmentation"], "none with a text")
     make = partial(_mixtures if is_latent else _classifications, dataset, model, facts)
     return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
 
@@ -136,10 +147,12 @@ def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[s
     return model, {**facts, "mean": defaults.mean, "std": defaults.std}
 
 
-def _classifications(dataset: Dataset, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]) -> Sequence[Problem]:
+def _classifications(dataset: Dataset | Text, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]) -> Sequence[Problem]:
     network: Any = MODELS[model].make(dataset.num_classes, CONVOLUTIONS[facts["convolution"]])
     widths = words.low_bit(facts["low_bit"])
     network = LowBit(network, *widths) if widths else network
+    if isinstance(dataset, Text):
+        return language.next_characters(network, dataset, partitions)
     how = {"augmentation": AUGMENTATIONS[facts["augmentation"]], "mean": facts["mean"], "std": facts["std"]}
     made = problems.classifications(network, dataset, partitions, **how)
     try:
@@ -157,7 +170,7 @@ def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[st
     return model, sizes
 
 
-def _mixtures(dataset: Dataset, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]) -> Sequence[LatentProblem]:
+def _mixtures(dataset: Any, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]) -> Sequence[LatentProblem]:
     entry = latent.MODELS[model]
     features = entry.features(dataset.train_images, facts["dimensions"])
     least = min(int(part.counts.sum()) for part in partitions)

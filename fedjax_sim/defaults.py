@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_sim.datasets import is_text
+
 
 class Defaults(NamedTuple):
     """Defaults of one data set; fields of the systems' Hyper that do not stand here keep the systems' own values, the papers'."""
@@ -16,6 +18,7 @@ class Defaults(NamedTuple):
     std: float | tuple[float, ...] = 1.0
     em_time_budget: float = 2000.0  # of systems of expectation maximisation, whose rounds take 1
     em_settings: Mapping[str, Any] = {}  # theirs
+    partition: str = "classes"
 
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={"temperature": 0.05})
@@ -41,12 +44,15 @@ TINY_IMAGENET = Defaults(
 )
 """FAVANO's experiment on TinyImageNet; the usual normalisation of ImageNet, as the paper only says "standard"."""
 
+TEXT = Defaults(model="char_lstm", time_budget=1000.0, settings={"num_clients": 40, "batch_size": 32}, partition="natural")
+"""Any text: the network and the number of clients of hierarchical FL's Fig. 11 (arXiv 2302.04851); learning rates are untried."""
+
 DEFAULTS: dict[str, Defaults] = {
     # 1437 training images are too few for the papers' 100 clients: two classes each would leave 14 images a client. Kept of FAVANO's
     # experiment are learning rate 0.5, time budget, speeds and the selected fifth; sizes are smaller. Learning rates 0.02, 0.05, 0.1, 0.2
     # and 0.5 were tried with three seeds: all four systems learn at all of them, and three of four best at 0.5 (final accuracy: fedavg
-    # 0.87, quafl 0.86, fedbuff 0.96, favano 0.90; fedbuff reaches 0.97 at 0.2). FA-LD's step size is a learning rate of 0.07 over n; of 2e-5,
-    # 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), the larger the sooner.
+    # 0.87, quafl 0.86, fedbuff 0.96, favano 0.90; fedbuff reaches 0.97 at 0.2). FA-LD's step size is a learning rate of 0.07 over n; of
+    # 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), the larger the sooner.
     "digits": Defaults(
         model="mlp32",
         time_budget=5000.0,
@@ -70,5 +76,7 @@ DEFAULTS: dict[str, Defaults] = {
 
 def defaults_of(dataset: str) -> Defaults:
     """The defaults of a data set by its name on the command line; an own .npz file has those of its name without path and ending."""
+    if is_text(dataset):
+        return TEXT
     name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset
     return DEFAULTS.get(name, OTHERS)

@@ -65,11 +65,16 @@ def fresh_examples(bits: Array, step: Array, count: Array, batch_size: int) -> A
     return shuffled_index(bits, jnp.arange(batch_size) % count, count, step)
 
 
+BatchLoss = Callable[[Params, Array], Array]
+"""From a model and the number of a local step since the start, `i32[]`, to the loss of that step's mini-batch, `f[]`."""
+BatchGradient = Callable[[Params, Array], Params]
+"""The same to the gradient of that loss."""
+
+
 class Training(NamedTuple):
     """One client's local training, bound to its data and streams."""
 
-    gradient: Callable[[Array, Params], Params]
-    """From the number of the local step and the model."""
+    gradient: BatchGradient
     optimizer: optax.GradientTransformation
     """Its state starts anew."""
 
@@ -86,7 +91,7 @@ def local_steps(plan: Plan, start: Params, event: Event, train: Callable[[Params
 
         def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
             model, state = carry
-            update, state = optimizer.update(gradient(q, model), state, model)
+            update, state = optimizer.update(gradient(model, q), state, model)
             after = optax.apply_updates(model, update)
             # Nothing reads the optimizer's state after a masked step: only such follow.
             return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, model), state
@@ -99,37 +104,64 @@ def local_steps(plan: Plan, start: Params, event: Event, train: Callable[[Params
     return end, Work(executed, event.steps.sum())
 
 
+def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchLoss:
+    """The loss of a client that has done `offset` local steps before.
+
+    Its batches and noise depend on key, client and the client's own count of steps, and on nothing else.
+    """
+    own = jax.random.fold_in(stream(key, "local"), client)
+    batches, noises = stream(own, "batches"), stream(own, "noise")
+    bits = shuffle_bits(batches)
+    count = problem.counts[client]
+
+    def loss(model: Params, q: Array) -> Array:
+        if hyper.sampling == "with_replacement":
+            examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
+        elif hyper.sampling == "without_replacement":
+            examples = fresh_examples(bits, offset + q, count, hyper.batch_size)
+        elif hyper.sampling == "reshuffled":
+            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
+            examples = shuffled_index(bits, places, count, offset)
+        else:
+            examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
+        return problem.loss(model, client, examples, jax.random.fold_in(noises, offset + q))
+
+    return loss
+
+
+def batch_gradient(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchGradient:
+    """The gradient of `batch_loss`."""
+    return jax.grad(batch_loss(problem, hyper, key, client, offset))
+
+
 def local_sgd(
-    problem: Problem, hyper: Any, plan: Plan, key: Key, start: Params, event: Event, *, proximal: Array | float | None = None
+    problem: Problem,
+    hyper: Any,
+    plan: Plan,
+    key: Key,
+    start: Params,
+    event: Event,
+    *,
+    proximal: Array | float | None = None,
+    gradient: Callable[[Problem, Any, Key, Array, Array], BatchGradient] = batch_gradient,
 ) -> tuple[Params, Work]:
     """Run every slot's local steps: w <- w - lr g, `event.steps` times, from its own start.
 
-    start: leaves `[S, ...]`. proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync). A client's batches and
-    noise depend on key, client and its own count of steps (`event.offset`), not on when or with whom it is received. Returns the models
-    reached, leaves `[S, ...]`, and the gradient evaluations spent.
+    start: leaves `[S, ...]`. proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync). gradient: g, where slots
+    stand for something else than clients. A client's batches and noise depend on key, client and its own count of steps
+    (`event.offset`), not on when or with whom it is received. Returns the models reached, leaves `[S, ...]`, and the gradient
+    evaluations spent.
     """
 
     def train(start: Params, client: Array, offset: Array) -> Training:
-        own = jax.random.fold_in(stream(key, "local"), client)
-        batches, noises = stream(own, "batches"), stream(own, "noise")
-        bits = shuffle_bits(batches)
-        count = problem.counts[client]
+        own = gradient(problem, hyper, key, client, offset)
 
-        def gradient(q: Array, model: Params) -> Params:
-            if hyper.sampling == "with_replacement":
-                examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
-            elif hyper.sampling == "without_replacement":
-                examples = fresh_examples(bits, offset + q, count, hyper.batch_size)
-            elif hyper.sampling == "reshuffled":
-                places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
-                examples = shuffled_index(bits, places, count, offset)
-            else:
-                examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
-            slope = jax.grad(problem.loss)(model, client, examples, jax.random.fold_in(noises, offset + q))
+        def whole(model: Params, q: Array) -> Params:
+            slope = own(model, q)
             if proximal is not None:
                 slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
             return slope
 
-        return Training(gradient, hyper.optimizer(hyper.lr * hyper.lr_scale))
+        return Training(whole, hyper.optimizer(hyper.lr * hyper.lr_scale))
 
     return local_steps(plan, start, event, train)

@@ -150,6 +150,7 @@ class Row(NamedTuple):
     timeline: Timeline
     num_clients: int
     is_fast: np.ndarray | None  # bool[N]; None where speeds are not known, as in a recorded trace
+    senders: str = "clients"
 
 
 def timeline_figure(rows: Sequence[Row]) -> Figure:
@@ -223,7 +224,8 @@ def _drawn_clients(row: Row) -> np.ndarray:
 
 
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
-    more = f"{len(drawn)} of {row.num_clients} clients" if len(drawn) < row.num_clients else f"{row.num_clients} clients"
+    more = f"{len(drawn)} of {row.num_clients}" if len(drawn) < row.num_clients else f"{row.num_clients}"
+    more = f"{more} {row.senders}"
     axes.set_ylabel(more, labelpad=16, color=FACE)
     if row.is_fast is None:
         return
@@ -251,7 +253,7 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     staleness = tick - np.asarray(row.timeline.version)[tick, slot]
     size = max(1, -(-(int(staleness.max(initial=0)) + 1) // MOST_STALENESS_BARS))
     edges = np.arange(0, staleness.max(initial=0) + size + 1, size) - 0.5
-    kinds: list[tuple[str, Any, str]] = [("all clients", np.full(len(client), True), COLORS[0])]
+    kinds: list[tuple[str, Any, str]] = [(f"all {row.senders}", np.full(len(client), True), COLORS[0])]
     if row.is_fast is not None:
         kinds = [("fast clients", row.is_fast[client], COLORS[0]), ("slow clients", ~row.is_fast[client], COLORS[1])]
     axes.hist(

@@ -39,8 +39,9 @@ class Entry(NamedTuple):
     label: str
     seeds: list[int]
     timelines: list[Timeline]  # per seed
-    num_clients: int
+    num_clients: int  # whom the slots name: clients, or groups
     is_fast: list[np.ndarray] | None  # bool[N] per seed; None where speeds are not known, as in a recorded trace
+    senders: str
 
     def facts(self) -> dict[str, float | None]:
         """Means over seeds; the largest staleness is that of all."""
@@ -54,7 +55,7 @@ def entries(contender: Contender, seeds: Sequence[int], time_budget: float) -> l
     """Work out the schedules of a system, for each of its swept settings."""
     drawn = timelines(contender, seeds, time_budget)
     return [
-        Entry(label, list(seeds), own, hyper.num_clients, _speeds(hyper, seeds))
+        Entry(label, list(seeds), own, hyper.num_senders, _speeds(hyper, seeds), "groups" if isinstance(hyper, laws.Groups) else "clients")
         for (label, hyper), own in zip(contender.points(), drawn, strict=True)
     ]
 
@@ -63,7 +64,8 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
     """Write the schedules as arrays (padded by nan and EMPTY), their facts, and a picture of the first seed."""
     folder.write_arrays("results.nc", {entry.label.replace("/", "_"): _arrays(entry) for entry in entries})
     rows = [
-        Row(entry.label, entry.timelines[0], entry.num_clients, None if entry.is_fast is None else entry.is_fast[0]) for entry in entries
+        Row(entry.label, entry.timelines[0], entry.num_clients, None if entry.is_fast is None else entry.is_fast[0], entry.senders)
+        for entry in entries
     ]
     folder.write_figure("timeline.png", timeline_figure(rows))
     first = {entry.label: (entry.timelines[0], entry.num_clients) for entry in entries}
@@ -87,7 +89,7 @@ def table(entries: Sequence[Entry]) -> Table:
 
 
 def _speeds(hyper: Hyper, seeds: Sequence[int]) -> list[np.ndarray] | None:
-    if not isinstance(hyper, laws.Clients) or hyper.trace is not None or hyper.client_table is not None:
+    if not isinstance(hyper, laws.Clients) or isinstance(hyper, laws.Groups) or hyper.trace is not None or hyper.client_table is not None:
         return None
     with jax.enable_x64(True):
         rates = [np.asarray(laws.client_rates(stream(jax.random.key(seed), "timeline"), hyper)) for seed in seeds]

@@ -1,8 +1,8 @@
 """Hyperparameter structs whose fields know what is allowed.
 
-A `Hyper` is a frozen pytree: `real` fields are leaves, traced and swept without recompiling; `count`, `choice`, `switch` and `static`
-fields are part of its static structure; a `part` is such a struct again. `check` turns a bad value into one sentence before anything is
-compiled.
+A `Hyper` is a frozen pytree: `real`, `reals`, `whole` and `weights` fields are leaves, traced and swept without recompiling; `count`,
+`choice`, `switch` and `static` fields are part of its static structure; a `part` is such a struct again. `check` turns a bad value into
+one sentence before anything is compiled.
 """
 
 import dataclasses
@@ -35,6 +35,12 @@ def real(default: float, *, above: float | None = None, least: float | None = No
     limits = [(above, "above"), (least, "at least"), (most, "at most")]
     words = " and ".join(f"{word} {limit:g}" for limit, word in limits if limit is not None)
     return _field(default, True, accepts, f"a finite number {words}".rstrip(), float)
+
+
+def reals(default: float, **limits: float) -> Any:
+    """A traced number, or a tuple of several, such as one per group; as text they are joined by +."""
+    metadata = dict(real(default, **limits).metadata)
+    return flax_struct.field(default=default, metadata=metadata | {"allowed": metadata["allowed"] + ", or several", "parse": _parse_reals})
 
 
 def count(default: int, *, least: int = 1) -> Any:
@@ -113,6 +119,13 @@ def _accepts_numbers(value: Any) -> bool:
         return False
     x = np.asarray(value)
     return bool(np.issubdtype(x.dtype, np.number) and np.all(np.isfinite(x)))
+
+
+def _parse_reals(text: str) -> float | tuple[float, ...]:
+    try:
+        return float(text)
+    except ValueError:
+        return tuple(float(word) for word in text.split("+"))
 
 
 def _parse_bool(text: str) -> bool:

@@ -139,16 +139,25 @@ def small() -> Callable[..., Any]:
     Changes by keyword; a change of lr is one of FA-LD's step size. Systems of EM have slots for all clients, compression and partial
     participation.
     """
+    buffered = {"buffer_size": 4, "local_steps": 5}
+    compressed = {"participation": 0.6, "compression": BlockQuantization(), "gamma": 0.1}
+    sizes = {
+        "fedbuff": buffered,
+        "fedstaleweight": buffered,
+        "fedasync": {"local_steps": 5},
+        # Groups of two clients and one of one, whose iterations take 1.1 units of time on average.
+        "hierarchical": {"num_groups": 4, "sync_time": 5.0, "mean": 0.2},
+        "langevin": {"num_selected": 4, "local_steps": 5, "temperature": 1e-3, "rho": 0.5},
+        "em": {},
+        "fedem": compressed,
+        "vr_fedem": compressed | {"inner_steps": 2.0},
+    }
 
     def make(system: Any, **changes: Any) -> Any:
-        if system.learns is LatentProblem:
-            own = {"num_clients": 7, "batch_size": 2}
-            own |= {"participation": 0.6, "compression": BlockQuantization(), "gamma": 0.1} if system.name != "em" else {}
-            return system.Hyper(**(own | ({"inner_steps": 2.0} if system.name == "vr_fedem" else {}) | changes))
-        slots = {"fedbuff": {"buffer_size": 4}, "fedstaleweight": {"buffer_size": 4}, "fedasync": {}}.get(system.name, {"num_selected": 4})
-        chosen = {"num_clients": 7, "local_steps": 5, "batch_size": 2, "lr": 0.05} | slots | changes
+        rate = {} if system.learns is LatentProblem else {"lr": 0.05}
+        chosen = {"num_clients": 7, "batch_size": 2} | rate | sizes.get(system.name, {"num_selected": 4, "local_steps": 5}) | changes
         if system.name == "langevin":  # whose steps go with sums over the about 30 examples of `regression`, not with means
-            chosen = {"temperature": 1e-3, "rho": 0.5, "step_size": chosen.pop("lr") / 30} | chosen
+            chosen = {"step_size": chosen.pop("lr") / 30} | chosen
             chosen.pop("lr_scale", None)
         return system.Hyper(**chosen)
 

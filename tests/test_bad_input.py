@@ -102,6 +102,19 @@ CASES = {
         ["checkpoint in unfinished", "as in this run"],
     ),
     "bad setting with overwrite": (["run", "fedavg", "--out", "old", "--overwrite", "--set", "lr=0"], ["lr", "0.0", "above 0"]),
+    "sizes of groups that are not whole": (
+        ["run", "hierarchical", "--out", "out", "--set", "group_sizes=5+2.5"],
+        ["group_sizes", "'5+2.5'", "5+15"],
+    ),
+    "sizes of groups that do not add up": (
+        ["run", "hierarchical", "--out", "out", "--set", "group_sizes=10+15"],
+        ["group_sizes", "(10, 15)", "num_clients = 30"],
+    ),
+    "negative sync time": (["run", "hierarchical", "--out", "out", "--set", "sync_time=0,-1"], ["sync_time", "-1.0", "at least 0"]),
+    "unknown aggregation": (
+        ["run", "hierarchical", "--out", "out", "--set", "aggregation=sum"],
+        ["aggregation", "'sum'", "divide_by_steps"],
+    ),
     "settings of an unknown system": (["list", "fedprox"], ["system", "'fedprox'", "favano"]),
 }
 if Path("/proc/self").exists():

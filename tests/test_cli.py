@@ -191,6 +191,18 @@ def test_timeline_needs_no_training(call, tmp_path):
     np.testing.assert_allclose(groups(folder)["fedbuff"].influence.sum("client"), 1)
 
 
+def test_groups_are_drawn_and_swept(call, tmp_path):
+    """Their delays too, which may be several numbers of one setting; the schedule is that of the groups and not of the clients."""
+    words = ("--seeds", "2", "--time-budget", "100", "--set", "num_clients=6", "--set", "shift=0.85,1+7")
+    out = call("timeline", "hierarchical", *words, "--out", "when")
+    assert "hierarchical shift=(1.0, 7.0)" in out
+    summary = json.loads((tmp_path / "when" / "summary.json").read_text())["systems"]
+    assert summary["hierarchical shift=0.85"]["reports_per_tick"] == 2
+    assert summary["hierarchical shift=0.85"]["jain_index"] == pytest.approx(1)
+    assert summary["hierarchical shift=(1.0, 7.0)"]["steps_per_tick"] < summary["hierarchical shift=0.85"]["steps_per_tick"] - 1
+    assert groups(tmp_path / "when")["hierarchical shift=0.85"].sizes["client"] == 2
+
+
 def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path):
     words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--out"]
     process = subprocess.Popen(

@@ -21,6 +21,8 @@ OTHER_RATES = [0.03, 0.04, 0.07, 0.08, 0.11, 0.12, 0.13, 0.14]
 STEPS_PER_LR = 30
 """FedAvg's learning rate is FA-LD's step size times the number of examples, of which `regression` has about so many."""
 RUN = {"num_ticks": 6, "num_evals": 3}
+GROUPED = "hierarchical"
+"""The system whose slots are groups of clients. In schedules made by hand every client is a group of its own."""
 WHOLE = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
 LAYOUTS = {
     "a slot at a time, lanes batched": Layout(1, True, 1),
@@ -69,7 +71,8 @@ class Kind(NamedTuple):
 @pytest.fixture(scope="module")
 def kind(system: System, regression: Callable, noisy_mean: Callable) -> Kind:
     if system.learns is not LatentProblem:
-        changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, "server_interact": 2.0}
+        exchange = {"exchange_shift": 1.0, "sync_time": 3.0} if system.name == GROUPED else {"server_interact": 2.0}
+        changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, **exchange}
         measured = ("loss", "client_variance")
         if system.name == "langevin":
             return Kind(regression, "step_size", changed, measured, {}, {"temperature": 0.0}, 1 / STEPS_PER_LR)
@@ -214,6 +217,7 @@ def events_of(system: System, clients: Any, steps: Any) -> Event:
 def bind(system: System, small: Callable) -> Callable[..., Bound]:
     def make(problem: Any, *, plan: Plan | None = None, events: Event | None = None, **changes: Any) -> Bound:
         plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
+        changes = ({"num_groups": 7} if system.name == GROUPED else {}) | changes
         dtype = jax.eval_shape(problem.init, jax.random.key(0)).dtype
         hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), small(system, **changes))
         return Bound(system, problem, hyper, plan, events_of(system, CLIENTS, STEPS) if events is None else events)
@@ -313,7 +317,7 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(system
 
 def kept_per_client(state: Any) -> list[Any]:
     """What the state has of every client: models, memories or oracles, `[N, ...]`."""
-    own = [getattr(state, name) for name in ("clients", "oracle") if hasattr(state, name)]
+    own = [getattr(state, name) for name in ("clients", "groups", "oracle") if hasattr(state, name)]
     return [*own, state.memory.clients] if hasattr(state, "memory") else own
 
 

@@ -587,7 +587,7 @@ def test_own_file_that_is_none_is_refused(tmp_path):
 
 def test_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match="dataset is 'mnits', but must be one of digits, mnist, fashion_mnist, cifar10, tiny_imagenet, npz:PATH"
+        ConfigError, match="dataset is 'mnits', but must be one of digits, mnist, fashion_mnist, cifar10, tiny_imagenet, federated_emnist"
     ):
         datasets.load("mnits")
 

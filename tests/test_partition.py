@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_sim import partition
+from fedjax_sim import partition, partition_parts
 from fedjax_sim.settings import ConfigError
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -122,8 +122,8 @@ def test_dirichlet_shares_have_their_mean_and_variance():
     labels = np.zeros(10_000, int)
     shares = np.empty((draws, num_clients))
     for seed in range(draws):
-        rng = partition._generator(seed)
-        shares[seed] = partition._shares(rng, num_clients, alpha, np.array([len(labels)]))[0] / len(labels)
+        rng = partition_parts.generator(seed)
+        shares[seed] = partition_parts.shares(rng, num_clients, alpha, np.array([len(labels)]))[0] / len(labels)
     variance = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
     assert np.abs(shares.mean(axis=0) - 1 / num_clients).max() < 5 * np.sqrt(variance / draws)
     squares = (shares - 1 / num_clients) ** 2
@@ -176,8 +176,76 @@ CALLS = {
     "dirichlet": {"alpha": 0.5},
     "shards": {"shards_per_client": 3},
     "label_groups": {"slow_labels": 3, "held_out": 0.25},
+    "dirichlet_groups": {"group_sizes": (3, 7), "alpha": 0.5},
+    "disjoint_groups": {"group_sizes": (3, 7)},
     "natural": {"client_ids": np.repeat(np.arange(20), 30)},
 }
+
+
+def test_dirichlet_proportions_over_groups_and_even_shares_within():
+    """Shares of a class over four groups have the moments of a Dirichlet distribution; within a group all clients are alike."""
+    labels, sizes = labels_of([2000] * 3), (1, 2, 3, 4)
+    alpha, seeds = 0.8, 150
+    first = np.cumsum((0, *sizes))
+    found = np.empty((seeds, 4, 3))
+    for seed in range(seeds):
+        part = partition.dirichlet_groups(labels, num_clients=10, group_sizes=sizes, alpha=alpha, seed=seed)
+        assert_disjoint(part, len(labels))
+        assert part.counts.sum() == len(labels)
+        histogram = partition.label_histogram(part, labels, 3)
+        for k, (low, high) in enumerate(itertools.pairwise(first)):
+            own = histogram[low:high]
+            assert np.ptp(part.counts[low:high]) <= 1
+            expected = own.sum(axis=0) / (high - low)
+            assert np.all(np.abs(own - expected) <= 6 * np.sqrt(expected + 1))
+            found[seed, k] = own.sum(axis=0) / 2000
+    share = found.transpose(0, 2, 1).reshape(-1, 4)
+    variance = 1 / 4 * 3 / 4 / (4 * alpha + 1)
+    assert np.all(np.abs(share.mean(axis=0) - 1 / 4) < 5 * np.sqrt(variance / len(share)))
+    assert np.all(np.abs((share - 1 / 4).var(axis=0) / variance - 1) < 0.5)
+
+
+def test_disjoint_groups_share_no_label():
+    labels = np.random.default_rng(0).permutation(labels_of([600] * 10))
+    dealt = set()
+    for seed in range(5):
+        part = partition.disjoint_groups(labels, num_clients=20, group_sizes=(5, 15), seed=seed)
+        assert_disjoint(part, len(labels))
+        held = partition.label_histogram(part, labels, 10) > 0
+        assert (held.sum(axis=1) == 2).all()
+        groups = [held[:5].any(axis=0), held[5:].any(axis=0)]
+        assert groups[0].sum() == groups[1].sum() == 5 and not (groups[0] & groups[1]).any()
+        dealt.add(tuple(groups[0].tolist()))
+    assert len(dealt) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("dirichlet_groups", {"group_sizes": (3, 6), "alpha": 1.0}, "group_sizes is .3, 6., but must be whole numbers .* num_clients = 10"),
+        ("dirichlet_groups", {"group_sizes": (0, 10), "alpha": 1.0}, "group_sizes is .0, 10."),
+        ("dirichlet_groups", {"group_sizes": (3, 7), "alpha": 0.0}, "alpha is 0.0"),
+        ("dirichlet_groups", {"group_sizes": (3, 7), "alpha": 1e4, "min_examples": 60}, "alpha is 10000.0, but must be larger, or min"),
+        ("disjoint_groups", {"group_sizes": (3, 7), "classes": 6}, "classes is 6, but must be .* at most 5"),
+        ("disjoint_groups", {}, "option group_sizes of partition disjoint_groups is None, but must be given"),
+    ],
+)
+def test_groups_refuse(name, options, words):
+    with pytest.raises(ConfigError, match=words):
+        partition.make(name, labels_of([60] * 10), num_clients=10, seed=0, **options)
+
+
+def test_poor_clients_are_topped_up_from_the_largest():
+    """Three hundred clients with twenty examples on average never all have eight by themselves."""
+    labels = labels_of([600] * 10)
+    options = {"num_clients": 300, "alpha": 0.1, "min_examples": 8, "seed": 0}
+    part = partition.dirichlet(labels, top_up=True, **options)
+    assert_disjoint(part, len(labels))
+    assert part.counts.min() == 8 and part.counts.sum() == len(labels)
+    with pytest.raises(ConfigError, match=r"alpha is 0\.1"):
+        partition.dirichlet(labels, **options)
+    rich, plain = (partition.dirichlet(labels, num_clients=5, alpha=50.0, top_up=top_up, seed=4) for top_up in (True, False))
+    assert members(rich) == members(plain)
 
 
 def test_label_groups_are_those_of_fedstaleweight():
@@ -244,7 +312,7 @@ def test_registered_functions_share_a_signature_and_refuse_bad_common_values(nam
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("idd", {}, "partition is 'idd', but must be one of iid, classes, dirichlet, shards, label_groups, natural"),
+        ("idd", {}, "partition is 'idd', but must be one of iid, classes, dirichlet, shards, label_groups, dirichlet_groups"),
         ("iid", {"alpha": 1.0}, "option of partition iid is 'alpha', but must be left out"),
         ("dirichlet", {"alhpa": 1.0}, "option of partition dirichlet is 'alhpa', but must be one of alpha, min_examples"),
         ("dirichlet", {}, "option alpha of partition dirichlet is None, but must be given"),

@@ -226,3 +226,51 @@ def test_fedstaleweight_with_a_buffer_of_one_is_fedbuff(least_squares: Any) -> N
     for name in ("time", "clients", "version", "holds"):
         np.testing.assert_array_equal(getattr(schedule, name), getattr(other, name), err_msg=name)
     assert (np.arange(12) - schedule.version[:, 0]).max() > 2
+
+
+GROUPED = {"local_steps": 1, "sampling": "with_replacement", "shift": 0.5, "mean": 1.0}
+
+
+def grouped(problem: Any, **settings: Any) -> tuple[np.ndarray, fedjax_sim.Timeline]:
+    return learnt("hierarchical", problem, **(GROUPED | settings))
+
+
+@pytest.fixture
+def flat(least_squares: Any) -> np.ndarray:
+    """FedAvg of everyone with one local step a round, on the same batches: `[61, 3]`."""
+    settings = {"num_selected": 7, "local_steps": 1, "sampling": "with_replacement", "batch_size": 2, "lr": 0.05}
+    with jax.enable_x64(True):
+        hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, **settings)
+        run = fedjax_sim.simulate(SYSTEMS["fedavg"], least_squares, hyper, num_ticks=60, num_evals=60, layout=WHOLE)
+    return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1)
+
+
+def test_groups_without_a_sync_time_are_fedavg_of_everyone(least_squares: Any, flat: np.ndarray) -> None:
+    """A local iteration each is one global step, whoever is in which group; to float32's rounding of weights, 1 / 7 and those of groups."""
+    for grouping in ({"num_groups": 3}, {"group_sizes": (1, 6)}):
+        models, schedule = grouped(least_squares, sync_time=0.0, **grouping)
+        assert (schedule.steps == 1).all()
+        np.testing.assert_allclose(models, flat[:13], rtol=0, atol=1e-6)
+
+
+def test_one_group_that_averages_is_fedavg_of_everyone(least_squares: Any, flat: np.ndarray) -> None:
+    """Whatever the sync time: its rounds are several of FedAvg's. Dividing by their number is something else."""
+    models, schedule = grouped(least_squares, sync_time=4.0, num_groups=1, aggregation="average")
+    done = np.concatenate([[0], np.cumsum(schedule.steps)])
+    assert len(set(schedule.steps.ravel().tolist())) > 2
+    np.testing.assert_allclose(models, flat[done], rtol=0, atol=1e-6)
+    divided, _ = grouped(least_squares, sync_time=4.0, num_groups=1)
+    steps = schedule.steps[0, 0]
+    np.testing.assert_allclose(divided[1] - divided[0], (models[1] - models[0]) / steps, rtol=1e-6)
+    assert np.abs(divided[2] - models[2]).max() > 1e-3
+
+
+def test_equal_iterations_make_aggregations_differ_by_their_number(least_squares: Any) -> None:
+    """Four each: FedNova's models are the average's, and the first step of the paper's rule is a quarter of theirs."""
+    settings = {"sync_time": 4.0, "shift": 1.0, "mean": 0.0, "mean_per_client": 0.0, "shift_per_client": 0.0, "num_groups": 2}
+    models = {rule: grouped(least_squares, aggregation=rule, **settings) for rule in ("divide_by_steps", "average", "fednova")}
+    assert (models["average"][1].steps == 4).all()
+    first = {rule: path[1] - path[0] for rule, (path, _) in models.items()}
+    np.testing.assert_allclose(models["fednova"][0], models["average"][0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(first["divide_by_steps"], first["average"] / 4, rtol=1e-6)
+    assert np.abs(models["divide_by_steps"][0][2:] - models["average"][0][2:]).max() > 1e-2

@@ -21,6 +21,7 @@ class Dataset(NamedTuple):
     test_labels: np.ndarray
     num_classes: int
     name: str
+    train_clients: np.ndarray | None = None  # i32[n], whose each training example is, where the data came with clients
 
 
 def from_arrays(
@@ -31,11 +32,13 @@ def from_arrays(
     *,
     num_classes: int | None = None,
     name: str = "own",
+    train_clients: np.ndarray | None = None,
 ) -> Dataset:
     """Make a data set of a user's arrays, or raise ConfigError naming what is wrong with them.
 
     images: bytes or floats, `[n, H, W, C]`, `[n, H, W]` (one channel) or `[n, D]` (kept as D channels of one pixel), finite.
     labels: integers `[n]` in 0..num_classes-1. num_classes: where not given, the number of classes among the training labels.
+    train_clients: whole numbers `[n]`, whose each training example is; the natural split keeps to them.
     """
     train_images, test_images = _checked_images("train_images", train_images), _checked_images("test_images", test_images)
     train_labels = _checked_labels("train_labels", train_labels, len(train_images))
@@ -49,7 +52,9 @@ def from_arrays(
     num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
         raise ConfigError("largest label", largest, f"below the number of classes, {num_classes}")
-    return Dataset(train_images, train_labels.astype(np.int32), test_images, test_labels.astype(np.int32), num_classes, name)
+    if train_clients is not None:
+        train_clients = _checked_labels("train_clients", train_clients, len(train_images)).astype(np.int32)
+    return Dataset(train_images, train_labels.astype(np.int32), test_images, test_labels.astype(np.int32), num_classes, name, train_clients)
 
 
 def _checked_images(field: str, images: np.ndarray) -> np.ndarray:
@@ -78,7 +83,10 @@ def _checked_labels(field: str, labels: np.ndarray, num_images: int) -> np.ndarr
 
 
 def from_npz(path: Path, name: str | None = None) -> Dataset:
-    """Read a file of the arrays of `Dataset` and perhaps `class_names`; its name without the suffix is the set's, unless one is given."""
+    """Read a file of the arrays of `Dataset` and perhaps `class_names` and `train_clients`.
+
+    Its name without the suffix is the set's, unless one is given.
+    """
     if not zipfile.is_zipfile(path):
         raise ConfigError("npz file", str(path), "an existing file, complete and written by numpy.savez")
     with np.load(path, allow_pickle=False) as file:
@@ -86,7 +94,7 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
             if array not in file:
                 raise ConfigError("npz file", str(path), f"one with the arrays {', '.join(ARRAYS)} ({array} is missing)")
         try:
-            arrays = {array: file[array] for array in (*ARRAYS, "class_names") if array in file}
+            arrays = {array: file[array] for array in (*ARRAYS, "class_names", "train_clients") if array in file}
         except (ValueError, OSError, zipfile.BadZipFile, zlib.error):
             raise ConfigError("npz file", str(path), "an undamaged file of plain arrays, without Python objects") from None
     num_classes = len(np.atleast_1d(arrays.pop("class_names"))) if "class_names" in arrays else None

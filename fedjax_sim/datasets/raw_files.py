@@ -7,8 +7,10 @@ ConfigError naming the file.
 import contextlib
 import gzip
 import io
+import string
 import struct
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections import Counter
@@ -22,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from fedjax_sim.settings import ConfigError
 
 _DAMAGE = (
-    *(OSError, EOFError, IndexError, RuntimeError, SyntaxError, ValueError),
+    *(OSError, EOFError, IndexError, KeyError, RuntimeError, SyntaxError, ValueError),
     *(Image.DecompressionBombError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 """What the standard library, numpy and pillow raise at a file that is not what it should be."""
@@ -31,7 +33,7 @@ _DAMAGE = (
 class Raw(NamedTuple):
     """What a set's raw files hold."""
 
-    splits: dict[str, Iterable[tuple[np.ndarray, int]]]  # of "train" and "test": image u8[H, W] or u8[H, W, 3], label
+    splits: dict[str, Iterable[tuple]]  # of "train" and "test": image u8[H, W] or u8[H, W, 3], label, and client if there are any
     class_names: list[str] | None = None  # in the order of the labels; None if the files have none
 
 
@@ -110,6 +112,36 @@ def read_tiny_imagenet(archive: Path) -> Raw:
 
     # Images are decoded one by one, when they are asked for.
     return Raw({"train": decoded(train), "test": decoded(test)}, wnids)
+
+
+def read_federated_emnist(archive: Path) -> Raw:
+    """Read the tar of HDF5 files in which TensorFlow Federated publishes EMNIST by writers; images u8[28, 28], clients from 0 by name.
+
+    https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/emnist/load_data. The background is white, 255, as
+    published. The tar is unpacked for as long as it is read, since HDF5 is read in no order.
+    """
+    files = {"train": "fed_emnist_train.h5", "test": "fed_emnist_test.h5"}
+    with _readable(archive), tarfile.open(archive, "r:bz2") as tar:
+        _require(files.values(), tar.getnames(), archive)
+
+    def examples(file: str) -> Iterator[tuple[np.ndarray, int, int]]:
+        import h5py
+
+        with tempfile.TemporaryDirectory() as folder:
+            with _readable(archive, file), tarfile.open(archive, "r:bz2") as tar:
+                tar.extract(file, folder, filter="data")
+            with _readable(archive, file), h5py.File(Path(folder) / file) as writers:
+                for client, name in enumerate(sorted(writers["examples"])):
+                    own = writers["examples"][name]
+                    pixels, labels = np.asarray(own["pixels"]), np.asarray(own["label"]).ravel()
+                    if pixels.shape[1:] != (28, 28) or len(pixels) != len(labels) or labels.max() >= 62:
+                        raise ValueError(f"{name} has no images of 28x28 with labels from 0 to 61")
+                    for image, label in zip(np.rint(255 * pixels).astype(np.uint8), labels, strict=True):
+                        yield image, int(label), client
+
+    return Raw(
+        {split: examples(file) for split, file in files.items()}, list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+    )
 
 
 def _decoded(data: bytes, size: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """What is learnt: problems with known answers, Bayesian regressions, and classification over a model."""
 
-from fedjax_sim.problems.classification import Classification, classification, classifications, takes_train
+from fedjax_sim.problems.classification import Classification, check_partition, classification, classifications, takes_train
 from fedjax_sim.problems.gaussian import GaussianClients, gaussian_simulation
 from fedjax_sim.problems.logistic import Logistic, logistic
 from fedjax_sim.problems.quadratic import Quadratic
@@ -10,6 +10,7 @@ __all__ = [
     "GaussianClients",
     "Logistic",
     "Quadratic",
+    "check_partition",
     "classification",
     "classifications",
     "gaussian_simulation",

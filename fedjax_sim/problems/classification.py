@@ -173,8 +173,13 @@ def _check_data(dataset: Any, partitions: Sequence[Any]) -> None:
         if np.asarray(getattr(dataset, name)).min(initial=0) < 0:
             raise ConfigError(name, "an array with negative labels", "at least 0")
     for partition in partitions:
-        counts, index = np.asarray(partition.counts), np.asarray(partition.index)
-        if counts.min() < 1 or counts.max() > index.shape[1]:
-            raise ConfigError("partition.counts", int(counts.min()), f"from 1 to the {index.shape[1]} places of a client")
-        if index.min() < 0 or index.max() >= len(dataset.train_labels):
-            raise ConfigError("partition.index", int(index.max()), f"positions of the {len(dataset.train_labels)} training examples")
+        check_partition(partition, len(dataset.train_labels))
+
+
+def check_partition(partition: Any, num_examples: int) -> None:
+    """Raise ConfigError unless every client has an example, and all of them are there."""
+    counts, index = np.asarray(partition.counts), np.asarray(partition.index)
+    if counts.min() < 1 or counts.max() > index.shape[1]:
+        raise ConfigError("partition.counts", int(counts.min()), f"from 1 to the {index.shape[1]} places of a client")
+    if index.min() < 0 or index.max() >= num_examples:
+        raise ConfigError("partition.index", int(index.max()), f"positions of the {num_examples} training examples")

@@ -100,7 +100,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
             own = jax.random.fold_in(stream(key, "local"), client)
             bits, noises = shuffle_bits(stream(own, "batches")), stream(own, "noise")
 
-            def gradient(q: Array, theta: Params) -> Params:
+            def gradient(theta: Params, q: Array) -> Params:
                 chance = jax.random.fold_in(noises, first + q)
                 if hyper.gradient == "exact":
                     slope = jax.grad(cast(ExactProblem, problem).client_loss)(theta, client, chance)

@@ -2,6 +2,8 @@
 
 from fedjax_sim.timelines.arrivals import Arrivals, arrivals, arrivals_within
 from fedjax_sim.timelines.contacts import Contacts, contacts
+from fedjax_sim.timelines.group_rounds import group_rounds, group_rounds_within
+from fedjax_sim.timelines.groups import Groups, Members, members, paper_delays
 from fedjax_sim.timelines.laws import RUNTIME_LAWS, STEP_COUNT_LAWS, Clients, ClientTable, Speeds, client_rates, client_speeds, runtimes
 from fedjax_sim.timelines.participants import Participants, participants
 from fedjax_sim.timelines.rounds import Rounds, WeightedRounds, rounds, weighted_rounds
@@ -14,6 +16,8 @@ __all__ = [
     "ClientTable",
     "Clients",
     "Contacts",
+    "Groups",
+    "Members",
     "Participants",
     "Rounds",
     "Speeds",
@@ -24,6 +28,10 @@ __all__ = [
     "client_rates",
     "client_speeds",
     "contacts",
+    "group_rounds",
+    "group_rounds_within",
+    "members",
+    "paper_delays",
     "participants",
     "read_trace",
     "rounds",

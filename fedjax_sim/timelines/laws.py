@@ -117,6 +117,11 @@ class Clients:
         return np.maximum(self.rate_fast, self.rate_slow) if self.client_table is None else self.client_table.rate.max()
 
     @property
+    def num_senders(self) -> int:
+        """How many there are whom the slots of a timeline name: the clients, unless a system has others send for them."""
+        return self.num_clients
+
+    @property
     def times_per_update(self) -> int:
         """Times of the law that an update takes."""
         return self.local_steps if self.time_of == "step" else 1

@@ -20,8 +20,9 @@ from fedjax_sim.participation import cohorts
 from fedjax_sim.staleness import staleness_weights
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Speeds, client_speeds, runtimes
+from fedjax_sim.timelines.group_rounds import exchange_times, iteration_times
 from fedjax_sim.timelines.laws import update_time
-from tests.reference import favano_loop, fedavg_loop, fedbuff_loop, fedstaleweight_loop, quafl_loop
+from tests.reference import favano_loop, fedavg_loop, fedbuff_loop, fedstaleweight_loop, hierarchical_loop, quafl_loop
 
 SEED, N, K, BATCH, LR = 4, 7, 5, 2, 0.05
 TICKS = 24
@@ -380,3 +381,36 @@ def test_fedasync(small: Callable, problem: Any, gradients: Callable, start: np.
     other = simulate(weighted_anew(system, run), problem, changed)
     assert np.abs(other.models - run.models).max() > 1e-4
     assert_same(other, records, tolerance=1e-6)
+
+
+GROUPS = {"group_sizes": (1, 3, 2, 1), "sampling": "shuffled_epochs", "mean": 1.5, "sync_time": 7.0, "sync_growth": 1.5}
+"""Iterations of 2.4 units of time on average: one to about five in a round, whose sync times grow to 7."""
+COMBINATIONS = {
+    "divide_by_steps": hierarchical_loop.divided_by_steps,
+    "average": hierarchical_loop.averaged,
+    "fednova": hierarchical_loop.fednova,
+}
+
+
+@pytest.mark.parametrize(("aggregation", "delays"), [("divide_by_steps", "group"), ("fednova", "group"), ("average", "client")])
+def test_hierarchical(small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, aggregation: str, delays: str) -> None:
+    """With a model per client there; here a group's step is one batch. To float32's rounding of the groups' weights."""
+    system = fedjax_sim.SYSTEMS["hierarchical"]
+    hyper = small(system, lr=LR, aggregation=aggregation, delays=delays, runtime_law="runtime_exp", **GROUPS)
+    with jax.enable_x64(True):
+        key = stream(jax.random.key(SEED), "timeline")
+        draw = jax.vmap(jax.vmap(lambda u, i: iteration_times(key, hyper, u, i), (None, 0)), (0, None))
+        table, exchanges = np.asarray(jax.jit(draw)(jnp.arange(TICKS), jnp.arange(40))), np.asarray(exchange_times(key, hyper, TICKS))
+    records = hierarchical_loop.run(
+        start=start,
+        groups=[[0], [1, 2, 3], [4, 5], [6]],
+        num_rounds=TICKS,
+        sync_time=lambda number: min(7.0, 1.5 * (number + 1)),
+        delay=lambda number, group, iteration: float(table[number, iteration, group]),
+        exchange=lambda number: float(exchanges[number]),
+        combine=COMBINATIONS[aggregation],
+        lr=LR,
+        gradient=gradient,
+    )
+    assert len({tuple(record.steps) for record in records}) > 5
+    assert_same(simulate(system, problem, hyper), records, tolerance=1e-6)

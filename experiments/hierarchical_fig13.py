@@ -1,0 +1,63 @@
+"""Hierarchical FL's Fig. 13 (arXiv 2302.04851): fixed against growing sync time, MNIST, logistic regression, 2 x 500 clients; claim 23.
+
+Round u has S_u = min(u, S), S = 5, 10, 20; delays of Fig. 6. Dirichlet(0.5) over clients, topped up to ten examples each.
+"""
+
+import sys
+
+from matplotlib.figure import Figure
+
+from experiments.hierarchical_claims import verdict
+from experiments.hierarchical_runs import (
+    FIG6,
+    MNIST,
+    SMOKE,
+    best_lr,
+    by_lr,
+    clock,
+    dirichlet,
+    final,
+    lead,
+    load,
+    pictures,
+    play,
+    size_of,
+    table_of,
+)
+from experiments.sampling import verdict_table
+from experiments.support import Arguments, Outcome, main
+from fedjax_sim.models import LogisticRegression
+
+SYNC_TIMES = [5.0, 10.0, 20.0]
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run both schedules for three final sync times."""
+    size = size_of(arguments, MNIST._replace(network=LogisticRegression), reduced=None)
+    data = load(arguments, size)
+    tasks = dirichlet(data, size, 20 if arguments.smoke else 1000)
+    swept = {"sync_growth": [0.0, 1.0], "sync_time": SYNC_TIMES}
+    curves = play(arguments, size, "fig13", tasks, clock([500, 500], FIG6), swept)
+    own = final(curves, size.time)
+    lr = best_lr(own.sel(sync_growth=0.0, sync_time=5.0))
+    leads = {
+        s: {rate: lead(own.sel(lr=rate, sync_time=s, sync_growth=1.0), own.sel(lr=rate, sync_time=s, sync_growth=0.0)) for rate in size.lrs}
+        for s in SYNC_TIMES
+    }
+    gaps = [leads[s][lr] for s in SYNC_TIMES]
+    holds = all(each.is_clear for each in gaps) and gaps[0].mean < gaps[1].mean < gaps[2].mean
+    told = "; ".join(f"S = {s:g}: {by_lr(each)}" for s, each in leads.items())
+    measured = {f"{s:g}": {str(rate): e._asdict() for rate, e in each.items()} for s, each in leads.items()}
+    why = f"growing ahead of fixed at T, points, {told}; judged at lr {lr:g}; {size.words}"
+    verdicts = [verdict(23, measured, None if arguments.smoke else bool(holds), SMOKE if arguments.smoke else why)]
+    figures: dict[str, Figure] = {}
+    for s in SYNC_TIMES:
+        chosen = curves.sel(lr=lr, sync_time=s)
+        shown = {word: chosen.sel(sync_growth=g) for word, g in (("fixed", 0.0), ("growing", 1.0))}
+        figures |= pictures(shown, f"fig13_S{s:g}", f"{size.words}, S = {s:g}, lr {lr:g}")
+    text = table_of({"fig13": curves}, size.time) + "\n\n" + verdict_table(verdicts)
+    return Outcome({"fig13": curves}, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main("hierarchical_fig13", __doc__ or "", run))

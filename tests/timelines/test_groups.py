@@ -1,0 +1,372 @@
+"""Rounds of groups: the table of moments, the clock by hand, what grows with the sync time, and who is in which group."""
+
+import itertools
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.settings import ConfigError, check, parse
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines import ClientTable, Groups, group_rounds, group_rounds_within, members, paper_delays
+from fedjax_sim.timelines.group_rounds import aggregation_weights, exchange_times, group_work, iteration_times, sync_times
+from fedjax_sim.timelines.groups import AGGREGATIONS, delay_sizes, exchange_law, group_shares, iteration_law
+
+EXACT = {"shift_per_client": 0.0, "mean_per_client": 0.0, "exchange_shift_per_group": 0.0, "exchange_mean_per_group": 0.0}
+"""Delays as given, whatever the sizes."""
+CERTAIN = {**EXACT, "mean": 0.0, "exchange_mean": 0.0}
+"""And without chance."""
+
+FIG3, FIG6 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1), (1e-3, 0.5, 1e-3, 0.05, 5, 10, 1e-3, 0.05)
+FIG7, FIG8 = (0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2), (0.1, 1.4, 0.01, 0.14, 4, 2, 0.5, 1)
+FIG9, FIG11 = (0.1, 1.4, 0.01, 0.14, 0.5, 5, 0.05, 0.5), (0.1, 0.7, 0.001, 0.13, 3, 3, 0.01, 0.2)
+
+# Of the paper's settings: the delay vector, the groups' sizes, active clients (0: all) -> c_i, 1 / lambda_i, c_g, 1 / lambda_g.
+LAWS: dict[str, Any] = {
+    "fig 3": (FIG3, (10, 10), 0, (1.0, 1.0), (0.1, 0.1), 5.0, 0.2),
+    "fig 6": (FIG6, (500, 500), 0, (1.0, 1.0), (0.55, 0.55), 20.0, 0.052),
+    "fig 7a": (FIG7, (15, 15), 0, (1.0, 1.0), (0.1, 0.1), 10.0, 1.0),
+    "fig 8": (FIG8, (850,) * 4, 0, (86.4,) * 4, (8.64,) * 4, 18.0, 3.0),
+    "fig 8, 16 active": (FIG8, (850,) * 4, 16, (3.0,) * 4, (0.3,) * 4, 18.0, 3.0),
+    "fig 9, 2 groups": (FIG9, (32,) * 2, 0, (4.6,) * 2, (0.46,) * 2, 6.0, 0.6),
+    "fig 9, 4 groups": (FIG9, (16,) * 4, 0, (3.0,) * 4, (0.30,) * 4, 7.0, 0.7),
+    "fig 9, 8 groups": (FIG9, (8,) * 8, 0, (2.2,) * 8, (0.22,) * 8, 9.0, 0.9),
+    "fig 11, equal": (FIG11, (20, 20), 0, (2.7, 2.7), (0.15, 0.15), 9.0, 0.22),
+    "fig 11, unequal": (FIG11, (30, 10), 0, (3.7, 1.7), (0.16, 0.14), 9.0, 0.22),
+}
+LAWS["fig 7b"] = (*LAWS["fig 7a"][:5], 30.0, 1.0)
+
+# Law, S -> E[t_i], E[max_i Sigma_i], E[D], E[U] for T = 1000; the last three of another simulation.
+MOMENTS: dict[tuple[str, float], Any] = {
+    ("fig 3", 0): (1, 1.150, 6.35, 158.0),
+    ("fig 3", 5): (4.990, 5.608, 10.81, 93.0),
+    ("fig 6", 0): (1, 1.825, 21.88, 46.1),
+    ("fig 6", 5): (3.787, 6.215, 26.27, 38.7),
+    ("fig 7a", 0): (1, 1.150, 12.15, 82.8),
+    ("fig 7a", 5): (4.990, 5.608, 16.61, 60.7),
+    ("fig 7a", 20): (18.706, 20.761, 31.76, 32.0),
+    ("fig 7b", 0): (1, 1.150, 32.15, 31.7),
+    ("fig 7b", 5): (4.990, 5.608, 36.61, 28.0),
+    ("fig 7b", 20): (18.706, 20.761, 51.76, 20.0),
+    ("fig 8", 0): (1, 104.40, 125.40, 8.5),
+    ("fig 8", 12): (1, 104.40, 125.40, 8.5),
+    ("fig 8", 24): (1, 104.40, 125.40, 8.5),
+    ("fig 8, 16 active", 0): (1, 3.625, 24.63, 41.1),
+    ("fig 8, 16 active", 12): (3.997, 13.83, 34.83, 29.2),
+    ("fig 8, 16 active", 24): (7.870, 26.79, 47.78, 21.4),
+    ("fig 9, 2 groups", 6): (1.952, 10.32, 16.92, 59.6),
+    ("fig 9, 4 groups", 6): (2.000, 7.065, 14.76, 68.2),
+    ("fig 9, 8 groups", 6): (2.994, 7.845, 17.74, 56.9),
+    ("fig 11, equal", 12): (4.958, 14.36, 23.58, 43.0),
+    ("fig 11, unequal", 12): ((3.919, 6.988), 15.18, 24.40, 41.4),
+}
+LANES, ROUNDS = 60, 190
+
+
+@pytest.mark.parametrize("name", [name for name in LAWS if name != "fig 7b"])
+def test_delays_follow_from_sizes(name: str) -> None:
+    """The paper's linear model, in the order in which it lists its coefficients."""
+    vector, sizes, active, shift, mean, exchange_shift, exchange_mean = LAWS[name]
+    groups = Groups(num_clients=sum(sizes), num_groups=len(sizes), group_sizes=sizes, active_per_group=active, **paper_delays(*vector))
+    check(groups)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(iteration_law(groups), (shift, mean), rtol=1e-12)
+        np.testing.assert_allclose(exchange_law(groups), (exchange_shift, exchange_mean), rtol=1e-12)
+
+
+def with_law(name: str, sync_time: float) -> Groups:
+    """A law of the table, by number of groups alone, so that one program draws all of them."""
+    _, sizes, _, shift, mean, exchange_shift, exchange_mean = LAWS[name]
+    given = {"shift": shift, "mean": mean, "exchange_shift": exchange_shift, "exchange_mean": exchange_mean}
+    return Groups(num_clients=8, num_groups=len(sizes), sync_time=float(sync_time), **(EXACT | given))
+
+
+@partial(jax.jit, static_argnums=0)
+def _works(num_rounds: int, keys: jax.Array, groups: Groups) -> Any:
+    """Work `[L, ...]`, exchanges `[L, U]` and the clock `[L, U]` of many lanes."""
+
+    def lane(key: jax.Array, groups: Groups) -> Any:
+        clock = group_rounds(key, groups, num_rounds * groups.ticks_per_round).time
+        return group_work(key, groups, num_rounds), exchange_times(key, groups, num_rounds), clock
+
+    return jax.vmap(lane)(keys, groups)
+
+
+def works(settings: list[Groups], *, seeds: int, num_rounds: int) -> list[Any]:
+    """Draw rounds for settings of one structure, with the same seeds for each: leaves `[seeds, U, ...]`."""
+    with jax.enable_x64(True):
+        keys = jnp.stack([stream(jax.random.key(seed), "timeline") for seed in range(seeds)] * len(settings))
+        stacked = jax.tree.map(lambda *leaves: np.repeat(np.asarray(leaves, float), seeds), *settings)
+        drawn = jax.tree.map(np.asarray, _works(num_rounds, keys, stacked))
+    return [jax.tree.map(lambda leaf: leaf[i * seeds : (i + 1) * seeds], drawn) for i in range(len(settings))]  # noqa: B023
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[tuple[str, float], Any]:
+    """The draws of every row of the table."""
+    found = {}
+    for num in (2, 4, 8):
+        rows = [row for row in MOMENTS if len(LAWS[row[0]][1]) == num]
+        found |= dict(zip(rows, works([with_law(*row) for row in rows], seeds=LANES, num_rounds=ROUNDS), strict=True))
+    return found
+
+
+def assert_mean(values: np.ndarray, expected: float, rounding: float) -> None:
+    """Within 5 standard errors over independent values, and the rounding of what is expected, of which the former are no more than 1 %."""
+    error = values.std(ddof=1) / np.sqrt(values.size)
+    assert error < 0.01 * expected
+    assert abs(values.mean() - expected) < 5 * error + rounding
+
+
+@pytest.mark.parametrize("row", MOMENTS, ids=lambda row: f"{row[0]}, S = {row[1]}")
+def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> None:
+    """Iterations and lengths of rounds are independent between rounds; the number of rounds is one value per lane."""
+    steps, longest, length, num_rounds = MOMENTS[row]
+    work, exchange, clock = table[row]
+    total = work.steps[:, :, -1]
+    for group, expected in enumerate(np.broadcast_to(steps, total.shape[-1])):
+        assert_mean(total[..., group].ravel(), expected, 0.0005)
+    assert_mean(work.busy.max(axis=-1).ravel(), longest, 0.01)
+    assert_mean((work.busy.max(axis=-1) + exchange).ravel(), length, 0.01)
+    counts = [ticks_in_budget(time, 1000.0, overshoot=True) for time in clock]
+    assert_mean(np.asarray(counts, float), num_rounds, 0.05 + 0.01)
+
+
+def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(table: dict) -> None:
+    for (name, sync_time), (work, _, _) in table.items():
+        most = np.maximum(1, np.ceil(sync_time / np.asarray(LAWS[name][3]) - 1e-9))
+        assert work.steps.min() == 1 or sync_time > 0
+        assert work.steps.min() >= 1
+        assert (work.steps <= most).all(), name
+
+
+def test_an_iterations_law(table: dict) -> None:
+    """Waiting for 4 groups of mean 8.64 beyond 86.4: 86.4 + 8.64 H_4, and Wald's identity for their sums, within 5 standard errors."""
+    assert_mean(table["fig 8", 0][0].busy.max(axis=-1).ravel(), 86.4 + 8.64 * (1 + 1 / 2 + 1 / 3 + 1 / 4), 0.0)
+    work = table["fig 6", 5][0]
+    assert_mean((work.busy / (1.0 + 0.55) - work.steps[:, :, -1] + 1).ravel(), 1.0, 0.0)
+
+
+SYNC_TIMES = (0.0, 0.5, 2.0, 5.0, 5.5, 12.0, 24.0)
+
+
+def test_everything_grows_with_the_sync_time_on_every_path() -> None:
+    """Iterations and their time with S, round by round; rounds in a budget fall with S and with c_g, and grow with T."""
+    base = with_law("fig 6", 0.0)
+    drawn = works([base.replace(sync_time=s) for s in SYNC_TIMES], seeds=20, num_rounds=60)
+    for (less, _, early), (more, _, late) in itertools.pairwise(drawn):
+        assert (np.diff([less.steps, more.steps], axis=0) >= 0).all()
+        assert (np.diff([less.busy, more.busy], axis=0) >= 0).all()
+        assert (early <= late).all()
+    assert (drawn[-1][0].steps > drawn[0][0].steps).all()
+    counts = np.array([[ticks_in_budget(time, 600.0, overshoot=True) for time in clock] for _, _, clock in drawn])
+    assert (np.diff(counts, axis=0) <= 0).all()
+    assert (counts[-1] < counts[0]).all()
+    dear = works([base.replace(sync_time=s, exchange_shift=30.0) for s in SYNC_TIMES], seeds=20, num_rounds=60)
+    by_cost = np.array([[ticks_in_budget(time, 600.0, overshoot=True) for time in clock] for _, _, clock in dear])
+    assert (by_cost < counts).all()
+    longer = np.array([[ticks_in_budget(time, 900.0, overshoot=True) for time in clock] for _, _, clock in drawn])
+    assert (longer > counts).all()
+
+
+@pytest.fixture(scope="module")
+def delays() -> np.ndarray:
+    """Every delay of 20 rounds that Fig. 6's groups might ask for, with one seed: `f64[U, L, M]`."""
+    with jax.enable_x64(True):
+        key = stream(jax.random.key(0), "timeline")
+        one = partial(iteration_times, key, with_law("fig 6", 0.0))
+        return np.asarray(jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(jnp.arange(20), jnp.arange(30)))
+
+
+def test_iterations_are_counted_until_the_sync_time_has_passed(delays: np.ndarray) -> None:
+    """By another way of counting: as many as leave off before S, and one; the overshoot is shorter than the last."""
+    drawn = works([with_law("fig 6", s) for s in SYNC_TIMES], seeds=20, num_rounds=60)
+    passed = np.cumsum(delays, axis=1)
+    for sync_time, (work, _, _) in zip(SYNC_TIMES, drawn, strict=True):
+        expected = 1 + (passed < sync_time).sum(axis=1)
+        np.testing.assert_array_equal(work.steps[0, :20, -1], expected)
+        last = np.take_along_axis(delays, expected[:, None] - 1, axis=1)[:, 0]
+        over = work.busy[0, :20] - sync_time
+        assert (over >= 0).all()
+        assert (over < last + 1e-12).all()
+        np.testing.assert_allclose(work.busy[0, :20], np.take_along_axis(passed, expected[:, None] - 1, axis=1)[:, 0], rtol=1e-12)
+
+
+def test_rounds_cut_into_ticks(delays: np.ndarray, draw: Callable) -> None:
+    """A tick has the iterations that were done in its part of the sync time; the last one those that were not, and the exchange."""
+    whole = draw(group_rounds, with_law("fig 6", 5.0), num_ticks=20)
+    cut = draw(group_rounds, with_law("fig 6", 5.0).replace(ticks_per_round=4), num_ticks=79)
+    done = np.stack([(np.cumsum(delays, axis=1) <= mark).sum(axis=1) for mark in (0.0, 1.25, 2.5, 3.75)], axis=1)
+    steps = np.diff(np.concatenate([done, whole.steps[0][:, None]], axis=1), axis=1).reshape(80, 2)
+    np.testing.assert_array_equal(cut.steps[0], steps[:79])
+    ends = np.concatenate([[0.0], whole.time[0]])
+    time = np.concatenate([ends[:-1, None] + np.array([1.25, 2.5, 3.75]), ends[1:, None]], axis=1).ravel()
+    np.testing.assert_allclose(cut.time[0], time[:79], rtol=1e-12)
+    is_last = np.arange(79) % 4 == 3
+    np.testing.assert_array_equal(cut.weight[0][is_last], whole.weight[0][:19])
+    assert (cut.weight[0][~is_last] == 0).all()
+    np.testing.assert_array_equal(cut.version[0, :, 0], np.arange(79) // 4 * 4)
+    np.testing.assert_array_equal(cut.holds[0, :, 1], np.arange(1, 80) // 4 * 4)
+
+
+def test_the_clock_by_hand(draw: Callable) -> None:
+    """Iterations of 1 and 2, S = 5, an exchange of 3: five and three iterations, and a round of 9. An iteration ends at S exactly."""
+    hyper = Groups(num_clients=4, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
+    schedule = draw(group_rounds, hyper, num_ticks=4)
+    np.testing.assert_array_equal(schedule.steps[0], [[5, 3]] * 4)
+    np.testing.assert_array_equal(schedule.time[0], [9.0, 18.0, 27.0, 36.0])
+    assert ticks_in_budget(schedule.time[0], 20.0, overshoot=True) == 3
+    assert ticks_in_budget(schedule.time[0], 18.0, overshoot=True) == 2
+    np.testing.assert_array_equal(schedule.clients[0], [[0, 1]] * 4)
+    np.testing.assert_array_equal(schedule.version[0], [[t, t] for t in range(4)])
+    np.testing.assert_array_equal(schedule.holds[0], [[t + 1, t + 1] for t in range(4)])
+    np.testing.assert_allclose(schedule.weight[0], [[1 / 10, 1 / 6]] * 4, rtol=1e-15)
+
+
+def test_the_sync_time_grows(draw: Callable) -> None:
+    """By one a round from 1 to 5, then no more. Iterations of 1 and 2."""
+    hyper = Groups(num_clients=4, sync_growth=1.0, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(sync_times(hyper, 7), [1, 2, 3, 4, 5, 5, 5])
+        np.testing.assert_array_equal(sync_times(hyper.replace(sync_growth=0.0), 3), [5, 5, 5])
+    schedule = draw(group_rounds, hyper, num_ticks=7)
+    np.testing.assert_array_equal(schedule.steps[0], [[1, 1], [2, 1], [3, 2], [4, 2], [5, 3], [5, 3], [5, 3]])
+    np.testing.assert_array_equal(np.diff(schedule.time[0]), np.array([2, 4, 4, 6, 6, 6]) + 3.0)
+
+
+def test_groups_isolated_until_the_end(draw: Callable) -> None:
+    """S = T is a single round, whose ticks show what everyone has done by then."""
+    hyper = Groups(num_clients=4, sync_time=100.0, ticks_per_round=4, **(CERTAIN | {"shift": (1.0, 7.0), "exchange_shift": 3.0}))
+    schedule = draw(group_rounds, hyper, num_ticks=4)
+    np.testing.assert_array_equal(np.cumsum(schedule.steps[0], axis=0), [[25, 3], [50, 7], [75, 10], [100, 15]])
+    np.testing.assert_array_equal(schedule.time[0], [25, 50, 75, 108])
+    assert ticks_in_budget(schedule.time[0], 100.0, overshoot=True) is None
+
+
+# Two and three clients behind a server each, and one that takes no part, slower than all.
+ASSOCIATION = (1, 0, 1, -1, 0, 1)
+OF_CLIENTS = {"num_clients": 6, "association": ASSOCIATION, "delays": "client", "exchange_shift": 3.0, "exchange_mean": 0.0, **EXACT}
+
+
+def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> None:
+    """Constant times of 1, 2, 3, 100, 1/2, 1 by client: 2 and 3 by group."""
+    own = ClientTable(1 / np.array([1.0, 2.0, 3.0, 100.0, 0.5, 1.0]))
+    hyper = Groups(client_table=own, runtime_law="runtime_constant", sync_time=6.5, **OF_CLIENTS)
+    check(hyper)
+    schedule = draw(group_rounds, hyper, num_ticks=3)
+    np.testing.assert_array_equal(schedule.steps[0], [[4, 3]] * 3)
+    np.testing.assert_allclose(schedule.time[0], [12, 24, 36], rtol=1e-12)
+    np.testing.assert_allclose(schedule.weight[0], [[2 / 5 / 4, 3 / 5 / 3]] * 3, rtol=1e-12)
+
+
+def test_the_longest_of_exponential_delays(draw: Callable) -> None:
+    """Of 2 and 3 clients of one rate: H_2 and H_3 means, of all H_5; within 5 standard errors."""
+    hyper = Groups(rate_fast=0.5, slow_fraction=0.0, runtime_law="runtime_exp", sync_time=0.0, **OF_CLIENTS)
+    length = np.diff(draw(group_rounds, hyper, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
+    assert_mean(length.ravel(), 2 * (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), 0.0)
+    apart = hyper.replace(num_groups=1, association=(0, 0, -1, -1, -1, -1))
+    length = np.diff(draw(group_rounds, apart, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
+    assert_mean(length.ravel(), 2 * (1 + 1 / 2), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"num_clients": 7, "num_groups": 3}, [[0, 1, 2], [3, 4], [5, 6]]),
+        ({"num_clients": 6, "num_groups": 2, "group_sizes": (1, 5)}, [[0], [1, 2, 3, 4, 5]]),
+        ({"num_clients": 6, "num_groups": 2, "association": ASSOCIATION}, [[1, 4], [0, 2, 5]]),
+    ],
+    ids=["equal", "sizes", "association"],
+)
+def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> None:
+    """Padding repeats a member, so that it never reads what does not belong to the group."""
+    groups = Groups(**settings)
+    check(groups)
+    found = members(groups)
+    assert [row[mask].tolist() for row, mask in zip(found.clients, found.is_there, strict=True)] == expected
+    assert [set(row.tolist()) for row in found.clients] == [set(own) for own in expected]
+    sizes = np.array([len(own) for own in expected])
+    np.testing.assert_array_equal(found.size, sizes)
+    np.testing.assert_allclose(group_shares(groups), sizes / sizes.sum(), rtol=1e-15)
+    np.testing.assert_allclose(group_shares(groups.replace(group_weights="equal")), np.full(len(sizes), 1 / len(sizes)), rtol=1e-15)
+    given = tuple(float(i) for i in range(len(sizes)))
+    np.testing.assert_allclose(group_shares(groups.replace(group_weights=given)), np.asarray(given) / sum(given), rtol=1e-15)
+    np.testing.assert_array_equal(delay_sizes(groups.replace(active_per_group=2)), np.minimum(sizes, 2))
+
+
+def test_weights_of_the_aggregations() -> None:
+    """By hand; and with equal iterations they differ by their number, and not at all."""
+    shares, steps = jnp.array([0.25, 0.75]), jnp.array([[1, 3], [4, 4]])
+    weights = {rule: np.asarray(aggregation_weights(shares, steps, rule)) for rule in AGGREGATIONS}
+    np.testing.assert_allclose(weights["divide_by_steps"], [[0.25, 0.25], [0.0625, 0.1875]], rtol=1e-6)
+    np.testing.assert_allclose(weights["average"], [[0.25, 0.75], [0.25, 0.75]], rtol=1e-6)
+    np.testing.assert_allclose(weights["fednova"], [[0.625, 0.625], [0.25, 0.75]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("ticks_per_round", [1, 4])
+def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, ticks_per_round: int) -> None:
+    hyper = with_law("fig 6", 5.0).replace(ticks_per_round=ticks_per_round)
+    short, long = (draw(group_rounds, hyper, num_ticks=num, seeds=3) for num in (41, 200))
+    for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
+        np.testing.assert_array_equal(few, many[:, :41])
+    assert short.time.dtype == np.float64
+
+
+def test_ticks_in_a_time_are_about_right(table: dict) -> None:
+    for row in MOMENTS:
+        assert 0.9 * MOMENTS[row][3] < group_rounds_within(with_law(*row), 1000.0) < 1.4 * MOMENTS[row][3], row
+
+
+BAD: dict[str, tuple[dict, str]] = {
+    "sizes of another sum": ({"group_sizes": (10, 21)}, "group_sizes is (10, 21), but must be num_groups = 2 numbers with the sum"),
+    "too few sizes": ({"group_sizes": (30,)}, "group_sizes is (30,), but must be num_groups = 2 numbers"),
+    "a group of nobody": ({"group_sizes": (30, 0)}, "group_sizes is (30, 0), but must be whole numbers from 1"),
+    "sizes and association": (
+        {"group_sizes": (15, 15), "association": (0, 1) * 15},
+        "group_sizes is (15, 15), but must be left out with an association",
+    ),
+    "association of a third group": ({"association": (0, 1, 2) * 10}, "association is (0, 1, 2"),
+    "association without a group": ({"association": (1, -1) * 15}, "association is 'without a client of group 0', but must be of at least"),
+    "more groups than clients": ({"num_groups": 31}, "num_groups is 31, but must be at most num_clients = 30"),
+    "a sync time below 0": ({"sync_time": -1.0}, "sync_time is -1.0, but must be a finite number at least 0"),
+    "iterations without end": ({"sync_time": 1e9}, "sync_time is 1000000000.0, but must be at most 1000000 times"),
+    "iterations that take no time": (
+        {**CERTAIN, "shift": (1.0, 0.0)},
+        "shift + mean of an iteration's delay is 0.0, but must be above 0",
+    ),
+    "a shift for a third group": ({"shift": (1.0, 1.0, 1.0)}, "shift is (1.0, 1.0, 1.0), but must be one number, or num_groups = 2"),
+    "a negative shift": ({"shift": (1.0, -1.0)}, "shift is (1.0, -1.0), but must be a finite number at least 0, or several"),
+    "weights of one group": ({"group_weights": (1.0,)}, "group_weights is (1.0,), but must be of num_groups = 2 numbers"),
+    "weights that sum to 0": ({"group_weights": (0.0, 0.0)}, "group_weights is (0.0, 0.0), but must be clients, equal, or numbers"),
+    "several local steps": ({"local_steps": 2}, "local_steps is 2, but must be left at 1"),
+    "delays of clients who are drawn": (
+        {"delays": "client", "active_per_group": 3},
+        "active_per_group is 3, but must be 0 with delays of clients",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_settings_that_are_refused(name: str) -> None:
+    settings, sentence = BAD[name]
+    check(Groups())
+    with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
+        check(Groups(**settings))
+
+
+def test_settings_as_text() -> None:
+    assert parse(Groups, "shift", "1+7.5") == (1.0, 7.5)
+    assert parse(Groups, "shift", "1e+1") == 10.0
+    assert parse(Groups, "group_sizes", "5+15") == (5, 15)
+    assert parse(Groups, "association", "0+-1+1") == (0, -1, 1)
+    assert parse(Groups, "group_weights", "equal") == "equal"
+    assert parse(Groups, "group_weights", "1+2") == (1.0, 2.0)
+    for name, text in (("shift", "1+x"), ("group_sizes", "5+1.5"), ("group_weights", "heavy")):
+        with pytest.raises(ConfigError, match=f"^{name} is '{re.escape(text)}'"):
+            parse(Groups, name, text)
