@@ -586,9 +586,7 @@ def test_own_file_that_is_none_is_refused(tmp_path):
 
 
 def test_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(
-        ConfigError, match="dataset is 'mnits', but must be one of digits, mnist, fashion_mnist, cifar10, tiny_imagenet, federated_emnist"
-    ):
+    with pytest.raises(ConfigError, match="dataset is 'mnits', but must be one of digits, breast_cancer, mnist, fashion_mnist, cifar10"):
         datasets.load("mnits")
 
 

@@ -20,6 +20,7 @@ FRONT = {
     "fairness_plots",
     "incentives",
     "plots",
+    "posterior_plots",
     "results",
     "schedule_report",
 }
