@@ -129,6 +129,12 @@ def data(arguments: argparse.Namespace, defaults: Defaults, entrants: Sequence[C
     return Data(dataset, partitions, {"name": kind, **options}, model, training, {"mean": defaults.mean, "std": defaults.std})
 
 
+def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:
+    """Raise ConfigError if settings do not fit the problems."""
+    for (_, hyper), problem in itertools.product(contender.points(), problems):
+        contender.system.complete(hyper, problem)
+
+
 def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[list[Timeline]]:
     """Each point's and seed's schedule, cut to the budget; raises ConfigError for a budget too short or too long.
 

@@ -83,7 +83,7 @@ def weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) -> Timeline
         shape = (num_ticks, hyper.num_clients)
         return _synchronous(key, hyper, jnp.broadcast_to(jnp.arange(shape[1]), shape), jnp.broadcast_to(share, shape))
     drawn = draws(stream(key, "cohorts"), share, hyper.num_selected, num_ticks)
-    return _synchronous(key, hyper, drawn.clients, drawn.times / hyper.num_selected)
+    return _synchronous(key, hyper, drawn.clients, drawn.times.astype(share.dtype) / hyper.num_selected)
 
 
 def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Timeline:
