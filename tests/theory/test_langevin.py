@@ -312,6 +312,9 @@ def test_rounds_at_the_best_step_size(noise: float, printed: tuple[int, ...]) ->
     np.testing.assert_allclose([rounds for rounds, _ in found], printed, rtol=0.002, atol=0)
     if noise == 0:
         assert abs(found[0][1] - 0.063) < 0.002
+        # Larger steps would be faster, but are not among those to be tried.
+        bounded = counting.tuned_rounds(clients, oracle.point(np.zeros(1)), 0.03, local_steps=1, between=(1e-3, 0.02), most_rounds=500)
+        assert bounded[0] > printed[0] and bounded[1] <= 0.02 * (1 + 1e-12)
 
 
 def test_rounds_at_a_fixed_step_size() -> None:
