@@ -23,7 +23,7 @@ Virtual time is the number of steps done, as clients act in lock-step; the setti
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from fedjax_sim.local import Training, fresh_examples, local_steps
 from fedjax_sim.settings import ConfigError, choice, count, real, static, struct, switch
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.timelines import WeightedRounds, weighted_rounds
-from fedjax_sim.types import Algorithm, Array, Event, ExactProblem, Key, Params, Plan, Problem, System, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 
 
 def _makes_transformation(value: object) -> bool:
@@ -80,7 +80,7 @@ class State(NamedTuple):
     spread: Array  # f[]  of the clients' models around their average, before they were replaced by it
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
+def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
     """Bind FA-LD to a problem."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # of the gradient of f^c over that of the client's mean loss
@@ -99,15 +99,18 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
         def train(start: Params, client: Array, offset: Array) -> Training:
             own = jax.random.fold_in(stream(key, "local"), client)
             bits, noises = shuffle_bits(stream(own, "batches")), stream(own, "noise")
+            # A problem may offer a client's part by itself, which spares each step to look it up.
+            part, number = (problem.alone(client), 0) if hasattr(problem, "alone") else (problem, client)
+            count, scale = problem.counts[client], factor[client]
 
             def gradient(q: Array, theta: Params) -> Params:
                 chance = jax.random.fold_in(noises, first + q)
                 if hyper.gradient == "exact":
-                    slope = jax.grad(cast(ExactProblem, problem).client_loss)(theta, client, chance)
+                    slope = jax.grad(part.client_loss)(theta, number, chance)
                 else:
-                    examples = fresh_examples(bits, first + q, problem.counts[client], hyper.batch_size)
-                    slope = jax.grad(problem.loss)(theta, client, examples, chance)
-                return jax.tree.map(lambda g: g * factor[client].astype(g.dtype), slope)  # of f^c
+                    examples = fresh_examples(bits, first + q, count, hyper.batch_size)
+                    slope = jax.grad(part.loss)(theta, number, examples, chance)
+                return jax.tree.map(lambda g: g * scale.astype(g.dtype), slope)  # of f^c
 
             private = hyper.temperature * (1 - hyper.rho**2) / (share[client] * correction)
             dynamics = optax.chain(
