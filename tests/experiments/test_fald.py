@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 
-from experiments import fald_gaussian
+from experiments import fald_gaussian, fald_images
 from experiments.fald_claims import CLAIMS
 from fedjax_sim.gaussians import Gaussian
 from fedjax_sim.theory import langevin_oracle as oracle
@@ -89,3 +90,45 @@ def test_simulated_problem_is_the_papers() -> None:
     np.testing.assert_allclose(values[:, 1] / values[:, 0], 33.97, rtol=1e-3)
     assert np.ptp(values[:, 0]) > 0.5 * values[:, 0].min()
     assert np.ptp(unequal[:, 0, 1]) > 1e5
+
+
+def made_up(values: dict[int, tuple[float, float, float]], **changes: object) -> fald_images.Study:
+    """Runs of two seeds, 0.001 apart, on one data set, that end with the accuracy, Brier score and ECE given by K."""
+    curves, chosen = {}, {}
+    for k, ends in values.items():
+        name = fald_images.name_of("mnist", k)
+        leaves = {
+            prefix + metric: (("step_size", "seed", "sample"), np.array([[[9.0, end], [9.0, end + 0.001]], [[9.0, 9.0], [9.0, 9.0]]]))
+            for metric, end in zip(fald_images.METRICS, ends, strict=True)
+            for prefix in fald_images.WARM_UPS
+        }
+        curves[name] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
+        chosen[name] = dict.fromkeys(leaves, 1e-6)
+    config = {**fald_images.FULL._asdict(), "local_steps": tuple(values), "words": "", **changes}
+    return fald_images.Study(curves, chosen, config)
+
+
+def test_verdicts_on_images() -> None:
+    """K = 1 is worst only where accuracy is lowest and both scores highest; the best K differs only where seeds tell it apart."""
+    apart = made_up({1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.15), 100: (0.85, 0.20, 0.10)})
+    worst = fald_images.judge_worst(apart, ("",))
+    assert worst.holds and set(worst.measured["mnist"].values()) == {1}
+    best = fald_images.judge_best(apart, ("",))
+    assert best.holds and best.measured["best"] == {"mnist, accuracy": 10, "mnist, brier": 10, "mnist, ece": 100}
+    for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
+        other = made_up({1: spoiled, 10: (0.90, 0.10, 0.15), 100: (0.85, 0.20, 0.10)})
+        assert fald_images.judge_worst(other, ("",)).holds is False
+    same = made_up({1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.10), 100: (0.85, 0.20, 0.15)})
+    assert fald_images.judge_best(same, ("", "warm_")).holds is False
+    assert fald_images.judge_worst(made_up({1: (0.8, 0.3, 0.2), 10: (0.9, 0.1, 0.1)}, words="300 rounds"), ("",)).holds is None
+
+
+def test_step_size_with_the_best_last_score() -> None:
+    """The largest accuracy, the smallest scores; a run that diverged is none."""
+    leaves = {
+        "accuracy": (("step_size", "seed", "sample"), np.array([0.5, 0.9, np.nan])[:, None, None]),
+        "warm_ece": (("step_size", "seed", "sample"), np.array([0.5, 0.9, np.nan])[:, None, None]),
+    }
+    tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
+    assert fald_images._best(tried, "accuracy") == 2e-6
+    assert fald_images._best(tried, "warm_ece") == 1e-6
