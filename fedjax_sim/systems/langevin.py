@@ -8,11 +8,11 @@ of the client's mean loss, n times if p_c = n_c / n. So a step size is 1 / n of 
 
     beta^c = theta^c - eta grad f^c + sqrt(2 eta tau rho^2) xi + sqrt(2 eta tau (1 - rho^2) / p_c) xi^c
 
-with xi shared by all clients and xi^c its own (Sec. 2.2 of the noise: the average over all clients has the variance 2 eta tau).
-Private noise and mini-batches depend on seed, client and k alone, shared noise on seed and k: not on rho, K or who takes part.
+with xi shared by all clients and xi^c its own, so that the average over all clients has noise of variance 2 eta tau a step. Private
+noise and mini-batches depend on seed, client and k alone, shared noise on seed and k: not on rho, K or who takes part.
 
 Settings of it: SGLD is K = 1 with everyone; FedAvg is temperature 0, with lr = n eta; the average of samples from the local posteriors
-exp(-l^c / tau) in one shot is rho = 0 and a single round of many steps (`num_ticks=1`). Eq. 2.4's varying step size,
+exp(-l^c / tau) in one shot is rho = 0 and a single round of many steps (`num_ticks=1`). Theorem 5.8's falling step size,
 1 / (2 L + m k / 12), is `step_size` 1 / (2 L) with `step_decay` m / 12.
 
 Readings. Clients are selected before a round and not after it, which has the same law and costs the others nothing; so uplink and
@@ -132,17 +132,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
 
 def complete(hyper: Any, problem: Problem | None) -> Any:
     """Take the clients' weights from their numbers of examples where none are given; without a problem they are equal."""
-    counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
-    weights = counts if hyper.client_weights is None else np.asarray(hyper.client_weights, float)
-    if weights.shape not in ((), counts.shape):
-        raise ConfigError("client_weights", f"of {weights.size} numbers", f"one number, or {counts.size}: one per client")
-    weights = np.broadcast_to(weights, counts.shape)
-    if hyper.participation == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
-        unequal = f"with weights from {weights.min():g} to {weights.max():g}"
-        raise ConfigError("participation", f"without_replacement {unequal}", "full or with_replacement unless all weights are equal")
     if hyper.gradient == "exact" and problem is not None and not hasattr(problem, "client_loss"):
         raise ConfigError("gradient", "exact", f"minibatch, as {type(problem).__name__} has no client_loss")
-    return hyper.replace(client_weights=weights / weights.sum())
+    return hyper.weighted(np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float))
 
 
 system = System(
