@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(300, ALPHAS, (10, 30, 100, 300, 1000, 3000, 10_000), RHOS, 60)
-SMOKE = Sizes(20, (0.0, 100.0), (10, 100), (0.0, 1.0), 3, longest=200)
+SMOKE = Sizes(20, (0.0, 100.0), (10,), (0.0, 1.0), 3, longest=200)
 
 
 def steps_needed(sizes: Sizes) -> dict[float, int]:

@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
     """Those with chains; all have exact laws."""
 
 
-FULL, SMOKE = Sizes(300, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"), Sizes(20, (1e-6, 1e-7), 3, "ab")
+FULL, SMOKE = Sizes(300, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"), Sizes(20, (1e-6, 1e-7), 3, "b")
 
 
 def name_of(participation: Participation) -> str:

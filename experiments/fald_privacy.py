@@ -101,7 +101,7 @@ def run(arguments: Arguments) -> Outcome:
     panels[4].plot(epsilons["rho"][0], accuracy, marker="o", markersize=3)
     for rho, x, y in zip(VARIED["rho"], epsilons["rho"][0], accuracy, strict=True):
         panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
-    panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log", title="rho beside its points")
+    panels[4].set(xlabel="epsilon", ylabel="stationary W2", yscale="log", title="rho beside its points")
     both = [list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)]
     cells = [[f"{epsilon:.4g}, {delta:.2g}" for epsilon, delta in column] for column in both]
     rows = [[f"{x:.2g}", *row] for x, *row in zip(VARIED["step_size"], *cells, strict=True)]

@@ -181,8 +181,9 @@ def run(arguments: Arguments) -> Outcome:
         for c, (k, own) in enumerate(ran.items()):
             for j, rho in enumerate(RUN_RHOS):
                 exact = exact_distances(clients, own.distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=k, rho=rho)
-                axes.loglog(k * np.arange(len(exact)), exact, color=f"C{c}", linestyle=":" if j else "--", linewidth=1)
-                axes.loglog(k * np.arange(len(exact)), own.distance[i, j], color=f"C{c}", linewidth=0.7, label=None if j else f"K = {k}")
+                axes.semilogy(k * np.arange(len(exact)), exact, color=f"C{c}", linestyle=":" if j else "--", linewidth=1)
+                axes.semilogy(k * np.arange(len(exact)), own.distance[i, j], color=f"C{c}", linewidth=0.7, label=None if j else f"K = {k}")
+        axes.set_xscale("symlog", linthresh=10)
         axes.set(xlabel="local steps", ylabel="W2", title=f"alpha = {alpha:g}; exact: dashed rho = 0, dotted rho = 1")
         axes.legend()
     gammas = [max(alpha, 0.02) for alpha in ALPHAS]

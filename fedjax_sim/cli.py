@@ -139,6 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
     check_layout(layout)
     problems = {num: data.problems(num) for num in data.partitions}
     for contender in contenders:
+        comparison.check_problems(contender, problems[contender.hyper.num_clients])
         comparison.timelines(contender, seeds, time_budget)  # for the errors that only a schedule shows, before any training
     folder.open(_identity(config))
     curves = {}

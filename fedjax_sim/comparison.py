@@ -179,6 +179,12 @@ def _mixtures(dataset: Any, model: str, facts: Mapping[str, Any], partitions: Se
     return latent.estimations(entry.make(facts["components"]), features.astype("float32"), partitions)
 
 
+def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:
+    """Raise ConfigError if settings do not fit the problems."""
+    for (_, hyper), problem in itertools.product(contender.points(), problems):
+        contender.system.complete(hyper, problem)
+
+
 def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[list[Timeline]]:
     """Each point's and seed's schedule, cut to the budget; raises ConfigError for a budget too short or too long.
 

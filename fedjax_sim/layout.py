@@ -19,6 +19,9 @@ from fedjax_sim.types import Array, Plan
 
 LANE_AXIS = "lane"
 """Axis name of lanes batched by vmap."""
+TINY = 1e4
+"""Operations of a local step below which a CPU runs 300 batched lanes in half the time (FA-LD with 50 clients, 2 parameters, 2 cores); a
+fifth or less is gained from 3e4 on."""
 
 
 class Layout(NamedTuple):
@@ -89,10 +92,13 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters:
     num_slots = steps.shape[-1]
     padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
     # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
-    is_wide = not on_cpu or padding <= _batching_gain(num_parameters, batch_size)
+    gain = _batching_gain(num_parameters, batch_size)
+    is_wide = not on_cpu or padding <= gain
+    # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
+    is_tiny = 6 * num_parameters * batch_size <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1)
     return Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
-        lanes_at_once=not on_cpu if layout.lanes_at_once is None else layout.lanes_at_once,
+        lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,
         lane_devices=layout.lane_devices or max(1, min(jax.local_device_count() // layout.client_devices, num_lanes)),
         client_devices=layout.client_devices,
     )

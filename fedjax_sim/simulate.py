@@ -37,7 +37,10 @@ def keys_of(seeds: Sequence[int]) -> Array:
 
 def stack_lanes(keys: Array | list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
     """Stack lanes of equal static parts. Leaves of the problems that are one and the same array are kept once."""
-    hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, float) for leaf in leaves]), *hypers)
+    distinct = list({id(hyper): hyper for hyper in hypers}.values())  # Thousands of seeds may share one.
+    place = {id(hyper): i for i, hyper in enumerate(distinct)}
+    rows = np.array([place[id(hyper)] for hyper in hypers])
+    hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, float) for leaf in leaves])[rows], *distinct)
     own, shared = [], []
     for leaves in zip(*(jax.tree.leaves(problem) for problem in problems), strict=True):
         is_shared = all(leaf is leaves[0] for leaf in leaves)

@@ -6,6 +6,7 @@
     python scripts/benchmark.py layout     a local step by itself and batched, for the rule in fedjax_sim/layout.py
     python scripts/benchmark.py arrivals   schedules of up to a million clients against a plain heap, and learning on the largest
     python scripts/benchmark.py asynchronous   FedStaleWeight's 16,000 server steps in virtual time
+    python scripts/benchmark.py langevin   chains of FA-LD against a NumPy loop and blackjax's SGLD
     python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours (by itself)
 
 Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
@@ -34,6 +35,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from benchmark_arrivals import bench_arrivals, bench_asynchronous  # noqa: E402
+from benchmark_langevin import bench_langevin  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
 from fedjax_sim.datasets import Dataset  # noqa: E402
@@ -261,6 +263,7 @@ BENCHMARKS = {
     "layout": bench_layout,
     "arrivals": bench_arrivals,
     "asynchronous": bench_asynchronous,
+    "langevin": bench_langevin,
     "convolution": bench_convolution,
 }
 

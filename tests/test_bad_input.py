@@ -53,6 +53,12 @@ CASES = {
         ["run", "quafl", "--out", "out", "--set", "server_wait=0", "--set", "server_interact=0"],
         ["server_wait + server_interact", "0.0", "above 0"],
     ),
+    "uniform subset of unequal clients": (
+        ["run", "langevin", "--out", "out", "--set", "participation=without_replacement", "--partition", "dirichlet", "--alpha", "1"],
+        ["participation", "without_replacement", "unless all weights are equal"],
+    ),
+    "rho above 1": (["run", "langevin", "--out", "out", "--set", "rho=0.5,1.5"], ["rho", "1.5", "at most 1"]),
+    "traced K not whole": (["run", "langevin", "--out", "out", "--set", "local_steps=2.5"], ["local_steps", "'2.5'", "whole"]),
     "more classes than there are": ([*RUN, "--classes", "11"], ["classes", "11", "10"]),
     "classes not whole": ([*RUN, "--classes", "two"], ["classes", "'two'", "whole"]),
     "more clients than examples": ([*RUN, "--partition", "iid", "--set", "num_clients=2000"], ["num_clients", "2000", "1437"]),

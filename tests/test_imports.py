@@ -18,6 +18,7 @@ FRONT = {
     "comparison",
     "defaults",
     "fairness_plots",
+    "posterior_plots",
     "incentives",
     "plots",
     "posterior_plots",

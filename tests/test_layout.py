@@ -80,6 +80,14 @@ def test_slots_are_batched_where_little_is_padded() -> None:
     assert chosen(Layout(), [[[20, 0, 0, 0]]]).slots_at_once == 1
 
 
+def test_lanes_of_tiny_models_are_batched_where_all_do_the_same() -> None:
+    """Not if the model is larger, nor if lanes or ticks differ in their steps."""
+    assert chosen(Layout(), [[[5, 5, 5, 5]]]).lanes_at_once
+    assert not chosen(Layout(), [[[5, 5, 5, 5]]], parameters=1000).lanes_at_once
+    assert not chosen(Layout(), [[[20, 20, 20, 20]], [[1, 1, 1, 1]], [[1, 1, 1, 1]]]).lanes_at_once
+    assert not chosen(Layout(lanes_at_once=False), [[[5, 5, 5, 5]]]).lanes_at_once
+
+
 def test_lanes_take_the_devices_there_are() -> None:
     """Eight, in these tests."""
     assert chosen(Layout(), [[[1]]], num_lanes=3).lane_devices == 3

@@ -149,6 +149,23 @@ def test_shuffles_of_their_own_favour_no_example() -> None:
     assert statistic > stats.chi2.ppf(1e-3, 5)
 
 
+def test_a_batch_without_replacement_is_drawn_anew_for_each_step() -> None:
+    """No example twice in a batch; subsets of six are uniform and independent of the one before: chi-square, p-value above 1e-3."""
+    options = {"counts": [6], "batch": 2, "sampling": "without_replacement"}
+    first = seen([1] * 1500, clients=[0] * 1500, offset=np.arange(1500), **options).astype(int)
+    assert first.max() == 1
+    pairs = np.argsort(-first, axis=1, kind="stable")[:, :2]
+    place = 6 * pairs[:, 0] + pairs[:, 1]
+    counts = np.bincount(place, minlength=36)
+    assert (counts > 0).sum() == 15
+    assert stats.chisquare(counts[counts > 0]).pvalue > 1e-3
+    common = (first[:-1] * first[1:]).sum(axis=1)[::2]
+    assert stats.chisquare(np.bincount(common, minlength=3), 750 * np.array([6, 8, 1]) / 15).pvalue > 1e-3
+    # The second step of an update is the first of one that begins a step later.
+    np.testing.assert_array_equal(seen([2], clients=[0], offset=7, **options)[0], first[7] + first[8])
+    assert seen([1], clients=[0], counts=[3], batch=5, sampling="without_replacement")[0].tolist() in ([1, 2, 2], [2, 1, 2], [2, 2, 1])
+
+
 STARTS = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
 CLIENTS, STEPS, OFFSET = [3, 0, 6, 2], [5, 0, 2, 3], [4, 0, 7, 1]
 

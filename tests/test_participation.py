@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_sim.participation import cohorts, previous_visits
+from fedjax_sim.participation import cohorts, draws, previous_visits
+from fedjax_sim.types import EMPTY
 
 jitted = jax.jit(previous_visits)
 
@@ -59,3 +60,41 @@ def test_previous_visits_are_those_of_a_loop(rows: list[list[int]]) -> None:
             assert previous[t, slot] == last.get(client, -1)
             assert visit[t, slot] == count.get(client, 0)
             last[client], count[client] = t, count.get(client, 0) + 1
+
+
+SHARE = np.array([0.1, 0.2, 0.3, 0.4])
+
+
+def shares_drawn(num_draws: int, num_ticks: int) -> np.ndarray:
+    """How often each client was drawn in each tick, over the number of draws: `[T, N]`."""
+    drawn = draws(jax.random.key(4), jnp.asarray(SHARE), num_draws, num_ticks)
+    clients, times = np.asarray(drawn.clients), np.asarray(drawn.times)
+    assert ((clients == EMPTY) == (times == 0)).all()
+    found = np.zeros((num_ticks, len(SHARE) + 1))
+    np.add.at(found, (np.arange(num_ticks)[:, None], clients), times)
+    # Every client stands in one slot at most, and all draws are there.
+    assert all(len(set(row[row != EMPTY].tolist())) == (row != EMPTY).sum() for row in clients)
+    np.testing.assert_array_equal(found.sum(axis=1), num_draws)
+    return found[:, :-1] / num_draws
+
+
+def test_draws_are_multinomial() -> None:
+    """Means p and covariances (diag(p) - p p') / S of the shares, within five standard errors; other ticks, other draws."""
+    num = 10_000
+    found = shares_drawn(3, num)
+    covariance = (np.diag(SHARE) - np.outer(SHARE, SHARE)) / 3
+    centred = found - SHARE
+    np.testing.assert_array_less(np.abs(centred.mean(axis=0)), 5 * np.sqrt(np.diag(covariance) / num))
+    products = centred[:, :, None] * centred[:, None, :]
+    np.testing.assert_array_less(np.abs(products.mean(axis=0) - covariance), 5 * products.std(axis=0) / np.sqrt(num))
+    lagged = centred[1:, :, None] * centred[:-1, None, :]
+    np.testing.assert_array_less(np.abs(lagged.mean(axis=0)), 5 * lagged.std(axis=0) / np.sqrt(num))
+
+
+def test_more_draws_than_clients() -> None:
+    assert (shares_drawn(9, 200) > 1 / 9).any()
+
+
+def test_draws_of_a_tick_depend_on_key_and_tick_alone() -> None:
+    long = draws(jax.random.key(2), jnp.asarray(SHARE), 3, 40)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:9]), draws(jax.random.key(2), jnp.asarray(SHARE), 3, 9), long)

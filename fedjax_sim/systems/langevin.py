@@ -8,11 +8,11 @@ of the client's mean loss, n times if p_c = n_c / n. So a step size is 1 / n of 
 
     beta^c = theta^c - eta grad f^c + sqrt(2 eta tau rho^2) xi + sqrt(2 eta tau (1 - rho^2) / p_c) xi^c
 
-with xi shared by all clients and xi^c its own (Sec. 2.2 of the noise: the average over all clients has the variance 2 eta tau).
-Private noise and mini-batches depend on seed, client and k alone, shared noise on seed and k: not on rho, K or who takes part.
+with xi shared by all clients and xi^c its own, so that the average over all clients has noise of variance 2 eta tau a step. Private
+noise and mini-batches depend on seed, client and k alone, shared noise on seed and k: not on rho, K or who takes part.
 
 Settings of it: SGLD is K = 1 with everyone; FedAvg is temperature 0, with lr = n eta; the average of samples from the local posteriors
-exp(-l^c / tau) in one shot is rho = 0 and a single round of many steps (`num_ticks=1`). Eq. 2.4's varying step size,
+exp(-l^c / tau) in one shot is rho = 0 and a single round of many steps (`num_ticks=1`). Theorem 5.8's falling step size,
 1 / (2 L + m k / 12), is `step_size` 1 / (2 L) with `step_decay` m / 12.
 
 Readings. Clients are selected before a round and not after it, which has the same law and costs the others nothing; so uplink and
@@ -23,7 +23,7 @@ Virtual time is the number of steps done, as clients act in lock-step; the setti
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from fedjax_sim.local import Training, fresh_examples, local_steps
 from fedjax_sim.settings import ConfigError, choice, count, real, static, struct, switch
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.timelines import WeightedRounds, weighted_rounds
-from fedjax_sim.types import Algorithm, Array, Event, ExactProblem, Key, Params, Plan, Problem, System, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 
 
 def _makes_transformation(value: object) -> bool:
@@ -80,7 +80,7 @@ class State(NamedTuple):
     spread: Array  # f[]  of the clients' models around their average, before they were replaced by it
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
+def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
     """Bind FA-LD to a problem."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # of the gradient of f^c over that of the client's mean loss
@@ -99,15 +99,18 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
         def train(start: Params, client: Array, offset: Array) -> Training:
             own = jax.random.fold_in(stream(key, "local"), client)
             bits, noises = shuffle_bits(stream(own, "batches")), stream(own, "noise")
+            # A problem may offer a client's part by itself, which spares each step to look it up.
+            part, number = (problem.alone(client), 0) if hasattr(problem, "alone") else (problem, client)
+            count, scale = problem.counts[client], factor[client]
 
             def gradient(theta: Params, q: Array) -> Params:
                 chance = jax.random.fold_in(noises, first + q)
                 if hyper.gradient == "exact":
-                    slope = jax.grad(cast(ExactProblem, problem).client_loss)(theta, client, chance)
+                    slope = jax.grad(part.client_loss)(theta, number, chance)
                 else:
-                    examples = fresh_examples(bits, first + q, problem.counts[client], hyper.batch_size)
-                    slope = jax.grad(problem.loss)(theta, client, examples, chance)
-                return jax.tree.map(lambda g: g * factor[client].astype(g.dtype), slope)  # of f^c
+                    examples = fresh_examples(bits, first + q, count, hyper.batch_size)
+                    slope = jax.grad(part.loss)(theta, number, examples, chance)
+                return jax.tree.map(lambda g: g * scale.astype(g.dtype), slope)  # of f^c
 
             private = hyper.temperature * (1 - hyper.rho**2) / (share[client] * correction)
             dynamics = optax.chain(
@@ -129,17 +132,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
 
 def complete(hyper: Any, problem: Problem | None) -> Any:
     """Take the clients' weights from their numbers of examples where none are given; without a problem they are equal."""
-    counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
-    weights = counts if hyper.client_weights is None else np.asarray(hyper.client_weights, float)
-    if weights.shape not in ((), counts.shape):
-        raise ConfigError("client_weights", f"of {weights.size} numbers", f"one number, or {counts.size}: one per client")
-    weights = np.broadcast_to(weights, counts.shape)
-    if hyper.participation == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
-        unequal = f"with weights from {weights.min():g} to {weights.max():g}"
-        raise ConfigError("participation", f"without_replacement {unequal}", "full or with_replacement unless all weights are equal")
     if hyper.gradient == "exact" and problem is not None and not hasattr(problem, "client_loss"):
         raise ConfigError("gradient", "exact", f"minibatch, as {type(problem).__name__} has no client_loss")
-    return hyper.replace(client_weights=weights / weights.sum())
+    return hyper.weighted(np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float))
 
 
 system = System(

@@ -1,9 +1,10 @@
 """Synchronous rounds: the server waits for the slowest of the clients it selected."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.participation import cohorts, draws, previous_visits
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
@@ -58,6 +59,20 @@ class WeightedRounds(Rounds):
         if self.participation == "without_replacement":
             super().check_cohort()
 
+    def weighted(self, counts: np.ndarray) -> Any:
+        """The same settings with client_weights of sum 1: those given, else in proportion to counts `[N]`; on the host.
+
+        Raises ConfigError for weights of another number, and for unequal ones under which a uniform subset would be biased.
+        """
+        weights = counts if self.client_weights is None else np.asarray(self.client_weights, float)
+        if weights.shape not in ((), counts.shape):
+            raise ConfigError("client_weights", f"of {weights.size} numbers", f"one number, or {counts.size}: one per client")
+        weights = np.broadcast_to(weights, counts.shape)
+        if self.participation == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
+            unequal = f"with weights from {weights.min():g} to {weights.max():g}"
+            raise ConfigError("participation", f"without_replacement {unequal}", "full or with_replacement unless all weights are equal")
+        return cast(Any, self).replace(client_weights=weights / weights.sum())
+
     def shares(self, counts: Array | None = None) -> Array:
         """p_c: `f[N]`, sum 1. counts: `i32[N]`, the clients' numbers of examples, which count where no weights are given."""
         given = self.client_weights if self.client_weights is not None else counts
@@ -83,7 +98,7 @@ def weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) -> Timeline
         shape = (num_ticks, hyper.num_clients)
         return _synchronous(key, hyper, jnp.broadcast_to(jnp.arange(shape[1]), shape), jnp.broadcast_to(share, shape))
     drawn = draws(stream(key, "cohorts"), share, hyper.num_selected, num_ticks)
-    return _synchronous(key, hyper, drawn.clients, drawn.times / hyper.num_selected)
+    return _synchronous(key, hyper, drawn.clients, drawn.times.astype(share.dtype) / hyper.num_selected)
 
 
 def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Timeline:

@@ -79,6 +79,10 @@ def test_printed_values(
 def test_at_the_largest_step_size() -> None:
     found = guarantee(PRINTED._replace(step_size=PRINTED.largest_step_size))
     np.testing.assert_allclose((found.epsilon_step, found.epsilon_batch), (1, 2 * PRINTED.batch_fraction), rtol=1e-12)
+    twice = PRINTED._replace(sensitivity=2.0, temperature=3.0)
+    np.testing.assert_allclose(twice.largest_step_size, 0.75 * PRINTED.largest_step_size, rtol=1e-12)
+    found = guarantee(twice._replace(step_size=twice.largest_step_size))
+    np.testing.assert_allclose(found.epsilon_step, 1, rtol=1e-12)
 
 
 def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:

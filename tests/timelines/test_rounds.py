@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from fedjax_sim.schedule import ticks_in_budget
-from fedjax_sim.timelines import Rounds, rounds
+from fedjax_sim.timelines import Rounds, WeightedRounds, rounds, weighted_rounds
+from fedjax_sim.types import EMPTY
 
 
 def mean_round_time(num_slow: int) -> float:
@@ -100,3 +101,36 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> 
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
     assert short.time.dtype == np.float64
+
+
+WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("participation", ["full", "with_replacement"])
+def test_weighted_rounds(draw: Callable, participation: str) -> None:
+    """Everyone with its share, or each of three draws with a third; in lock-step, K units of time a round."""
+    hyper = WeightedRounds(num_clients=4, num_selected=3, local_steps=6, client_weights=WEIGHTS, participation=participation)
+    schedule = draw(weighted_rounds, hyper, num_ticks=50, seeds=3)
+    present = schedule.clients != EMPTY
+    np.testing.assert_array_equal(schedule.steps, np.where(present, 6, 0))
+    np.testing.assert_array_equal(schedule.version, np.broadcast_to(np.arange(50)[:, None], schedule.version.shape))
+    np.testing.assert_array_equal(schedule.time, np.broadcast_to(6.0 * np.arange(1, 51), (3, 50)))
+    np.testing.assert_allclose(schedule.weight.sum(axis=-1), 1, rtol=1e-12)
+    if participation == "full":
+        np.testing.assert_array_equal(schedule.clients, np.broadcast_to(np.arange(4), (3, 50, 4)))
+        np.testing.assert_allclose(schedule.weight, np.broadcast_to(WEIGHTS / 10, (3, 50, 4)), rtol=1e-12)
+    else:
+        assert schedule.clients.shape == (3, 50, 3)
+        np.testing.assert_array_equal(schedule.weight == 0, ~present)
+        assert set(np.round(3 * schedule.weight, 12).ravel().tolist()) == {0.0, 1.0, 2.0, 3.0}
+        counts = np.array([[(schedule.weight[i] * (schedule.clients[i] == c)).sum() for c in range(4)] for i in range(3)])
+        # 450 draws; p-value above 1e-3.
+        assert stats.chisquare(3 * counts.sum(axis=0), 45 * WEIGHTS).pvalue > 1e-3
+
+
+def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
+    """On the same clients with the same clock also the time."""
+    clock = {"num_clients": 9, "num_selected": 4, "local_steps": 5, "round_time": "one_draw"}
+    weighted = WeightedRounds(participation="without_replacement", slow_fraction=1 / 3, rate_fast=0.5, server_interact=3.0, **clock)
+    ours, theirs = draw(weighted_rounds, weighted, num_ticks=30, seeds=2), draw(rounds, Rounds(**clock), num_ticks=30, seeds=2)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)

@@ -1,0 +1,25 @@
+"""FA-LD's Fig. 3 (arXiv 2112.05120): accuracy, Brier score and ECE of averaged predictions against rounds, no warm-up.
+
+The runs and all choices are in `fald_images`; `--results` draws from the folder of the other figure. `--dataset mnist` runs one of the
+two data sets. Claims 14 and 15, as far as they are about runs without warm-up.
+"""
+
+import sys
+
+from experiments.fald_images import judge_best, judge_worst, picture, study, text_of
+from experiments.sampling import verdict_table
+from experiments.support import Arguments, Outcome, main
+
+PREFIXES = ("",)
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run or read, draw, judge."""
+    ran = study(arguments)
+    verdicts = [judge_worst(ran, PREFIXES), judge_best(ran, PREFIXES)]
+    text = text_of(ran, PREFIXES[-1]) + "\n\n" + verdict_table(verdicts)
+    return Outcome(ran.curves, {"fig3.png": picture(ran, PREFIXES[-1])}, verdicts, ran.config, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main("fald_fig3", __doc__ or "", run))

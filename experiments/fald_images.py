@@ -1,0 +1,273 @@
+"""The runs behind FA-LD's Figs. 3 and 4 (arXiv 2112.05120, Sec. 5.3): Bayesian logistic regression on MNIST and Fashion-MNIST.
+
+The paper's: 10 equal clients, batches of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, predictions averaged over all
+samples so far, without warm-up and with 500 rounds of it. Where it is silent: rho = 0, start at 0, pixels in [0, 1], a bias, a flat
+prior, 1000 rounds, 5 seeds, each with its own split between clients. The step size is chosen for each K, metric and warm-up from nine, on
+a tenth of the training images, held out for that alone, from runs of one seed as long as the others; final runs are on all training
+images. Warm-up drops samples: runs with it and without are the same runs, where they have one step size. A local step takes 0.4 to 0.5 ms
+of a core, so that a data set takes about 5 core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step sizes, two seeds) 40
+core-minutes of MNIST.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.fald_claims import verdict
+from experiments.support import Arguments, Verdict, table
+from fedjax_sim import datasets, partition, posterior, problems
+from fedjax_sim.models import LogisticRegression
+from fedjax_sim.results import load
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import langevin
+from fedjax_sim.types import Array, Key, Model, Problem
+
+METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
+"""The figures' metrics, and which way is better."""
+WARM_UPS = ("", "warm_")
+"""Prefixes of a metric without warm-up (Fig. 3) and with (Fig. 4)."""
+HELD_OUT = 0.1
+
+
+class Sizes(NamedTuple):
+    """How large the study is."""
+
+    data: tuple[str, ...]
+    rounds: int
+    warm_up: int  # rounds
+    local_steps: tuple[int, ...]
+    step_sizes: tuple[float, ...]  # to choose from
+    seeds: int
+    num_clients: int = 10
+    batch_size: int = 200
+    every: int = 10  # rounds from one sample to the next
+
+
+GRID = (5e-8, 1e-7, 2e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5)
+FULL = Sizes(("mnist", "fashion_mnist"), 1000, 500, (1, 10, 20, 50, 100), GRID, 5)
+REDUCED = FULL._replace(rounds=300, warm_up=100, step_sizes=(2e-7, 1e-6, 5e-6, 2e-5), seeds=2)
+SMOKE = Sizes(("digits",), 40, 10, (1, 5), (1e-4, 5e-4), 2, num_clients=5, batch_size=20)
+
+
+@dataclass(frozen=True)
+class FromZero:
+    """A network whose parameters start at 0."""
+
+    network: Model
+
+    def init(self, key: Key, x: Array) -> Any:
+        return jax.tree.map(jnp.zeros_like, self.network.init(key, x))
+
+    def apply(self, params: Any, x: Array) -> Array:
+        return self.network.apply(params, x)
+
+
+class Study(NamedTuple):
+    """What was run."""
+
+    curves: dict[str, xr.Dataset]
+    """By "DATA, K = ...": metrics with dimensions (step_size, seed, sample), "warm_" before those with warm-up."""
+    chosen: dict[str, dict[str, float]]
+    """Step size by "DATA, K = ..." and metric, "warm_" before those with warm-up."""
+    config: dict[str, Any]
+
+
+def name_of(data: str, local_steps: int) -> str:
+    """The key of a study's curves."""
+    return f"{data}, K = {local_steps}"
+
+
+def study(arguments: Arguments) -> Study:
+    """Run everything, or read it from an earlier results folder."""
+    if arguments.results is not None:
+        found = load(arguments.results)
+        if "chosen" not in found.config:
+            raise ConfigError("results", arguments.results, "the folder of fald_fig3 or fald_fig4")
+        return Study(
+            found.curves, found.config["chosen"], {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")}
+        )
+    sizes = SMOKE if arguments.smoke else REDUCED if arguments.reduced else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(seeds=arguments.seeds)
+    if arguments.dataset is not None:
+        sizes = sizes._replace(data=(arguments.dataset,))
+    curves: dict[str, xr.Dataset] = {}
+    chosen: dict[str, dict[str, float]] = {}
+    held_out: dict[str, Any] = {}
+    for data in sizes.data:
+        whole = datasets.load(data, data_dir=arguments.data_dir)
+        tuning, final = [_problems(part, sizes, num) for part, num in ((_held_out(whole), 1), (whole, sizes.seeds))]
+        for local_steps in sizes.local_steps:
+            name = name_of(whole.name, local_steps)
+            tried = _run(tuning, sizes, local_steps, sizes.step_sizes, arguments.kept(f"{name}, held out"))
+            chosen[name] = {prefix + metric: _best(tried, prefix + metric) for prefix in WARM_UPS for metric in METRICS}
+            last = tried.isel(sample=-1, seed=0)
+            held_out[name] = {metric: last[metric].values.tolist() for metric in chosen[name]}
+            wanted = sorted(set(chosen[name].values()))
+            curves[name] = _run(final, sizes, local_steps, wanted, arguments.kept(name))
+    words = "handwritten digits, 5 clients, 40 rounds" if arguments.smoke else f"{sizes.rounds} rounds" if arguments.reduced else ""
+    config = {**sizes._asdict(), "chosen": chosen, "held_out": held_out, "words": words}
+    return Study(curves, chosen, config)
+
+
+def _held_out(data: datasets.Dataset) -> datasets.Dataset:
+    """A tenth of the training images in place of the test images, the same for all seeds."""
+    order = np.random.default_rng(0).permutation(len(data.train_labels))
+    cut = round(HELD_OUT * len(order))
+    test, train = order[:cut], order[cut:]
+    return data._replace(
+        train_images=data.train_images[train],
+        train_labels=data.train_labels[train],
+        test_images=data.train_images[test],
+        test_labels=data.train_labels[test],
+    )
+
+
+def _problems(data: datasets.Dataset, sizes: Sizes, num_seeds: int) -> list[Any]:
+    model = FromZero(LogisticRegression(data.num_classes))
+    splits = [partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed) for seed in range(num_seeds)]
+    return problems.classifications(model, data, splits)
+
+
+def _run(tasks: list[Any], sizes: Sizes, local_steps: int, step_sizes: Sequence[float], kept: Mapping[str, Any]) -> xr.Dataset:
+    """Sample, average predictions, score: metrics with dimensions (step_size, seed, sample)."""
+    hyper = langevin.system.Hyper(
+        num_clients=sizes.num_clients, batch_size=sizes.batch_size, temperature=0.05, rho=0.0, local_steps=local_steps
+    )
+    run = fedjax_sim.sweep(
+        langevin.system,
+        tasks,
+        hyper,
+        seeds=len(tasks),
+        settings={"step_size": list(step_sizes)},
+        num_ticks=sizes.rounds,
+        num_evals=sizes.rounds // sizes.every,
+        keep_models=True,
+        progress=True,
+        **kept,
+    )
+    found = {}
+    for prefix, dropped in zip(WARM_UPS, (0, sizes.warm_up // sizes.every), strict=True):
+        scores = _predictive(tasks[0], run.samples, 1 + dropped)
+        for metric, values in scores.items():
+            padded = np.pad(values, ((0, 0), (dropped, 0)), constant_values=np.nan)
+            found[prefix + metric] = (("step_size", "seed", "sample"), padded.reshape(len(step_sizes), len(tasks), -1))
+    return run.curves.isel(eval=[-1]).assign(found)
+
+
+def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarray]:
+    return posterior.predictive(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
+
+
+def _best(tried: xr.Dataset, metric: str) -> float:
+    """The step size with the best last value; lanes that diverged have none."""
+    values = METRICS[metric.split("_")[-1]] * tried[metric].isel(sample=-1, seed=0).values
+    return float(tried.step_size.values[np.nanargmax(values)])
+
+
+# What was found -------------------------------------------------------------------------------------------------------------------------
+
+
+def scores(ran: Study, data: str, metric: str) -> np.ndarray:
+    """Last values at the step sizes chosen for this metric: `f64[K, seeds]`. metric: with its prefix."""
+    values = []
+    for local_steps in ran.config["local_steps"]:
+        name = name_of(data, local_steps)
+        values.append(ran.curves[name][metric].sel(step_size=ran.chosen[name][metric]).isel(sample=-1).values)
+    return np.array(values, float)
+
+
+def data_of(ran: Study) -> list[str]:
+    """The data sets of a study, in order."""
+    return list(dict.fromkeys(name.split(", ")[0] for name in ran.curves))
+
+
+def picture(ran: Study, prefix: str) -> Figure:
+    """The three metrics against rounds, by K, at the step sizes chosen for each; a row for each data set."""
+    rows = data_of(ran)
+    figure = Figure(figsize=(15, 4.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 3, squeeze=False)
+    for axes, (data, metric) in zip(panels.ravel(), ((data, metric) for data in rows for metric in METRICS), strict=True):
+        for local_steps in ran.config["local_steps"]:
+            name = name_of(data, local_steps)
+            step_size = ran.chosen[name][prefix + metric]
+            values = ran.curves[name][prefix + metric].sel(step_size=step_size).values
+            rounds = ran.config["every"] * np.arange(1, values.shape[-1] + 1)
+            axes.plot(rounds, values.mean(axis=0), label=f"K = {local_steps}, {step_size:g}")
+            axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), alpha=0.2, linewidth=0)
+        low, high = (np.nanquantile([line.get_ydata()[-1] for line in axes.lines], q) for q in (0, 1))
+        margin = 0.6 * (high - low) + 1e-4
+        axes.set(xlabel="rounds", ylabel=metric, title=f"{data}; K, step size", ylim=(low - margin, high + margin))
+        axes.legend(fontsize=8)
+    return figure
+
+
+def text_of(ran: Study, prefix: str) -> str:
+    """A table of last values, mean ± standard deviation over seeds, with step sizes chosen for each metric, and at one for all three."""
+    rows = []
+    for data in data_of(ran):
+        for k, local_steps in enumerate(ran.config["local_steps"]):
+            name = name_of(data, local_steps)
+            cells = [_cell(scores(ran, data, prefix + metric)[k], metric, ran.chosen[name][prefix + metric]) for metric in METRICS]
+            one = ran.chosen[name][prefix + "brier"]
+            single = [
+                _cell(ran.curves[name][prefix + metric].sel(step_size=one).isel(sample=-1).values, metric, None) for metric in METRICS
+            ]
+            rows.append([data, local_steps, *cells, *single])
+    header = ["data", "K", *METRICS, *(f"{metric}, Brier's step size" for metric in METRICS)]
+    ends = (min(ran.config["step_sizes"]), max(ran.config["step_sizes"]))
+    edge = [f"{name} ({metric})" for name, own in ran.chosen.items() for metric, value in own.items() if value in ends]
+    return table(header, rows) + f"\n\nchosen at an end of the step sizes tried: {', '.join(edge) or 'none'}"
+
+
+def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
+    scale, digits = (100, 2) if metric == "accuracy" else (1, 4)
+    spread = f" ± {scale * values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * values.mean():.{digits}f}{spread}" + (f" ({step_size:g})" if step_size else "")
+
+
+def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
+    """Claim 14, on the data and the warm-ups given."""
+    worst: dict[str, dict[str, int]] = {}
+    for data in data_of(ran):
+        for prefix in prefixes:
+            panel = f"{data}{', warm-up' if prefix else ''}"
+            means = {metric: sign * scores(ran, data, prefix + metric).mean(axis=1) for metric, sign in METRICS.items()}
+            worst[panel] = {metric: ran.config["local_steps"][int(values.argmin())] for metric, values in means.items()}
+    shown = "; ".join(f"{panel}: worst K {', '.join(f'{k} ({metric})' for metric, k in own.items())}" for panel, own in worst.items())
+    if not _is_full(ran):
+        return verdict(14, worst, None, f"not judged: {ran.config['words']}; {shown}")
+    exceptions = [panel for panel, own in worst.items() if own["ece"] != 1 and panel != "fashion_mnist, warm-up"]
+    holds = all(own[metric] == 1 for own in worst.values() for metric in ("accuracy", "brier")) and not exceptions
+    return verdict(14, worst, holds, f"{shown}; {ran.config['seeds']} seeds, {ran.config['rounds']} rounds, on what was run")
+
+
+def judge_best(ran: Study, prefixes: Sequence[str]) -> Verdict:
+    """Claim 15: best K by metric, and whether that of one metric is beaten in another by more than two standard errors of paired seeds."""
+    best: dict[str, int] = {}
+    differ = []
+    for data in data_of(ran):
+        own = {prefix + metric: METRICS[metric] * scores(ran, data, prefix + metric) for prefix in prefixes for metric in METRICS}
+        places = {metric: int(values.mean(axis=1).argmax()) for metric, values in own.items()}
+        best |= {f"{data}, {metric}": ran.config["local_steps"][place] for metric, place in places.items()}
+        for metric, values in own.items():
+            for other, place in places.items():
+                gap = values[places[metric]] - values[place]
+                if len(gap) > 1 and gap.mean() > 2 * gap.std(ddof=1) / np.sqrt(len(gap)) and place != places[metric]:
+                    differ.append(f"{data}: best for {other} is not for {metric}")
+    shown = ", ".join(f"{name} {k}" for name, k in best.items())
+    if not _is_full(ran):
+        return verdict(15, best, None, f"not judged: {ran.config['words']}; best K: {shown}")
+    why = f"best K: {shown}; {len(differ)} differences beyond two standard errors over {ran.config['seeds']} seeds, on what was run"
+    return verdict(15, {"best": best, "differences": differ}, bool(differ), why)
+
+
+def _is_full(ran: Study) -> bool:
+    return not ran.config["words"]

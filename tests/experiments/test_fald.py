@@ -1,0 +1,134 @@
+"""The experiments on FA-LD as a user runs them: small, from the command line, with verdicts that are meant."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import fald_gaussian, fald_images
+from experiments.fald_claims import CLAIMS
+from fedjax_sim.gaussians import Gaussian
+from fedjax_sim.theory import langevin_oracle as oracle
+
+REPOSITORY = Path(__file__).parents[2]
+HOLDS: dict[str, dict[int, bool | None]] = {
+    "fald_laws": {1: True, 2: True, 9: False, 10: True, 11: True, 17: True, 18: True, 19: True, 20: True},
+    "fald_bounds": {3: True, 4: True, 5: True},
+    "fald_unequal": {6: True, 7: False, 8: True},
+    "fald_fig1": {12: None},
+    "fald_fig2": {13: True},
+    "fald_fig3": {14: None, 15: None},
+    "fald_privacy": {16: True},
+}
+PICTURES = {name: [f"{name.removeprefix('fald_')}.png"] for name in HOLDS if name != "fald_laws"}
+
+
+def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
+    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", f"experiments.{name}", "--smoke", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def check(name: str, holds: dict[int, bool | None], done: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert done.returncode == 0, done.stderr
+    claims = json.loads((folder / "claims.json").read_text())
+    assert {claim["id"]: claim["holds"] for claim in claims} == {f"fald-{number}": value for number, value in holds.items()}
+    for claim in claims:
+        assert all(isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why"))
+        assert f"| {claim['id']} " in done.stdout
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"claims.json", "config.json", "results.nc", "summary.json", *PICTURES.get(name, [])}
+    assert json.loads((folder / "summary.json").read_text())["failed_lanes"] == 0
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_smoke_run(name: str, tmp_path: Path) -> None:
+    check(name, HOLDS[name], run(name, "--out", "out", cwd=tmp_path), tmp_path / "out")
+    if name == "fald_fig3":
+        drawn = run("fald_fig4", "--results", "out", "--out", "drawn", cwd=tmp_path)
+        check("fald_fig4", {14: None, 15: None}, drawn, tmp_path / "drawn")
+        assert "warm-up: worst K" in drawn.stdout
+
+
+PICTURES["fald_fig4"] = ["fig4.png"]
+
+
+def test_every_claim_has_a_verdict() -> None:
+    assert sorted(number for own in HOLDS.values() for number in own) == sorted(CLAIMS) == list(range(1, 21))
+
+
+def test_deviations_in_standard_errors() -> None:
+    """A mean off by 3 standard errors, and a variance by 4, of 101 chains; a law without variance is off by nothing."""
+    exact = Gaussian(np.zeros((3, 1)), np.array([4.0, 4.0, 0.0])[:, None, None])
+    shift, widening = 3 * 2 / np.sqrt(101), 4 * np.sqrt(2 / 100)
+    found = Gaussian(np.array([[shift], [0.0], [0.0]]), np.array([4.0, 4.0 * (1 + widening), 0.0])[:, None, None])
+    np.testing.assert_allclose(fald_gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12)
+
+
+def test_first_round_within_an_accuracy() -> None:
+    assert fald_gaussian.first_within(np.array([3.0, 2.0, 0.5, 2.0, 0.1]), 1.0) == 2
+    assert fald_gaussian.first_within(np.array([3.0, 2.0]), 1.0) == float("inf")
+
+
+def test_simulated_problem_is_the_papers() -> None:
+    """Curvatures n / 5.828 and n / 0.1716 of 50,000 points, gamma squared of the printed sizes, and unequal Hessians where meant."""
+    clients = fald_gaussian.clients_of(fald_gaussian.equal_problem(0.0))
+    np.testing.assert_allclose(np.linalg.eigvalsh(clients.hessians[7]), [8579, 2.914e5], rtol=1e-3)
+    np.testing.assert_allclose(oracle.target(clients).covariance * 50_000, fald_gaussian.COVARIANCE, rtol=1e-4)
+    for alpha, square in ((0.0, 0.9e8), (1.0, 5e11), (100.0, 5e13)):
+        found = fald_gaussian.dissimilarity(fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha))) ** 2
+        assert 0.4 < found / square < 2.5
+    unequal = fald_gaussian.clients_of(fald_gaussian.unequal_problem(0.0)).hessians
+    values = np.linalg.eigvalsh(unequal)
+    np.testing.assert_allclose(values[:, 1] / values[:, 0], 33.97, rtol=1e-3)
+    assert np.ptp(values[:, 0]) > 0.5 * values[:, 0].min()
+    assert np.ptp(unequal[:, 0, 1]) > 1e5
+
+
+def made_up(values: dict[int, tuple[float, float, float]], **changes: object) -> fald_images.Study:
+    """Runs of two seeds, 0.001 apart, on one data set, that end with the accuracy, Brier score and ECE given by K."""
+    curves, chosen = {}, {}
+    for k, ends in values.items():
+        name = fald_images.name_of("mnist", k)
+        leaves = {
+            prefix + metric: (("step_size", "seed", "sample"), np.array([[[9.0, end], [9.0, end + 0.001]], [[9.0, 9.0], [9.0, 9.0]]]))
+            for metric, end in zip(fald_images.METRICS, ends, strict=True)
+            for prefix in fald_images.WARM_UPS
+        }
+        curves[name] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
+        chosen[name] = dict.fromkeys(leaves, 1e-6)
+    config = {**fald_images.FULL._asdict(), "local_steps": tuple(values), "words": "", **changes}
+    return fald_images.Study(curves, chosen, config)
+
+
+def test_verdicts_on_images() -> None:
+    """K = 1 is worst only where accuracy is lowest and both scores highest; the best K differs only where seeds tell it apart."""
+    apart = made_up({1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.15), 100: (0.85, 0.20, 0.10)})
+    worst = fald_images.judge_worst(apart, ("",))
+    assert worst.holds and set(worst.measured["mnist"].values()) == {1}
+    best = fald_images.judge_best(apart, ("",))
+    assert best.holds and best.measured["best"] == {"mnist, accuracy": 10, "mnist, brier": 10, "mnist, ece": 100}
+    for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
+        other = made_up({1: spoiled, 10: (0.90, 0.10, 0.15), 100: (0.85, 0.20, 0.10)})
+        assert fald_images.judge_worst(other, ("",)).holds is False
+    same = made_up({1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.10), 100: (0.85, 0.20, 0.15)})
+    assert fald_images.judge_best(same, ("", "warm_")).holds is False
+    assert fald_images.judge_worst(made_up({1: (0.8, 0.3, 0.2), 10: (0.9, 0.1, 0.1)}, words="300 rounds"), ("",)).holds is None
+
+
+def test_step_size_with_the_best_last_score() -> None:
+    """The largest accuracy, the smallest scores; a run that diverged is none."""
+    leaves = {
+        "accuracy": (("step_size", "seed", "sample"), np.array([0.5, 0.9, np.nan])[:, None, None]),
+        "warm_ece": (("step_size", "seed", "sample"), np.array([0.5, 0.9, np.nan])[:, None, None]),
+    }
+    tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
+    assert fald_images._best(tried, "accuracy") == 2e-6
+    assert fald_images._best(tried, "warm_ece") == 1e-6

@@ -1,0 +1,62 @@
+"""The noise of Langevin dynamics as an optax transformation: against blackjax's SGLD, and composed with others."""
+
+from typing import Any
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim.langevin_noise import langevin_noise
+
+KEY = jax.random.key(5)
+START = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array([[0.3], [2.0]])}
+
+
+def gradient(params: Any) -> Any:
+    return jax.tree.map(lambda w: 2 * w - 1, params)
+
+
+def path(optimizer: optax.GradientTransformation, steps: int) -> list[Any]:
+    params, state, found = START, optimizer.init(START), []
+    for _ in range(steps):
+        updates, state = optimizer.update(gradient(params), state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(params)
+    return found
+
+
+def assert_close(a: Any, b: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
+def test_after_gradient_descent_it_is_blackjaxs_sgld() -> None:
+    """From the same draws: one vector for the whole tree, by the number of the step."""
+    sgld = blackjax.sgld(lambda params, _: jax.tree.map(jnp.negative, gradient(params)))
+    params = START
+    for k, found in enumerate(path(optax.chain(optax.sgd(0.1), langevin_noise(KEY, 0.1, 0.7, first=4)), 5)):
+        params = sgld.step(jax.random.fold_in(KEY, 4 + k), params, None, 0.1, 0.7)
+        assert_close(found, params)
+
+
+def test_a_schedule_of_step_sizes_is_asked_by_the_number_of_the_step() -> None:
+    """Noise of variance 2 eta_k tau; steps of one number have one draw, whatever came before."""
+    late = path(optax.chain(optax.set_to_zero(), langevin_noise(KEY, lambda k: 0.1 / (1 + k), 0.5, first=3)), 1)[0]
+    constant = path(optax.chain(optax.set_to_zero(), langevin_noise(KEY, 0.1, 0.5)), 4)
+    step = jax.tree.map(lambda x, y: x - y, constant[3], constant[2])
+    assert_close(jax.tree.map(lambda x, y: (x - y) * 2, late, START), step)
+
+
+def test_two_noises_and_momentum() -> None:
+    """Variances add up where keys differ; at temperature 0 nothing is added."""
+    both = path(optax.chain(optax.sgd(0.1, momentum=0.9), langevin_noise(KEY, 0.1, 0.0), langevin_noise(KEY, 0.1, 0.0)), 3)
+    assert_close(both, path(optax.sgd(0.1, momentum=0.9), 3))
+    keys = jax.vmap(jax.random.key)(jnp.arange(4000))
+
+    def last(key: jax.Array) -> jax.Array:
+        noise = optax.chain(langevin_noise(jax.random.fold_in(key, 0), 0.1, 0.3), langevin_noise(jax.random.fold_in(key, 1), 0.1, 0.7))
+        return noise.update(jnp.zeros(2), noise.init(jnp.zeros(2)))[0]
+
+    found = np.asarray(jax.vmap(last)(keys)).ravel()
+    assert abs(found.var() - 0.2) < 5 * 0.2 * np.sqrt(2 / found.size)

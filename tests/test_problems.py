@@ -1,0 +1,204 @@
+"""Bayesian problems: their energies, exact gradients and predictions against other code."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression as Fitted
+
+import fedjax_sim
+from fedjax_sim import ConfigError, Layout, datasets, posterior
+from fedjax_sim.models import MLP, LogisticRegression
+from fedjax_sim.partition import Partition, iid
+from fedjax_sim.problems import GaussianClients, Logistic, classification, gaussian_simulation, logistic
+from fedjax_sim.systems import langevin
+
+KEY = jax.random.key(0)
+RAGGED = Partition(np.array([[0, 5, 7, 9], [3, 2, 0, 0], [1, 4, 8, 0]], np.int32), np.array([4, 2, 3], np.int32))
+
+
+def test_gaussian_clients_by_hand() -> None:
+    """f^c / n and its gradient; the weighted sum is the energy of the posterior N(w_*, tau H^-1)."""
+    with jax.enable_x64(True):
+        hessians = np.array([[[2.0, 0.5], [0.5, 1.0]], [[1.0, -0.3], [-0.3, 3.0]]])
+        centers, counts, w = np.array([[1.0, -1.0], [0.0, 2.0]]), np.array([1, 3]), np.array([0.4, -0.7])
+        problem = GaussianClients.of(hessians, centers, counts=counts)
+        slopes = np.array([jax.grad(problem.client_loss)(jnp.asarray(w), c, KEY) for c in range(2)])
+        found = problem.evaluate(jnp.asarray(w))["loss"]
+    expected = np.einsum("cij,cj->ci", hessians, w - centers) / 4
+    np.testing.assert_allclose(slopes, expected, rtol=1e-12)
+    mean, covariance = problem.posterior(temperature=0.5)
+    precision = (hessians[0] + 3 * hessians[1]) / 4
+    np.testing.assert_allclose(covariance @ precision, 0.5 * np.eye(2), atol=1e-12)
+    np.testing.assert_allclose(counts @ slopes, precision @ (w - mean), rtol=1e-12)
+    energies = np.einsum("ci,cij,cj->c", w - centers, hessians, w - centers) / 2
+    np.testing.assert_allclose(found, counts @ energies / 4 / 4, rtol=1e-12)
+
+
+def test_gradient_noise_has_its_covariance() -> None:
+    """Of the gradient of f^c, factor factor', within five standard errors; without it the loss is exact."""
+    factor = np.array([[2.0, 0.0], [1.0, 0.5]])
+    noisy = GaussianClients.of(1.0, np.zeros((3, 2)), counts=2, noise=factor)
+    keys = jax.vmap(jax.random.key)(jnp.arange(4000))
+    slopes = 6 * np.asarray(jax.vmap(lambda key: jax.grad(noisy.loss)(jnp.zeros(2), 1, jnp.zeros(1, int), key))(keys))
+    products = slopes[:, :, None] * slopes[:, None, :]
+    np.testing.assert_array_less(np.abs(products.mean(axis=0) - factor @ factor.T), 5 * products.std(axis=0) / np.sqrt(4000))
+    exact = GaussianClients.of(1.0, np.ones((3, 2)))
+    assert exact.loss(jnp.zeros(2), 0, jnp.zeros(1, int), KEY) == exact.client_loss(jnp.zeros(2), 0, KEY) == 1 / 3
+
+
+def test_the_simulated_data() -> None:
+    """Equal Hessians n Sigma^-1, a target N(mean of all points, Sigma / n), and gamma^2 of the order of the paper's values."""
+    sigma = np.array([[5.0, -2.0], [-2.0, 1.0]])
+    with jax.enable_x64(True):
+        problem = gaussian_simulation(3, alpha=0.0)
+        mean, covariance = problem.posterior()
+        np.testing.assert_allclose(covariance, sigma / 50_000, rtol=1e-10)
+        np.testing.assert_allclose(mean, np.asarray(problem.centers).mean(axis=0), rtol=1e-8)
+        # Clients' means are of variance Sigma / 1000 without differences between them: five standard errors, of 49 degrees of freedom.
+        spread = np.cov(np.asarray(problem.centers).T) * 1000
+        np.testing.assert_array_less(np.abs(spread - sigma), 5 * np.sqrt((np.outer(np.diag(sigma), np.diag(sigma)) + sigma**2) / 49))
+        for alpha, printed in ((0.0, 1e8), (1.0, 4e11), (100.0, 4e13)):
+            data = gaussian_simulation(4, alpha=alpha)
+            slopes = np.einsum("cij,cj->ci", data.hessians, data.posterior().mean - np.asarray(data.centers))
+            assert 1 / 4 < np.square(slopes).sum(axis=1).max() / printed < 4
+        unequal = gaussian_simulation(5, alpha=1.0, num_clients=2, examples_per_client=[10, 30], covariance=np.stack([sigma, np.eye(2)]))
+        np.testing.assert_allclose(np.linalg.inv(unequal.hessians[0]) * 40, sigma, rtol=1e-9)
+        np.testing.assert_allclose(unequal.hessians[1], 40 * np.eye(2), rtol=1e-12)
+        assert unequal.counts.tolist() == [10, 30]
+    with pytest.raises(ConfigError, match=r"alpha is -1\.0"):
+        gaussian_simulation(0, alpha=-1.0)
+
+
+@pytest.fixture(scope="module")
+def cancer() -> datasets.Dataset:
+    return datasets.load("breast_cancer")
+
+
+def test_breast_cancer_is_standardised(cancer: datasets.Dataset) -> None:
+    assert cancer.train_images.shape == (426, 1, 1, 30)
+    assert cancer.test_images.shape == (143, 1, 1, 30)
+    np.testing.assert_allclose(cancer.train_images.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(cancer.train_images.std(axis=0), 1, atol=1e-5)
+    assert np.bincount(cancer.train_labels).tolist() == [159, 267]
+
+
+def test_logistic_regression_is_scikit_learns(cancer: datasets.Dataset) -> None:
+    """Its optimum has no gradient, and its predictions are ours there; the energy is the sum of what clients have."""
+    with jax.enable_x64(True):
+        problem = logistic(cancer, iid(cancer.train_labels, num_clients=6, seed=0), prior_precision=2.0, dtype="float64")
+        inputs, labels = np.asarray(problem.inputs), cancer.train_labels
+        fitted = Fitted(C=0.5, fit_intercept=False, tol=1e-12, max_iter=10_000).fit(inputs, labels)
+        best = jnp.asarray(fitted.coef_[0])
+        np.testing.assert_allclose(jax.grad(problem.energy)(best), 0, atol=1e-4)
+        np.testing.assert_allclose(problem.predict(best), fitted.predict_proba(np.asarray(problem.test_inputs)), rtol=1e-6)
+        assert float(problem.evaluate(best)["accuracy"]) == fitted.score(np.asarray(problem.test_inputs), cancer.test_labels)
+        w = jnp.linspace(-1, 1, 31)
+        odds = np.where(labels == 1, 1, -1) * (inputs @ np.asarray(w))
+        by_hand = np.log1p(np.exp(-odds)).sum() + np.sum(np.square(w))
+        np.testing.assert_allclose(problem.energy(w), by_hand, rtol=1e-10)
+
+
+def test_a_clients_whole_loss_is_that_of_all_its_examples(cancer: datasets.Dataset) -> None:
+    """However many a client has, for both kinds of problem; padding is not looked at."""
+    few = cancer._replace(train_images=cancer.train_images[:10], train_labels=cancer.train_labels[:10])
+    images = Partition(RAGGED.index % 10, RAGGED.counts)
+    for problem in (logistic(few, images), classification(LogisticRegression(2), few, images, prior_precision=3.0)):
+        params = jax.tree.map(lambda leaf: leaf + 0.1, problem.init(KEY))
+        for client, count in enumerate(RAGGED.counts):
+            expected = problem.loss(params, client, jnp.arange(count), KEY)
+            np.testing.assert_allclose(problem.client_loss(params, client, KEY), expected, rtol=1e-6)
+    with pytest.raises(ConfigError, match="num_classes of the data set is 10"):
+        logistic(datasets.load("digits"), images)
+    with pytest.raises(ConfigError, match=r"prior_precision is -1\.0"):
+        logistic(few, images, prior_precision=-1.0)
+    with pytest.raises(ConfigError, match="prior_precision is nan"):
+        classification(LogisticRegression(2), few, images, prior_precision=float("nan"))
+
+
+def test_the_prior_adds_a_ridge_to_every_examples_loss(cancer: datasets.Dataset) -> None:
+    """A pull of precision / n towards 0; summed over n examples it is the prior's."""
+    part = iid(cancer.train_labels, num_clients=3, seed=0)
+    flat, ridge = (classification(LogisticRegression(2), cancer, part, prior_precision=prior) for prior in (None, 5.0))
+    params = flat.init(KEY)
+    slopes = [jax.grad(problem.loss)(params, 1, jnp.arange(4), KEY) for problem in (flat, ridge)]
+    jax.tree.map(lambda a, b, w: np.testing.assert_allclose(b - a, 5 / 426 * w, atol=1e-6), *slopes, params)
+    logits = flat.model.apply(params, jnp.asarray(cancer.test_images))
+    np.testing.assert_allclose(flat.predict(params), jax.nn.softmax(logits), rtol=1e-5)
+
+
+def test_a_bayesian_perceptron_on_digits() -> None:
+    """Predictions averaged over samples are better than samples' own on average (Jensen), and good."""
+    digits = datasets.load("digits")
+    problem = classification(MLP((16,), 10), digits, iid(digits.train_labels, num_clients=5, seed=0), prior_precision=10.0)
+    hyper = langevin.Hyper(num_clients=5, local_steps=5, batch_size=32, step_size=2e-4)
+    how = {"num_ticks": 60, "num_evals": 12, "keep_models": True, "layout": Layout(5, True, 1)}
+    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=2, **how)
+    found = posterior.predictive(problem, run.samples, burn_in=5)
+    assert found.probabilities.shape == (2, 360, 10)
+    np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, rtol=1e-5)
+    own = run.curves.loss.values[:, 5:]
+    np.testing.assert_allclose(found.curves["nll"][:, 0], own[:, 0], rtol=1e-4)
+    assert (found.curves["nll"][:, -1] < own.mean(axis=1)).all()
+    assert (found.curves["accuracy"][:, -1] > 0.9).all()
+
+
+def _few_features(cancer: datasets.Dataset) -> Logistic:
+    """Five of the features, split so that four of five clients have one class each: local posteriors that are far apart."""
+    features = [1, 4, 9, 21, 28]
+    few = cancer._replace(train_images=cancer.train_images[..., features], test_images=cancer.test_images[..., features])
+    sorted_by_class = np.argsort(cancer.train_labels, kind="stable")[:425].reshape(5, 85).astype(np.int32)
+    return logistic(few, Partition(sorted_by_class, np.full(5, 85, np.int32)))
+
+
+def _nuts(problem: Logistic) -> np.ndarray:
+    """Draws of blackjax's NUTS: `[4, 1000, P]`."""
+    import blackjax
+
+    def density(w: jax.Array) -> jax.Array:
+        return -problem.energy(w)
+
+    def chain(key: jax.Array) -> jax.Array:
+        warm, draw = jax.random.split(key)
+        (state, parameters), _ = blackjax.window_adaptation(blackjax.nuts, density).run(warm, jnp.zeros(6), 300)
+        kernel = blackjax.nuts(density, **parameters)
+
+        def step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+            state, _ = kernel.step(key, state)
+            return state, state.position
+
+        return jax.lax.scan(step, state, jax.random.split(draw, 1000))[1]
+
+    return np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(KEY, 4)))
+
+
+def test_the_posterior_of_a_logistic_regression(cancer: datasets.Dataset) -> None:
+    """Means and standard deviations against NUTS within Monte Carlo error at a small step size; long rounds are visibly biased.
+
+    Standard errors are from the effective sample sizes of both; with a largest curvature of 100, a step size of 1e-3 makes standard
+    deviations at most 3 % too large.
+    """
+    problem = _few_features(cancer)
+    exact = _nuts(problem)
+    assert (np.abs(posterior.mixing(exact, burn_in=0).rhat - 1) < 0.01).all()
+
+    def compare(local_steps: int, evals: int) -> tuple[np.ndarray, np.ndarray]:
+        """Distances of means and of logarithms of standard deviations from NUTS's, in standard errors."""
+        hyper = langevin.Hyper(num_clients=5, local_steps=local_steps, step_size=1e-3, gradient="exact")
+        how = {"num_ticks": 30 * evals, "num_evals": evals, "evals_per_chunk": 1, "keep_models": True, "layout": Layout(5, True, 1)}
+        run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=200, **how)
+        samples = run.samples[:, 1 + evals // 5 :].astype(float)
+        pooled = [draws.reshape(-1, 6) for draws in (samples, exact)]
+        inverse = sum(1 / posterior.mixing(draws, burn_in=0).ess for draws in (samples, exact))
+        assert (inverse < 1 / 300).all()
+        scale = pooled[1].std(axis=0)
+        mean = (pooled[0].mean(axis=0) - pooled[1].mean(axis=0)) / (scale * np.sqrt(inverse))
+        return mean, np.log(pooled[0].std(axis=0) / scale) / np.sqrt(inverse / 2)
+
+    for distance in compare(1, 50):
+        assert (np.abs(distance) < 5).all()
+    mean, deviation = compare(10, 20)
+    assert np.abs(mean).max() > 10
+    assert deviation.mean() > 1
