@@ -18,7 +18,6 @@ FRONT = {
     "comparison",
     "defaults",
     "fairness_plots",
-    "posterior_plots",
     "incentives",
     "plots",
     "posterior_plots",
