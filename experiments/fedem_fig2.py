@@ -23,15 +23,15 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from experiments.fedem_claims import SMOKE, verdict
-from experiments.fedem_runs import even, figure_of
+from experiments.fedem_runs import BLOCKS, even, figure_of
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim import latent
-from fedjax_sim.compression import ProductBatch
 from fedjax_sim.plots import FACE, dress
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
 
 SERVERS, RANK, HALF = 10, 2, 0.5**0.5
+PAPERS = "paper's"
 RIDGES = (0.0, 0.3, 1.0, 3.0, 10.0)
 """On pooled cells; a tenth of it, one over the servers, in FedMissEM, whose F is the servers' mean."""
 
@@ -96,11 +96,11 @@ def read(path: Path, seed: int = 0) -> Visits:
     if "site" not in names or of_count is None or not ("time" in names or (of_year and "month" in names)):
         raise ConfigError("columns of the dataset", ", ".join(sorted(names)), "site, count (or birds), time (or year or winter, and month)")
     try:
-        value = np.log1p(np.array([float(row[of_count] or 0) for row in rows]))
+        value = np.array([float(row[of_count] or 0) for row in rows])
         when = [(0, float(row["time"])) if "time" in names else (float(row[str(of_year)]), float(row["month"])) for row in rows]
     except ValueError as error:
         raise ConfigError("a number of the dataset", str(error), "a number") from None
-    if not np.isfinite(value).all():
+    if not (np.isfinite(value) & (value >= 0)).all():
         raise ConfigError("counts of the dataset", "negative or not numbers", "at least 0")
     random = np.random.default_rng(seed)
     sites = np.unique([row["site"] for row in rows], return_inverse=True)
@@ -108,7 +108,7 @@ def read(path: Path, seed: int = 0) -> Visits:
     of_observer = next((name for name in ("server", "observer") if name in names), None)
     groups = np.unique([row[of_observer] for row in rows], return_inverse=True)[1] if of_observer else np.arange(len(rows))
     server = random.integers(0, SERVERS, groups.max() + 1)[groups]
-    return Visits(server, sites[1], times[1].ravel(), value, (len(sites[0]), len(times[0])))
+    return Visits(server, sites[1], times[1].ravel(), np.log1p(value), (len(sites[0]), len(times[0])))
 
 
 def _lists(server: np.ndarray, visits: Visits) -> tuple[list[int], list[int], list[int], list[float]]:
@@ -155,7 +155,7 @@ class Fit(NamedTuple):
 
 
 def fit(
-    problem: Any, shape: tuple[int, int], *, rounds: int, gamma: float, alpha: float, batch: ProductBatch, kept: Mapping[str, Any]
+    problem: Any, shape: tuple[int, int], *, rounds: int, gamma: float, alpha: float, batch: latent.CellSampling, kept: Mapping[str, Any]
 ) -> Fit:
     """Run FedMissEM."""
     import fedjax_sim
@@ -167,11 +167,13 @@ def fit(
         return Fit(ran.curves, np.asarray(matrix).reshape(shape))
 
 
-def batches(shape: tuple[int, int]) -> dict[str, ProductBatch]:
+def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
     """The paper's mini-batch, and half of the cells, divided by their share or not."""
     rows, columns = (max(1, round(size * HALF)) for size in shape)
-    half = ProductBatch(row=shape[1], rows=rows, columns=columns)
-    return {"paper's": ProductBatch(row=shape[1], divided=False), "ours": half, "ours, not divided": half.replace(divided=False)}  # type: ignore[attr-defined]
+    half = latent.CellSampling(shape=shape, rows=rows, columns=columns, compression=BLOCKS)
+    ten = latent.CellSampling(shape=shape, rows=min(10, shape[0]), columns=min(10, shape[1]), unbiased=False, compression=BLOCKS)
+    as_they_are = latent.CellSampling(shape=shape, rows=rows, columns=columns, unbiased=False, compression=BLOCKS)
+    return {PAPERS: ten, "ours": half, "ours, not divided": as_they_are}
 
 
 def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:
@@ -213,7 +215,7 @@ def run_all(visits: Visits, ridge: float, rounds: int, arguments: Arguments) -> 
     problem = problem_of(visits, ridge / SERVERS, start=start)
     fits = {}
     for name, batch in batches(visits.shape).items():
-        is_paper = name == "paper's"
+        is_paper = name == PAPERS
         many = max(1, round(150 * len(visits.value) / (SERVERS * 100))) if is_paper else rounds
         options = {"gamma": 1e-4, "alpha": 1e-3} if is_paper else {"gamma": 0.2, "alpha": 0.1}
         fits[name] = fit(
@@ -250,7 +252,7 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> tuple[Verdict, Outcom
     seen[visits.site, visits.time] = True
     figures = {
         f"fig2_{name.split(',')[0].replace(chr(39), '')}.png": trend_figure(fits[name].matrix, seen, f"{name} run")
-        for name in ("paper's", "ours")
+        for name in (PAPERS, "ours")
     }
     figures["fig2_objective.png"] = figure_of(
         {name: (own.curves.ticks.values[0], np.maximum(own.curves.objective.values[0] - loss, 1e-12)) for name, own in fits.items()},
@@ -266,9 +268,6 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> tuple[Verdict, Outcom
         "found": found,
     }
     return judged, Outcome({f"FedMissEM, {name}": own.curves for name, own in fits.items()}, figures, [judged], config, text)
-
-
-PAPERS = "paper's"
 
 
 def counts_study(path: Path, arguments: Arguments) -> Outcome:

@@ -3,19 +3,15 @@
 All 70,000 images, pixels that are always 0 dropped, 20 principal components of values in [0, 1], 100 clients of 700 images at random, a
 shared covariance that is fitted (210 statistics), gamma = 0.001, mini-batches of 20, the same start for both. Where the paper is silent:
 omega = 1, alpha = 0.01, p = 0.75, k_in = 35, and 1000 epochs, as VR-FedEM makes some 12 inner steps an epoch and needs 10,000. With --smoke
-on the bundled digits, 10 clients. Also statistics a second, beside NumPy's and scikit-learn's E-step.
+on the bundled digits, 10 clients.
 """
 
 import sys
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from sklearn.mixture import GaussianMixture
 
 from experiments.fedem_claims import SMOKE, verdict
 from experiments.fedem_runs import PAPER, curves_of, even, figure_of, mean_after
@@ -69,7 +65,6 @@ def run(arguments: Arguments) -> Outcome:
     last = curves["VR-FedEM"].field.isel(eval=-1).values
     rough = {name: _roughness(own) for name, own in curves.items()}
     holds = bool((last < 0.1 * field["FedEM"]).all() and rough["VR-FedEM"] < rough["FedEM"])
-    speeds = throughput(problem, features[order], np.asarray(curves["FedEM"].epochs)[0, -1] * each * sizes.num_clients, curves["FedEM"])
     why = (
         f"{len(order)} images, {sizes.epochs} epochs: FedEM's ||H||^2 over the second half {field['FedEM'].mean():.2g}, VR-FedEM's at the "
         f"end {last.mean():.2g}; weights move by {rough['FedEM']:.1e} and {rough['VR-FedEM']:.1e} between evaluations"
@@ -86,9 +81,8 @@ def run(arguments: Arguments) -> Outcome:
         [name, f"{field[name].mean():.3g}", *(f"{float(own[m].isel(eval=-1).mean()):.4g}" for m in ("field", "mean_field", "objective"))]
         for name, own in curves.items()
     ]
-    config = {**sizes._asdict(), "images": len(order), "pixels always 0": pixels, "statistics a second": speeds}
+    config = {**sizes._asdict(), "images": len(order), "pixels always 0": pixels}
     text = table(["", "||H||^2, second half", "||H||^2, end", "||h||^2, end", "F, end"], rows)
-    text += "\n\n" + table(["expected statistics a second", ""], [[name, f"{speed:.3g}"] for name, speed in speeds.items()])
     return Outcome(curves, figures, [judged], config, f"{text}\n\n{pixels} pixels are always 0\n{judged.id}: {judged.why}")
 
 
@@ -96,45 +90,6 @@ def _roughness(own: xr.Dataset) -> float:
     """Mean change of the weights between evaluations of the second half."""
     weights = np.stack([own[f"pi_{g}"].values[:, own.sizes["eval"] // 2 :] for g in range(COMPONENTS)])
     return float(np.abs(np.diff(weights, axis=-1)).mean())
-
-
-def throughput(problem: Any, features: np.ndarray, evaluations: float, curves: xr.Dataset) -> dict[str, float]:
-    """Time the E-step of all examples in this program, in NumPy and by scikit-learn, and what FedEM made of it in its own run."""
-    natural = problem.natural(problem.maximise(problem.init(jax.random.key(0))))
-    params = problem.maximise(problem.init(jax.random.key(0)))
-    weights, means, covariance = (np.asarray(leaf, float) for leaf in params)
-    program = jax.jit(problem.client_statistics)
-    first, second = np.split(np.asarray(natural, float), [COMPONENTS])
-    second = second.reshape(COMPONENTS, -1)
-    tied = GaussianMixture(COMPONENTS, covariance_type="tied")
-    tied.weights_, tied.means_, tied.covariances_ = weights, means, covariance
-    tied.precisions_cholesky_ = np.linalg.inv(np.linalg.cholesky(covariance)).T
-
-    def by_numpy() -> np.ndarray:
-        logits = first + features @ second.T
-        share = np.exp(logits - logits.max(axis=1, keepdims=True))
-        share /= share.sum(axis=1, keepdims=True)
-        return np.concatenate([share.sum(axis=0), (share.T @ features).ravel()]) / len(features)
-
-    def by_sklearn() -> np.ndarray:
-        share = tied.predict_proba(features)
-        return np.concatenate([share.sum(axis=0), (share.T @ features).ravel()]) / len(features)
-
-    def ours() -> np.ndarray:
-        return np.asarray(program(natural)).mean(axis=0)
-
-    ways: dict[str, Callable[[], np.ndarray]] = {"E-step, one pass": ours, "NumPy": by_numpy, "scikit-learn": by_sklearn}
-    results = {name: way() for name, way in ways.items()}
-    if not all(np.allclose(own, results["NumPy"], atol=1e-4) for own in results.values()):
-        raise ArithmeticError("the three E-steps differ")
-    times = {name: min(_seconds(way) for _ in range(7)) for name, way in ways.items()}
-    return {**{name: len(features) / best for name, best in times.items()}, "FedEM, whole run": evaluations / curves.attrs["seconds_run"]}
-
-
-def _seconds(way: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    way()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_reading_counts(tmp_path: Path) -> None:
     ],
 )
 def test_counts_that_are_not_allowed(tmp_path: Path, header: str, row: list[object], words: str) -> None:
-    with np.errstate(invalid="ignore"), pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words):
         fedem_fig2.read(write(tmp_path / "a.csv", header, [row]))
 
 
