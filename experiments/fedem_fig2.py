@@ -23,10 +23,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from experiments.fedem_claims import SMOKE, verdict
-from experiments.fedem_runs import even, figure_of
+from experiments.fedem_runs import BLOCKS, even, figure_of
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim import latent
-from fedjax_sim.compression import ProductBatch
 from fedjax_sim.plots import FACE, dress
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
@@ -156,7 +155,7 @@ class Fit(NamedTuple):
 
 
 def fit(
-    problem: Any, shape: tuple[int, int], *, rounds: int, gamma: float, alpha: float, batch: ProductBatch, kept: Mapping[str, Any]
+    problem: Any, shape: tuple[int, int], *, rounds: int, gamma: float, alpha: float, batch: latent.CellSampling, kept: Mapping[str, Any]
 ) -> Fit:
     """Run FedMissEM."""
     import fedjax_sim
@@ -168,12 +167,13 @@ def fit(
         return Fit(ran.curves, np.asarray(matrix).reshape(shape))
 
 
-def batches(shape: tuple[int, int]) -> dict[str, ProductBatch]:
+def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
     """The paper's mini-batch, and half of the cells, divided by their share or not."""
     rows, columns = (max(1, round(size * HALF)) for size in shape)
-    half = ProductBatch(row=shape[1], rows=rows, columns=columns)
-    as_they_are = ProductBatch(row=shape[1], rows=rows, columns=columns, divided=False)
-    return {PAPERS: ProductBatch(row=shape[1], divided=False), "ours": half, "ours, not divided": as_they_are}
+    half = latent.CellSampling(shape=shape, rows=rows, columns=columns, compression=BLOCKS)
+    as_they_are = latent.CellSampling(shape=shape, rows=rows, columns=columns, unbiased=False, compression=BLOCKS)
+    ten = latent.CellSampling(shape=shape, rows=min(10, shape[0]), columns=min(10, shape[1]), unbiased=False, compression=BLOCKS)
+    return {PAPERS: ten, "ours": half, "ours, not divided": as_they_are}
 
 
 def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:

@@ -32,7 +32,7 @@ TEXTS = [
     "luq:top=0",
     "luq:top=2",
 ]
-"""All kinds but the mini-batches of cells, with blocks that do not divide the eleven entries."""
+"""All kinds, with blocks that do not divide the eleven entries."""
 
 random = np.random.default_rng(7)
 VECTORS = np.stack(
@@ -300,48 +300,6 @@ def test_a_code_of_so_many_bits_exists(text: str) -> None:
     blocks = -(-dim // (getattr(compressor, "block", 0) or dim))
     bits = (compressor.bits(dim) - 32 * blocks) / dim
     assert 2 ** (bits - 1) < len(codes) <= 2**bits
-
-
-# Mini-batches of cells -------------------------------------------------------------------------------------------------------------------
-
-
-def test_mini_batches_of_cells() -> None:
-    """2 x 3 of 4 x 5 cells: whole rows and columns are kept; divided it has no bias and the variance stated, else its mean is a share."""
-    matrix, share, draws = np.random.default_rng(2).normal(size=(4, 5)) + 1, 6 / 20, 20_000
-    plain = parse_compressor("product:row=5:rows=2:columns=3:block=0")
-    literal, blocks = plain.replace(divided=False), plain.replace(block=2)
-
-    @jax.jit
-    def run(key: jax.Array) -> Any:
-        keys = jax.random.split(key, draws)
-        return [jax.vmap(each.apply, (0, None))(keys, jnp.asarray(matrix).ravel()) for each in (plain, literal, blocks)]
-
-    with jax.enable_x64(True):
-        ours, theirs, quantized = (np.asarray(each).reshape(draws, 4, 5) for each in run(jax.random.key(1)))
-        stated = float(plain.variance(jnp.asarray(matrix).ravel()))
-    kept = theirs != 0
-    assert (kept.any(axis=2).sum(axis=1) == 2).all()
-    assert (kept.any(axis=1).sum(axis=1) == 3).all()
-    assert (kept.sum(axis=(1, 2)) == 6).all()
-    np.testing.assert_allclose(theirs[kept], np.broadcast_to(matrix, kept.shape)[kept])
-    np.testing.assert_allclose(ours * share, theirs, atol=1e-12)
-    square = float(np.sum(matrix**2))
-    assert stated == pytest.approx((1 / share - 1) * square) == pytest.approx(plain.omega(20) * square)
-    squares = np.sum((ours - matrix) ** 2, axis=(1, 2))
-    assert abs(squares.mean() - stated) < 5 * squares.std() / np.sqrt(draws)
-    for drawn in (ours, quantized):
-        assert (np.abs(drawn.mean(axis=0) - matrix) < 5 * drawn.std(axis=0) / np.sqrt(draws)).all()
-    omega = math.sqrt(2) / share - 1
-    assert blocks.omega(20) == pytest.approx(omega)
-    assert np.sum((quantized - matrix) ** 2, axis=(1, 2)).mean() < omega * square
-    # Three columns of each row: floats; or two bits each, and a float for each of three blocks of two.
-    assert plain.bits(20) == 2 * 3 * 32
-    assert blocks.bits(20) == 2 * (3 * 2 + 3 * 32)
-    assert plain.replace(rows=9, columns=9).omega(20) == pytest.approx(0)
-    with pytest.raises(ConfigError, match="no closed form"):
-        blocks.variance(jnp.ones(20))
-    with pytest.raises(ConfigError, match="row is 5"):
-        plain.bits(21)
 
 
 # Under jit and vmap, by name ----------------------------------------------------------------------------------------------------------

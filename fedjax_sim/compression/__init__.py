@@ -13,7 +13,6 @@ from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
 from fedjax_sim.compression.names import COMPRESSORS, parse_compressor
 from fedjax_sim.compression.powers import Luq, luq
-from fedjax_sim.compression.product import ProductBatch
 from fedjax_sim.compression.sparse import RandK, RandSparsification
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Dithering",
     "Identity",
     "Luq",
-    "ProductBatch",
     "RandK",
     "RandSparsification",
     "StochasticRounding",

@@ -3,12 +3,11 @@
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
 from fedjax_sim.compression.powers import Luq
-from fedjax_sim.compression.product import ProductBatch
 from fedjax_sim.compression.sparse import RandK, RandSparsification
 from fedjax_sim.settings import ConfigError, check, fields, parse
 
 COMPRESSORS: dict[str, type[Compressor]] = {
-    kind.name: kind for kind in (Identity, BlockQuantization, Dithering, StochasticRounding, RandSparsification, RandK, Luq, ProductBatch)
+    kind.name: kind for kind in (Identity, BlockQuantization, Dithering, StochasticRounding, RandSparsification, RandK, Luq)
 }
 """By the names of the command line."""
 
