@@ -12,11 +12,11 @@ from scipy import stats
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan, latent
 from fedjax_sim.compression import BlockQuantization, RandSparsification
-from fedjax_sim.expectation import STEP_FACTORS, chosen
+from fedjax_sim.expectation import STEP_FACTORS, chosen, local_statistics
 from fedjax_sim.latent.noisy_mean import Seen
 from fedjax_sim.memories import Memory, traffic
 from fedjax_sim.partition import Partition
-from fedjax_sim.settings import check
+from fedjax_sim.settings import check, parse
 from fedjax_sim.streams import stream
 
 FEDEM, VR, EM = (fedjax_sim.SYSTEMS[name] for name in ("fedem", "vr_fedem", "em"))
@@ -333,14 +333,16 @@ def test_the_random_iterate_is_uniform_on_those_before(compressed: dict[str, Pat
     assert chosen(jax.random.key(0), empty, jnp.float64(1), jnp.float64(2)) == 1
 
 
-def test_step_sizes_follow_their_sequence(toy: latent.Estimation) -> None:
-    """On toy A without compression the distance to the fixed point shrinks by 1 - gamma_{k+1} a at every tick k."""
-    start, best, ticks = np.full(D, 3.0), root(toy), np.arange(float(TICKS))
-    server = replay(FEDEM, toy, FEDEM.Hyper(**FULL, gamma=0.7, gamma_factor=STEP_FACTORS["inverse"])).states.server[0]
-    ratio = np.concatenate([[1], np.cumprod(1 - 0.7 / (1 + ticks) * SLOPE)])
-    np.testing.assert_allclose(server, best + ratio[:, None] * (start - best), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(STEP_FACTORS["inverse_sqrt"](jnp.asarray(ticks)), 1 / np.sqrt(1 + ticks), rtol=1e-12)
-    np.testing.assert_array_equal(STEP_FACTORS["constant"](jnp.asarray(ticks)), np.ones(TICKS))
+def test_step_sizes_follow_their_sequence() -> None:
+    """By name or by any function of the tick, and 0 for an empty tick. (That they are used is tested against the slow loops.)"""
+    slots = jnp.zeros(2, "int32")
+    event = Event(jnp.int32(3), slots, slots, slots, slots, slots, slots, jnp.int32(0))
+    for factor, expected in ((STEP_FACTORS["inverse"], 1 / 4), (STEP_FACTORS["inverse_sqrt"], 1 / 2), (STEP_FACTORS["constant"], 1.0)):
+        assert float(FEDEM.Hyper(gamma=0.7, gamma_factor=factor).step_size(event)) == pytest.approx(0.7 * expected, rel=1e-12)
+    halved = FEDEM.Hyper(gamma=0.7, gamma_factor=lambda tick: 0.5**tick)
+    assert float(halved.step_size(event)) == pytest.approx(0.7 / 8, rel=1e-12)
+    assert float(halved.step_size(event._replace(clients=slots - 1))) == 0
+    assert parse(FEDEM.Hyper, "gamma_factor", "inverse") is STEP_FACTORS["inverse"]
 
 
 def test_work_bits_and_epochs(toy: latent.Estimation) -> None:
@@ -366,10 +368,17 @@ def test_work_bits_and_epochs(toy: latent.Estimation) -> None:
 
 
 def test_a_full_pass_goes_over_every_example_once(toy: latent.Estimation) -> None:
-    """In batches of 7, of which the last of 20 examples is not full."""
-    run = fedjax_sim.simulate(EM, toy, EM.Hyper(num_clients=N, batch_size=7), num_ticks=3, num_evals=3, layout=Layout(1, False, 1))
-    assert (int(run.curves.needed), int(run.curves.executed)) == (3 * N * M, 3 * N * 21)
-    assert np.all(np.diff(run.curves.objective.values) <= 0)
+    """In batches of 7, of which the last of 20 examples is not full; those who do not work do none."""
+    clients, slots = jnp.arange(4, dtype="int32"), jnp.zeros(4, "int32")
+    event = Event(jnp.int32(0), clients, slots, slots, slots, slots, slots, jnp.int32(0))
+    works, natural = jnp.array([True, True, False, True]), jnp.ones(D)
+    run = jax.jit(
+        lambda problem: local_statistics(problem, EM.Hyper(batch_size=7), Plan(), None, event, natural, is_full=True, works=works)
+    )
+    means, work = run(toy)
+    expected = np.asarray(toy.client_statistics(natural))[:4] * np.asarray(works)[:, None]
+    np.testing.assert_allclose(means, expected, rtol=0, atol=1e-13)
+    assert (int(work.needed), int(work.executed)) == (3 * M, 3 * 21)
 
 
 @pytest.mark.parametrize(
