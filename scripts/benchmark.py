@@ -7,6 +7,7 @@
     python scripts/benchmark.py arrivals   schedules of up to a million clients against a plain heap, and learning on the largest
     python scripts/benchmark.py asynchronous   FedStaleWeight's 16,000 server steps in virtual time
     python scripts/benchmark.py langevin   chains of FA-LD against a NumPy loop and blackjax's SGLD
+    python scripts/benchmark.py em         expected statistics of a mixture per second, beside NumPy and scikit-learn
     python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours (by itself)
 
 Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
@@ -17,7 +18,6 @@ import datetime
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +35,9 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from benchmark_arrivals import bench_arrivals, bench_asynchronous  # noqa: E402
+from benchmark_em import bench_em  # noqa: E402
 from benchmark_langevin import bench_langevin  # noqa: E402
+from benchmark_timing import in_turns, wall  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
 from fedjax_sim.datasets import Dataset  # noqa: E402
@@ -54,24 +56,6 @@ def image_problems(hidden: int, num: int = 1, *, size: int = 28, examples: int =
     labels = rng.integers(0, 10, examples + 1000).astype(np.int32)
     data = Dataset(images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random")
     return classifications(MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)])
-
-
-def in_turns(contestants: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
-    """Median seconds of each contestant over `turns` rounds, after one that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(turns + 1):
-        for name, run in contestants.items():
-            seconds = run()
-            if turn > 0:
-                times[name].append(seconds)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def wall(run: Callable[[], Any]) -> float:
-    """Seconds until the result of `run` is there."""
-    began = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - began
 
 
 def plain_fedavg(problem: Classification, *, rounds: int, cohort: int, steps: int, batch: int, lr: float) -> Callable[[], Any]:
@@ -264,6 +248,7 @@ BENCHMARKS = {
     "arrivals": bench_arrivals,
     "asynchronous": bench_asynchronous,
     "langevin": bench_langevin,
+    "em": bench_em,
     "convolution": bench_convolution,
 }
 

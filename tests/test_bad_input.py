@@ -13,6 +13,7 @@ import fedjax_sim
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 RUN = ["run", "fedbuff", "--seeds", "1", "--out", "out"]
+MIXTURE = ["run", "fedem", "--seeds", "1", "--out", "out"]
 CASES = {
     "unknown command": (["train"], ["command", "'train'", "list, run, timeline"]),
     "unknown system": (["run", "fedprox", "--out", "out"], ["system", "'fedprox'", "fedavg"]),
@@ -121,6 +122,17 @@ CASES = {
         ["run", "hierarchical", "--out", "out", "--set", "aggregation=sum"],
         ["aggregation", "'sum'", "divide_by_steps"],
     ),
+    "gradients and expectation maximisation": (
+        ["run", "fedem", "fedavg", "--out", "out"],
+        ["systems", "'fedem fedavg'", "share a problem"],
+    ),
+    "network of a mixture": ([*MIXTURE, "--model", "mlp32"], ["model", "'mlp32'", "gaussian_mixture"]),
+    "convolution of a mixture": ([*MIXTURE, "--convolution", "lax"], ["convolution", "'lax'", "left out for fedem"]),
+    "components of a network": ([*RUN, "--components", "3"], ["components", "'3'", "left out for fedbuff"]),
+    "half a component": ([*MIXTURE, "--components", "0.5"], ["components", "'0.5'", "whole number"]),
+    "more components than examples": ([*MIXTURE, "--components", "2000"], ["components", "2000", "at most 1430"]),
+    "more dimensions than pixels": ([*MIXTURE, "--dimensions", "65"], ["dimensions", "65", "at most 60"]),
+    "nobody takes part": ([*MIXTURE, "--set", "participation=0"], ["participation", "0.0", "above 0"]),
     "settings of an unknown system": (["list", "fedprox"], ["system", "'fedprox'", "favano"]),
 }
 if Path("/proc/self").exists():

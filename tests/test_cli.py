@@ -97,6 +97,26 @@ def test_run_without_a_system_is_the_main_job(call, tmp_path):
     assert config["seeds"] == [0, 1]
 
 
+def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_path):
+    sizes = ["--components", "3", "--dimensions", "4", "--set", "num_clients=5", "--set", "batch_size=8", "--set", "gamma=0.02,0.1"]
+    out = call("run", "em", "fedem", *sizes, "--seeds", "2", "--time-budget", "30", "--evals", "3", "--set", "compression=block")
+    assert out.startswith("digits, partition iid, model gaussian_mixture")
+    assert "final objective" in out
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert (summary["lanes"], summary["failed_lanes"]) == (6, 0)
+    slow, fast = (entry["final"]["objective"]["mean"] for entry in summary["systems"]["fedem"]["settings"])
+    exact = summary["systems"]["em"]["final"]
+    assert exact["objective"]["mean"] < fast < slow
+    assert set(exact) >= {"mean_field", "pi_0", "pi_2", "least_weight", "least_eigenvalue"}
+    config = json.loads((tmp_path / "results" / "config.json").read_text())
+    assert (config["components"], config["dimensions"], config["systems"]["fedem"]["compression"]) == (3, 4, "block")
+    curves = groups(tmp_path / "results")
+    np.testing.assert_array_equal(curves["fedem"]["uplink_bits"] < curves["em"]["uplink_bits"], curves["fedem"]["ticks"] > 0)
+    pictures = {path.stem for path in (tmp_path / "results").glob("*.png")}
+    assert pictures >= {"objective", "mean_field", "field", "memory_error", "epochs"}
+    assert not any(name.startswith("pi_") for name in pictures)
+
+
 def test_a_second_run_takes_a_folder_of_its_own(call, tmp_path):
     call("run", "fedavg", *QUICK)
     before = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}

@@ -6,6 +6,7 @@ a file like `bernoulli_mixture.py`, and, for the command line, a line in `featur
 """
 
 from fedjax_sim.latent.bernoulli_mixture import BernoulliMixture
+from fedjax_sim.latent.cells import CellSampling
 from fedjax_sim.latent.estimation import Estimation, estimation, estimations
 from fedjax_sim.latent.features import MODELS
 from fedjax_sim.latent.gaussian_mixture import GaussianMixture
@@ -15,6 +16,7 @@ from fedjax_sim.latent.noisy_mean import NoisyMean
 __all__ = [
     "MODELS",
     "BernoulliMixture",
+    "CellSampling",
     "Estimation",
     "GaussianMixture",
     "MissingValues",

@@ -13,7 +13,8 @@ server with all visits of its observers.
 
 Readings. The paper prints another sign and other names of parameters for psi, and theta where psi'(theta) belongs in the E-step, which is
 right for the Gaussian alone; its "thresholded" singular value decomposition is the closed form below. Other families are maximised by
-alternating Newton steps from the decomposition of the link of s, as T is a function of s and knows no earlier parameters.
+alternating Newton steps from the decomposition of the link of s, as T is a function of s and knows no earlier parameters. The algorithm's
+mini-batches of cells are a compressor, see `cells.py`.
 """
 
 import functools

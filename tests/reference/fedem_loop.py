@@ -32,7 +32,7 @@ def fedem(
     batch: Batch,
     active: Active,
     quantize: Quantize,
-    gamma: float,
+    gamma: Callable[[int], float],
     alpha: float,
     p: float,
 ) -> list[Round]:
@@ -58,7 +58,7 @@ def fedem(
             sent.append(message)
         total = sum(sent, np.zeros_like(server))
         field = server_memory + total / (n * p)
-        server = server + gamma * field
+        server = server + gamma(k) * field
         server_memory = server_memory + alpha * total / n
         theta = m_step(server)
         history.append(Round(server, field, np.array(memories), server_memory, evaluations))
@@ -76,7 +76,7 @@ def vr_fedem(
     batch: Batch,
     active: Active,
     quantize: Quantize,
-    gamma: float,
+    gamma: Callable[[int], float],
     alpha: float,
     p: float,
     freeze: bool,
@@ -111,7 +111,7 @@ def vr_fedem(
                     memories[i] = memories[i] + alpha * message
                     total += message
             field = server_memory + total / (n * p)
-            server = server + gamma * field
+            server = server + gamma(t * inner + k) * field
             server_memory = server_memory + alpha * total / n
             theta = m_step(server)
             history.append(Round(server, field, np.array(memories), server_memory, evaluations))

@@ -13,13 +13,15 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Layout, latent
 from fedjax_sim.compression import BlockQuantization
+from fedjax_sim.expectation import STEP_FACTORS
 from fedjax_sim.latent.noisy_mean import Seen
 from fedjax_sim.partition import Partition
 from fedjax_sim.streams import stream
 from tests.reference import fedem_loop, mixture
 
 SEED, N, M, G, BATCH, TICKS = 3, 5, 12, 2, 3, 18
-SETTINGS = {"num_clients": N, "batch_size": BATCH, "participation": 0.6, "gamma": 0.2, "alpha": 0.3, "compression": BlockQuantization()}
+SETTINGS = {"num_clients": N, "batch_size": BATCH, "participation": 0.6, "alpha": 0.3, "compression": BlockQuantization()}
+SETTINGS |= {"gamma": 0.3, "gamma_factor": STEP_FACTORS["inverse_sqrt"]}
 
 
 @struct.dataclass
@@ -128,7 +130,7 @@ def test_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], 
         **mixture_steps,
         **draws,
         active=participation(run),
-        gamma=0.2,
+        gamma=lambda tick: 0.3 / np.sqrt(tick + 1),
         alpha=0.3,
         p=0.6,
     )
@@ -151,7 +153,7 @@ def test_vr_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any
         **mixture_steps,
         **draws,
         active=participation(run),
-        gamma=0.2,
+        gamma=lambda tick: 0.3 / np.sqrt(tick + 1),
         alpha=0.3,
         p=0.6,
         freeze=offline == "freeze",

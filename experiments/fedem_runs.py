@@ -1,0 +1,105 @@
+"""What FedEM's experiments share (arXiv 2111.02083, Sec. 4): data, starts, runs in float64, pictures against epochs.
+
+The paper leaves open: the true parameters of the synthetic mixture, the quantizer behind "omega = 1", the split and the seeds. Here the
+quantizer is block-2 in blocks of 4, memories start at h_i(S_0), mini-batches are drawn with replacement, alpha = 0.01, and p = 0.75.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from fedjax_sim import latent
+from fedjax_sim.compression import parse_compressor
+from fedjax_sim.latent.noisy_mean import Seen
+from fedjax_sim.partition import Partition
+from fedjax_sim.plots import COLORS, FACE, dress
+from fedjax_sim.theory import fedem_oracles as oracles
+from fedjax_sim.types import System
+
+BLOCKS = parse_compressor("block:norm=2:block=4")
+"""Omega is 1."""
+PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BLOCKS}
+WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
+COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])
+
+
+def even(num_clients: int, examples: int) -> Partition:
+    """Consecutive examples, equally many for each client."""
+    return Partition(np.arange(num_clients * examples).reshape(num_clients, examples), np.full(num_clients, examples))
+
+
+def synthetic(seed: int, *, num_clients: int, examples: int, is_sorted: bool = False) -> latent.Estimation:
+    """Two Gaussians in the plane of known covariance, in float64. is_sorted: all clients but one have examples of one component."""
+    random = np.random.default_rng(seed)
+    component = random.choice(2, num_clients * examples, p=WEIGHTS)
+    component = np.sort(component) if is_sorted else component
+    y = MEANS[component] + random.multivariate_normal(np.zeros(2), COVARIANCE, len(component))
+    with jax.enable_x64(True):
+        return latent.estimation(latent.GaussianMixture(2, jnp.asarray(COVARIANCE)), y, even(num_clients, examples))
+
+
+class Toy:
+    """A mean seen through noise (`latent/noisy_mean.py`) in float64, with its closed forms.
+
+    y: `f64[N, M, q]`; kappa: `f64[N, M]` or one number; start: every coordinate of S_0.
+    """
+
+    def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
+        self.known = oracles.noisy_mean(y, kappa, ridge)
+        self.start = np.full(y.shape[2], start)
+        with jax.enable_x64(True):
+            seen = Seen(jnp.asarray(y.reshape(-1, y.shape[2])), jnp.asarray(np.broadcast_to(kappa, y.shape[:2]).ravel(), float))
+            self.problem = latent.estimation(latent.NoisyMean(ridge), seen, even(*y.shape[:2]), start=self.start)
+
+    @property
+    def gap(self) -> float:
+        """W(S_0) - min W."""
+        return self.known.gap(self.start)
+
+    @property
+    def first_field(self) -> float:
+        """||h(S_0)||^2."""
+        return self.known.slope**2 * float(np.sum((self.start - self.known.optimum) ** 2))
+
+
+def clients_apart(num_clients: int, examples: int, dim: int, *, spread: float, seed: int = 0) -> np.ndarray:
+    """Examples of unit variance around the clients' centers, `f64[N, M, q]`; spread: of the centers around 1/2."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(num_clients, examples, dim)) + spread * random.normal(size=(num_clients, 1, dim)) + 0.5
+
+
+def curves_of(system: System, problem: Any, hyper: Any, *, wide: bool = True, **options: Any) -> xr.Dataset:
+    """Run a sweep, in 64 bits unless told otherwise, and hand over its curves."""
+    with jax.enable_x64(wide):
+        return fedjax_sim.sweep(system, problem, hyper, **options).curves
+
+
+def mean_after(curves: xr.Dataset, metric: str, epochs: float) -> np.ndarray:
+    """Average a metric over the evaluations from so many epochs on, for each lane."""
+    return curves[metric].where(curves.epochs >= epochs).mean("eval").values
+
+
+def figure_of(
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, x: str, y: str, title: str = "", log: bool = True, styles: Sequence[str] = ()
+) -> Figure:
+    """Draw named lines of places and values `[V]`, on a logarithmic scale unless told otherwise."""
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, (places, values)) in enumerate(lines.items()):
+        style = styles[i] if styles else "-"
+        axes.plot(places, values, style, color=COLORS[i % len(COLORS)], linewidth=1.4, label=name)
+    if log:
+        axes.set_yscale("log")
+    axes.set_xlabel(x, color=FACE)
+    axes.set_ylabel(y, color=FACE)
+    axes.set_title(title, loc="left", fontsize=10, color=FACE)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=9)
+    dress(axes)
+    return figure

@@ -1,0 +1,72 @@
+"""FedMissEM's mini-batches of cells (arXiv 2111.02083, Algorithm 7) as a compressor: what a server sends of its matrix."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.settings import ConfigError, count, fixed, part, static, struct, switch
+from fedjax_sim.types import Array, Key
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(size, int) and size >= 1 for size in value)
+
+
+@struct
+class CellSampling(Compressor):
+    """Send the cells of a random set of rows times a random set of columns of a matrix, as one compressed vector; 0 for the others.
+
+    Rows and columns are uniform without replacement, so a cell is sent with probability rho = rows columns / (J L). An E-step of these
+    cells alone, as in Algorithm 7, is the same as one of all of which only these are sent, as the cells' statistics do not depend on
+    each other. So FedMissEM is FedEM with this compressor and whole matrices as examples, of which a client has one.
+
+    Readings. Algorithm 7 sends the cells as they are: then E[H] = V + rho (h - V), which is consistent as memories converge, but no
+    unbiased compressor. With `unbiased` they are divided by rho: omega is (1 + omega') / rho - 1 with that of the cells' compressor.
+    Blocks of that compressor are of the cells sent, row by row, not of the matrix. Bits: those of a vector of rows times columns; which
+    cells they are follows from a seed that both sides know.
+    """
+
+    name: str = fixed("cells")
+    shape: tuple[int, int] = static((2, 2), "two whole numbers of at least 1, rows and columns of the matrix", _is_shape)
+    """(J, L)."""
+    rows: int = count(1)
+    columns: int = count(1)
+    """Sent."""
+    unbiased: bool = switch(True)
+    compression: Compressor = part(Identity(), "a compressor", Compressor, parse_compressor)
+    """Of the cells sent."""
+
+    def check_together(self) -> None:
+        for name, most in zip(("rows", "columns"), self.shape, strict=True):
+            if getattr(self, name) > most:
+                raise ConfigError(name, getattr(self, name), f"at most {most}, those of the matrix")
+
+    @property
+    def share(self) -> float:
+        """rho."""
+        return self.rows * self.columns / (self.shape[0] * self.shape[1])
+
+    def apply(self, key: Key, vector: Array) -> Array:
+        """Send some cells of a matrix given row by row, `f[J L]`."""
+        of_rows, of_columns, inner = jax.random.split(key, 3)
+        rows = jax.random.permutation(of_rows, self.shape[0])[: self.rows]
+        columns = jax.random.permutation(of_columns, self.shape[1])[: self.columns]
+        places = (rows[:, None] * self.shape[1] + columns[None]).ravel()
+        sent = self.compression.apply(inner, vector[places])
+        return jnp.zeros_like(vector).at[places].set(sent / self.share if self.unbiased else sent)
+
+    def __str__(self) -> str:
+        """Say how many cells of how many are sent."""
+        kind = "" if self.unbiased else " as they are"
+        return f"{self.name} {self.rows}x{self.columns} of {self.shape[0]}x{self.shape[1]}{kind}, {self.compression}"
+
+    def omega(self, dim: int) -> Any:
+        """Compute the constant; without `unbiased` that of the cells' compressor, which sets the memories' step as well."""
+        inner = self.compression.omega(self.rows * self.columns)
+        return (1 + inner) / self.share - 1 if self.unbiased else inner
+
+    def bits(self, dim: int, *, word: int = 32) -> int:
+        """Count those of the cells sent."""
+        return self.compression.bits(self.rows * self.columns, word=word)
