@@ -115,14 +115,15 @@ def replay(
     evaluations done and the metrics so far.
     """
     num_lanes, num_evals = schedule.events.tick.shape[:2]
-    spare = -num_lanes % program.placement.lane_devices
+    lane_of = program.placement.deal(schedule.events.steps.max(axis=-1).sum(axis=(1, 2), dtype=np.int64))
+    place_of = np.unique(lane_of, return_index=True)[1]
     replicated = NamedSharding(program.placement.mesh, PartitionSpec())
     split = NamedSharding(program.placement.mesh, PartitionSpec("lanes"))
 
     def place(tree: Any) -> Any:
-        """Repeat the last lane until the lanes fill the devices, and put each on its device."""
-        full = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], spare, axis=0)]) if spare else leaf, tree)
-        return jax.device_put(full, split)
+        """Put each lane on its device."""
+        is_in_order = np.array_equal(lane_of, np.arange(num_lanes))
+        return jax.device_put(tree if is_in_order else jax.tree.map(lambda leaf: leaf[lane_of], tree), split)
 
     key, hyper, own = place((lanes.key, lanes.hyper, lanes.own))
     lanes = Lanes(key, hyper, own, jax.device_put(lanes.shared, replicated))
@@ -140,20 +141,20 @@ def replay(
     states, first = _begin(program, lanes, holders)
     metrics = {name: _blank(value, num_lanes, num_evals + 1) for name, value in first.items()}
     infos: dict[str, np.ndarray] = {}
-    _put(metrics, first, 0)
+    _put(metrics, first, 0, place_of)
     done = 0
     if checkpoint is not None and (saved := checkpoint.load(states)) is not None:
         done, states, metrics, infos = saved
     while done < num_evals:
         states, (values, info) = _advance(program, lanes, states, *chunk(done))
         infos = infos or {name: _blank(value, num_lanes, num_evals) for name, value in info._asdict().items()}
-        _put(metrics, values, 1 + done)
-        _put(infos, info._asdict(), done)
+        _put(metrics, values, 1 + done, place_of)
+        _put(infos, info._asdict(), done, place_of)
         done += evals_per_chunk
         report(done, metrics)
         if checkpoint is not None:
             checkpoint.save(done, states, metrics, infos, is_last=done >= num_evals)
-    models = jax.tree.map(lambda leaf: leaf[:num_lanes], _final_models(program, lanes, states))
+    models = jax.tree.map(lambda leaf: leaf[place_of], _final_models(program, lanes, states))
     return Curves(metrics, infos, models)
 
 
@@ -172,10 +173,10 @@ def _blank(like: Array, num_lanes: int, length: int) -> np.ndarray:
     return np.zeros((num_lanes, length), like.dtype)
 
 
-def _put(into: dict[str, np.ndarray], values: dict[str, Array], at: int) -> None:
-    """Write values `[>= L]` or `[>= L, C]` into their columns from `at`, spare lanes left out."""
+def _put(into: dict[str, np.ndarray], values: dict[str, Array], at: int, place_of: np.ndarray) -> None:
+    """Write values `[>= L]` or `[>= L, C]`, lane i's in row `place_of[i]`, into their columns from `at`."""
     for name, value in values.items():
-        column = np.asarray(value)[: len(into[name])]
+        column = np.asarray(value)[place_of]
         column = column[:, None] if column.ndim == 1 else column
         into[name][:, at : at + column.shape[1]] = column
 
@@ -228,7 +229,8 @@ def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, *argume
             algorithm = program.system.algorithm(problem, hyper, program.plan)
             return run(algorithm, problem, stream(key, "learning"), *arguments)
 
-        return map_lanes(lane, (lanes.key, lanes.hyper, lanes.own, *arguments), at_once=program.plan.lanes_at_once)
+        inputs = (lanes.key, lanes.hyper, lanes.own, *arguments)
+        return map_lanes(lane, inputs, at_once=program.plan.lanes_at_once, batches=program.placement.lane_batches)
 
     split = PartitionSpec("lanes")
     specs = (Lanes(split, split, split, PartitionSpec()), *(split for _ in arguments))
