@@ -208,7 +208,10 @@ def judge_lemma(means: Means, lr: float) -> Verdict:
     attained = float(data.deviation_0.values.ravel()[-1]) ** 0.5
     expected = 0.25 * 5 * (3 + 1 - 2 * float(weight[0]))
     holds = bool(np.all(means.deviation <= sharp) and np.all(sharp <= loose) and abs(attained / expected - 1) < 1e-6)
-    why = f"measured over (18) at most {ratio:.3f}, over the sharp bound {slack:.3f}; opposing gradients {attained:.6f}, expected {expected:.6f}"
+    why = (
+        f"measured over (18) at most {ratio:.3f}, over the sharp bound {slack:.3f}; "
+        f"opposing gradients {attained:.6f}, expected {expected:.6f}"
+    )
     return verdict(5, {"over bound": ratio, "over sharp bound": slack, "attained": attained, "expected": expected}, holds, why)
 
 
