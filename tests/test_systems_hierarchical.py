@@ -156,13 +156,13 @@ def test_a_groups_models_on_the_way() -> None:
 
 
 def test_ticks_of_a_round_do_not_change_what_is_learnt() -> None:
-    """With noise, so that batches matter; after every round, whose number of ticks is 3 instead of 1. The delays are random."""
+    """With noise, so that batches matter; after every round, whose number of ticks is 4 instead of 1. The delays are random."""
     centers = [[0.0, 1.0], [2.0, -1.0], [4.0, 0.0], [1.0, 0.0]]
     settings = {"lr": 0.1, "noise": 0.5, "start": 1.0, "sync_time": 5.0, "mean": 0.4, "shift": (0.5, 1.0)}
     whole = located(centers, num_ticks=8, **settings)
-    cut = located(centers, num_ticks=24, ticks_per_round=3, **settings)
-    for name in ("w0", "w1", "client_variance"):
-        np.testing.assert_allclose(cut.curves[name][:, ::3], whole.curves[name], rtol=1e-9)
+    cut = located(centers, num_ticks=32, ticks_per_round=4, **settings)
+    for name in ("w0", "w1", "client_variance", "time", "local_steps", "uplink_bits"):
+        np.testing.assert_allclose(cut.curves[name][:, ::4], whole.curves[name], rtol=1e-9)
     assert np.abs(np.diff(whole.curves.w0)).min() > 1e-4
     assert len(set(whole.timelines[0].steps.ravel().tolist())) > 2
 
@@ -273,6 +273,10 @@ BAD: dict[str, tuple[dict, str]] = {
     "momentum in pieces": (
         {"ticks_per_round": 2, "optimizer": optax.adam},
         "ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
+    ),
+    "shuffles in pieces": (
+        {"ticks_per_round": 2, "sampling": "reshuffled"},
+        'ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
     ),
     "epochs of absent clients": (
         {"active_per_group": 2, "sampling": "shuffled_epochs"},
