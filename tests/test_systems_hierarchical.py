@@ -267,6 +267,7 @@ def test_a_sweep_of_sync_times_is_one_program_with_little_padding(regression: Ca
     # Every lane is in its place.
     steps = [timeline.steps.sum() for timeline in run.timelines]
     np.testing.assert_array_equal(run.curves.needed.values.ravel(), steps)
+    np.testing.assert_array_equal(run.models, np.stack([run.curves[f"w{i}"].isel(eval=-1).values.ravel() for i in range(3)], axis=-1))
 
 
 BAD: dict[str, tuple[dict, str]] = {
