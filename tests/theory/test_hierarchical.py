@@ -416,6 +416,9 @@ def test_corollary_1_follows_from_theorem_2() -> None:
     whole = bounds.global_bound(most, lr=1 / 5, constants=constants, group_size=size, descent=0.4).total
     limit = bounds.corollary_bound(rounds, sync_time=5.0, delays=delays, constants=constants, group_size=size, descent=0.4)
     assert whole <= limit < 1.1 * whole
+    # kappa = 2 * 40 / 64, and with counts 2 * (10^2 + 60^2) / 64.
+    by_hand = (2 * 0.4 + 0.7 * 1.25 * 0.3) / 5 + 0.49 * 2 * (12 * 1.25**2 + (12 + 4 / 3) * 115.625) / 25
+    assert limit == pytest.approx(by_hand)
 
 
 def test_theorem_2_is_least_without_local_iterations() -> None:
