@@ -165,8 +165,8 @@ def run(arguments: Arguments) -> Outcome:
         verdict(
             1,
             {"largest_deviation": off, "rounds": {name: each.rounds for name, each in found.items()}},
-            off < FAR and rounds_off < 0.25,
-            f"iterations, mean and variance of round times at most {off:.1f} standard errors off, rounds within 0.25; {facts}",
+            off < FAR and rounds_off < 0.1,
+            f"iterations, mean and variance of round times at most {off:.1f} standard errors off, rounds within 0.1; {facts}",
         ),
         verdict(2, {name: [each.least, each.most] for name, each in found.items()}, inside, f"within the bounds in every round; {facts}"),
         verdict(3, {"monotone": monotone}, monotone, f"every round of every run, with S from least to largest; {facts}"),

@@ -30,8 +30,6 @@ from experiments.support import Arguments, Outcome, main
 
 SIZES = ((10, 20), (15, 15), (20, 10))
 SHIFTS = {"a": (1.0, 7.0), "b": (7.0, 1.0)}
-LESS = 10 / 30
-"""Share of the smaller of two unequal groups."""
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -69,7 +69,13 @@ def judge(data: xr.Dataset, swept: xr.Dataset, time: float, words: str, lrs: tup
         for other in (0.0, 20.0)
     ]
     judged_at = " and ".join(f"{best[delay]:g}" for delay in DELAYS)
-    first = verdict(15, {"leads": str(leads)}, bool(beats), f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}")
+    points = {
+        f"c_g = {delay:g}, lr {rate:g}, over S = {other:g}": leads[delay][rate][other]._asdict()
+        for delay in DELAYS
+        for rate in lrs
+        for other in (0.0, 20.0)
+    }
+    first = verdict(15, points, bool(beats), f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}")
     far = data.sel(exchange_shift=30.0)
     found = {rate: crossings(*(at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0))) for rate in lrs}
     mine = found[best[30.0]]

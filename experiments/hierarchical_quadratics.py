@@ -103,7 +103,7 @@ def judge_fixed_points() -> Verdict:
         changes = fixed_clock([10.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {"sync_time": 10.0, "aggregation": rule}
         data = play(problem, 1, {"lr": rates}, changes, num_ticks=2000, num_evals=2)
         found[rule] = data.model.isel(seed=0, eval=-1).values.astype(float)
-        places = {"optima": [-1.0, 1.0], "iterations": [1, 10], "group_weight": [0.5, 0.5]}
+        places: dict[str, Any] = {"optima": [-1.0, 1.0], "iterations": [1, 10], "group_weight": [0.5, 0.5]}
         expected[rule] = np.array([theory.fixed_point(**places, lr=lr, rule=rule) for lr in rates])
     off = max(float(np.max(np.abs(found[rule] - expected[rule]))) for rule in found)
     vanishes = abs(found["divide_by_steps"][0]) < abs(found["divide_by_steps"][-1]) / 10

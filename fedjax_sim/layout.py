@@ -22,6 +22,8 @@ LANE_AXIS = "lane"
 TINY = 1e4
 """Operations of a local step below which a CPU runs 300 batched lanes in half the time (FA-LD with 50 clients, 2 parameters, 2 cores); a
 fifth or less is gained from 3e4 on."""
+MOST_PADDED = 1.5
+"""Trips run to trips needed, beyond which batched lanes are split into batches."""
 
 
 class Layout(NamedTuple):
@@ -35,6 +37,8 @@ class Layout(NamedTuple):
     """Devices over which lanes are split."""
     client_devices: int = 1
     """Devices over which the slots of each tick are split."""
+    lane_batches: int | None = None
+    """Batches into which a device's lanes are sorted by their work, one after the other, where lanes are batched."""
 
 
 class Placement(NamedTuple):
@@ -44,6 +48,7 @@ class Placement(NamedTuple):
     lanes_at_once: bool
     lane_devices: int
     client_devices: int
+    lane_batches: int = 1
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -51,6 +56,16 @@ class Placement(NamedTuple):
         shape = (self.lane_devices, self.client_devices)
         devices = np.asarray(jax.local_devices()[: shape[0] * shape[1]]).reshape(shape)
         return jax.sharding.Mesh(devices, ("lanes", "clients"))
+
+    def deal(self, work: np.ndarray) -> np.ndarray:
+        """Deal lanes to devices and their batches: like with like in a batch, and equal shares to the devices.
+
+        work: `[L]`. Returns the lane in each place `i64[>= L]`, device by device, batch by batch; lanes are repeated until all are full.
+        """
+        parts = self.lane_devices * self.lane_batches
+        order = np.argsort(-work, kind="stable") if parts > 1 else np.arange(len(work))
+        full = np.concatenate([order, np.repeat(order[-1:], -len(work) % parts)])
+        return full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1).ravel()
 
 
 def use_cores(num: int | None = None) -> int:
@@ -77,7 +92,7 @@ def keep_compiled() -> None:
 
 def check_layout(layout: Layout) -> None:
     """Raise ConfigError unless the devices and counts of a layout are there."""
-    for name in ("slots_at_once", "lane_devices", "client_devices"):
+    for name in ("slots_at_once", "lane_batches", "lane_devices", "client_devices"):
         value = getattr(layout, name)
         if value is not None and value < 1:
             raise ConfigError(f"layout.{name}", value, "at least 1")
@@ -96,12 +111,28 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters:
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
     is_tiny = 6 * num_parameters * batch_size <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1)
-    return Placement(
+    placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,
         lane_devices=layout.lane_devices or max(1, min(jax.local_device_count() // layout.client_devices, num_lanes)),
         client_devices=layout.client_devices,
     )
+    if not placement.lanes_at_once:
+        return placement
+    batches = layout.lane_batches or _lane_batches(steps.max(axis=-1, initial=0), placement)
+    return placement._replace(lane_batches=min(batches, num_lanes))
+
+
+def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
+    """The least power of two of batches of lanes that run `MOST_PADDED` times the trips that they need at most. trips: `i32[L, T]`."""
+    work, batches = trips.sum(axis=1, dtype=np.int64), 1
+    while batches * placement.lane_devices < len(trips):
+        places = placement._replace(lane_batches=batches).deal(work).reshape(placement.lane_devices * batches, -1)
+        run = sum(trips[lanes].max(axis=0).sum(dtype=np.int64) * len(lanes) for lanes in places)
+        if run <= MOST_PADDED * work.sum():
+            break
+        batches *= 2
+    return batches
 
 
 def _batching_gain(num_parameters: int, batch_size: int) -> float:
@@ -113,10 +144,14 @@ def _batching_gain(num_parameters: int, batch_size: int) -> float:
     return 1.2 + 0.9 / (1 + operations / 8e4)
 
 
-def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool) -> Any:
-    """Apply `run` to every lane. lanes: a pytree with leading axis L."""
+def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: int = 1) -> Any:
+    """Apply `run` to every lane. lanes: a pytree with leading axis L, which `batches` divides."""
     if at_once:
-        return jax.vmap(run, axis_name=LANE_AXIS)(lanes)
+        batched = jax.vmap(run, axis_name=LANE_AXIS)
+        if batches == 1:
+            return batched(lanes)
+        results = jax.lax.map(batched, jax.tree.map(lambda leaf: leaf.reshape(batches, -1, *leaf.shape[1:]), lanes))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
     return jax.lax.map(run, lanes)

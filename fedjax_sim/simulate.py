@@ -125,14 +125,15 @@ def replay(
     evaluations done and the metrics so far.
     """
     num_lanes, num_evals = schedule.events.tick.shape[:2]
-    spare = -num_lanes % program.placement.lane_devices
+    lane_of = program.placement.deal(schedule.events.steps.max(axis=-1).sum(axis=(1, 2), dtype=np.int64))
+    place_of = np.unique(lane_of, return_index=True)[1]
     replicated = NamedSharding(program.placement.mesh, PartitionSpec())
     split = NamedSharding(program.placement.mesh, PartitionSpec("lanes"))
 
     def place(tree: Any) -> Any:
-        """Repeat the last lane until the lanes fill the devices, and put each on its device."""
-        full = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[-1:], spare, axis=0)]) if spare else leaf, tree)
-        return jax.device_put(full, split)
+        """Put each lane on its device."""
+        is_in_order = np.array_equal(lane_of, np.arange(num_lanes))
+        return jax.device_put(tree if is_in_order else jax.tree.map(lambda leaf: leaf[lane_of], tree), split)
 
     key, hyper, own = place((lanes.key, lanes.hyper, lanes.own))
     lanes = Lanes(key, hyper, own, jax.device_put(lanes.shared, replicated))
@@ -148,7 +149,7 @@ def replay(
         states, _ = jax.eval_shape(partial(_begin, program), lanes, holders)
         checkpoint.open(_digests(program, lanes, schedule, states, chunk(0)))
     states, first = _begin(program, lanes, holders)
-    seen = _Seen(num_lanes, num_evals)
+    seen = _Seen(place_of, num_evals)
     seen.put(jax.tree.map(lambda leaf: leaf[:, None], first), {}, 0)
     done = 0
     if checkpoint is not None and (saved := checkpoint.load(states)) is not None:
@@ -160,19 +161,20 @@ def replay(
         report(done, seen.kinds["metric"])
         if checkpoint is not None:
             checkpoint.save(done, states, seen.kinds, is_last=done >= num_evals)
-    models = jax.tree.map(lambda leaf: leaf[:num_lanes], _final_models(program, lanes, states))
+    models = jax.tree.map(lambda leaf: leaf[place_of], _final_models(program, lanes, states))
     return Curves(seen.kinds["metric"], seen.kinds["info"], models, seen.samples(jax.tree.structure(models)))
 
 
 class _Seen:
     """What evaluations left so far, by kind and name: metrics and models `[L, V + 1, ...]`, infos `[L, V]`."""
 
-    def __init__(self, num_lanes: int, num_evals: int):
-        self._num_lanes, self._num_evals = num_lanes, num_evals
+    def __init__(self, place_of: np.ndarray, num_evals: int):
+        """place_of: `i64[L]`, the row of the device's arrays in which each lane is."""
+        self._place_of, self._num_evals = place_of, num_evals
         self.kinds: dict[str, dict[str, np.ndarray]] = {"metric": {}, "model": {}, "info": {}}
 
     def put(self, observed: tuple[dict[str, Array], Any], infos: dict[str, Array], at: int) -> None:
-        """Write evaluations from `at` on, spare lanes left out. Leaves `[>= L, C, ...]`."""
+        """Write evaluations from `at` on, lanes in their own order, spare ones left out. Leaves `[>= L, C, ...]`."""
         metrics, models = observed
         self._put("metric", metrics, at, self._num_evals + 1)
         self._put("model", {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(models))}, at, self._num_evals + 1)
@@ -187,8 +189,8 @@ class _Seen:
         into = self.kinds[kind]
         for name, value in values.items():
             if name not in into:
-                into[name] = np.zeros((self._num_lanes, length, *value.shape[2:]), value.dtype)
-            into[name][:, at : at + value.shape[1]] = np.asarray(value)[: self._num_lanes]
+                into[name] = np.zeros((len(self._place_of), length, *value.shape[2:]), value.dtype)
+            into[name][:, at : at + value.shape[1]] = np.asarray(value)[self._place_of]
 
 
 def _digests(program: Program, lanes: Lanes, schedule: Schedule, states: Any, chunk: tuple[Event, Array]) -> dict[str, str]:
@@ -252,7 +254,8 @@ def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, *argume
             algorithm = program.system.algorithm(problem, hyper, program.plan)
             return run(algorithm, problem, stream(key, "learning"), *arguments)
 
-        return map_lanes(lane, (lanes.key, lanes.hyper, lanes.own, *arguments), at_once=program.plan.lanes_at_once)
+        inputs = (lanes.key, lanes.hyper, lanes.own, *arguments)
+        return map_lanes(lane, inputs, at_once=program.plan.lanes_at_once, batches=program.placement.lane_batches)
 
     split = PartitionSpec("lanes")
     specs = (Lanes(split, split, split, PartitionSpec()), *(split for _ in arguments))

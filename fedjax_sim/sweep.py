@@ -168,7 +168,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     placement = choose(
         how.layout,
         num_lanes=len(group),
-        steps=np.concatenate(np.asarray(schedule.events.steps)),
+        steps=schedule.events.steps.reshape(len(group), -1, schedule.events.steps.shape[-1]),
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(parameters)),
         batch_size=getattr(hypers[0], "batch_size", 1),
     )

@@ -65,6 +65,40 @@ def test_lanes(at_once: bool, num: int) -> None:
     np.testing.assert_array_equal(found, np.asarray(VALUES) + np.asarray(steps)[..., None])
 
 
+def test_lanes_in_batches() -> None:
+    """Turns are common to a batch, and not to all lanes."""
+
+    def lane(inputs: Any) -> Any:
+        steps, values = inputs
+        return map_slots(count, Plan(slots_at_once=5, lanes_at_once=True), steps, values, steps)
+
+    steps = jnp.stack([STEPS, STEPS, 2 * STEPS, 0 * STEPS])
+    values = jnp.stack([VALUES] * 4)
+    found, trips = jax.jit(lambda: map_lanes(lane, (steps, values), at_once=True, batches=2))()
+    np.testing.assert_array_equal(found, np.asarray(values) + np.asarray(steps)[..., None])
+    np.testing.assert_array_equal(trips, [25, 25, 50, 50])
+
+
+def test_lanes_are_dealt_by_their_work() -> None:
+    """Batch by batch those of like work, the longest first; of each batch every device has its share. The last is repeated."""
+    work = np.array([5, 1, 9, 7, 3])
+    assert Placement(1, True, 1, 1).deal(work).tolist() == [0, 1, 2, 3, 4]
+    assert Placement(1, True, 2, 1).deal(work).tolist() == [2, 0, 1, 3, 4, 1]
+    assert Placement(1, True, 1, 1, lane_batches=2).deal(work).tolist() == [2, 3, 0, 4, 1, 1]
+    assert Placement(1, True, 2, 1, lane_batches=2).deal(work).tolist() == [2, 0, 1, 1, 3, 4, 1, 1]
+
+
+def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
+    """Of 8 lanes two have ten times the work: 8 x 10 turns for 26, in two batches 4 x 10 + 4, and only in four at most 1.5 times 26."""
+    steps = np.ones((8, 6, 2), int)
+    steps[[2, 5]] = 10
+    batched = Layout(lanes_at_once=True, lane_devices=1)
+    assert chosen(batched, steps, num_lanes=8).lane_batches == 4
+    assert chosen(batched._replace(lane_batches=2), steps, num_lanes=8).lane_batches == 2
+    assert chosen(batched, np.ones((8, 6, 2), int), num_lanes=8).lane_batches == 1
+    assert chosen(Layout(lanes_at_once=False, lane_devices=1), steps, num_lanes=8).lane_batches == 1
+
+
 def chosen(layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10) -> Placement:
     return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), num_parameters=parameters, batch_size=8)
 
@@ -101,6 +135,7 @@ def test_lanes_take_the_devices_there_are() -> None:
         (Layout(slots_at_once=0), "layout.slots_at_once is 0"),
         (Layout(lane_devices=-1), "layout.lane_devices is -1"),
         (Layout(client_devices=0), "layout.client_devices is 0"),
+        (Layout(lane_batches=0), "layout.lane_batches is 0"),
         (Layout(lane_devices=3, client_devices=3), "at most the 8"),
     ],
 )

@@ -188,6 +188,7 @@ def test_dirichlet_proportions_over_groups_and_even_shares_within():
     alpha, seeds = 0.8, 150
     first = np.cumsum((0, *sizes))
     found = np.empty((seeds, 4, 3))
+    uneven = 0.0
     for seed in range(seeds):
         part = partition.dirichlet_groups(labels, num_clients=10, group_sizes=sizes, alpha=alpha, seed=seed)
         assert_disjoint(part, len(labels))
@@ -198,7 +199,9 @@ def test_dirichlet_proportions_over_groups_and_even_shares_within():
             assert np.ptp(part.counts[low:high]) <= 1
             expected = own.sum(axis=0) / (high - low)
             assert np.all(np.abs(own - expected) <= 6 * np.sqrt(expected + 1))
+            uneven = max(uneven, float(np.abs(own - expected).max()))
             found[seed, k] = own.sum(axis=0) / 2000
+    assert uneven > 20  # within a group examples are dealt at random, not class by class
     share = found.transpose(0, 2, 1).reshape(-1, 4)
     variance = 1 / 4 * 3 / 4 / (4 * alpha + 1)
     assert np.all(np.abs(share.mean(axis=0) - 1 / 4) < 5 * np.sqrt(variance / len(share)))
@@ -242,6 +245,7 @@ def test_poor_clients_are_topped_up_from_the_largest():
     part = partition.dirichlet(labels, top_up=True, **options)
     assert_disjoint(part, len(labels))
     assert part.counts.min() == 8 and part.counts.sum() == len(labels)
+    assert np.sum(part.counts == 8) > 50  # who was poor has no more than needed
     with pytest.raises(ConfigError, match=r"alpha is 0\.1"):
         partition.dirichlet(labels, **options)
     rich, plain = (partition.dirichlet(labels, num_clients=5, alpha=50.0, top_up=top_up, seed=4) for top_up in (True, False))

@@ -8,7 +8,8 @@ server's model, which becomes their mean (Eq. 5 and 6); the global server adds t
 and weighted by their numbers of clients (Eq. 12). What the groups' weights are, the schedule alone decides: see `timelines.Groups`.
 
 As clients start every iteration from one model and take one step, a group is mini-batch SGD with the mean of its clients' gradients. So
-there is a model per group and none per client, and an iteration is one large batch.
+there is a model per group and none per client, and an iteration is one large batch. Local steps are counted in iterations of groups, and
+messages between their servers and the global one.
 
 Deviation: Algorithm 1 sets the clock where Eq. 13 adds up, and its loops go on while the time passed *is at most* S or T, where Eq. 7 and
 13 say until it *is at least*; the equations are followed. A group does at least one iteration, as the baseline S = 0 needs.
@@ -33,7 +34,7 @@ from fedjax_sim.local import BatchGradient, LocalTraining, batch_loss, local_sgd
 from fedjax_sim.settings import ConfigError, choice, count, redefault, struct, switch
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Groups, group_rounds, group_rounds_within, members
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work, full_precision_bits
 
 
 @struct
@@ -53,6 +54,8 @@ class Hyper(Groups, LocalTraining):
         super().check_together()
         if self.ticks_per_round > 1 and self.optimizer is not optax.sgd:
             raise ConfigError("ticks_per_round", self.ticks_per_round, "1 with an optimizer other than sgd, whose state a tick begins anew")
+        if self.ticks_per_round > 1 and self.sampling == "reshuffled":
+            raise ConfigError("ticks_per_round", self.ticks_per_round, '1 with sampling "reshuffled", as a tick would shuffle anew')
         if self.active_per_group > 0 and self.sampling != "with_replacement":
             allowed = '"with_replacement" with active_per_group, as clients do not count the iterations they are absent from'
             raise ConfigError("sampling", self.sampling, allowed)
@@ -140,4 +143,6 @@ system = System(
     timeline=group_rounds,
     algorithm=algorithm,
     ticks_within=group_rounds_within,
+    # Of the groups' servers; of the ticks that a round is cut into each has its part.
+    message_bits=lambda params, hyper: (full_precision_bits(params) // hyper.ticks_per_round,) * 2,
 )

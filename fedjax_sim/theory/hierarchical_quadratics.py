@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from fedjax_sim.theory.hierarchical_timing import Delays, Numbers, expected_rounds, iteration_law, round_time
+from fedjax_sim.theory.hierarchical_timing import Delays, Numbers, RoundTime, iteration_law, round_time
 
 MOST_ROUNDS = 1e7
 
@@ -114,7 +114,8 @@ def loss_at(time: npt.ArrayLike, problem: Quadratics, *, sync_time: float, delay
 
     Exact but that the number of rounds, and its dependence on their iterations, is replaced by its expectation.
     """
-    rounds = np.maximum([expected_rounds(sync_time, delays, system_time=t) - 1 for t in np.ravel(time)], 0).reshape(np.shape(time))
+    each = round_time(sync_time, delays)
+    rounds = np.maximum((np.asarray(time, np.float64) + _ahead(each)) / each.mean - 1, 0)
     return one_round(problem, sync_time=sync_time, delays=delays).after(problem.start_square, rounds) @ (problem.curvature / 2)
 
 
@@ -133,8 +134,13 @@ def time_to(target: float, problem: Quadratics, *, sync_time: float, delays: Del
         return np.inf
     k = int(reached[0])
     rounds = 0.0 if k == 0 else float(brentq(gap, grid[k - 1], grid[k]))
-    _, mean, std = round_time(sync_time, delays)
-    return max(mean * (rounds + 1) - (std**2 + mean**2) / (2 * mean), 0.0)
+    law = round_time(sync_time, delays)
+    return max(law.mean * (rounds + 1) - _ahead(law), 0.0)
+
+
+def _ahead(law: RoundTime) -> float:
+    """How much longer than T the round that crosses T lasts on average, by renewal theory."""
+    return (law.std**2 + law.mean**2) / (2 * law.mean)
 
 
 def optimal_sync_time(target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]) -> tuple[float, Numbers]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammainc, gammaln
+from scipy.special import gammainc, gammaln, ndtr
 
 Numbers = npt.NDArray[np.float64]
 
@@ -145,7 +145,11 @@ def expected_idle(sync_time: float, delays: Delays) -> Numbers:
 def expected_rounds(sync_time: float, delays: Delays, *, system_time: float) -> float:
     """Approximate E[U], the rounds of a run until the system time T has passed, the last one whole, eq. (13).
 
-    The first two terms of the renewal function; right to about 0.2 rounds at the paper's settings. One less are over by T.
+    One, and one more for each n whose first n rounds end before T; their time is taken as normal. One round less is over by T. The usual
+    T / E[D] + E[D^2] / (2 E[D]^2) is off by up to 0.3 where rounds hardly vary, as it then knows nothing of whole numbers.
     """
     _, mean, std = round_time(sync_time, delays)
-    return system_time / mean + (std**2 + mean**2) / (2 * mean**2)
+    n = np.arange(1, int(2 * system_time / mean + 20 * (1 + std / mean) ** 2) + 2)
+    left = system_time - n * mean
+    ended = ndtr(left / (std * np.sqrt(n))) if std > _TIE * mean else left > _TIE * mean
+    return 1 + float(np.sum(ended))

@@ -60,14 +60,15 @@ class Groups(Clients):
     )
     """Each client's group, in place of sizes; -1: takes no part."""
     active_per_group: int = count(0, least=0)
-    """Clients of a group that take part in a round, drawn anew for each, and the size of its group for the delays; 0: all of them."""
+    """Clients of a group that take part in a round, drawn anew for each, and the size of its group for the delays; 0: all of them, as in
+    the paper."""
     sync_time: float = real(5.0, least=0)
     """S, in units of virtual time. 0: one local iteration a round; the whole time budget: groups that are isolated until its end."""
     sync_growth: float = real(0.0, least=0)
     """If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth)."""
     delays: str = choice("group", ("group", "client"))
-    """Whether a group's iteration takes one draw, as in the paper; or the longest of its clients' running times of one local step, by the
-    laws and speeds of `timelines.Clients`."""
+    """Whether a group's iteration takes one draw, as in the paper; or, beyond it, the longest of its clients' running times of one local
+    step, by the laws and speeds of `timelines.Clients`."""
     shift_per_client: float = real(0.01, least=0)
     shift: Any = reals(0.85, least=0)
     """One number for all groups, or one per group; so is `mean`."""

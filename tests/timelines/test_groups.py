@@ -141,8 +141,7 @@ def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> N
 def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(table: dict) -> None:
     for (name, sync_time), (work, _, _) in table.items():
         most = np.maximum(1, np.ceil(sync_time / np.asarray(LAWS[name][3]) - 1e-9))
-        assert work.steps.min() == 1 or sync_time > 0
-        assert work.steps.min() >= 1
+        assert work.steps.min() >= 1, name
         assert (work.steps <= most).all(), name
 
 
@@ -309,9 +308,8 @@ def test_weights_of_the_aggregations() -> None:
     np.testing.assert_allclose(weights["fednova"], [[0.625, 0.625], [0.25, 0.75]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("ticks_per_round", [1, 4])
-def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, ticks_per_round: int) -> None:
-    hyper = with_law("fig 6", 5.0).replace(ticks_per_round=ticks_per_round)
+def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> None:
+    hyper = with_law("fig 6", 5.0).replace(ticks_per_round=4)
     short, long = (draw(group_rounds, hyper, num_ticks=num, seeds=3) for num in (41, 200))
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :41])

@@ -1,0 +1,126 @@
+"""The experiments on hierarchical FL: small, from the command line, with verdicts that are meant; and what they compute with."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import hierarchical_fig7, hierarchical_fig11, hierarchical_runs
+from experiments.hierarchical_claims import CLAIMS
+from experiments.support import Arguments
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.timelines.groups import paper_delays
+
+REPOSITORY = Path(__file__).parents[2]
+JUDGED: dict[str, dict[int, bool | None]] = {
+    "clock": dict.fromkeys((1, 2, 3, 17), True),
+    "bounds": dict.fromkeys((4, 5, 6, 7, 8), True),
+    "quadratics": dict.fromkeys((9, 10, 24, 25, 26), True),
+    "fig3": {11: None},
+    "fig4_5": {12: None, 13: None},
+    "fig6": {14: None},
+    "fig7": dict.fromkeys((15, 16, 17, 22)),
+    "fig8": {18: None, 27: True},
+    "fig9": {19: None},
+    "fig10": {20: None, 28: None},
+    "fig11": {21: None},
+    "fig13": {23: None},
+}
+QUICK = ("clock", "fig6", "fig11")
+EVERYTHING = os.environ.get("FEDJAX_SIM_SLOW_TESTS")
+slow = pytest.mark.skipif(not EVERYTHING, reason="minutes of compilation; FEDJAX_SIM_SLOW_TESTS asks for it")
+
+
+def test_every_claim_is_judged_somewhere() -> None:
+    assert {number for numbers in JUDGED.values() for number in numbers} == set(CLAIMS) == set(range(1, 29))
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=slow) for name in JUDGED])
+def test_smoke_run(name: str, tmp_path: Path) -> None:
+    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
+    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", f"experiments.hierarchical_{name}", "--smoke", "--out", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    claims = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert {claim["id"]: claim["holds"] for claim in claims} == {f"hierarchical-{n}": holds for n, holds in JUDGED[name].items()}
+    for claim in claims:
+        assert all(isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why"))
+        assert isinstance(claim["measured"], dict)
+        assert f"| {claim['id']} " in done.stdout
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"claims.json", "config.json", "results.nc", "summary.json"} < written
+    assert any(file.endswith(".png") for file in written)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["failed_lanes"] == 0
+
+
+def curves(accuracy: np.ndarray, time: np.ndarray) -> xr.Dataset:
+    """Lanes `[lr, seed, eval]` of one sweep."""
+    dims = ("lr", "seed", "eval")
+    return xr.Dataset({"accuracy": (dims, accuracy)}, {"lr": [0.1, 1.0], "seed": [0, 1], "time": (dims, time)})
+
+
+def test_accuracy_at_a_time_is_that_of_the_last_model_finished_by_then() -> None:
+    time = np.broadcast_to([0.0, 3.0, 7.0], (2, 2, 3)) + np.array([0.0, 1.0])[None, :, None]
+    accuracy = np.arange(12.0).reshape(2, 2, 3)
+    data = curves(accuracy, time)
+    found = hierarchical_runs.at(data, [2.9, 3.0, 7.5])
+    assert found.dims == ("lr", "seed", "at")
+    np.testing.assert_array_equal(found.sel(lr=0.1, seed=0), [0, 1, 2])
+    np.testing.assert_array_equal(found.sel(lr=1.0, seed=1), [9, 9, 10])  # finished at 1, 4 and 8
+    np.testing.assert_array_equal(hierarchical_runs.final(data, 7.0), [[2, 4], [8, 10]])
+    assert hierarchical_runs.best_lr(hierarchical_runs.final(data, 7.0)) == 1.0
+
+
+def test_leads_are_paired_by_seed() -> None:
+    first, second = (xr.DataArray(np.array(values), dims="seed") for values in ([0.90, 0.70, 0.80], [0.88, 0.69, 0.77]))
+    lead = hierarchical_runs.lead(first, second)
+    assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
+    assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
+    assert not hierarchical_runs.Lead(1.0, 0.6).is_clear
+
+
+def test_crossings_leave_out_what_is_too_close() -> None:
+    times = np.arange(6.0)
+    flat = xr.DataArray(np.array([[0.50, 0.60, 0.700, 0.70, 0.70, 0.60]]), {"at": times}, ("seed", "at"))
+    long = xr.DataArray(np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at"))
+    assert hierarchical_fig7.crossings(flat, long) == [4.0]
+    assert hierarchical_fig7.crossings(long, flat) == [4.0]
+    assert hierarchical_fig7.crossings(flat, flat) == []
+
+
+def test_clocks_are_those_of_the_papers_coefficients() -> None:
+    """The experiments' own numbers per group, and the system's slopes by size, for groups of unequal size."""
+    own = hierarchical_runs.clock([10, 20], hierarchical_runs.FIG7)
+    named = paper_delays(*hierarchical_runs.FIG7)
+    for word in ("shift", "mean"):
+        assert own[word] == pytest.approx([named[f"{word}_per_client"] * n + named[word] for n in (10, 20)])
+        assert own[f"exchange_{word}"] == pytest.approx(named[f"exchange_{word}_per_group"] * 2 + named[f"exchange_{word}"])
+        assert own[f"{word}_per_client"] == own[f"exchange_{word}_per_group"] == 0
+
+
+def test_sizes_by_data_set() -> None:
+    arguments = Arguments(False, None, None, "out", None)
+    full = hierarchical_runs.size_of(arguments, hierarchical_runs.CIFAR10)
+    assert full is not None and full.dataset == "cifar10" and full.seeds == 5
+    other = hierarchical_runs.size_of(arguments._replace(dataset="x/cifar10_jpeg.npz", seeds=3), hierarchical_runs.MNIST)
+    assert (other.dataset, other.seeds, other.lrs) == ("x/cifar10_jpeg.npz", 3, hierarchical_runs.CIFAR10.lrs)
+    assert other.network is hierarchical_runs.CIFAR10.network
+    assert hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.CIFAR10).dataset == "mnist"
+    with pytest.raises(ConfigError, match="reduced is True"):
+        hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None)
+
+
+def test_speakers_are_dealt_evenly_and_whole() -> None:
+    data = hierarchical_fig11.made_up_play()
+    part = hierarchical_fig11.deal(data, 1)
+    speakers = [set(data.train_speakers[row[:count]].tolist()) for row, count in zip(part.index, part.counts, strict=True)]
+    assert sum(map(len, speakers)) == len(set().union(*speakers)) == 50
+    assert {len(own) for own in speakers} == {1, 2}
+    assert part.counts.sum() == len(data.train_sequences)
