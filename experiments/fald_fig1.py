@@ -2,7 +2,9 @@
 
 (a) rounds until W2 is at most 1e-3 against the number K of local steps; (b) W2 at K = 10, for clients' means of different variance
 alpha; (c) W2 at K = 100 for different rho; (d, e) the target's density and samples at K = 10. Step size 1e-7 throughout; exact laws are
-drawn beside the chains. Runs are 1.3 times as long as the slowest exact law of a panel needs. Claim 12.
+drawn beside the chains. Runs are 1.3 times as long as the slowest exact law of a panel needs. Chains have the same seeds for all K and
+rho: with one Hessian and rho = 0 they are even the same but for rounding, whatever K, so that what sets the chains' counts apart from the
+exact ones is common to a row. Claim 12.
 """
 
 import sys
