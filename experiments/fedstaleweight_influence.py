@@ -20,9 +20,9 @@ from experiments.fedstaleweight_claims import verdict
 from experiments.sampling import FAR, draw, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim.fairness import fairness_report, influence
-from fedjax_sim.fairness_plots import Clients, influence_figure
 from fedjax_sim.incentives import throttled_influence
 from fedjax_sim.plots import COLORS, FACE, GREY, dress
+from fedjax_sim.plots.fairness import Clients, influence_figure
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.staleness import staleness_weights
 from fedjax_sim.systems import fedstaleweight

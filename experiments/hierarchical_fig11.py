@@ -15,7 +15,7 @@ from experiments.hierarchical_claims import verdict
 from experiments.hierarchical_runs import FIG11, Size, best_lr, by_lr, clock, final, lead, pictures, play, table_of
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, main
-from fedjax_sim import datasets, language, partition
+from fedjax_sim import datasets, partition, problems
 from fedjax_sim.datasets import Text
 from fedjax_sim.models import CharacterRNN
 from fedjax_sim.theory.hierarchical_timing import expected_idle, expected_rounds, linear_delays
@@ -48,7 +48,7 @@ def run(arguments: Arguments) -> Outcome:
     size = size._replace(seeds=arguments.seeds or size.seeds, dataset=arguments.dataset or size.dataset)
     data = made_up_play() if arguments.smoke else datasets.load_text(size.dataset, data_dir=arguments.data_dir)
     parts = [deal(data, seed) for seed in range(size.seeds)]
-    tasks = language.next_characters(size.network(data.num_classes), data, parts)
+    tasks = problems.next_characters(size.network(data.num_classes), data, parts)
     batch = {"batch_size": 4 if arguments.smoke else 32}
     curves: dict[str, xr.Dataset] = {}
     idle, rounds = {}, {}

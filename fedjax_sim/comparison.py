@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import cli_arguments as words
-from fedjax_sim import datasets, language, latent, partition, problems
+from fedjax_sim import datasets, latent, partition, problems
 from fedjax_sim.augmentation import AUGMENTATIONS
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.defaults import Defaults
@@ -152,7 +152,7 @@ def _classifications(dataset: Dataset | Text, model: str, facts: Mapping[str, An
     widths = words.low_bit(facts["low_bit"])
     network = LowBit(network, *widths) if widths else network
     if isinstance(dataset, Text):
-        return language.next_characters(network, dataset, partitions)
+        return problems.next_characters(network, dataset, partitions)
     how = {"augmentation": AUGMENTATIONS[facts["augmentation"]], "mean": facts["mean"], "std": facts["std"]}
     made = problems.classifications(network, dataset, partitions, **how)
     try:

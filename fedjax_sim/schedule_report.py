@@ -11,8 +11,8 @@ from rich.table import Table
 from fedjax_sim import timelines as laws
 from fedjax_sim.comparison import Contender, timelines
 from fedjax_sim.fairness import entropy, influence, jain_index, time_to_first, update_share
-from fedjax_sim.fairness_plots import Clients, influence_figure
 from fedjax_sim.plots import Row, timeline_figure
+from fedjax_sim.plots.fairness import Clients, influence_figure
 from fedjax_sim.results import Folder, environment
 from fedjax_sim.streams import stream
 from fedjax_sim.types import EMPTY, Hyper, Timeline

@@ -17,10 +17,11 @@ FRONT = {
     "cli_arguments",
     "comparison",
     "defaults",
-    "fairness_plots",
     "incentives",
     "plots",
-    "posterior_plots",
+    "plots.__init__",
+    "plots.fairness",
+    "plots.posterior",
     "results",
     "schedule_report",
 }

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_sim import partition, partition_parts
+from fedjax_sim import partition
+from fedjax_sim.partition import parts as partition_parts
 from fedjax_sim.settings import ConfigError
 
 MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

@@ -10,7 +10,7 @@ from flax import struct
 from sklearn.metrics import brier_score_loss, log_loss
 
 from fedjax_sim import ConfigError, metrics, posterior
-from fedjax_sim.posterior_plots import reliability_figure
+from fedjax_sim.plots.posterior import reliability_figure
 
 
 @pytest.fixture(scope="module")

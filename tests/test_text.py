@@ -12,10 +12,11 @@ import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import datasets, language, models, partition
+from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli import main
 from fedjax_sim.datasets import fetched
 from fedjax_sim.datasets import text as texts
+from fedjax_sim.problems import next_character
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 
@@ -191,7 +192,7 @@ def speakers_of(data: datasets.Text) -> partition.Partition:
 
 def test_loss_and_metrics_by_hand(play: datasets.Text) -> None:
     """Per character, without padding; a character without a code is never right but costs its loss."""
-    problem = language.next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
+    problem = problems.next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
     params = problem.init(jax.random.key(3))
     log_probability = np.asarray(jax.nn.log_softmax(params))
 
@@ -217,10 +218,10 @@ def test_loss_and_metrics_by_hand(play: datasets.Text) -> None:
 
 
 def test_evaluation_in_batches_is_the_same(play: datasets.Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = language.next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
+    problem = problems.next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
     params = problem.init(jax.random.key(3))
     whole = problem.evaluate(params)
-    monkeypatch.setattr(language, "EVALUATED_AT_ONCE", 4)
+    monkeypatch.setattr(next_character, "EVALUATED_AT_ONCE", 4)
     assert len(play.test_sequences) == 6
     for name, value in problem.evaluate(params).items():
         assert float(value) == pytest.approx(float(whole[name]), rel=1e-6)
@@ -230,7 +231,7 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
     """Ragged clients, each with words of its own that it says again and again."""
     text = "\n\n".join(f"{name}:\n{words * times}" for name, words, times in (("A", "abc ", 20), ("B", "dca, ", 9)))
     data = datasets.from_text(text, sequence_length=6, min_characters=8, name="two")
-    problem = language.next_characters(models.CharacterRNN(data.num_classes, 4, (12,), "gru"), data, [speakers_of(data)])[0]
+    problem = problems.next_characters(models.CharacterRNN(data.num_classes, 4, (12,), "gru"), data, [speakers_of(data)])[0]
     assert problem.counts[0] != problem.counts[1]
     hyper = fedavg.Hyper(num_clients=2, num_selected=2, local_steps=5, batch_size=4, lr=0.02, optimizer=optax.adam)
     curves = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=40, num_evals=2).curves
@@ -241,10 +242,10 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
 def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> None:
     for model in (models.MLP((3,), play.num_classes), models.LeNet(play.num_classes), models.CharacterRNN(play.num_classes + 1)):
         with pytest.raises(ConfigError, match=r"model is .*, but must be one with logits of shape \(1, 4, 8\)"):
-            language.next_characters(model, play, [speakers_of(play)])
+            problems.next_characters(model, play, [speakers_of(play)])
     bad = partition.Partition(np.array([[100]]), np.array([1]))
     with pytest.raises(ConfigError, match=r"partition\.index is 100"):
-        language.next_characters(Bigrams(play.num_classes), play, [bad])
+        problems.next_characters(Bigrams(play.num_classes), play, [bad])
 
 
 def test_the_command_line_takes_a_text(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

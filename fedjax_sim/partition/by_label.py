@@ -6,7 +6,7 @@ clients, `C` classes.
 
 import numpy as np
 
-from fedjax_sim.partition_parts import (
+from fedjax_sim.partition.parts import (
     Partition,
     check_alpha,
     check_whole,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_sim.partition_by_label import classes_per_client, dirichlet_groups, disjoint_groups, label_groups
-from fedjax_sim.partition_parts import (
+from fedjax_sim.partition.by_label import classes_per_client, dirichlet_groups, disjoint_groups, label_groups
+from fedjax_sim.partition.parts import (
     Partition,
     check_alpha,
     check_whole,

@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
-from fedjax_sim.problems import check_partition, takes_train
+from fedjax_sim.problems.classification import check_partition, takes_train
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
