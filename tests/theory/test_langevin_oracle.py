@@ -316,3 +316,35 @@ def test_impossible_participation(participation: Participation, word: str) -> No
 def test_without_replacement_needs_equal_weights() -> None:
     with pytest.raises(ValueError, match="unequal"):
         Participation("without_replacement", 2).excess(UNEQUAL)
+
+
+@pytest.mark.parametrize("participation", [FULL, ONE])
+def test_no_law_is_stationary_where_second_moments_grow(participation: Participation) -> None:
+    """Also where they only do under partial participation, and the mean still settles; and on a closed form's other side."""
+    for step_size in (0.7, math.nan):
+        with pytest.raises(ValueError, match="step_size"):
+            settled(R1, local_steps=5, rho=0.0, step_size=step_size, participation=participation)
+    batch = Clients(*(np.stack([leaf, leaf]) for leaf in R1[:3]))
+    with pytest.raises(ValueError, match="step_size"):
+        oracle.stationary(oracle.one_round(batch, step_size=np.array([0.05, 0.7]), local_steps=5, rho=0.0, participation=participation))
+    # M = (0.4 - 1.4) / 2 = -0.5, but half of 0.4^2 and half of 1.4^2 is above 1.
+    between = 0.6
+    assert settled(R1, local_steps=1, rho=0.0, step_size=between).covariance.item() > 0
+    with pytest.raises(ValueError, match=r"second moments by 1\.06"):
+        settled(R1, local_steps=1, rho=0.0, step_size=between, participation=ONE)
+    assert shared.shared_hessian_stationary(R2, step_size=0.99, local_steps=3, rho=0.0, participation=participation).covariance.item() > 0
+    with pytest.raises(ValueError, match="step_size is 1, but must be above 0 and less than 1"):
+        shared.shared_hessian_stationary(R2, step_size=1.0, local_steps=3, rho=0.0, participation=participation)
+
+
+@pytest.mark.parametrize("rho", [-0.1, 1.1, math.nan, np.array([0.5, 1.1])])
+def test_shares_of_noise_beyond_one(rho: oracle.Real) -> None:
+    how = {"local_steps": 2, "rho": rho}
+    with pytest.raises(ValueError, match="rho is"):
+        oracle.one_round(R1, step_size=0.1, **how)
+    with pytest.raises(ValueError, match="rho is"):
+        next(oracle.steps(R1, oracle.point(np.zeros(1)), step_sizes=[0.1], **how))
+    with pytest.raises(ValueError, match="rho is"):
+        oracle.local_temperature(R1, rho)
+    with pytest.raises(ValueError, match="rho is"):
+        shared.inflation(5, rho, ONE)
