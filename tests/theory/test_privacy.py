@@ -209,7 +209,7 @@ def test_corollaries() -> None:
 def test_step_size_of_the_corollary_by_value() -> None:
     """(71) as it is printed; either of its two conditions is the sharpest somewhere, and so is (59)."""
     sharpest = set()
-    many = {"num_clients": 10**9, "least_weight": 1e-9, "num_selected": 1, "num_rounds": 1}
+    many = {"num_clients": 10**9, "least_weight": 1e-9, "num_selected": 1, "num_rounds": 1, "batch_fraction": 1.0}
     for changes in ({}, {"batch_fraction": 1e-3}, {"delta_total": 1e-300, "rho": 0.8}, many):
         s = PRINTED._replace(sensitivity=1.7, temperature=0.6, delta_round=1e-3, local_steps=3, **changes)
         noise, logs = 0.6 * (1 - s.rho**2) * s.least_weight, math.log(1.25 / 1e-6)
