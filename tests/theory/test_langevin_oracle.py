@@ -348,3 +348,27 @@ def test_shares_of_noise_beyond_one(rho: oracle.Real) -> None:
         oracle.local_temperature(R1, rho)
     with pytest.raises(ValueError, match="rho is"):
         shared.inflation(5, rho, ONE)
+
+
+@pytest.mark.parametrize(
+    ("participation", "rho", "floors"),
+    [
+        (FULL, 0.0, (1.5e-4, 4.2e-5, 1.4e-5, 1.4e-6)),
+        (Participation("with_replacement", 40), 0.0, (7.3e-3, 6.1e-3, 5.7e-3, 5.4e-3)),
+        (Participation("without_replacement", 40), 0.0, (1.9e-3, 1.5e-3, 1.4e-3, 1.3e-3)),
+        (Participation("with_replacement", 30), 0.0, (9.1e-3, 7.7e-3, 7.2e-3, 6.9e-3)),
+        (Participation("without_replacement", 30), 0.0, (4.4e-3, 3.65e-3, 3.4e-3, 3.2e-3)),
+        (Participation("with_replacement", 40), 1.0, (2.6e-3, 1.25e-3, 8.9e-4, 1.6e-4)),
+        (Participation("without_replacement", 40), 1.0, (6.6e-4, 3.1e-4, 2.2e-4, 3.5e-5)),
+    ],
+)
+def test_floors_of_the_simulation(participation: Participation, rho: float, floors: tuple[float, ...]) -> None:
+    """50 clients of 1000 points in the plane, K = 100, four step sizes: means over draws of the data, to their digits and five errors."""
+    random, sigma = np.random.default_rng(11), np.array([[5.0, -2.0], [-2.0, 1.0]])
+    centers = random.normal(size=(40, 50, 2)) @ np.linalg.cholesky(sigma).T / np.sqrt(1000)
+    draws = [Clients(np.broadcast_to(50_000 * np.linalg.inv(sigma), (50, 2, 2)), own, np.full(50, 0.02)) for own in centers]
+    for step_size, floor in zip((1e-6, 3e-7, 1e-7, 1e-8), floors, strict=True):
+        how = {"step_size": step_size, "local_steps": 100, "rho": rho, "participation": participation}
+        laws = [shared.shared_hessian_stationary(clients, **how) for clients in draws]
+        found = np.array([wasserstein2(*law, *oracle.target(clients)) for law, clients in zip(laws, draws, strict=True)])
+        assert abs(found.mean() - floor) < 0.03 * floor + 5 * found.std(ddof=1) / np.sqrt(40)
