@@ -1,7 +1,7 @@
 """FA-LD's Fig. 3 (arXiv 2112.05120): accuracy, Brier score and ECE of averaged predictions against rounds, no warm-up.
 
 The runs and all choices are in `fald_images`; `--results` draws from the folder of the other figure. `--dataset mnist` runs one of the
-two data sets. Claims 14 and 15, as far as they are about runs without warm-up.
+two data sets. Claims 14 and 15 also need the runs with warm-up: they are judged by `fald_fig4`.
 """
 
 import sys

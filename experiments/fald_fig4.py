@@ -1,7 +1,7 @@
 """FA-LD's Fig. 4 (arXiv 2112.05120): accuracy, Brier score and ECE of averaged predictions against rounds, with warm-up.
 
 The runs and all choices are in `fald_images`; `--results` draws from the folder of the other figure. `--dataset mnist` runs one of the
-two data sets. Claims 14 and 15, as far as they go: with warm-up and without.
+two data sets. Claims 14 and 15, which also need the runs without warm-up: the same ones.
 """
 
 import sys

@@ -9,6 +9,7 @@ of a core, so that a data set takes about 5 core-hours, and `--reduced` (300 rou
 core-minutes of MNIST.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
+from scipy import stats
 
 import fedjax_sim
 from experiments.fald_claims import verdict
@@ -34,6 +36,8 @@ METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
 WARM_UPS = ("", "warm_")
 """Prefixes of a metric without warm-up (Fig. 3) and with (Fig. 4)."""
 HELD_OUT = 0.1
+DOUBT, LEAST_SEEDS = 1e-3, 5
+"""p-value, of all comparisons together, and number of seeds that a verdict asks for."""
 
 
 class Sizes(NamedTuple):
@@ -234,40 +238,93 @@ def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
 
 
 def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
-    """Claim 14, on the data and the warm-ups given."""
-    worst: dict[str, dict[str, int]] = {}
-    for data in data_of(ran):
-        for prefix in prefixes:
-            panel = f"{data}{', warm-up' if prefix else ''}"
-            means = {metric: sign * scores(ran, data, prefix + metric).mean(axis=1) for metric, sign in METRICS.items()}
-            worst[panel] = {metric: ran.config["local_steps"][int(values.argmin())] for metric, values in means.items()}
-    shown = "; ".join(f"{panel}: worst K {', '.join(f'{k} ({metric})' for metric, k in own.items())}" for panel, own in worst.items())
-    if not _is_full(ran):
-        return verdict(14, worst, None, f"not judged: {ran.config['words']}; {shown}")
-    exceptions = [panel for panel, own in worst.items() if own["ece"] != 1 and panel != "fashion_mnist, warm-up"]
-    holds = all(own[metric] == 1 for own in worst.values() for metric in ("accuracy", "brier")) and not exceptions
-    return verdict(14, worst, holds, f"{shown}; {ran.config['seeds']} seeds, {ran.config['rounds']} rounds, on what was run")
+    """Claim 14: whether K = 1 is worst of all, beyond the seeds' doubt, in the eleven panels of both figures that the claim names.
+
+    It fails where another K is worse beyond doubt, and is not judged where neither can be told.
+    """
+    steps = ran.config["local_steps"]
+    values = _panels(ran, prefixes)
+    worst = {panel: steps[int(own.mean(axis=1).argmin())] for panel, own in values.items()}
+    shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in worst.items())
+    named = [panel for panel in values if panel != "fashion_mnist, ece, warm-up"]
+    missing = _missing(ran) or (len(named) < 11 and "not all panels that the claim names")
+    if missing:
+        return verdict(14, worst, None, f"not judged: {missing}; {shown}")
+    one = steps.index(1)
+    others = [k for k in range(len(steps)) if k != one]
+    above = {panel: max(_doubt(values[panel][k], values[panel][one]) for k in others) for panel in named}
+    below = {panel: min(_doubt(values[panel][one], values[panel][k]) for k in others) for panel in named}
+    against = [panel for panel in named if below[panel] <= DOUBT / (len(named) * len(others))]
+    untold = [panel for panel in named if above[panel] > DOUBT and panel not in against]
+    why = f"{shown}; {_words(ran)}; another K is worse in: {', '.join(against) or 'none'}; cannot be told in: {', '.join(untold) or 'none'}"
+    measured = {"worst": worst, "p that K = 1 is not": above, "p that no other is": below}
+    return verdict(14, measured, False if against else None if untold else True, why)
 
 
 def judge_best(ran: Study, prefixes: Sequence[str]) -> Verdict:
-    """Claim 15: best K by metric, and whether that of one metric is beaten in another by more than two standard errors of paired seeds."""
-    best: dict[str, int] = {}
-    differ = []
-    for data in data_of(ran):
-        own = {prefix + metric: METRICS[metric] * scores(ran, data, prefix + metric) for prefix in prefixes for metric in METRICS}
-        places = {metric: int(values.mean(axis=1).argmax()) for metric, values in own.items()}
-        best |= {f"{data}, {metric}": ran.config["local_steps"][place] for metric, place in places.items()}
-        for metric, values in own.items():
-            for other, place in places.items():
-                gap = values[places[metric]] - values[place]
-                if len(gap) > 1 and gap.mean() > 2 * gap.std(ddof=1) / np.sqrt(len(gap)) and place != places[metric]:
-                    differ.append(f"{data}: best for {other} is not for {metric}")
-    shown = ", ".join(f"{name} {k}" for name, k in best.items())
-    if not _is_full(ran):
-        return verdict(15, best, None, f"not judged: {ran.config['words']}; best K: {shown}")
-    why = f"best K: {shown}; {len(differ)} differences beyond two standard errors over {ran.config['seeds']} seeds, on what was run"
-    return verdict(15, {"best": best, "differences": differ}, bool(differ), why)
+    """Claim 15: whether two metrics of one set of runs have different best K, and one metric without warm-up and with it.
+
+    In each panel those K are kept that no other beats beyond doubt; all of these sets contain the true best with probability 0.999, so
+    where two have nothing in common the best differ. It fails where those observed do not even differ, and is not judged in between.
+    """
+    steps = ran.config["local_steps"]
+    values = _panels(ran, prefixes)
+    best = {panel: steps[int(own.mean(axis=1).argmax())] for panel, own in values.items()}
+    shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
+    missing = _missing(ran) or (len(prefixes) < 2 and "runs with and without warm-up have to be compared")
+    if missing:
+        return verdict(15, best, None, f"not judged: {missing}; {shown}")
+    level = DOUBT / (len(values) * (len(steps) - 1))
+    kept = {
+        panel: {k for i, k in enumerate(steps) if all(_doubt(own[j], own[i]) > level for j in range(len(steps)) if j != i)}
+        for panel, own in values.items()
+    }
+    pairs: dict[str, list[tuple[str, str]]] = {
+        "metric": [
+            (_panel(data, one, prefix), _panel(data, other, prefix))
+            for data in data_of(ran)
+            for prefix in prefixes
+            for one, other in itertools.combinations(METRICS, 2)
+        ],
+        "warm-up": [(_panel(data, metric, ""), _panel(data, metric, "warm_")) for data in data_of(ran) for metric in METRICS],
+    }
+    proved = {kind: [pair for pair in own if not kept[pair[0]] & kept[pair[1]]] for kind, own in pairs.items()}
+    seen = {kind: any(best[one] != best[other] for one, other in own) for kind, own in pairs.items()}
+    holds = True if all(proved.values()) else None if all(seen.values()) else False
+    found = "; ".join(f"by {kind} {', '.join(' and '.join(pair) for pair in own) or 'none'}" for kind, own in proved.items())
+    why = f"{shown}; {_words(ran)}; best K that differ beyond doubt: {found}"
+    return verdict(15, {"best": best, "not beaten": {panel: sorted(own) for panel, own in kept.items()}, "differ": proved}, holds, why)
 
 
-def _is_full(ran: Study) -> bool:
-    return not ran.config["words"]
+def _panel(data: str, metric: str, prefix: str) -> str:
+    return f"{data}, {metric}{', warm-up' if prefix else ''}"
+
+
+def _panels(ran: Study, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Last values by panel, larger is better, those of runs that diverged least: `f64[K, seeds]`."""
+    return {
+        _panel(data, metric, prefix): np.nan_to_num(sign * scores(ran, data, prefix + metric), nan=-np.inf)
+        for data in data_of(ran)
+        for prefix in prefixes
+        for metric, sign in METRICS.items()
+    }
+
+
+def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
+    """One-sided p-value, by Student's t of paired seeds, of how far one is better than the other: `f64[seeds]` each."""
+    if not np.isfinite([better, worse]).all():
+        return 1.0
+    gap = better - worse
+    error = gap.std(ddof=1) / np.sqrt(len(gap))
+    if error == 0:
+        return float(gap.mean() <= 0)
+    return float(stats.t.sf(gap.mean() / error, len(gap) - 1))
+
+
+def _missing(ran: Study) -> str:
+    """What keeps a study from being judged at all."""
+    return str(ran.config["words"] or ("" if ran.config["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds"))
+
+
+def _words(ran: Study) -> str:
+    return f"{ran.config['seeds']} seeds, {ran.config['rounds']} rounds"

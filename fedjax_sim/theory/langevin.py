@@ -228,6 +228,9 @@ def _drift(setting: Setting, local_steps: int) -> Real:
 
 
 def _excess(setting: Setting, participation: Participation) -> float:
+    equal = 1 / setting.num_clients
+    if participation.scheme == "without_replacement" and np.any(np.abs(np.asarray(setting.least_weight) - equal) > 1e-12):
+        raise ValueError(f"least_weight is {np.min(setting.least_weight):g}, but must be {equal:g}: clients drawn without replacement.")
     return participation.excess(np.full(setting.num_clients, 1 / setting.num_clients))
 
 

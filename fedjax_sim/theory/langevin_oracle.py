@@ -105,6 +105,7 @@ def target(clients: Clients) -> Gaussian:
 
 def local_temperature(clients: Clients, rho: Real) -> Numbers:
     """Compute T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), at which client c diffuses (Def. A.4): `f64[..., N]`."""
+    check_rho(rho)
     rho = _column(rho, 1)
     return _column(clients.temperature, 1) * (rho**2 + (1 - rho**2) / clients.weights)
 
@@ -116,6 +117,14 @@ def local_target(clients: Clients, rho: Real) -> Gaussian:
     """
     covariance = local_temperature(clients, rho)[..., None, None] * np.linalg.inv(clients.hessians)
     return Gaussian(np.broadcast_to(clients.centers, covariance.shape[:-1]), covariance)
+
+
+def check_rho(rho: Real) -> None:
+    """Raise ValueError unless rho is from 0 to 1: beyond, the private noise would have a negative variance."""
+    values = np.atleast_1d(rho)
+    is_beyond = ~((values >= 0) & (values <= 1))
+    if is_beyond.any():
+        raise ValueError(f"rho is {values[is_beyond][0]:g}, but must be from 0 to 1.")
 
 
 def centralised(clients: Clients) -> Clients:
@@ -196,6 +205,7 @@ def _factors(clients: Clients, step_size: Real) -> Numbers:
 def _step_noise(clients: Clients, step_size: Real, rho: Real) -> Numbers:
     """Covariance of what a step injects: 2 eta tau (rho^2 + [c = c'] (1 - rho^2) / p_c) I + [c = c'] eta^2 G_c: `f64[..., Q, Q]`."""
     n, dim = clients.shape
+    check_rho(rho)
     # The shared noise is not divided by p_c.
     own = _column(1 - np.square(rho), 1) / clients.weights
     mixing = _column(np.square(rho), 2) + own[..., None] * np.eye(n)
@@ -247,16 +257,21 @@ def rounds(taken: Round, start: Gaussian, num_rounds: int) -> Gaussian:
 
 
 def stationary(taken: Round) -> Gaussian:
-    """Compute the law that rounds leave as it is."""
+    """Compute the law that rounds leave as it is. Raises ValueError where second moments grow from round to round: there is none."""
     transition, excess = taken.transition, taken.excess
     dim = transition.shape[-1]
+    carried = (1 - excess) * np.einsum("...ik,...jl->...ijkl", transition, transition)
+    carried = carried + excess * np.einsum("...c,...cik,...cjl->...ijkl", taken.weights, taken.powers, taken.powers, optimize=True)
+    carried = carried.reshape(*carried.shape[:-4], dim**2, dim**2)
+    growth = np.abs(np.linalg.eigvals(carried)).max() if np.isfinite(carried).all() else np.inf
+    if growth >= 1:
+        raise ValueError(
+            f"step_size is such that a round multiplies second moments by {growth:.4g}, but must be so small that they shrink."
+        )
     mean = _solved(np.eye(dim) - transition, taken.offset)
     means = np.einsum("...cij,...j->...ci", taken.powers, mean) + taken.shifts
     constant = taken.noise + excess * _spread(taken.weights, means, mean)
-    carried = (1 - excess) * np.einsum("...ik,...jl->...ijkl", transition, transition)
-    carried = carried + excess * np.einsum("...c,...cik,...cjl->...ijkl", taken.weights, taken.powers, taken.powers, optimize=True)
-    system = np.eye(dim**2) - carried.reshape(*carried.shape[:-4], dim**2, dim**2)
-    covariance = _solved(system, constant.reshape(*constant.shape[:-2], dim**2))
+    covariance = _solved(np.eye(dim**2) - carried, constant.reshape(*constant.shape[:-2], dim**2))
     return Gaussian(mean, covariance.reshape(constant.shape))
 
 

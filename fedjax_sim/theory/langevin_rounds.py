@@ -31,7 +31,7 @@ def sufficient_step_size(setting: Setting, accuracy: float, *, local_steps: int)
 def sufficient_steps(setting: Setting, accuracy: float, *, local_steps: int) -> int:
     """Compute a number of steps of that size after which Theorem B.6 guarantees the accuracy. Derived; rounds are this over K."""
     rate = sufficient_step_size(setting, accuracy, local_steps=local_steps) * setting.strong_convexity
-    return int(np.ceil(4 / rate * np.log(2 * start_bound(setting) / accuracy)))
+    return max(0, int(np.ceil(4 / rate * np.log(2 * start_bound(setting) / accuracy))))
 
 
 def sufficient_decreasing_steps(setting: Setting, accuracy: float, *, local_steps: int) -> int:
@@ -114,7 +114,8 @@ def _fewest(clients: Clients, start: Gaussian, accuracy: float, most_rounds: int
         is_close = (distance <= accuracy).any(axis=1)
         if is_close.any():
             row = int(is_close.argmax())
-            return float(begun + row), int(distance[row].argmin())
+            # A step size that diverges has left the numbers by then.
+            return float(begun + row), int(np.nan_to_num(distance[row], nan=np.inf).argmin())
     return None
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.gaussians import Gaussian
-from fedjax_sim.theory.langevin_oracle import FULL, Clients, Numbers, Participation, Real, target
+from fedjax_sim.theory.langevin_oracle import FULL, Clients, Numbers, Participation, Real, check_rho, target
 
 
 def inflation(num_clients: int, rho: Real, participation: Participation = FULL) -> Real:
     """Compute phi, by which partial participation multiplies the temperature of the averaged noise (equal or unequal weights)."""
+    check_rho(rho)
     excess = participation.excess(np.full(num_clients, 1 / num_clients))
     return 1 + (1 - np.square(rho)) * (num_clients - 1) * excess
 
@@ -37,8 +38,11 @@ def shared_hessian_stationary(
     """Compute the stationary law if all H_c are one H, without gradient noise; one problem, no batch.
 
     V = A^K V A^K + (I - A^K) V_b (I - A^K) + phi 2 eta tau sum_{j < K} A^2j with V_b = C_S / S times the weighted covariance of the b_c.
+    Raises ValueError for a step size from 2 over the largest curvature, at which there is no such law.
     """
     values, vectors = _spectrum(clients)
+    if not 0 < step_size < 2 / values.max():
+        raise ValueError(f"step_size is {step_size:g}, but must be above 0 and less than {2 / values.max():g}.")
     factor = 1 - step_size * values
     power, square = factor**local_steps, np.outer(factor**local_steps, factor**local_steps)
     mode = target(clients).mean

@@ -91,8 +91,8 @@ def guarantee(setting: Setting, *, num_examples: int | None = None) -> Guarantee
     """Compute the privacy of a run (Theorem 6.1).
 
     num_examples: data points of all clients; if given, a warning is issued where delta exceeds one over it, which protects nobody.
-    Scheme I hardly avoids that, as its delta_0 enters by the power 1 / s^2. Raises ValueError for a step size beyond condition (59), and
-    for rho = 1.
+    Scheme I hardly avoids that, as its delta_0 enters by the power 1 / s^2. Raises ValueError for a step size beyond condition (59), for
+    rho = 1, and for numbers that no run has.
     """
     _check(setting)
     s = setting
@@ -129,8 +129,11 @@ def amplified(epsilon: float, inclusion: float) -> float:
 
 
 def corollary_step_size(setting: Setting) -> float:
-    """Compute the step size up to which `corollary_epsilon` holds: (71) and (59). Scheme II, delta_1 and delta_2 above 0."""
-    s = setting
+    """Compute the step size up to which `corollary_epsilon` holds: (71) and (59); the setting's own does not matter.
+
+    Scheme II against outsiders, delta_1 and delta_2 above 0; ValueError otherwise.
+    """
+    s = _of_corollary(setting)
     share, num_steps = s.num_selected / s.num_clients, s.local_steps * s.num_rounds
     of_round = np.log1p(np.sqrt(2 * np.log(1 / s.delta_round) / s.local_steps)) ** 2
     of_run = np.log1p(np.sqrt(2 * s.local_steps * np.log(1 / s.delta_total) / num_steps) / share) ** 2
@@ -139,7 +142,8 @@ def corollary_step_size(setting: Setting) -> float:
 
 
 def corollary_epsilon(setting: Setting) -> float:
-    """Compute the simpler bound (75) on epsilon^(3), for step sizes up to `corollary_step_size`; scheme II."""
+    """Compute the simpler bound (75) on epsilon^(3). Raises ValueError beyond `corollary_step_size`, and where that does."""
+    _check_step_size(setting.step_size, corollary_step_size(setting), "conditions (59) and (71)")
     s = setting
     share = s.num_selected / s.num_clients
     factor = np.sqrt(2 * np.log(1.25 / s.delta_step))
@@ -148,8 +152,8 @@ def corollary_epsilon(setting: Setting) -> float:
 
 
 def leading_epsilon(setting: Setting) -> float:
-    """Compute the leading order of (75) for small step sizes, (76)-(77); scheme II. The constant 16 is derived."""
-    s = setting
+    """Compute the leading order of (75) for small step sizes, (76)-(77). The constant 16 is derived. Conditions as for (71)."""
+    s = _of_corollary(setting)
     logs = np.log(1.25 / s.delta_step) * np.log(1 / s.delta_round) * np.log(1 / s.delta_total)
     num_steps = s.local_steps * s.num_rounds
     return float(16 * s.num_selected * s.sensitivity / s.num_clients * np.sqrt(s.step_size * num_steps * logs / s.private_noise))
@@ -191,23 +195,57 @@ def _delta_of_draws(setting: Setting, epsilon_round: float) -> float:
     return float(np.sum(stats.binom.pmf(s, total, setting._draw) * grown * single))
 
 
-def _check(setting: Setting) -> None:
+def _of_corollary(setting: Setting) -> Setting:
+    """Refuse what the corollaries do not hold for."""
     s = setting
-    for name, value, options in (("scheme", s.scheme, SCHEMES), ("adversary", s.adversary, ADVERSARIES)):
-        if value not in options:
-            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(options)}.")
-    if s.scheme == "without_replacement" and not 1 <= s.num_selected <= s.num_clients:
-        raise ValueError(f"num_selected is {s.num_selected}, but must be from 1 to num_clients = {s.num_clients}.")
-    if not 0 <= s.rho < 1:
-        raise ValueError(f"rho is {s.rho}, but must be from 0 to less than 1: shared noise protects nothing.")
-    if not 0 < s.batch_fraction <= 1:
-        raise ValueError(f"batch_fraction is {s.batch_fraction}, but must be above 0 and at most 1.")
-    for name, slack, is_allowed in (
-        ("delta_step", s.delta_step, 0 < s.delta_step < 1),
-        ("delta_round", s.delta_round, 0 <= s.delta_round < 1),
-        ("delta_total", s.delta_total, 0 <= s.delta_total < 1),
+    _check_run(s)
+    for name, value, needed in (("scheme", s.scheme, "without_replacement"), ("adversary", s.adversary, "outsider")):
+        if value != needed:
+            raise ValueError(f"{name} is {value!r}, but must be {needed!r} in the corollaries.")
+    for name, slack in (("delta_round", s.delta_round), ("delta_total", s.delta_total)):
+        if slack == 0:
+            raise ValueError(f"{name} is 0, but must be above 0 in the corollaries.")
+    return s
+
+
+def _check(setting: Setting) -> None:
+    _check_run(setting)
+    _check_step_size(setting.step_size, setting.largest_step_size, "condition (59)")
+
+
+def _check_step_size(step_size: float, limit: float, words: str) -> None:
+    if not 0 < step_size <= limit * (1 + 1e-12):
+        raise ValueError(f"step_size is {step_size:g}, but must be above 0 and at most {limit:g}, {words}.")
+
+
+def _check_run(setting: Setting) -> None:
+    """Refuse numbers that no run has; the step size aside."""
+    s = setting
+    for name, choice, options in (("scheme", s.scheme, SCHEMES), ("adversary", s.adversary, ADVERSARIES)):
+        if choice not in options:
+            raise ValueError(f"{name} is {choice!r}, but must be one of {', '.join(options)}.")
+    draw = 1.0 if s.draw_probability is None else s.draw_probability
+    equal = 1 / max(s.num_clients, 1)
+    for name, value, is_allowed, words in (
+        ("num_clients", s.num_clients, s.num_clients >= 1, "at least 1"),
+        ("num_selected", s.num_selected, s.scheme == "full" or s.num_selected >= 1, "at least 1"),
+        (
+            "num_selected",
+            s.num_selected,
+            s.scheme != "without_replacement" or s.num_selected <= s.num_clients,
+            f"at most num_clients = {s.num_clients}, without replacement",
+        ),
+        ("local_steps", s.local_steps, s.local_steps >= 1, "at least 1"),
+        ("num_rounds", s.num_rounds, s.num_rounds >= 1, "at least 1"),
+        ("temperature", s.temperature, s.temperature > 0, "above 0"),
+        ("rho", s.rho, 0 <= s.rho < 1, "from 0 to less than 1: shared noise protects nothing"),
+        ("batch_fraction", s.batch_fraction, 0 < s.batch_fraction <= 1, "above 0 and at most 1"),
+        ("sensitivity", s.sensitivity, s.sensitivity > 0, "above 0"),
+        ("least_weight", s.least_weight, 0 < s.least_weight <= equal * (1 + 1e-12), f"above 0 and at most 1 / N = {equal:g}"),
+        ("delta_step", s.delta_step, 0 < s.delta_step < 1, "above 0 and less than 1"),
+        ("delta_round", s.delta_round, 0 <= s.delta_round < 1, "at least 0 and less than 1"),
+        ("delta_total", s.delta_total, 0 <= s.delta_total < 1, "at least 0 and less than 1"),
+        ("draw_probability", draw, equal * (1 - 1e-12) <= draw <= 1, f"None, or from 1 / N = {equal:g} to 1"),
     ):
         if not is_allowed:
-            raise ValueError(f"{name} is {slack}, but must be at least 0 (delta_step above 0) and less than 1.")
-    if not 0 < s.step_size <= s.largest_step_size * (1 + 1e-12):
-        raise ValueError(f"step_size is {s.step_size:g}, but must be above 0 and at most {s.largest_step_size:g}, condition (59).")
+            raise ValueError(f"{name} is {value:g}, but must be {words}.")

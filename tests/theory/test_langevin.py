@@ -1,7 +1,7 @@
 """FA-LD's bounds against exact laws: as inequalities, at every step, on 300 random problems; and rounds to an accuracy, exactly."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedjax_sim.gaussians import Gaussian, wasserstein2
 from fedjax_sim.theory import langevin as theory
 from fedjax_sim.theory import langevin_oracle as oracle
 from fedjax_sim.theory import langevin_rounds as counting
-from fedjax_sim.theory.langevin_oracle import FULL, Clients, Participation
+from fedjax_sim.theory.langevin_oracle import FULL, Clients, Participation, Real
 
 Numbers = npt.NDArray[np.float64]
 R1 = Clients(np.array([1.0, 4.0])[:, None, None], np.array([[-1.0], [1.0]]), np.full(2, 0.5))
@@ -110,7 +110,8 @@ def test_bounds_at_every_step(name: str) -> None:
     for k, step in enumerate(case.steps([eta] * 90), start=1):
         local, synced = moments(case.clients, step.local), moments(case.clients, step.synced)
         assert holds(synced.distance, theory.moment_bound(setting, step_size=eta)[:, None])
-        assert holds(local.gradient, theory.gradient_bound(setting, step_size=eta)[:, None])
+        for at in (local, synced):
+            assert holds(at.gradient, theory.gradient_bound(setting, step_size=eta)[:, None])
         assert holds(synced.divergence, theory.divergence_bound(setting, **how))
         is_synced = k % case.local_steps == 0
         if is_synced:
@@ -140,7 +141,7 @@ def test_bounds_at_decreasing_step_sizes(name: str, local_steps: int) -> None:
 
 
 def test_contraction_of_any_two_models() -> None:
-    """Lemma B.1, at points of any kind; and it needs its step size: with twice as much it fails."""
+    """Lemma B.1, at points of any kind."""
     random = np.random.default_rng(2)
     case = random_case(4, 200)
     setting, clients = case.setting, case.clients
@@ -162,9 +163,24 @@ def test_contraction_of_any_two_models() -> None:
         for share in (0.1, 0.5, 1.0):
             eta = share * at_most
             assert holds(after(eta), theory.contraction_bound(setting, step_size=eta, squared_distance=apart, divergence=divergence))
-    beyond = 3 / np.asarray(setting.strong_convexity)
-    unproved = (1 - beyond * setting.strong_convexity) * apart + 4 * beyond * setting.smoothness * 0 * divergence
-    assert not holds(after(beyond), unproved)
+
+
+def test_contraction_needs_a_bounded_step_size() -> None:
+    """Two models apart along the steeper of two curvatures, all clients' in one point: it fails just above 2 / (L + m), and is refused."""
+    curvatures, apart = np.array([1.0, 40.0]), np.array([0.0, 1.0])
+    clients = Clients(np.broadcast_to(np.diag(curvatures), (2, 2, 2)), np.zeros((2, 2)), np.full(2, 0.5))
+    setting = theory.setting_of(clients, np.zeros(2), 0.0)
+
+    def after(eta: float) -> float:
+        return float(np.sum((apart - eta * curvatures * apart) ** 2))
+
+    for share in (0.1, 0.5, 1.0):
+        eta = share / curvatures.sum()
+        assert after(eta) <= theory.contraction_bound(setting, step_size=eta, squared_distance=1.0, divergence=0.0)
+    beyond = 1.05 * 2 / curvatures.sum()
+    assert after(beyond) > 1 - beyond * curvatures[0]
+    with pytest.raises(ValueError, match=r"1 / \(L \+ m\)"):
+        theory.contraction_bound(setting, step_size=beyond, squared_distance=1.0, divergence=0.0)
 
 
 def test_diffusion_within_a_step() -> None:
@@ -229,6 +245,9 @@ def test_every_term_of_the_bounds() -> None:
     warmest = tau * (rho**2 + (1 - rho**2) / least)
     spread = start + warmest / m + gamma**2 / (m**2 * d) + sigma**2 / m**2
     noise = tau * (rho**2 + n * (1 - rho**2))
+    # Drawn without replacement, weights are equal.
+    even = setting._replace(least_weight=1 / n)
+    wide = start + noise / m + gamma**2 / (m**2 * d) + sigma**2 / m**2
     who, factor, size = Participation("without_replacement", 2), (3 - 2) / (3 - 1), 2
     how = {"step_size": eta, "local_steps": k}
     whole = eta * m * k
@@ -242,13 +261,13 @@ def test_every_term_of_the_bounds() -> None:
         theory.divergence_bound(setting, **how): 28 * 9 * eta**2 * d * big**2 * spread + 4 * 3 * eta * d * noise,
         theory.divergence_bound(setting, is_constant=False, **how): 112 * 9 * eta**2 * d * big**2 * spread + 8 * 3 * eta * d * noise,
         float(theory.gradient_noise_bound(setting)): d * sigma**2,
-        theory.selection_bound(setting, who, **how): factor / size * (28 * 16 * eta**2 * d * big**2 * spread + 4 * 4 * eta * d * noise),
+        theory.selection_bound(even, who, **how): factor / size * (28 * 16 * eta**2 * d * big**2 * wide + 4 * 4 * eta * d * noise),
         theory.one_step_bound(setting, 1e6, **how): (1 - eta * m / 2) * 1e6 + 400 * eta**2 * d * big**2 * spread * (9 + kappa),
-        theory.one_step_bound(setting, 1e6, participation=who, **how): (1 - eta * m / 2) * 1e6
-        + 450 * eta**2 * d * big**2 * spread * (16 + kappa)
+        theory.one_step_bound(even, 1e6, participation=who, **how): (1 - eta * m / 2) * 1e6
+        + 450 * eta**2 * d * big**2 * wide * (16 + kappa)
         + 4 * k * d * eta / size * noise * factor,
         theory.bound(setting, 7, **how): decay + 30 * kappa * math.sqrt(eta * m * d * (9 + kappa) * spread),
-        theory.bound(setting, 7, participation=who, **how): decay + 30 * kappa * math.sqrt(eta * m * d * (16 + kappa) * spread) + floor,
+        theory.bound(even, 7, participation=who, **how): decay + 30 * kappa * math.sqrt(eta * m * d * (16 + kappa) * wide) + floor,
         theory.squared_bound(setting, 7, 2.0, **how): (1 - eta * m / 2) ** 7 * 2 + 800 * kappa**2 * eta * m * d * (9 + kappa) * spread,
         theory.decreasing_bound(setting, 7, local_steps=k): 45 * kappa * math.sqrt((9 + kappa) * spread * m * d / (2 * big + m * 7 / 12)),
     }
@@ -331,3 +350,29 @@ def test_rounds_at_a_fixed_step_size() -> None:
     assert distance[184] > 0.01 >= distance[185]
     assert counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=5, most_rounds=184) == np.inf
     assert counting.tuned_rounds(R1, start, 1e-4, local_steps=2, between=(0.1, 0.2), most_rounds=100)[0] == np.inf
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_step_sizes_that_diverge_are_never_best() -> None:
+    """By the time that the best one arrives, large ones have left the numbers: they change nothing."""
+    start, how = oracle.point(np.zeros(1)), {"local_steps": 5, "most_rounds": 50_000}
+    stable = counting.tuned_rounds(R1, start, 1e-3, between=(1e-4, 0.4), **how)
+    wide = counting.tuned_rounds(R1, start, 1e-3, between=(1e-4, 1.0), **how)
+    assert np.isfinite(stable).all()
+    assert abs(wide[0] / stable[0] - 1) < 0.002 and abs(wide[1] / stable[1] - 1) < 0.01
+
+
+def test_no_steps_are_needed_where_the_start_is_within_the_accuracy() -> None:
+    setting = theory.setting_of(R1, np.zeros(1), 0.0)
+    assert counting.sufficient_steps(setting, 1e9, local_steps=5) == counting.sufficient_decreasing_steps(setting, 1e9, local_steps=5) == 0
+
+
+@pytest.mark.parametrize("bound", [theory.bound, theory.one_step_bound, theory.participation_floor, theory.selection_bound])
+def test_unequal_weights_without_replacement(bound: Callable[..., Real]) -> None:
+    """Scheme II is biased there, and nothing is proved; scheme I may have any weights."""
+    clients = R1._replace(weights=np.array([0.4, 0.6]))
+    setting = theory.setting_of(clients, np.zeros(1), 0.0)
+    first = (1.0,) if bound in (theory.bound, theory.one_step_bound) else ()
+    assert bound(setting, *first, step_size=0.05, local_steps=5, participation=Participation("with_replacement", 1)) > 0
+    with pytest.raises(ValueError, match=r"least_weight is 0\.4, but must be 0\.5"):
+        bound(setting, *first, step_size=0.05, local_steps=5, participation=Participation("without_replacement", 1))

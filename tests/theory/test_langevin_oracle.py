@@ -316,3 +316,59 @@ def test_impossible_participation(participation: Participation, word: str) -> No
 def test_without_replacement_needs_equal_weights() -> None:
     with pytest.raises(ValueError, match="unequal"):
         Participation("without_replacement", 2).excess(UNEQUAL)
+
+
+@pytest.mark.parametrize("participation", [FULL, ONE])
+def test_no_law_is_stationary_where_second_moments_grow(participation: Participation) -> None:
+    """Also where they only do under partial participation, and the mean still settles; and on a closed form's other side."""
+    for step_size in (0.7, math.nan):
+        with pytest.raises(ValueError, match="step_size"):
+            settled(R1, local_steps=5, rho=0.0, step_size=step_size, participation=participation)
+    batch = Clients(*(np.stack([leaf, leaf]) for leaf in R1[:3]))
+    with pytest.raises(ValueError, match="step_size"):
+        oracle.stationary(oracle.one_round(batch, step_size=np.array([0.05, 0.7]), local_steps=5, rho=0.0, participation=participation))
+    # M = (0.4 - 1.4) / 2 = -0.5, but half of 0.4^2 and half of 1.4^2 is above 1.
+    between = 0.6
+    assert settled(R1, local_steps=1, rho=0.0, step_size=between).covariance.item() > 0
+    with pytest.raises(ValueError, match=r"second moments by 1\.06"):
+        settled(R1, local_steps=1, rho=0.0, step_size=between, participation=ONE)
+    assert shared.shared_hessian_stationary(R2, step_size=0.99, local_steps=3, rho=0.0, participation=participation).covariance.item() > 0
+    with pytest.raises(ValueError, match="step_size is 1, but must be above 0 and less than 1"):
+        shared.shared_hessian_stationary(R2, step_size=1.0, local_steps=3, rho=0.0, participation=participation)
+
+
+@pytest.mark.parametrize("rho", [-0.1, 1.1, math.nan, np.array([0.5, 1.1])])
+def test_shares_of_noise_beyond_one(rho: oracle.Real) -> None:
+    how = {"local_steps": 2, "rho": rho}
+    with pytest.raises(ValueError, match="rho is"):
+        oracle.one_round(R1, step_size=0.1, **how)
+    with pytest.raises(ValueError, match="rho is"):
+        next(oracle.steps(R1, oracle.point(np.zeros(1)), step_sizes=[0.1], **how))
+    with pytest.raises(ValueError, match="rho is"):
+        oracle.local_temperature(R1, rho)
+    with pytest.raises(ValueError, match="rho is"):
+        shared.inflation(5, rho, ONE)
+
+
+@pytest.mark.parametrize(
+    ("participation", "rho", "floors"),
+    [
+        (FULL, 0.0, (1.5e-4, 4.2e-5, 1.4e-5, 1.4e-6)),
+        (Participation("with_replacement", 40), 0.0, (7.3e-3, 6.1e-3, 5.7e-3, 5.4e-3)),
+        (Participation("without_replacement", 40), 0.0, (1.9e-3, 1.5e-3, 1.4e-3, 1.3e-3)),
+        (Participation("with_replacement", 30), 0.0, (9.1e-3, 7.7e-3, 7.2e-3, 6.9e-3)),
+        (Participation("without_replacement", 30), 0.0, (4.4e-3, 3.65e-3, 3.4e-3, 3.2e-3)),
+        (Participation("with_replacement", 40), 1.0, (2.6e-3, 1.25e-3, 8.9e-4, 1.6e-4)),
+        (Participation("without_replacement", 40), 1.0, (6.6e-4, 3.1e-4, 2.2e-4, 3.5e-5)),
+    ],
+)
+def test_floors_of_the_simulation(participation: Participation, rho: float, floors: tuple[float, ...]) -> None:
+    """50 clients of 1000 points in the plane, K = 100, four step sizes: means over draws of the data, to their digits and five errors."""
+    random, sigma = np.random.default_rng(11), np.array([[5.0, -2.0], [-2.0, 1.0]])
+    centers = random.normal(size=(40, 50, 2)) @ np.linalg.cholesky(sigma).T / np.sqrt(1000)
+    draws = [Clients(np.broadcast_to(50_000 * np.linalg.inv(sigma), (50, 2, 2)), own, np.full(50, 0.02)) for own in centers]
+    for step_size, floor in zip((1e-6, 3e-7, 1e-7, 1e-8), floors, strict=True):
+        how = {"step_size": step_size, "local_steps": 100, "rho": rho, "participation": participation}
+        laws = [shared.shared_hessian_stationary(clients, **how) for clients in draws]
+        found = np.array([wasserstein2(*law, *oracle.target(clients)) for law, clients in zip(laws, draws, strict=True)])
+        assert abs(found.mean() - floor) < 0.03 * floor + 5 * found.std(ddof=1) / np.sqrt(40)

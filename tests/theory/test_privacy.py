@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -205,6 +206,23 @@ def test_corollaries() -> None:
     np.testing.assert_allclose(privacy.leading_epsilon(halves[0]), 2 * privacy.leading_epsilon(halves[1]), rtol=1e-12)
 
 
+def test_step_size_of_the_corollary_by_value() -> None:
+    """(71) as it is printed; either of its two conditions is the sharpest somewhere, and so is (59)."""
+    sharpest = set()
+    many = {"num_clients": 10**9, "least_weight": 1e-9, "num_selected": 1, "num_rounds": 1, "batch_fraction": 1.0}
+    for changes in ({}, {"batch_fraction": 1e-3}, {"delta_total": 1e-300, "rho": 0.8}, many):
+        s = PRINTED._replace(sensitivity=1.7, temperature=0.6, delta_round=1e-3, local_steps=3, **changes)
+        noise, logs = 0.6 * (1 - s.rho**2) * s.least_weight, math.log(1.25 / 1e-6)
+        num_steps = 3 * s.num_rounds
+        first = math.log(1 + math.sqrt(2 * math.log(1 / 1e-3) / 3)) ** 2
+        second = math.log(1 + s.num_clients / s.num_selected * math.sqrt(2 * 3 * math.log(1 / s.delta_total) / num_steps)) ** 2
+        second /= 8 * 3 * math.log(1 / 1e-3)
+        limits = (noise * s.batch_fraction**2 / (1.7**2 * logs), *(noise / (4 * 1.7**2 * logs) * term for term in (first, second)))
+        np.testing.assert_allclose(privacy.corollary_step_size(s), min(limits), rtol=1e-12)
+        sharpest.add(limits.index(min(limits)))
+    assert sharpest == {0, 1, 2}
+
+
 def test_largest_rho() -> None:
     setting = PRINTED._replace(step_size=1e-7)
     rho = privacy.largest_rho(setting, epsilon=10.0)
@@ -239,23 +257,57 @@ def test_sensitivity_of_softmax_regression() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "words"),
     [
-        ({"rho": 1.0}, "rho"),
-        ({"step_size": 1.1e-5}, "step_size"),
-        ({"step_size": 0.0}, "step_size"),
-        ({"delta_step": 0.0}, "delta_step"),
-        ({"delta_round": 1.0}, "delta_round"),
-        ({"delta_total": -0.1}, "delta_total"),
-        ({"scheme": "some"}, "scheme"),
-        ({"adversary": "nobody"}, "adversary"),
-        ({"num_selected": 51}, "num_selected"),
-        ({"batch_fraction": 1.5}, "batch_fraction"),
+        ({"rho": 1.0}, "rho is 1, but must be from 0 to less than 1: shared noise protects nothing."),
+        ({"rho": -0.1}, "rho is -0.1, but must be from 0 to less than 1: shared noise protects nothing."),
+        ({"step_size": 1.1e-5}, "step_size is 1.1e-05, but must be above 0 and at most 1.06848e-05, condition (59)."),
+        ({"step_size": 0.0}, "step_size is 0, but must be above 0 and at most 1.06848e-05, condition (59)."),
+        ({"delta_step": 0.0}, "delta_step is 0, but must be above 0 and less than 1."),
+        ({"delta_round": 1.0}, "delta_round is 1, but must be at least 0 and less than 1."),
+        ({"delta_total": -0.1}, "delta_total is -0.1, but must be at least 0 and less than 1."),
+        ({"scheme": "some"}, "scheme is 'some', but must be one of full, with_replacement, without_replacement."),
+        ({"adversary": "nobody"}, "adversary is 'nobody', but must be one of outsider, server."),
+        ({"num_clients": 0, "scheme": "full"}, "num_clients is 0, but must be at least 1."),
+        ({"num_selected": 51}, "num_selected is 51, but must be at most num_clients = 50, without replacement."),
+        ({"num_selected": 0}, "num_selected is 0, but must be at least 1."),
+        ({"num_selected": 0, "scheme": "with_replacement"}, "num_selected is 0, but must be at least 1."),
+        ({"local_steps": 0}, "local_steps is 0, but must be at least 1."),
+        ({"num_rounds": 0}, "num_rounds is 0, but must be at least 1."),
+        ({"temperature": 0.0}, "temperature is 0, but must be above 0."),
+        ({"batch_fraction": 1.5}, "batch_fraction is 1.5, but must be above 0 and at most 1."),
+        ({"batch_fraction": 0.0}, "batch_fraction is 0, but must be above 0 and at most 1."),
+        ({"sensitivity": 0.0}, "sensitivity is 0, but must be above 0."),
+        ({"sensitivity": -1.0}, "sensitivity is -1, but must be above 0."),
+        ({"sensitivity": math.nan}, "sensitivity is nan, but must be above 0."),
+        ({"least_weight": 0.0}, "least_weight is 0, but must be above 0 and at most 1 / N = 0.02."),
+        ({"least_weight": 0.03}, "least_weight is 0.03, but must be above 0 and at most 1 / N = 0.02."),
+        ({"draw_probability": 0.01}, "draw_probability is 0.01, but must be None, or from 1 / N = 0.02 to 1."),
+        ({"draw_probability": 1.1}, "draw_probability is 1.1, but must be None, or from 1 / N = 0.02 to 1."),
     ],
 )
-def test_what_is_refused(change: dict, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
+def test_what_is_refused(change: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         guarantee(PRINTED._replace(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scheme": "with_replacement"}, "scheme is 'with_replacement', but must be 'without_replacement' in the corollaries."),
+        ({"scheme": "full"}, "scheme is 'full', but must be 'without_replacement' in the corollaries."),
+        ({"adversary": "server"}, "adversary is 'server', but must be 'outsider' in the corollaries."),
+        ({"delta_round": 0.0}, "delta_round is 0, but must be above 0 in the corollaries."),
+        ({"delta_total": 0.0}, "delta_total is 0, but must be above 0 in the corollaries."),
+        ({"local_steps": 0}, "local_steps is 0, but must be at least 1."),
+    ],
+)
+def test_what_the_corollaries_do_not_hold_for(change: dict, words: str) -> None:
+    for corollary in (privacy.corollary_step_size, privacy.corollary_epsilon, privacy.leading_epsilon):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            corollary(PRINTED._replace(step_size=1e-12, **change))
+    with pytest.raises(ValueError, match=r"^step_size is 1e-05, .* conditions \(59\) and \(71\)\.$"):
+        privacy.corollary_epsilon(PRINTED._replace(step_size=1e-5))
 
 
 def test_warns_of_a_delta_that_protects_nobody() -> None:
