@@ -121,8 +121,8 @@ def participation_study(sizes: Sizes) -> Study:
     ]
     why = (
         f"level over that of p = 1: {', '.join(f'{r:.2f}' for r in ratios)} at p = {', '.join(map(str, PARTICIPATIONS))}, "
-        f"within {apart:.0%} of (1 + 2 omega_p) / (1 + 2 omega), small gamma's; so "
-        f"about 1 / p holds to a third, {ratios[0]:.1f} for 4 at p = 0.25; simulated levels within {off:.0%}; without memories and compression (dEM) "
+        f"within {apart:.0%} of (1 + 2 omega_p) / (1 + 2 omega), small gamma's; so about 1 / p holds to a third, {ratios[0]:.1f} for 4 "
+        f"at p = 0.25; simulated levels within {off:.0%}; without memories and compression (dEM) "
         f"{levels['dEM'][0] / levels['dEM'][-1]:.1f} there"
     )
     judged = verdict(15, {"levels": levels, "exact": exact}, bool(apart < 0.1 and off < 0.25), why)

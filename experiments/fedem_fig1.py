@@ -70,7 +70,8 @@ def run(arguments: Arguments) -> Outcome:
     holds = bool(apart.max() < 0.2 and (last["field"] < 1e-3 * fedem_field).all())
     why = (
         f"second half of FedEM: ||H||^2 {_span(fedem_field)}, ||h||^2 {_span(fedem_mean)}; end of VR-FedEM: ||H||^2 "
-        f"{_span(last['field'])}, ||h||^2 {_span(last['mean_field'])}, apart by at most {apart.max():.0%}; {_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
+        f"{_span(last['field'])}, ||h||^2 {_span(last['mean_field'])}, apart by at most {apart.max():.0%}; "
+        f"{_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
     )
     measured = {"FedEM": {name: list(values) for name, values in half["FedEM, iid"].items()}, "VR-FedEM at the end": last}
     rows = [[name, *(_span(own[metric]) for metric in ("field", "mean_field"))] for name, own in half.items()]
