@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(100, 400, (1, 4, 9, 36), (25, 100, 400), (4, 8, 14, 24, 50))
-SMOKE = Sizes(10, 150, (1, 4), (25, 100), (14,))
+SMOKE = Sizes(10, 150, (1, 4), (25, 100), (4, 14, 50))
 
 
 class Study(NamedTuple):
@@ -111,20 +111,22 @@ def participation_study(sizes: Sizes) -> Study:
         args: dict[str, Any] = {"slope": toy.known.slope, "gamma": gamma, "k_max": 3000, "sigma2": sigma2, "mean_field": toy.first_field}
         exact.append(float(oracles.exact_moments(setting, **args).mean_field[-1]))
     ratios = [level / exact[-1] for level in exact]
-    bounds = [(1 + 5 * theory.total_omega(1.0, p)) / 6 for p in PARTICIPATIONS]
-    between = all(0.95 / p < ratio < 1.05 * most for p, ratio, most in zip(PARTICIPATIONS, ratios, bounds, strict=True))
+    # With a small gamma the memories' error is sigma^2 at this alpha, so that H's variance is (1 + 2 omega_p) sigma^2 / n.
+    limits = [(1 + 2 * theory.total_omega(1.0, p)) / 3 for p in PARTICIPATIONS]
+    apart = max(abs(ratio / limit - 1) for ratio, limit in zip(ratios, limits, strict=True))
     off = max(abs(a / b - 1) for a, b in zip(levels["FedEM"], exact, strict=True))
     rows = [
         [f"{p:g}", *(f"{x:.4g}" for x in row)]
-        for p, row in zip(PARTICIPATIONS, zip(levels["FedEM"], exact, levels["dEM"], ratios, bounds, strict=True), strict=True)
+        for p, row in zip(PARTICIPATIONS, zip(levels["FedEM"], exact, levels["dEM"], ratios, limits, strict=True), strict=True)
     ]
     why = (
         f"level over that of p = 1: {', '.join(f'{r:.2f}' for r in ratios)} at p = {', '.join(map(str, PARTICIPATIONS))}, "
-        f"between 1 / p and the bound's factor; simulated levels "
-        f"within {off:.0%}; without memories and compression (dEM) {levels['dEM'][0] / levels['dEM'][-1]:.1f} at p = 0.25"
+        f"within {apart:.0%} of (1 + 2 omega_p) / (1 + 2 omega), small gamma's; so about 1 / p holds to a third, {ratios[0]:.1f} for 4 "
+        f"at p = 0.25; simulated levels within {off:.0%}; without memories and compression (dEM) "
+        f"{levels['dEM'][0] / levels['dEM'][-1]:.1f} there"
     )
-    judged = verdict(15, {"levels": levels, "exact": exact}, bool(between and off < 0.25), why)
-    header = ["p", "FedEM", "exact", "dEM, not compressed", "over p = 1", "(1 + 5 omega_p) / 6"]
+    judged = verdict(15, {"levels": levels, "exact": exact}, bool(apart < 0.1 and off < 0.25), why)
+    header = ["p", "FedEM", "exact", "dEM, not compressed", "over p = 1", "(1 + 2 omega_p) / 3"]
     places = np.array(PARTICIPATIONS)
     lines = {"FedEM, exact": (places, np.array(exact)), "dEM": (places, np.array(levels["dEM"]))}
     return Study([judged], curves, table(header, rows), figure_of(lines, x="p", y="stationary E||h||^2"))
@@ -139,7 +141,7 @@ def blocks_study(sizes: Sizes) -> Study:
     """Claim 16: rounds and bits to an accuracy, with little noise by blocks of the quantizer, with much by omega at the best step."""
     dim, num, ratio = 36, 400, 1e-6
     toy = Toy(clients_apart(num, 4, dim, spread=2.0), KAPPA)
-    rows, curves, rounds, bits = [], {}, {}, {}
+    rows, curves, rounds, bits, shorter = [], {}, {}, {}, {}
     for block in sizes.blocks:
         compression = parse_compressor(f"block:norm=2:block={block}") if block > 1 else parse_compressor("identity")
         omega = float(compression.omega(dim))
@@ -150,6 +152,7 @@ def blocks_study(sizes: Sizes) -> Study:
         curves[f"blocks of {block}"] = own
         rounds[block] = first_below(own.mean_field.values.mean(axis=0), own.ticks.values[0], ratio * toy.first_field)
         bits[block] = rounds[block] * compression.bits(dim, word=64)
+        shorter[block] = 64 * dim / compression.bits(dim, word=64)
         need = theory.clients_for_free_compression(toy.known.constants, omega)
         rows.append([block, f"{omega:g}", f"{need:.0f}", f"{gamma:.3g}", f"{rounds[block]:.0f}", f"{bits[block]:.0f}"])
     # Much noise: the fewest rounds to epsilon over step sizes, on exact recursions.
@@ -166,14 +169,19 @@ def blocks_study(sizes: Sizes) -> Study:
     growth = {omega: own / fewest[0.0] for omega, own in fewest.items()}
     free = [rounds[b] / rounds[1] for b in sizes.blocks]
     saved = {b: bits[1] / bits[b] for b in sizes.blocks}
+    with_start = {b: (bits[1] + 64 * dim) / (bits[b] + 64 * dim) for b in sizes.blocks}
+    saves = all(1 / 1.5 < saved[b] / shorter[b] < 1.5 for b in sizes.blocks)
     linear = all(0.5 < growth[omega] / (1 + omega) < 2 for omega in OMEGAS)
-    by_block, by_bits, by_omega = (", ".join(f"{x:.1f}" for x in values) for values in (free, saved.values(), growth.values()))
+    by_block, by_bits, by_length, by_both, by_omega = (
+        ", ".join(f"{x:.1f}" for x in values) for values in (free, saved.values(), shorter.values(), with_start.values(), growth.values())
+    )
     why = (
-        f"little noise, n = {num}: rounds times {by_block} for blocks of {', '.join(map(str, sizes.blocks))}, bits over {by_bits}; much "
-        f"noise: rounds times {by_omega} at omega = {', '.join(f'{x:g}' for x in growth)}"
+        f"little noise, n = {num}: rounds times {by_block} for blocks of {', '.join(map(str, sizes.blocks))}, bits over {by_bits}, a "
+        f"message's over {by_length} (all over {by_both} with the one that memories start from, not compressed); much noise: rounds times "
+        f"{by_omega} at omega = {', '.join(f'{x:g}' for x in growth)}"
     )
     measured = {"rounds": rounds, "bits per client": bits, "rounds with much noise": fewest}
-    judged = verdict(16, measured, bool(max(free) < 1.5 and linear), why)
+    judged = verdict(16, measured, bool(max(free) < 1.5 and saves and linear), why)
     lines = {name: (own.ticks.values[0], own.mean_field.values.mean(axis=0)) for name, own in curves.items()}
     shown = table(["block", "omega", "n that suffices", "gamma_max", "rounds", "bits up per client"], rows)
     return Study([judged], curves, shown, figure_of(lines, x="rounds", y="mean ||h||^2", title=f"{num} clients, exact statistics"))
@@ -217,9 +225,12 @@ def alpha_study(sizes: Sizes) -> Study:
     own = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": alphas}, **options)
     first, last = own.mean_field.values[..., 0].max(axis=1), own.mean_field.values[..., -1]
     last = np.where(np.isfinite(last), last, np.inf).max(axis=1)
-    falls, diverges = bool((last[:4] < 0.1 * first[:4]).all()), bool(last[4] > 1e6 * first[4])
+    memory = own.memory_error.values.max(axis=1)
+    shrunk = float(memory[0, -1] / memory[0, 0])  # of the slowest, alpha = 0.01
+    falls, diverges = bool((last[1:4] < 1e-20).all() and shrunk < 0.1 and last[0] < 0.1 * first[0]), bool(last[4] > 1e6 * first[4])
     factors = [theory.frozen_memory_factor(1.0, alpha) for alpha in alphas]
     why = f"||h||^2 after {rounds} rounds: " + ", ".join(f"{x:.0e} at alpha = {a:g}" for a, x in zip(alphas, last, strict=True))
+    why += f"; the memories' error falls to {shrunk:.1e} of itself at alpha = {alphas[0]:g}"
     judged = verdict(11, dict(zip(map(str, alphas), last.tolist(), strict=True)), falls and diverges, why)
     rows = [[f"{a:g}", f"{f:.3f}", f"{x:.1e}"] for a, f, x in zip(alphas, factors, last, strict=True)]
     lines = {f"alpha = {a:g}": (own.ticks.values[0, 0], own.mean_field.values[i].mean(axis=0)) for i, a in enumerate(alphas[:4])}
@@ -228,12 +239,12 @@ def alpha_study(sizes: Sizes) -> Study:
 
 
 def inner_study(sizes: Sizes) -> Study:
-    """Claim 13: E-steps per client to an accuracy, over k_in at 100 examples, and over examples at the best k_in."""
-    epsilon, rows = 1e-3, list[list[Any]]()
+    """Claim 13: E-steps per client to an accuracy of many outer loops, over k_in at 100 examples, and over examples at the best k_in."""
+    epsilon, rows = 1e-20, list[list[Any]]()
     curves: dict[str, xr.Dataset] = {}
 
     def cost(examples: int, inner: int) -> tuple[float, float]:
-        """The step size, and E-steps per client, interpolated between evaluations on a logarithmic scale, at each of which all is even."""
+        """The step size, and E-steps per client that the runs had counted at the first tick at which their mean is at most epsilon."""
         random = np.random.default_rng(4)
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
@@ -242,10 +253,9 @@ def inner_study(sizes: Sizes) -> Study:
         hyper = vr_fedem.Hyper(
             num_clients=N, batch_size=theory.vr_batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS
         )
-        own = curves_of(vr_fedem.system, toy.problem, hyper, num_ticks=200, num_evals=200, seeds=max(5, sizes.seeds // 5))
+        own = curves_of(vr_fedem.system, toy.problem, hyper, num_ticks=400, num_evals=400, seeds=max(5, sizes.seeds // 5))
         curves[f"m = {examples}, k_in = {inner}"] = own
-        steps = first_below(own.mean_field.values.mean(axis=0), own.ticks.values[0], epsilon)
-        return gamma, steps * theory.evaluations_per_step(examples, inner, 1.0)
+        return gamma, examples * first_below(own.mean_field.values.mean(axis=0), own.epochs.values[0], epsilon)
 
     reference = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4), 1 / (1 + np.random.default_rng(4).uniform(0, 3, (N, 400)) ** 2))
     by_inner = {inner: cost(100, inner)[1] for inner in sizes.inner}

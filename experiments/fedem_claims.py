@@ -1,4 +1,4 @@
-"""The claims of FedEM (arXiv 2111.02083), and of its specification's derivations, that can be tested; numbered."""
+"""The claims of FedEM (arXiv 2111.02083), and what follows from its theorems, that can be tested; numbered."""
 
 from experiments.support import Claims
 
@@ -24,7 +24,7 @@ CLAIMS: dict[int, tuple[str, str]] = {
     15: ("Partial participation raises FedEM's limiting variance about like 1 / p.", "Theorem 3"),
     16: (
         "With low noise and n of at least 2 (1 + omega)^2 omega compression leaves the rounds nearly as they are; with high noise they "
-        "grow like omega.",
+        "grow like omega; so with little noise the bits sent up fall by about the compression factor.",
         "Sec. 2",
     ),
     17: ("With high noise the speed-up in n is linear.", "Theorem 1"),

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.layout import map_slots
-from fedjax_sim.settings import choice, count, real, static, struct
+from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
+from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Plan, Timeline, Work, full_precision_bits
 
 STEP_FACTORS: dict[str, Callable[[Array], Array]] = {
     "constant": lambda k: jnp.ones_like(k),
@@ -29,7 +30,8 @@ class Expectation:
     batch_size: int = count(20)
     """b: examples of a mini-batch; of a full pass, so many at a time."""
     sampling: str = choice("with_replacement", ("with_replacement", "without_replacement", "full"))
-    """How a mini-batch is drawn, anew at every step; or "full", where every step goes over all examples."""
+    """How a mini-batch is drawn, anew at every step, without replacement of no more than the fewest examples of a client; or "full", where
+    every step goes over all examples."""
 
 
 @struct
@@ -52,6 +54,30 @@ class Approximation:
         """gamma_{k+1}, 0 for an empty tick."""
         factor = self.gamma_factor(event.tick.astype(jnp.result_type(float)))
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
+
+
+def fitting(hyper: Any, problem: LatentProblem | None) -> Any:
+    """Return the settings; raises ConfigError if mini-batches without replacement are larger than some client's examples."""
+    if problem is not None and hyper.sampling == "without_replacement":
+        fewest = int(np.min(problem.counts))
+        if hyper.batch_size > fewest:
+            raise ConfigError("batch_size", hyper.batch_size, f"at most {fewest}, the fewest examples of a client, without replacement")
+    return hyper
+
+
+def broadcasts(problem: LatentProblem, timeline: Timeline) -> Leaf:
+    """Bits sent down at each tick, `i64[T]`: S and theta, not compressed, to all clients.
+
+    Of theta only what `problem.unknown`, if there is one, leaves over: what clients do not know already, and once each.
+    """
+
+    def sent(key: Key) -> Any:
+        statistics = problem.init(key)
+        params = problem.maximise(statistics)
+        return statistics, getattr(problem, "unknown", lambda whole: whole)(params)
+
+    bits = full_precision_bits(jax.eval_shape(sent, jax.random.key(0)))
+    return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits
 
 
 def chosen(key: Key, event: Event, before: Array, now: Array) -> Array:

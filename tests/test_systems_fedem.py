@@ -199,6 +199,34 @@ def test_without_compression_fedem_of_everybody_is_em_and_of_half_goes_to_the_sa
     assert path.field[1::2, -1].max() < 1e-26
 
 
+def test_mini_batches_of_everything_without_replacement_are_em(toy: latent.Estimation) -> None:
+    """b = m and gamma = 1, without compression: every example is drawn once."""
+    path = replay(FEDEM, toy, FEDEM.Hyper(num_clients=N, sampling="without_replacement", batch_size=M, gamma=1.0))
+    best, start = root(toy), np.full(D, 3.0)
+    exact = best + (1 - SLOPE) ** np.arange(TICKS + 1)[:, None] * (start - best)
+    np.testing.assert_allclose(path.states.server, np.broadcast_to(exact, path.states.server.shape), rtol=0, atol=1e-13)
+
+
+def test_mini_batches_without_replacement_that_are_too_large_are_refused(toy: latent.Estimation) -> None:
+    for system in (FEDEM, VR):
+        hyper = system.Hyper(num_clients=N, sampling="without_replacement", batch_size=M + 1)
+        with pytest.raises(ConfigError, match=f"batch_size is {M + 1}, but must be at most {M}, the fewest examples"):
+            fedjax_sim.simulate(system, toy, hyper, num_ticks=1)
+
+
+def test_bits_of_parameters() -> None:
+    """Down go S and theta, of which clients know a known covariance, and need a fitted one once; of EM as of FedEM. By hand."""
+    y = np.random.default_rng(0).normal(size=(24, 3))
+    partition = Partition(np.arange(24).reshape(4, 6), np.full(4, 6))
+    schedule = jax.tree.map(np.asarray, FEDEM.timeline(jax.random.key(0), FEDEM.Hyper(num_clients=4), 5))
+    for covariance, entries in ((None, 6), (jnp.eye(3), 0)):
+        problem = latent.estimation(latent.GaussianMixture(2, covariance), y, partition)
+        for system in (FEDEM, VR, EM):
+            up, down = system.traffic(problem, system.Hyper(num_clients=4), schedule)
+            np.testing.assert_array_equal(down, np.full(5, 4 * (8 + 8 + entries) * 64))
+            np.testing.assert_array_equal(up[1:], np.full(4, 4 * 8 * 64))
+
+
 def test_memories_change_nothing_without_compression_and_mini_batches_leave_a_floor(toy: latent.Estimation) -> None:
     """Identical trajectories whatever alpha and V_0, from the same batches.
 

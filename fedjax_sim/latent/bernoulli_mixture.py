@@ -4,8 +4,9 @@
     phi(theta) = (log pi_g + sum_d log(1 - mu_gd))_g + (log(mu_gd / (1 - mu_gd)))_gd,  psi = 0
     T(s): pi_g = s1_g / sum s1,  mu_gd = (s2_gd + smoothing) / (s1_g + 2 smoothing)
 
-The smoothing is the penalty R(theta) = -smoothing sum_gd log(mu_gd (1 - mu_gd)): it keeps mu inside (0, 1). Values between 0 and 1 are
-taken as probabilities of a 1.
+The smoothing is the penalty R(theta) = -smoothing sum_gd log(mu_gd (1 - mu_gd)): it keeps mu inside (0, 1) for statistics that are means,
+0 <= s2 <= s1. T needs s1 > 0, and phi needs -smoothing < s2 < s1 + smoothing; noise of a compressor can take s beyond, and the result is
+then not a number, so that the lane is reported as failed. Values between 0 and 1 are taken as probabilities of a 1.
 """
 
 from collections.abc import Mapping

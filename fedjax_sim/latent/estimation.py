@@ -37,6 +37,10 @@ class Estimation:
         """T(s)."""
         return self.model.maximise(statistics)
 
+    def unknown(self, params: Params) -> Params:
+        """What of theta a client has to be sent: all of it, unless the model knows better."""
+        return getattr(self.model, "unknown", lambda whole: whole)(params)
+
     def natural(self, params: Params) -> Array:
         """phi(theta): `f[q]`."""
         return self.model.natural(params)

@@ -63,6 +63,11 @@ class GaussianMixture:
             covariance = self.second_moment - jnp.einsum("g,gd,ge->de", first, means, means, precision="highest")
         return Mixture(first / first.sum(), means, covariance)
 
+    def unknown(self, params: Mixture) -> tuple[Array, ...]:
+        """What of theta a client has to be sent: weights, means, and D (D + 1) / 2 entries of Sigma unless it is known."""
+        known = (params.weights, params.means)
+        return known if self.covariance is not None else (*known, params.covariance[jnp.tril_indices(params.covariance.shape[0])])
+
     def natural(self, params: Mixture) -> Array:
         """phi: not a number unless Sigma is positive definite."""
         precise = cho_solve((jnp.linalg.cholesky(params.covariance), True), params.means.T).T

@@ -13,8 +13,10 @@ server with all visits of its observers.
 
 Readings. The paper prints another sign and other names of parameters for psi, and theta where psi'(theta) belongs in the E-step, which is
 right for the Gaussian alone; its "thresholded" singular value decomposition is the closed form below. Other families are maximised by
-alternating Newton steps from the decomposition of the link of s, as T is a function of s and knows no earlier parameters. The algorithm's
-mini-batches of cells are a compressor, see `cells.py`.
+alternating Newton steps from the decomposition of the link of s, as T is a function of s and knows no earlier parameters. They are for
+statistics that are means of the family, at least 0 (Poisson) or from 0 to 1 (Bernoulli): beyond, where a compressor's noise can take s, the
+surrogate may have no minimum, and T is what the steps have come to, without a warning. The algorithm's mini-batches of cells are a
+compressor, see `cells.py`.
 """
 
 import functools

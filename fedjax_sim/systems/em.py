@@ -7,13 +7,15 @@ The baseline of FedEM: every client goes over all its examples in every round, a
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.aggregation import weighted_sum
-from fedjax_sim.expectation import local_statistics
+from fedjax_sim.expectation import broadcasts, local_statistics
 from fedjax_sim.settings import count, fixed, struct
 from fedjax_sim.timelines import Participants, participants
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Leaf, Plan, System, Timeline, Work, full_precision_bits
 
 
 @struct
@@ -42,6 +44,12 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
     return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
 
 
+def traffic(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Bits sent at each tick, `i64[T]` each: every client's mean statistics up, S and theta down, as in FedEM."""
+    message = full_precision_bits(jax.eval_shape(problem.init, jax.random.key(0)))
+    return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message, broadcasts(problem, timeline)
+
+
 system = System(
     name="em",
     summary="classical expectation maximisation, every round over all examples of all clients",
@@ -50,5 +58,6 @@ system = System(
     algorithm=algorithm,
     ticks_within=lambda hyper, time: time / hyper.round_time,
     overshoot=False,
+    traffic=traffic,
     learns=LatentProblem,
 )

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.expectation import Approximation, Expectation, chosen, local_statistics
-from fedjax_sim.memories import Memories, Memory, exchange, first_memory, traffic
+from fedjax_sim import memories
+from fedjax_sim.expectation import Approximation, Expectation, broadcasts, chosen, fitting, local_statistics
+from fedjax_sim.memories import Memories, Memory, exchange, first_memory
 from fedjax_sim.settings import choice, struct
 from fedjax_sim.timelines import Participants, participants
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Leaf, Plan, System, Timeline, Work
 
 
 @struct
@@ -77,6 +78,11 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
     return Algorithm(init, step, lambda state: state.random if hyper.output == "random" else state.server, report)
 
 
+def traffic(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Bits sent at each tick, `i64[T]` each: messages up, S and theta down."""
+    return memories.traffic(problem, hyper, timeline)[0], broadcasts(problem, timeline)
+
+
 system = System(
     name="fedem",
     summary="expectation maximisation on compressed differences of expected statistics, with memories",
@@ -86,5 +92,6 @@ system = System(
     ticks_within=lambda hyper, time: time / hyper.round_time,
     overshoot=False,
     traffic=traffic,
+    complete=fitting,
     learns=LatentProblem,
 )

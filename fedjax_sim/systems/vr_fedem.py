@@ -4,8 +4,8 @@
     V_{t,k,i}, V_{t,k} -> `state.memory` k_in -> `hyper.inner_steps`          otherwise as in FedEM
 
 A tick is an inner step. The first of an outer loop takes its oracle from a full pass: the mini-batch that Algorithm 2 adds there makes a
-difference of 0, so it is not drawn; "epochs" counts it, as the paper does. For the first outer loop the pass is done at the start, where
-the memories need it too, and counted once.
+difference of 0, so it is not evaluated; "epochs" counts it, as the paper does. For the first outer loop the pass is done at the start,
+where the memories need it too, and counted once; its first tick evaluates the mini-batch, whose difference is 0.
 
 Readings. Partial participation is run in the paper's experiments but not defined. By default, `offline` "compute", all clients go on with
 their oracles and the coin is about the message alone, as in Algorithm 4. With "freeze" a client who does not take part does nothing, and
@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import memories
 from fedjax_sim.aggregation import read_rows, replicate, write_clients
-from fedjax_sim.expectation import Approximation, Expectation, chosen, local_statistics
-from fedjax_sim.memories import Memories, Memory, exchange, first_memory, traffic
+from fedjax_sim.expectation import Approximation, Expectation, broadcasts, chosen, fitting, local_statistics
+from fedjax_sim.memories import Memories, Memory, exchange, first_memory
 from fedjax_sim.settings import ConfigError, choice, real, redefault, struct
 from fedjax_sim.timelines import Participants, participants
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Timeline, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Leaf, Plan, System, Timeline, Work
 
 
 @struct
@@ -116,6 +117,11 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
     return Algorithm(init, step, lambda state: state.random if hyper.output == "random" else state.server, report)
 
 
+def traffic(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Bits sent at each tick, `i64[T]` each: messages up, S and theta down."""
+    return memories.traffic(problem, hyper, timeline)[0], broadcasts(problem, timeline)
+
+
 system = System(
     name="vr_fedem",
     summary="FedEM with variance-reduced oracles: full passes at the outer steps, differences between",
@@ -125,5 +131,6 @@ system = System(
     ticks_within=lambda hyper, time: time / hyper.round_time,
     overshoot=False,
     traffic=traffic,
+    complete=fitting,
     learns=LatentProblem,
 )

@@ -7,7 +7,7 @@ Bounds are on the mean of E||h(S_k)||^2 over the rounds of a run, k = 0, ..., k_
 not state. Corrected here:
 - (9) lacks the factor v_min on its left and doubles the noise; it is false, see `uncompressed_bound`.
 - The memories' recursion with partial participation (D.3) lacks a 1 in its last term; see `memory_step_bound`.
-- Noise dominates where gamma_max (1 + omega) sigma^2 / (n epsilon) is at least 1; the paper prints n / epsilon; see `is_noisy`.
+- Noise dominates where gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1; the paper prints n / epsilon; see `is_noisy`.
 """
 
 import math
@@ -128,7 +128,7 @@ def balanced_bound(setting: Setting, *, k_max: int, gap: float, sigma2: float) -
 def rounds_needed(setting: Setting, *, epsilon: float, gap: float, sigma2: float) -> tuple[float, float]:
     """Rounds after which the corollary promises epsilon, K_opt with its constants: the larger of a term of noise and one of the step size.
 
-    Derived; the paper has O((1 + omega) sigma^2 / (n epsilon^2)) and O(1 / (gamma_max epsilon)).
+    Derived; the paper has O((1 + omega) sigma^2 / (n epsilon^2)) and O(1 / (gamma_max epsilon)) for p = 1, else with omega_p.
     """
     constants = setting.constants
     noise = gap * constants.lyapunov_smoothness * (1 + 5 * setting.total_omega) * sigma2 / setting.num_clients
@@ -137,9 +137,9 @@ def rounds_needed(setting: Setting, *, epsilon: float, gap: float, sigma2: float
 
 
 def is_noisy(setting: Setting, *, epsilon: float, sigma2: float) -> bool:
-    """Tell the "high noise" regime, where the term of noise dominates K_opt, up to constants."""
+    """Tell the "high noise" regime, where the term of noise dominates K_opt, up to constants: omega_p takes omega's place."""
     # Deviation: printed with n / epsilon for n epsilon; this is the ratio of the two terms.
-    return largest_step_size(setting) * (1 + setting.omega) * sigma2 / (setting.num_clients * epsilon) >= 1
+    return largest_step_size(setting) * (1 + setting.total_omega) * sigma2 / (setting.num_clients * epsilon) >= 1
 
 
 def clients_for_free_compression(constants: Constants, omega: float) -> float:

@@ -1,6 +1,7 @@
 """The experiments on FedEM as a user runs them: small, with verdicts that are meant."""
 
 import csv
+import gzip
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from experiments import fedem_ablations, fedem_fig1, fedem_fig2, fedem_fig3, fedem_theory
 from experiments.fedem_claims import CLAIMS
 from experiments.support import Arguments, Outcome
+from fedjax_sim import latent
 from fedjax_sim.settings import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,12 +85,50 @@ def test_reading_counts(tmp_path: Path) -> None:
     assert many.time.tolist() == list(range(200))
 
 
+def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Whether they are ten or not, and whoever the observer was; the problem has so many clients."""
+    for num in (10, 3):
+        rows: list[list[object]] = [[i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)]
+        visits = fedem_fig2.read(write(tmp_path / "a.csv", "site,time,count,server,observer", rows))
+        assert visits.num_servers == num
+        assert visits.server.tolist() == [i % num for i in range(110)]
+        assert fedem_fig2.problem_of(visits, 0.0).counts.shape == (num,)
+        assert fedem_fig2.problem_of(visits, 0.0, is_pooled=True).counts.shape == (1,)
+
+
+def test_epochs_of_cells_and_blocks_within_a_site() -> None:
+    """Sixteen cells at the start, then what a round sends, over the visits; the paper's mini-batch is 10 x 10 in groups of four times."""
+    assert [batch.share for batch in fedem_fig2.batches((200, 60)).values()] == pytest.approx([100 / 12000, 0.4935, 0.4935], rel=1e-3)
+    for batch in fedem_fig2.batches((200, 60)).values():
+        assert (batch.compression.block, batch.compression.row) == (4, batch.columns)
+    random = np.random.default_rng(0)
+    site, time = np.nonzero(np.ones((4, 4)))
+    visits = fedem_fig2.Visits(np.arange(16) % 2, site, time, random.normal(size=16), (4, 4), num_servers=2)
+    batch = latent.CellSampling(shape=(4, 4), rows=2, columns=3)
+    own = fedem_fig2.fit(fedem_fig2.problem_of(visits, 0.0), visits, rounds=5, gamma=0.1, alpha=0.1, batch=batch, kept={})
+    np.testing.assert_allclose(own.curves.epochs.values[0], 2 * (16 + 6 * own.curves.ticks.values[0]) / 16)
+
+
+def test_a_file_cut_short(tmp_path: Path) -> None:
+    whole = gzip.compress(b"site,time,count\n" + b"".join(f"{i},{i},{i * i % 97}\n".encode() for i in range(500)))
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="a readable CSV file"):
+        fedem_fig2.read(path)
+    path.write_bytes(whole)
+    assert fedem_fig2.read(path).shape == (500, 500)
+
+
 @pytest.mark.parametrize(
     ("header", "row", "words"),
     [
         ("site,count", ["a", 1], "site, count"),
         ("site,time,count", ["a", 1, "many"], "many"),
         ("site,time,count", ["a", 1, -3], "at least 0"),
+        ("site,time,count", ["a", "nan", 3], "times of the dataset is 'nan or inf'"),
+        ("site,time,count", ["a", 1], "row of the dataset is 1, but must be a row of 3 values"),
+        ("site,time,count", ["a", 1, 2, 3], "row of the dataset is 1"),
+        ("site,winter,month,count", ["a", 1, 12, 3], "month of a winter is 12"),
     ],
 )
 def test_counts_that_are_not_allowed(tmp_path: Path, header: str, row: list[object], words: str) -> None:

@@ -1,5 +1,6 @@
 """Mini-batches of cells: which are sent, without bias, with the exact constant; and FedMissEM's fixed point."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -76,3 +77,49 @@ def test_more_cells_than_there_are() -> None:
         check(latent.CellSampling(shape=(5, 4), rows=6))
     with pytest.raises(ConfigError, match="rows is 6"):
         check(FEDEM.Hyper(compression=latent.CellSampling(shape=(5, 4), rows=6)))
+
+
+def test_cells_of_another_matrix_are_refused() -> None:
+    """By every method and by a run: an index beyond the end would be clamped; a shape has to be given."""
+    sampling = latent.CellSampling(shape=(5, 4), rows=2, columns=3)
+    calls: list[Callable[[int], Any]] = [
+        lambda dim: sampling.apply(jax.random.key(0), jnp.ones(dim)),
+        lambda dim: sampling.variance(jnp.ones(dim)),
+        sampling.omega,
+        sampling.bits,
+    ]
+    for call in calls:
+        call(20)
+        for dim in (6, 24):
+            with pytest.raises(ConfigError, match=rf"shape is \(5, 4\), but must be rows and columns of a matrix of {dim} cells"):
+                call(dim)
+    examples = Matrix(np.ones((2, 4, 3)), np.ones((2, 4, 3)))
+    problem = latent.estimation(latent.MissingValues((4, 3), 1), examples, Partition(np.arange(2)[:, None], np.ones(2, int)))
+    with pytest.raises(ConfigError, match="matrix of 12 cells"):
+        fedjax_sim.simulate(FEDEM, problem, FEDEM.Hyper(num_clients=2, sampling="full", batch_size=1, compression=sampling), num_ticks=1)
+    with pytest.raises(ConfigError, match=r"shape is \(0, 0\)"):
+        check(latent.CellSampling())
+
+
+def test_variance_of_cells() -> None:
+    """Exact for compressors that treat cells alike, divided or not, against draws; refused for others."""
+    vector = jnp.asarray(np.random.default_rng(0).normal(size=20))
+    keys = jax.random.split(jax.random.key(1), NUM)
+    for unbiased in (True, False):
+        sampling = latent.CellSampling(shape=(5, 4), rows=2, columns=3, unbiased=unbiased, compression=RandSparsification(keep=0.8))
+        squares = np.sum(np.square(np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector)) - np.asarray(vector)), axis=1)
+        assert abs(squares.mean() - float(sampling.variance(vector))) < 5 * squares.std() / np.sqrt(NUM)
+        square = float(jnp.sum(vector**2))
+        plain = latent.CellSampling(shape=(5, 4), rows=2, columns=3, unbiased=unbiased)
+        assert float(plain.variance(vector)) == pytest.approx((1 / 0.3 - 1 if unbiased else 0.7) * square)
+    with pytest.raises(NotImplementedError, match="closed form"):
+        latent.CellSampling(shape=(5, 4), rows=2, columns=3, compression=BlockQuantization()).variance(vector)
+
+
+def test_blocks_of_cells_are_of_neighbours_in_a_row() -> None:
+    """The cells' compressor gets them in the matrix's order: with all rows and columns it is the compressor on the matrix itself."""
+    vector = jnp.asarray(np.random.default_rng(0).normal(size=24))
+    inner = BlockQuantization(block=4, row=6)
+    whole = latent.CellSampling(shape=(4, 6), rows=4, columns=6, compression=inner)
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(whole.apply(key, vector), inner.apply(jax.random.split(key, 3)[2], vector))

@@ -130,6 +130,12 @@ def test_complexity() -> None:
     # gamma_max (1 + omega) sigma^2 / (n epsilon) = (5 / 6) 2 / 10 / epsilon, against 1: not n / epsilon.
     assert theory.is_noisy(setting(), epsilon=0.16, sigma2=1.0)
     assert not theory.is_noisy(setting(), epsilon=0.17, sigma2=1.0)
+    # With p = 1/2, 1 + omega_p is 4, and gamma_max .26904: the border is at .10762.
+    half = setting(participation=0.5)
+    border = theory.largest_step_size(half) * 4 / N
+    assert border == pytest.approx(0.1076, abs=1e-4)
+    assert theory.is_noisy(half, epsilon=0.999 * border, sigma2=1.0)
+    assert not theory.is_noisy(half, epsilon=1.001 * border, sigma2=1.0)
 
 
 # Theorems 1 and 3, on exact recursions ----------------------------------------------------------------------------------------------------
