@@ -244,7 +244,7 @@ def run_all(visits: Visits, ridge: float, rounds: int, most: int, arguments: Arg
         many = max(1, round(150 * len(visits.value) / (visits.num_servers * 100))) if is_paper else rounds
         options = {"gamma": 1e-4, "alpha": 1e-3} if is_paper else {"gamma": 0.2, "alpha": 0.1}
         fits[name] = fit(problem, visits, rounds=many if not arguments.smoke else rounds, batch=batch, kept=arguments.kept(name), **options)
-    _, matrix, loss, steps = fixed_point(problem, most)
+    matrix, loss, steps = fixed_point(problem, most)
     return fits, loss, matrix, steps
 
 
@@ -316,11 +316,11 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         return float(np.sqrt(np.mean((matrix[on.site, on.time] - on.value) ** 2)))
 
     steps = 300 if arguments.smoke else 3000
-    by_ridge = {ridge: rmse(fixed_point(problem_of(first, ridge, is_pooled=True), steps)[1], tune) for ridge in RIDGES}
+    by_ridge = {ridge: rmse(fixed_point(problem_of(first, ridge, is_pooled=True), steps)[0], tune) for ridge in RIDGES}
     ridge = min(by_ridge, key=by_ridge.__getitem__)
     rounds = 300 if arguments.smoke else 2000
     fits, loss, limit, _ = run_all(train, ridge, rounds, steps, arguments)
-    pooled = fixed_point(problem_of(train, ridge, is_pooled=True), steps)[1]
+    pooled = fixed_point(problem_of(train, ridge, is_pooled=True), steps)[0]
     found = {
         "mean of all": rmse(np.full(visits.shape, train.value.mean()), test),
         "site and time means": rmse(additive(train), test),
