@@ -48,6 +48,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "ignore::pytest.PytestUnraisableExceptionWarning",
     ):
         config.addinivalue_line("filterwarnings", line)
+    config.addinivalue_line("markers", "slow: minutes of compilation, skipped unless FEDJAX_SIM_SLOW_TESTS is set")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what is slow, unless it is asked for."""
+    if not os.environ.get("FEDJAX_SIM_SLOW_TESTS"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow; FEDJAX_SIM_SLOW_TESTS asks for it"))
 
 
 @struct.dataclass

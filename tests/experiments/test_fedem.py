@@ -35,7 +35,11 @@ def test_every_claim_is_judged_somewhere() -> None:
     assert sorted(number for judged in EXPERIMENTS.values() for number in judged) == sorted(CLAIMS)
 
 
-@pytest.mark.parametrize("run", list(EXPERIMENTS)[:-1], ids=lambda run: run.__module__.rpartition(".")[2])
+SLOW = (fedem_theory.run, fedem_ablations.run)
+RUNS = [pytest.param(run, marks=pytest.mark.slow) if run in SLOW else run for run in list(EXPERIMENTS)[:-1]]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__module__.rpartition(".")[2])
 def test_smoke_run(run: Callable[[Arguments], Outcome]) -> None:
     outcome = run(SMOKE)
     assert {each.id: each.holds for each in outcome.verdicts} == {f"fedem-{number}": holds for number, holds in EXPERIMENTS[run].items()}
