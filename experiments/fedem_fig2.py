@@ -41,7 +41,7 @@ PAPERS, OURS, UNDIVIDED = "paper's", "ours", "ours, not divided"
 FIELD_LEFT, APART = 1e-6, 0.05
 """Ends at EM's fixed point: of ||h||^2 at first, and of the root mean square of EM's matrix as a distance to it, no more is left."""
 RIDGES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""On pooled cells; a tenth of it, one over the servers, in FedMissEM, whose F is the servers' mean."""
+"""On pooled cells; over the number of servers in FedMissEM, whose F is the servers' mean."""
 
 
 class Sizes(NamedTuple):

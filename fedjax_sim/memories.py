@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.aggregation import read_rows, weighted_sum, write_clients
+from fedjax_sim.expectation import broadcasts
 from fedjax_sim.messages import Compression
 from fedjax_sim.settings import choice, real, struct
 from fedjax_sim.streams import stream
@@ -77,9 +78,7 @@ def traffic(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Lea
     The first tick's include the means h_i(S_0) that memories start from.
     """
     statistics = jax.eval_shape(problem.init, jax.random.key(0))
-    params = jax.eval_shape(problem.maximise, statistics)
-    word = 8 * statistics.dtype.itemsize
-    present = timeline.clients >= 0
-    up = (present & (timeline.weight > 0)).sum(axis=1, dtype=np.int64) * hyper.compression.bits(statistics.size, word=word)
+    senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
+    up = senders * hyper.compression.bits(statistics.size, word=8 * statistics.dtype.itemsize)
     up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.starts_known
-    return up, present.sum(axis=1, dtype=np.int64) * full_precision_bits((statistics, params))
+    return up, broadcasts(problem, timeline)

@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import memories
 from fedjax_sim.aggregation import read_rows, replicate, write_clients
-from fedjax_sim.expectation import Approximation, Expectation, broadcasts, chosen, fitting, local_statistics
-from fedjax_sim.memories import Memories, Memory, exchange, first_memory
+from fedjax_sim.expectation import Approximation, Expectation, chosen, fitting, local_statistics
+from fedjax_sim.memories import Memories, Memory, exchange, first_memory, traffic
 from fedjax_sim.settings import ConfigError, choice, real, redefault, struct
 from fedjax_sim.timelines import Participants, participants
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Leaf, Plan, System, Timeline, Work
+from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Timeline, Work
 
 
 @struct
@@ -115,11 +114,6 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
         }
 
     return Algorithm(init, step, lambda state: state.random if hyper.output == "random" else state.server, report)
-
-
-def traffic(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
-    """Bits sent at each tick, `i64[T]` each: messages up, S and theta down."""
-    return memories.traffic(problem, hyper, timeline)[0], broadcasts(problem, timeline)
 
 
 system = System(
