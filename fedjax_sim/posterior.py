@@ -75,7 +75,8 @@ def mixing(samples: Any, *, burn_in: int = 1, thin: int = 1) -> Mixing:
     if jax.tree.leaves(kept)[0].shape[1] < 4:
         raise ConfigError("number of samples", jax.tree.leaves(kept)[0].shape[1], "at least 4 a chain")
 
-    def of(statistic: str) -> Any:
-        return jax.tree.map(lambda leaf: np.asarray(getattr(array_stats, statistic)(np.asarray(leaf), chain_axis=0, draw_axis=1)), kept)
+    def of(statistic: str, **how: str) -> Any:
+        compute = getattr(array_stats, statistic)
+        return jax.tree.map(lambda leaf: np.asarray(compute(np.asarray(leaf), chain_axis=0, draw_axis=1, **how)), kept)
 
-    return Mixing(of("rhat"), of("ess"))
+    return Mixing(of("rhat"), of("ess", method="mean"))

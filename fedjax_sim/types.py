@@ -121,6 +121,23 @@ class ExactProblem(Problem, Protocol):
         """Mean loss of all of a client's examples."""
 
 
+class ClientLosses(Protocol):
+    """A client's losses by themselves, as `Problem` and `ExactProblem` have them of all; `client` does not matter."""
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Mean loss of some of the client's examples."""
+
+    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
+        """Mean loss of all of them; only if the problem has it."""
+
+
+class SeparableProblem(Problem, Protocol):
+    """A problem that may, but need not, hand out a client's losses, which spares each of many tiny local steps to look its data up."""
+
+    def alone(self, client: Array) -> ClientLosses:
+        """The losses of client `i32[]`, with the values that the problem gives for it."""
+
+
 @runtime_checkable
 class LatentProblem(Protocol):
     """What is learnt by expectation maximisation: data on the client axis plus a latent-variable model of an exponential family.

@@ -49,6 +49,20 @@ def test_gradient_noise_has_its_covariance() -> None:
     assert exact.loss(jnp.zeros(2), 0, jnp.zeros(1, int), KEY) == exact.client_loss(jnp.zeros(2), 0, KEY) == 1 / 3
 
 
+def test_a_client_alone_has_the_losses_that_it_has_among_others() -> None:
+    """And nothing else that could be asked of it with another's number."""
+    problem = GaussianClients.of(np.array([1.0, 4.0]), np.array([[-1.0, 2.0], [1.0, 0.5]]), counts=np.array([1, 3]), noise=0.7)
+    w, examples = jnp.array([0.3, -0.2]), jnp.zeros(1, int)
+    for client in range(2):
+        part = problem.alone(client)
+        assert not hasattr(part, "counts") and not hasattr(part, "evaluate")
+        for number in (0, client, 7):
+            assert part.client_loss(w, number, KEY) == problem.client_loss(w, client, KEY)
+            assert part.loss(w, number, examples, KEY) == problem.loss(w, client, examples, KEY)
+    away = np.array([0.3, -0.2]) - np.array([1.0, 0.5])
+    np.testing.assert_allclose(problem.alone(1).client_loss(w, 0, KEY), 4 * away @ away / 2 / 4, rtol=1e-6)
+
+
 def test_the_simulated_data() -> None:
     """Equal Hessians n Sigma^-1, a target N(mean of all points, Sigma / n), and gamma^2 of the order of the paper's values."""
     sigma = np.array([[5.0, -2.0], [-2.0, 1.0]])
@@ -172,6 +186,18 @@ def _nuts(problem: Logistic) -> np.ndarray:
         return jax.lax.scan(step, state, jax.random.split(draw, 1000))[1]
 
     return np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(KEY, 4)))
+
+
+def test_effective_samples_are_those_behind_the_mean() -> None:
+    """Of exp(1.5 x), whose autocorrelations are (exp(2.25 a^k) - 1) / (exp(2.25) - 1) if those of a normal x are a^k; ranks have x's."""
+    random, a, num = np.random.default_rng(2), 0.8, 20_000
+    walk = random.normal(size=(4, num))
+    for t in range(1, num):
+        walk[:, t] = a * walk[:, t - 1] + np.sqrt(1 - a**2) * walk[:, t]
+    correlations = np.expm1(2.25 * a ** np.arange(1, 200)) / np.expm1(2.25)
+    expected = 4 * num / (1 + 2 * correlations.sum())
+    assert expected > 1.5 * 4 * num / 9
+    np.testing.assert_allclose(posterior.mixing(np.exp(1.5 * walk), burn_in=0).ess, expected, rtol=0.15)
 
 
 def test_the_posterior_of_a_logistic_regression(cancer: datasets.Dataset) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
+from fedjax_sim.local import fresh_examples
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.systems import fedavg, langevin
 
 CHAINS = 10_000
@@ -168,7 +169,14 @@ def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
     seeds = 24
     with jax.enable_x64(True):
         hyper = langevin.Hyper(
-            num_clients=5, num_selected=4, participation="with_replacement", local_steps=STEPS, step_size=ETA, temperature=TAU, rho=0.6
+            num_clients=5,
+            num_selected=4,
+            participation="with_replacement",
+            local_steps=STEPS,
+            batch_size=2,
+            step_size=ETA,
+            temperature=TAU,
+            rho=0.6,
         )
         run = fedjax_sim.sweep(langevin.system, free(), hyper, seeds=seeds, num_ticks=1, num_evals=1, layout=WIDE)
     alone = increments(0.6, seeds=seeds)
@@ -307,6 +315,15 @@ def test_what_is_not_allowed(settings: dict[str, Any], words: str, compiled: lis
     with pytest.raises(ConfigError, match=words):
         fedjax_sim.simulate(langevin.system, problem, langevin.Hyper(**({"num_clients": 3, "num_selected": 2} | settings)), num_ticks=2)
     assert compiled == []
+
+
+def test_mini_batches_larger_than_a_client_are_unbiased() -> None:
+    """3 examples in batches of 5: one or two count twice, each as often as the others within five standard errors."""
+    keys = jax.vmap(jax.random.key)(jnp.arange(3000))
+    drawn = jax.vmap(lambda key: fresh_examples(shuffle_bits(key), jnp.int32(0), jnp.int32(3), 5))(keys)
+    times = np.stack([(np.asarray(drawn) == example).sum(axis=1) for example in range(3)])
+    assert times.min() == 1 and times.max() == 2
+    np.testing.assert_array_less(np.abs(times.mean(axis=1) - 5 / 3), 5 * np.sqrt(2 / 9 / 3000))
 
 
 def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None:

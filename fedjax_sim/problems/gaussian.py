@@ -1,6 +1,5 @@
 """Gaussian posteriors that clients hold parts of: the target is known exactly, and so is the law of a sampler's model."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,27 @@ from fedjax_sim.types import Array, Key, Params
 
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
 """Of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
+
+
+@struct.dataclass
+class OneGaussian:
+    """A client's part of `GaussianClients` by itself, whose number then does not matter."""
+
+    hessian: Array  # f[P, P]
+    center: Array  # f[P]
+    noise: Array  # f[P, P]
+    num_examples: Array  # i32[]  n, of all clients
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """(f^c(w) + <xi, w>) / n, whose gradient has n^-1 times noise xi of covariance G_c; whichever examples are asked for."""
+        xi = jnp.sum(self.noise * jax.random.normal(key, params.shape, params.dtype)[None, :], axis=1)
+        return self.client_loss(params, client, key) + jnp.sum(xi * params) / self.num_examples
+
+    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
+        """f^c(w) / n, without noise."""
+        away = params - self.center
+        # Not as a product of matrices: batches of tiny ones are slow.
+        return jnp.sum(self.hessian * away[:, None] * away[None, :]) / (2 * self.num_examples)
 
 
 @struct.dataclass
@@ -52,23 +72,16 @@ class GaussianClients:
         return self.start
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """(f^c(w) + <xi, w>) / n, whose gradient has n^-1 times noise xi of covariance G_c; whichever examples are asked for."""
-        xi = jnp.sum(self.noise[client] * jax.random.normal(key, params.shape, params.dtype)[None, :], axis=1)
-        return self.client_loss(params, client, key) + jnp.sum(xi * params) / self.counts.sum()
+        """As `OneGaussian.loss`."""
+        return self.alone(client).loss(params, client, examples, key)
 
     def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
         """f^c(w) / n, without noise."""
-        away = params - self.centers[client]
-        # Not as a product of matrices: batches of tiny ones are slow.
-        return jnp.sum(self.hessians[client] * away[:, None] * away[None, :]) / (2 * self.counts.sum())
+        return self.alone(client).client_loss(params, client, key)
 
-    def alone(self, client: Array) -> "GaussianClients":
-        """The problem with one client's energy only, whose number is then 0; its part of the whole stays what it was.
-
-        For loops over steps of two parameters, of which looking the client up would be the greater part.
-        """
-        rows = {name: getattr(self, name)[client][None] for name in ("hessians", "centers", "noise")}
-        return dataclasses.replace(self, **rows)
+    def alone(self, client: Array) -> OneGaussian:
+        """A client's losses by themselves: for loops over steps of two parameters, of which looking the client up would be the most."""
+        return OneGaussian(self.hessians[client], self.centers[client], self.noise[client], self.counts.sum())
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """f(w) / n."""

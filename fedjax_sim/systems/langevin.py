@@ -18,7 +18,8 @@ exp(-l^c / tau) in one shot is rho = 0 and a single round of many steps (`num_ti
 Readings. Clients are selected before a round and not after it, which has the same law and costs the others nothing; so uplink and
 downlink are counted for the clients selected. Under partial participation the average has more noise than 2 eta tau (phi times as much,
 as the algorithm is printed); `noise_correction` divides the private variance by 1 + (N - 1) C_S / S, which is not in the paper.
-Mini-batches are drawn without replacement, anew for each step; with `gradient="exact"` they are all of a client's examples.
+Mini-batches are drawn without replacement, anew for each step; with `gradient="exact"` they are all of a client's examples. A batch
+larger than a client's examples goes round them again, some counting once more than others: unbiased, with more noise than need be.
 Virtual time is the number of steps done, as clients act in lock-step; the settings of their clock can make it FedAvg's.
 """
 
@@ -99,17 +100,16 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
         def train(start: Params, client: Array, offset: Array) -> Training:
             own = jax.random.fold_in(stream(key, "local"), client)
             bits, noises = shuffle_bits(stream(own, "batches")), stream(own, "noise")
-            # A problem may offer a client's part by itself, which spares each step to look it up.
-            part, number = (problem.alone(client), 0) if hasattr(problem, "alone") else (problem, client)
+            part = problem.alone(client) if hasattr(problem, "alone") else problem  # SeparableProblem
             count, scale = problem.counts[client], factor[client]
 
             def gradient(theta: Params, q: Array) -> Params:
                 chance = jax.random.fold_in(noises, first + q)
                 if hyper.gradient == "exact":
-                    slope = jax.grad(part.client_loss)(theta, number, chance)
+                    slope = jax.grad(part.client_loss)(theta, client, chance)
                 else:
                     examples = fresh_examples(bits, first + q, count, hyper.batch_size)
-                    slope = jax.grad(part.loss)(theta, number, examples, chance)
+                    slope = jax.grad(part.loss)(theta, client, examples, chance)
                 return jax.tree.map(lambda g: g * scale.astype(g.dtype), slope)  # of f^c
 
             private = hyper.temperature * (1 - hyper.rho**2) / (share[client] * correction)
