@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import hierarchical_fig7, hierarchical_fig11, hierarchical_runs
+from experiments import hierarchical_fig3, hierarchical_fig11, hierarchical_fig13, hierarchical_runs
 from experiments.hierarchical_claims import CLAIMS
 from experiments.support import Arguments
+from fedjax_sim.models import LogisticRegression
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.groups import paper_delays
 
@@ -83,16 +84,52 @@ def test_leads_are_paired_by_seed() -> None:
     lead = hierarchical_runs.lead(first, second)
     assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
     assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
-    assert not hierarchical_runs.Lead(1.0, 0.6).is_clear
+    assert hierarchical_runs.Lead(1.0, 0.6).is_clear is False
+
+
+def test_what_is_unknown_is_not_judged() -> None:
+    """A single seed has no spread, a failed lane no accuracy, and a large error shows no equality."""
+    Lead, all_of = hierarchical_runs.Lead, hierarchical_runs.all_of
+    for lead in (Lead(3.0, np.nan), Lead(np.nan, 0.1)):
+        assert lead.is_clear is None and lead.is_none is None
+    assert [Lead(mean, error).is_none for mean, error in ((-0.9, 0.1), (1.1, 0.1), (0.1, 0.6), (-3.0, 0.6))] == [True, False, None, False]
+    assert (all_of([True, True]), all_of([True, None]), all_of([None, False])) == (True, None, False)
+
+    data = curves(np.arange(12.0).reshape(2, 2, 3), np.broadcast_to([0.0, 3.0, 7.0], (2, 2, 3)))
+    failed = data.assign(failed=(("lr", "seed"), [[False, False], [True, False]]))
+    found = hierarchical_runs.final(failed, 7.0)
+    np.testing.assert_array_equal(found, [[2, 5], [np.nan, 11]])
+    assert found.dims == ("lr", "seed")
+    assert hierarchical_runs.best_lr(found) == 0.1
+
+    arguments, size = Arguments(False, None, None, "out", None), hierarchical_runs.MNIST
+
+    def holds(arguments: Arguments, size: hierarchical_runs.Size) -> bool | None:
+        return hierarchical_runs.settle(arguments, size, 19, {}, True, "why").holds
+
+    assert holds(arguments, size) is True
+    assert holds(arguments, size._replace(seeds=1)) is None
+    assert holds(arguments._replace(smoke=True), size) is None
+
+
+def test_fluctuation_is_of_falls_alone() -> None:
+    """Learning steadily is none; falling back is, by how much per look, the mean of the groups."""
+    time = np.arange(6.0)[None]
+    steady, saw = np.linspace(0, 0.5, 6)[None], np.array([[0.0, 0.3, 0.2, 0.5, 0.4, 0.4]])
+    dims = ("seed", "eval")
+    data = xr.Dataset({"accuracy_group_0": (dims, steady), "accuracy_group_1": (dims, saw)}, {"time": (dims, time)})
+    np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.0, 1.0), [(0 + 20 / 5) / 2])
+    np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.6, 1.0), [(0 + 10 / 2) / 2])
 
 
 def test_crossings_leave_out_what_is_too_close() -> None:
     times = np.arange(6.0)
     flat = xr.DataArray(np.array([[0.50, 0.60, 0.700, 0.70, 0.70, 0.60]]), {"at": times}, ("seed", "at"))
     long = xr.DataArray(np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at"))
-    assert hierarchical_fig7.crossings(flat, long) == [4.0]
-    assert hierarchical_fig7.crossings(long, flat) == [4.0]
-    assert hierarchical_fig7.crossings(flat, flat) == []
+    assert hierarchical_runs.crossings(flat, long) == [(4.0, True)]
+    assert hierarchical_runs.crossings(long, flat) == [(4.0, False)]
+    assert hierarchical_runs.crossings(flat, flat) == []
+    assert hierarchical_runs.crossings(flat.where(flat["at"] > 9), long) == []
 
 
 def test_clocks_are_those_of_the_papers_coefficients() -> None:
@@ -113,6 +150,11 @@ def test_sizes_by_data_set() -> None:
     assert (other.dataset, other.seeds, other.lrs) == ("x/cifar10_jpeg.npz", 3, hierarchical_runs.CIFAR10.lrs)
     assert other.network is hierarchical_runs.CIFAR10.network
     assert hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.CIFAR10).dataset == "mnist"
+    for dataset in ("mnist", "cifar10", "elsewhere/own.npz"):  # a figure's own network stays
+        other = hierarchical_runs.size_of(arguments._replace(dataset=dataset), hierarchical_fig13.FULL, reduced=None)
+        assert (other.dataset, other.network) == (dataset, LogisticRegression)
+    other = hierarchical_runs.size_of(arguments._replace(dataset="mnist"), hierarchical_runs.CIFAR10)
+    assert (other.network, other.lrs) == (hierarchical_runs.MNIST.network, hierarchical_runs.MNIST.lrs)
     with pytest.raises(ConfigError, match="reduced is True"):
         hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None)
 
