@@ -47,6 +47,14 @@ def isolated(data: xr.Dataset, group: int) -> xr.Dataset:
     return data.assign(accuracy=data[f"accuracy_group_{group}"])
 
 
+def alone(time: float) -> dict[str, Any]:
+    """Settings of groups that are isolated until T and looked at by then.
+
+    Their only round would end at 2 T, so that a look falls on T: the last one of a round of S = T would come later, by an exchange too.
+    """
+    return {"sync_time": 2 * time, "ticks_per_round": 2 * LOOKS, "group_metrics": True}
+
+
 def run(arguments: Arguments) -> Outcome:
     """Run the three panels."""
     size = size_of(arguments, CIFAR10)
@@ -58,9 +66,7 @@ def run(arguments: Arguments) -> Outcome:
         tasks = split(data, size, kind, sum(sizes), group_sizes=sizes, **options)
         changes = clock(sizes, FIG3, group_sizes=sizes)
         together = play(arguments, size, f"{name} together", tasks, changes | {"sync_time": 5.0})
-        # A round that ends at 2 T, cut at T: what counts is done by T, where a round of S = T counts what was begun by then.
-        alone = changes | {"sync_time": 2 * size.time, "ticks_per_round": 2 * LOOKS, "group_metrics": True}
-        apart = play(arguments, size, f"{name} apart", tasks, alone)
+        apart = play(arguments, size, f"{name} apart", tasks, changes | alone(size.time))
         curves |= {f"{name}_together": together, f"{name}_apart": apart}
         lr = best_lr(final(together, size.time))
         groups = {f"group {i + 1} of {sizes[i]} alone": isolated(apart, i) for i in range(2)}

@@ -11,12 +11,23 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import hierarchical_fig3, hierarchical_fig11, hierarchical_fig13, hierarchical_runs
+from experiments import (
+    hierarchical_clock,
+    hierarchical_fig3,
+    hierarchical_fig4_5,
+    hierarchical_fig11,
+    hierarchical_fig13,
+    hierarchical_runs,
+)
 from experiments.hierarchical_claims import CLAIMS
+from experiments.sampling import draw
 from experiments.support import Arguments
 from fedjax_sim.models import LogisticRegression
+from fedjax_sim.schedule import ticks_in_budget
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.groups import paper_delays
+from fedjax_sim.types import Timeline
 
 REPOSITORY = Path(__file__).parents[2]
 JUDGED: dict[str, dict[int, bool | None]] = {
@@ -157,6 +168,27 @@ def test_sizes_by_data_set() -> None:
     assert (other.network, other.lrs) == (hierarchical_runs.MNIST.network, hierarchical_runs.MNIST.lrs)
     with pytest.raises(ConfigError, match="reduced is True"):
         hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None)
+
+
+def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
+    """The last of their looks is at T to the bit, whatever the delays, and nothing was combined before."""
+    for time in (1000.0, 200.0, 123.456):
+        changes = hierarchical_runs.clock([5, 15], hierarchical_runs.FIG3, num_clients=20, **hierarchical_fig4_5.alone(time))
+        schedule = draw(hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * hierarchical_fig4_5.LOOKS)
+        for own, weight in zip(schedule.time[0], schedule.weight[0], strict=True):
+            last = ticks_in_budget(own, time, overshoot=True)
+            assert last == hierarchical_fig4_5.LOOKS
+            assert own[last - 1] == time
+            assert not weight[:last].any()
+
+
+def test_every_group_has_a_bound_of_its_own() -> None:
+    """Fig. 11's unequal groups, whose shifts are 3.7 and 1.7: at most 4 and 8 iterations in 12 units of time."""
+    setting = hierarchical_clock.SETTINGS["Fig. 11, 30 + 10"]
+    schedule = draw(hierarchical.system, [setting.hypers()[1]], 3, 20)
+    found = hierarchical_clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
+    assert found.allowed == [4, 8]
+    np.testing.assert_array_equal([found.least, found.most], [schedule.steps[0].min((0, 1)), schedule.steps[0].max((0, 1))])
 
 
 def test_speakers_are_dealt_evenly_and_whole() -> None:
