@@ -15,6 +15,7 @@ from experiments import (
     hierarchical_clock,
     hierarchical_fig3,
     hierarchical_fig4_5,
+    hierarchical_fig7,
     hierarchical_fig11,
     hierarchical_fig13,
     hierarchical_runs,
@@ -141,6 +142,31 @@ def test_crossings_leave_out_what_is_too_close() -> None:
     assert hierarchical_runs.crossings(long, flat) == [(4.0, False)]
     assert hierarchical_runs.crossings(flat, flat) == []
     assert hierarchical_runs.crossings(flat.where(flat["at"] > 9), long) == []
+
+
+@pytest.mark.parametrize(("early", "late", "holds"), [(0, 20, True), (20, 0, False), (0, 0, False)])
+def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, holds: bool) -> None:
+    """Claim 16, on curves made by hand: of S = 0 and 20 one is ahead until 740, and one from then on; a failed lane leaves it open."""
+    time = np.linspace(0, 1000, 51)
+
+    def sweep(sync_times: list[float] | None, delays: list[float]) -> xr.Dataset:
+        coords = {"lr": [0.2], "exchange_shift": delays, **({} if sync_times is None else {"sync_time": sync_times}), "seed": [0, 1]}
+        base = xr.DataArray(0.5, coords, list(coords)) * xr.DataArray(np.ones(51), dims="eval")
+        if sync_times is not None:
+            ahead = xr.DataArray(np.where(time < 740, early, late), dims="eval")
+            base = base + 0.1 * (base.sync_time == ahead)
+        lanes = xr.DataArray(False, coords, list(coords))
+        clock = xr.DataArray(time, dims="eval")
+        return xr.Dataset({"accuracy": base.transpose(*coords, "eval"), "time": clock + 0 * base, "failed": lanes})
+
+    arguments, size = Arguments(False, None, None, "out", None), hierarchical_runs.CIFAR10._replace(lrs=(0.2,))
+    data, swept = sweep(hierarchical_fig7.SYNC_TIMES, hierarchical_fig7.DELAYS), sweep(None, hierarchical_fig7.SWEPT_DELAYS)
+    found = {verdict.id: verdict.holds for verdict in hierarchical_fig7.judge(arguments, size, data, swept)}
+    assert found["hierarchical-16"] is holds
+    assert found["hierarchical-15"] is False
+    failed = data.assign(failed=data.failed | (data.sync_time == 20) & (data.seed == 1))
+    found = {verdict.id: verdict.holds for verdict in hierarchical_fig7.judge(arguments, size, failed, swept)}
+    assert found["hierarchical-16"] is None
 
 
 def test_clocks_are_those_of_the_papers_coefficients() -> None:
