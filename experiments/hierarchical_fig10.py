@@ -6,13 +6,12 @@ data: MNIST, i.i.d., a perceptron of 50 units. Its text contradicts itself; the 
 
 import sys
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.hierarchical_claims import verdict
 from experiments.hierarchical_runs import (
+    EQUAL,
     MNIST,
-    SMOKE,
+    all_of,
     best_lr,
     by_lr,
     final,
@@ -21,6 +20,7 @@ from experiments.hierarchical_runs import (
     load,
     pictures,
     play,
+    settle,
     size_of,
     split,
     table_of,
@@ -50,17 +50,14 @@ def run(arguments: Arguments) -> Outcome:
     apart = {name: lead(own[name].sel(lr=lr), own[other].sel(lr=lr)) for name, other in mirrored.items()}
     told = "; ".join(f"{panel}: {by_lr(each)}" for panel, each in leads.items())
     same = "; ".join(f"{name} over {mirrored[name]}: {each}" for name, each in apart.items())
-    is_mirror = all(abs(each.mean) <= max(3 * each.error, 0.5) for each in apart.values())
+    is_mirror = all_of(each.is_none for each in apart.values())
     measured = {panel: {str(rate): e._asdict() for rate, e in each.items()} for panel, each in leads.items()}
-    more = bool(np.all([each[lr].is_clear for each in leads.values()]))
+    more = all_of(each[lr].is_clear for each in leads.values())
     judged = [
         (20, measured, more, f"20 clients on the slow server ahead of 15: {told} points at T; judged at lr {lr:g}; {size.words}"),
-        (28, {name: e._asdict() for name, e in apart.items()}, is_mirror, f"{same} points at T, lr {lr:g}, within 3 standard errors"),
+        (28, {name: e._asdict() for name, e in apart.items()}, is_mirror, f"{same} points at T, lr {lr:g}, equal within {EQUAL:g}"),
     ]
-    verdicts = [
-        verdict(number, found, None if arguments.smoke else holds, SMOKE if arguments.smoke else why)
-        for number, found, holds, why in judged
-    ]
+    verdicts = [settle(arguments, size, *each) for each in judged]
     figures: dict[str, Figure] = {}
     for panel in SHIFTS:
         shown = {name: data.sel(lr=lr) for name, data in curves.items() if name.startswith(panel)}

@@ -7,11 +7,10 @@ import sys
 
 from matplotlib.figure import Figure
 
-from experiments.hierarchical_claims import verdict
 from experiments.hierarchical_runs import (
     FIG6,
     MNIST,
-    SMOKE,
+    all_of,
     best_lr,
     clock,
     each_setting,
@@ -21,6 +20,7 @@ from experiments.hierarchical_runs import (
     percent,
     pictures,
     play,
+    settle,
     size_of,
     split,
 )
@@ -43,7 +43,6 @@ def run(arguments: Arguments) -> Outcome:
     leads = {rate: lead(own.sel(lr=rate, sync_time=5.0), own.sel(lr=rate, sync_time=0.0)) for rate in size.lrs}
     rounds = curves["divide_by_steps"].ticks.isel(eval=-1, lr=0).mean("seed")
     fewer = 100 * (1 - float(rounds.sel(sync_time=5.0)) / float(rounds.sel(sync_time=0.0)))
-    is_equal = abs(leads[lr].mean) <= max(1.0, 2 * leads[lr].error)
     measured = {
         "lead of S = 5 in points by lr": {str(rate): each._asdict() for rate, each in leads.items()},
         "judged at lr": lr,
@@ -51,8 +50,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     others = ", ".join(f"{each} at lr {rate:g}" for rate, each in leads.items())
     why = f"S = 5 ahead of S = 0 at T by {others} points, {fewer:.1f} % fewer rounds; judged at lr {lr:g}, within a point; {size.words}"
-    holds = None if arguments.smoke else bool(is_equal and 12 <= fewer <= 21)
-    verdicts = [verdict(14, measured, holds, SMOKE if arguments.smoke else why)]
+    verdicts = [settle(arguments, size, 14, measured, all_of([leads[lr].is_none, 12 <= fewer <= 21]), why)]
     rows = [
         [rule, f"{rate:g}", f"{sync_time:g}", percent(final(data, size.time).sel(lr=rate, sync_time=sync_time))]
         for rule, data in curves.items()

@@ -6,11 +6,10 @@ CIFAR-10, with the CNN). Dirichlet(0.5) over clients, the same for every cluster
 
 import sys
 
-from experiments.hierarchical_claims import verdict
 from experiments.hierarchical_runs import (
     FIG9,
     MNIST,
-    SMOKE,
+    all_of,
     best_lr,
     by_lr,
     clock,
@@ -20,6 +19,7 @@ from experiments.hierarchical_runs import (
     load,
     pictures,
     play,
+    settle,
     size_of,
     table_of,
 )
@@ -42,10 +42,10 @@ def run(arguments: Arguments) -> Outcome:
     rounds = {name: float(data.ticks.isel(eval=-1, lr=0).mean()) for name, data in curves.items()}
     told = "; ".join(f"M = 4 ahead of {other} by {by_lr(each)}" for other, each in leads.items())
     counts = ", ".join(f"{value:.1f} ({name})" for name, value in rounds.items())
-    holds = all(each[lr].is_clear for each in leads.values())
+    holds = all_of(each[lr].is_clear for each in leads.values())
     why = f"{told} points; rounds {counts}, expected 59.6, 68.2, 56.9 at T = 1000; judged at lr {lr:g}; {size.words}"
     measured = {"rounds": rounds, "leads": {other: {str(rate): e._asdict() for rate, e in each.items()} for other, each in leads.items()}}
-    verdicts = [verdict(19, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why)]
+    verdicts = [settle(arguments, size, 19, measured, holds, why)]
     shown = {f"{name}, {rounds[name]:.1f} rounds": data.sel(lr=lr) for name, data in curves.items()}
     figures = pictures(shown, "fig9", f"{size.words}, S = 6, lr {lr:g}")
     text = table_of(curves, size.time) + "\n\n" + verdict_table(verdicts)

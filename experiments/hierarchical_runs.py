@@ -2,10 +2,11 @@
 
 The paper gives neither learning rate, batch, T nor seeds. Here: batch 32 drawn afresh, plain SGD, T = 1000, five seeds, and several
 learning rates; a claim is judged at the one with which the figure's baseline ends best, and the others are told beside. CIFAR-10 has the
-paper's CNN, MNIST its perceptron of 50 units. Accuracy at a time is that of the last global model finished by then.
+paper's CNN, MNIST its perceptron of 50 units. Accuracy at a time is that of the last global model finished by then: every one is
+evaluated. A diverged lane has none, and claims that need it, or the spread over seeds of a single one, are not judged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.support import Arguments, table
+from experiments.hierarchical_claims import verdict
+from experiments.support import Arguments, Verdict, table
 from fedjax_sim import datasets, models, partition, plots, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.settings import ConfigError
@@ -23,6 +25,10 @@ from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical_timing import linear_delays
 
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
+EQUAL = 1.0
+"""Points of accuracy within which two count as equal."""
+EVERY_TICK = 1_000_000
+"""Evaluations, at most: more than any run here has ticks."""
 FIG3 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1)
 FIG6 = (1e-3, 0.5, 1e-3, 0.05, 5, 10, 1e-3, 0.05)
 FIG7 = (0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2)
@@ -41,8 +47,6 @@ class Size(NamedTuple):
     lrs: tuple[float, ...]
     network: Callable[[int], Any]
     """From the number of classes."""
-    evals: int
-    """Evaluations, at most: as many as rounds where there are fewer."""
 
     @property
     def words(self) -> str:
@@ -50,24 +54,32 @@ class Size(NamedTuple):
         return f"{Path(self.dataset).stem}, {type(network).__name__}, T = {self.time:g}, {self.seeds} seeds"
 
 
-CIFAR10 = Size("cifar10", 5, 1000.0, (0.05, 0.2, 0.5), models.LeNet, 50)
-MNIST = Size("mnist", 5, 1000.0, (0.1, 0.5, 2.0), partial(models.MLP, (50,)), 200)
+CIFAR10 = Size("cifar10", 5, 1000.0, (0.05, 0.2, 0.5), models.LeNet)
+MNIST = Size("mnist", 5, 1000.0, (0.1, 0.5, 2.0), partial(models.MLP, (50,)))
 FEMNIST = CIFAR10._replace(dataset="federated_emnist")
-DIGITS = Size("digits", 2, 200.0, (0.5,), models.LogisticRegression, 40)
+DIGITS = Size("digits", 2, 200.0, (0.5,), models.LogisticRegression)
 
 
 def size_of(arguments: Arguments, full: Size, reduced: Size | None = MNIST) -> Size:
-    """The size asked for on the command line; a data set in place of the figure's brings its own network and learning rates."""
+    """The size asked for on the command line.
+
+    A data set in place of the figure's brings its own learning rates, and its own network unless the figure has one that is not its data
+    set's.
+    """
     if arguments.reduced and reduced is None:
         raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
     size = DIGITS if arguments.smoke else reduced if arguments.reduced else full
     assert size is not None
     if arguments.dataset is not None:
-        name = Path(arguments.dataset).stem
-        known = {"cifar10": CIFAR10, "fashion": MNIST, "mnist": MNIST, "federated": FEMNIST, "digits": DIGITS}
-        own = next((kind for start, kind in known.items() if name.startswith(start)), size)
-        size = own._replace(dataset=arguments.dataset, time=size.time, network=size.network if own is size else own.network)
+        own, usual = _of_dataset(arguments.dataset, size), _of_dataset(size.dataset, size)
+        network = own.network if size.network is usual.network else size.network
+        size = size._replace(dataset=arguments.dataset, lrs=own.lrs, network=network)
     return size._replace(seeds=arguments.seeds or size.seeds)
+
+
+def _of_dataset(dataset: str, unknown: Size) -> Size:
+    known = {"cifar10": CIFAR10, "fashion": MNIST, "mnist": MNIST, "federated": FEMNIST, "digits": DIGITS}
+    return next((kind for start, kind in known.items() if Path(dataset).stem.startswith(start)), unknown)
 
 
 def load(arguments: Arguments, size: Size) -> Dataset:
@@ -107,23 +119,25 @@ def play(
     tasks: Sequence[Any],
     changes: Mapping[str, Any],
     settings: Mapping[str, Sequence[Any]] | None = None,
-    **options: Any,
 ) -> xr.Dataset:
-    """Sweep learning rates, settings and seeds as one program."""
+    """Sweep learning rates, settings and seeds as one program, and evaluate after every tick."""
     hyper = hierarchical.Hyper(**{"num_clients": tasks[0].counts.shape[0], **changes})
     swept = {"lr": list(size.lrs), **(settings or {})}
-    how = {"time_budget": size.time, "num_evals": size.evals, "progress": True, **arguments.kept(name), **options}
-    return fedjax_sim.sweep(hierarchical.system, tasks, hyper, seeds=size.seeds, settings=swept, **how).curves
+    how = {"time_budget": size.time, "num_evals": EVERY_TICK, "progress": True, **arguments.kept(name)}
+    curves = fedjax_sim.sweep(hierarchical.system, tasks, hyper, seeds=size.seeds, settings=swept, **how).curves
+    assert int(curves.ticks.diff("eval").max()) <= 1, "an accuracy at a time would be that of an older model"
+    return curves
 
 
 def at(data: xr.Dataset, times: Any, metric: str = "accuracy") -> xr.DataArray:
-    """A metric at equal times: of the last model finished by then. Dimensions of the lanes, and "at"."""
+    """A metric at equal times: of the last model finished by then, not a number for failed lanes. Dimensions of the lanes, and "at"."""
     lanes = [name for name in data[metric].dims if name != "eval"]
     values, x = (data[name].transpose(*lanes, "eval") for name in (metric, "time"))
     grid = np.atleast_1d(np.asarray(times, float))
     flat = plots.on_grid(x.values.reshape(-1, x.shape[-1]), values.values.reshape(-1, values.shape[-1]).astype(float), grid)
     coords = {name: data[name].values for name in lanes} | {"at": grid}
-    return xr.DataArray(flat.reshape(*values.shape[:-1], len(grid)), coords, (*lanes, "at"))
+    found = xr.DataArray(flat.reshape(*values.shape[:-1], len(grid)), coords, (*lanes, "at"))
+    return found.where(~data["failed"]).transpose(*lanes, "at") if "failed" in data else found
 
 
 def final(data: xr.Dataset, time: float, metric: str = "accuracy") -> xr.DataArray:
@@ -138,8 +152,18 @@ class Lead(NamedTuple):
     error: float
 
     @property
-    def is_clear(self) -> bool:
-        return self.mean > 2 * self.error
+    def is_clear(self) -> bool | None:
+        """Whether the first is ahead by two standard errors; None: there is a single seed, or a lane failed."""
+        return self.mean > 2 * self.error if np.isfinite(self.mean + self.error) else None
+
+    @property
+    def is_none(self) -> bool | None:
+        """Whether the two are equal within `EQUAL` points; None: two standard errors are more, unless the two are clearly apart."""
+        if not np.isfinite(self.mean + self.error):
+            return None
+        if 2 * self.error > EQUAL and abs(self.mean) <= EQUAL + 2 * self.error:
+            return None
+        return abs(self.mean) <= EQUAL
 
     def __str__(self) -> str:
         return f"{self.mean:+.2f} ± {self.error:.2f}"
@@ -152,9 +176,41 @@ def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
     return Lead(float(difference.mean()), error)
 
 
+def all_of(judgements: Iterable[bool | None]) -> bool | None:
+    """Whether all hold: False if one does not, otherwise None if one is unknown."""
+    found = list(judgements)
+    return False if False in found else None if None in found else True
+
+
+def settle(arguments: Arguments, size: Size, number: int, measured: Any, holds: bool | None, why: str, *, smoke: str = SMOKE) -> Verdict:
+    """A claim's verdict; none after a smoke run or with a single seed."""
+    if arguments.smoke:
+        return verdict(number, measured, None, smoke)
+    if size.seeds < 2:
+        return verdict(number, measured, None, f"not judged by a single seed: {why}")
+    return verdict(number, measured, None if holds is None else bool(holds), why if holds is not None else f"undecided: {why}")
+
+
+class Crossing(NamedTuple):
+    """A change of places of two curves."""
+
+    time: float
+    led_before: bool
+    """Whether the first curve led before."""
+
+
+def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
+    """When the means of two curves change places, differences below half a point left out. Dimensions seed and at."""
+    difference = np.nan_to_num(100 * (first - second).mean("seed").values)
+    sign, times = np.sign(np.where(np.abs(difference) < 0.5, 0, difference)), first["at"].values
+    is_clear = np.flatnonzero(sign)
+    changes = np.flatnonzero(np.diff(sign[is_clear]))
+    return [Crossing(float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)) for k in changes]
+
+
 def best_lr(baseline: xr.DataArray) -> float:
-    """The learning rate with which a baseline ends best, mean over seeds. baseline: dimensions lr and seed."""
-    return float(baseline.mean("seed").idxmax("lr"))
+    """The learning rate with which a baseline ends best, mean over seeds, none of which failed. baseline: dimensions lr and seed."""
+    return float(baseline.mean("seed", skipna=False).fillna(-1.0).idxmax("lr"))
 
 
 def percent(accuracy: xr.DataArray) -> str:

@@ -71,8 +71,9 @@ class Kind(NamedTuple):
 @pytest.fixture(scope="module")
 def kind(system: System, regression: Callable, noisy_mean: Callable) -> Kind:
     if system.learns is not LatentProblem:
-        exchange = {"exchange_shift": 1.0, "sync_time": 3.0} if system.name == GROUPED else {"server_interact": 2.0}
-        changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, **exchange}
+        changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, "server_interact": 2.0}
+        if system.name == GROUPED:  # whose clock knows no clients
+            changed = {"shift": 0.6, "mean": 0.1, "lr_scale": 0.9, "exchange_shift": 1.0, "sync_time": 3.0}
         measured = ("loss", "client_variance")
         if system.name == "langevin":
             return Kind(regression, "step_size", changed, measured, {}, {"temperature": 0.0}, 1 / STEPS_PER_LR)

@@ -34,7 +34,7 @@ LABELS = {
     "uplink_bits": "bits sent to the server",
     "downlink_bits": "bits sent to clients",
 }
-TITLES = {"client_variance": "Client variance: squared distances of the clients' base models to the server's, summed"}
+TITLES = {"client_variance": "Client variance: squared distances of the clients' (or groups') models to the server's, summed"}
 GRID_POINTS = 101
 SPAN_OF_LOG = 100
 """A metric whose largest value is so many times its median gets a logarithmic axis."""

@@ -11,15 +11,20 @@ As clients start every iteration from one model and take one step, a group is mi
 there is a model per group and none per client, and an iteration is one large batch. Local steps are counted in iterations of groups, and
 messages between their servers and the global one.
 
+Groups of unequal size are padded to the largest: `executed` and `needed` count iterations of groups, each of which evaluates as many client
+gradients as the largest group has clients, so sizes of 5 and 15 run 1.5 times those that count. A client's batches and noise are keyed by
+its number and by the iterations that its group has done since the run began, not by round: after a round of other length they are others.
+
 Deviation: Algorithm 1 sets the clock where Eq. 13 adds up, and its loops go on while the time passed *is at most* S or T, where Eq. 7 and
 13 say until it *is at least*; the equations are followed. A group does at least one iteration, as the baseline S = 0 needs.
 
 Readings. The local server's mean is unweighted, and the global server counts clients, not examples; `client_weights` and `group_weights`
 have the alternatives. Division by t_i makes a round about one SGD step long, whatever S is; `aggregation` "average" takes the mean of the
 groups' models instead, and "fednova" FedNova's rescaled division. Delays are drawn per group; `delays="client"` draws them per client and
-waits for the slowest, which the paper does not do. Growing sync times are min(S, u `sync_growth`), of which the paper tells the last alone.
-The round that crosses the time budget is completed and counted. Batches are drawn afresh from the client's examples; its size 32 and all
-learning rates are ours. Isolated groups are S = T, looked at on the way with `ticks_per_round` and `group_metrics`. Two levels, no tree.
+waits for the slowest, which the paper does not do. Growing sync times are min(S, u `sync_growth`); the paper tells only that they go
+"gradually" from 1 to 5. The round that crosses the time budget is completed and counted. Batches are drawn afresh from the client's
+examples; its size 32 and all learning rates are ours. Isolated groups are S = T, looked at on the way with `ticks_per_round` and
+`group_metrics`. Two levels, no tree.
 """
 
 from functools import partial
@@ -27,6 +32,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_sim.aggregation import read_rows, replicate, squared_distance, weighted_sum, write_clients
@@ -34,7 +40,7 @@ from fedjax_sim.local import BatchGradient, LocalTraining, batch_loss, local_sgd
 from fedjax_sim.settings import ConfigError, choice, count, redefault, struct, switch
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Groups, group_rounds, group_rounds_within, members
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work, full_precision_bits
+from fedjax_sim.types import Algorithm, Array, Event, Key, Leaf, Params, Plan, Problem, System, Timeline, Work, full_precision_bits
 
 
 @struct
@@ -75,10 +81,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         slots = event.clients.shape[0]
-        round_number = event.version.max()
+        first_tick = event.version.max()  # of the round
         begins, goes_on = replicate(state.server, slots), read_rows(state.groups, jnp.maximum(event.clients, 0))
-        start = jax.tree.map(lambda x, y: jnp.where(round_number == event.tick, x, y), begins, goes_on)  # x_i^{u,0} = x^u
-        gradient = partial(group_gradient, round_number=round_number)
+        start = jax.tree.map(lambda x, y: jnp.where(first_tick == event.tick, x, y), begins, goes_on)  # x_i^{u,0} = x^u
+        gradient = partial(group_gradient, round_number=first_tick // hyper.ticks_per_round)
         groups, work = local_sgd(problem, hyper, plan, key, start, event, gradient=gradient)
         progress = jax.tree.map(lambda y, x: y - x[None], groups, state.server)  # x_i^{u,t_i} - x^u
         server = jax.tree.map(jnp.add, state.server, weighted_sum(event.weight, progress))  # (12)
@@ -136,6 +142,15 @@ def _present(problem: Problem, hyper: Hyper, key: Key, group: Array, round_numbe
     return clients, weight / weight.sum()
 
 
+def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Bits sent at each tick, `i64[T]` each: a model up from each group and one down to it, at the last tick of every round."""
+    num_ticks = timeline.clients.shape[0]
+    is_last = np.arange(num_ticks) % hyper.ticks_per_round == hyper.ticks_per_round - 1
+    messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
+    bits = messages * full_precision_bits(jax.eval_shape(problem.init, jax.random.key(0)))
+    return bits, bits
+
+
 system = System(
     name="hierarchical",
     summary="groups with local servers iterate until a sync time; their progress is divided by their iterations and averaged",
@@ -143,6 +158,5 @@ system = System(
     timeline=group_rounds,
     algorithm=algorithm,
     ticks_within=group_rounds_within,
-    # Of the groups' servers; of the ticks that a round is cut into each has its part.
-    message_bits=lambda params, hyper: (full_precision_bits(params) // hyper.ticks_per_round,) * 2,
+    traffic=traffic,
 )

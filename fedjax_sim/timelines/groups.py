@@ -68,7 +68,7 @@ class Groups(Clients):
     """If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth)."""
     delays: str = choice("group", ("group", "client"))
     """Whether a group's iteration takes one draw, as in the paper; or, beyond it, the longest of its clients' running times of one local
-    step, by the laws and speeds of `timelines.Clients`."""
+    step, by the laws and speeds of `timelines.Clients`. Settings of the other kind of delays must be left at their defaults."""
     shift_per_client: float = real(0.01, least=0)
     shift: Any = reals(0.85, least=0)
     """One number for all groups, or one per group; so is `mean`."""
@@ -98,6 +98,20 @@ class Groups(Clients):
         for name, value in (("local_steps", 1), ("time_of", "step"), ("trace", None)):
             if getattr(self, name) != value:
                 raise ConfigError(name, getattr(self, name), f"left at {value!r} with groups")
+        if self.delays == "client":
+            self.left_to('delays "client"', "shift_per_client", "shift", "mean_per_client", "mean")
+        else:
+            speeds = (
+                "rate_fast",
+                "rate_slow",
+                "slow_fraction",
+                "slow_clients",
+                "spread_fast",
+                "spread_slow",
+                "runtime_law",
+                "client_table",
+            )
+            self.left_to('delays "group"', *speeds)
         self._check_grouping()
         if self.active_per_group > 0 and self.delays == "client":
             raise ConfigError("active_per_group", self.active_per_group, "0 with delays of clients, which all take part in them")

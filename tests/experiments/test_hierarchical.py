@@ -11,11 +11,24 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import hierarchical_fig7, hierarchical_fig11, hierarchical_runs
+from experiments import (
+    hierarchical_clock,
+    hierarchical_fig3,
+    hierarchical_fig4_5,
+    hierarchical_fig7,
+    hierarchical_fig11,
+    hierarchical_fig13,
+    hierarchical_runs,
+)
 from experiments.hierarchical_claims import CLAIMS
+from experiments.sampling import draw
 from experiments.support import Arguments
+from fedjax_sim.models import LogisticRegression
+from fedjax_sim.schedule import ticks_in_budget
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.groups import paper_delays
+from fedjax_sim.types import Timeline
 
 REPOSITORY = Path(__file__).parents[2]
 JUDGED: dict[str, dict[int, bool | None]] = {
@@ -83,16 +96,77 @@ def test_leads_are_paired_by_seed() -> None:
     lead = hierarchical_runs.lead(first, second)
     assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
     assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
-    assert not hierarchical_runs.Lead(1.0, 0.6).is_clear
+    assert hierarchical_runs.Lead(1.0, 0.6).is_clear is False
+
+
+def test_what_is_unknown_is_not_judged() -> None:
+    """A single seed has no spread, a failed lane no accuracy, and a large error shows no equality."""
+    Lead, all_of = hierarchical_runs.Lead, hierarchical_runs.all_of
+    for lead in (Lead(3.0, np.nan), Lead(np.nan, 0.1)):
+        assert lead.is_clear is None and lead.is_none is None
+    assert [Lead(mean, error).is_none for mean, error in ((-0.9, 0.1), (1.1, 0.1), (0.1, 0.6), (-3.0, 0.6))] == [True, False, None, False]
+    assert (all_of([True, True]), all_of([True, None]), all_of([None, False])) == (True, None, False)
+
+    data = curves(np.arange(12.0).reshape(2, 2, 3), np.broadcast_to([0.0, 3.0, 7.0], (2, 2, 3)))
+    failed = data.assign(failed=(("lr", "seed"), [[False, False], [True, False]]))
+    found = hierarchical_runs.final(failed, 7.0)
+    np.testing.assert_array_equal(found, [[2, 5], [np.nan, 11]])
+    assert found.dims == ("lr", "seed")
+    assert hierarchical_runs.best_lr(found) == 0.1
+
+    arguments, size = Arguments(False, None, None, "out", None), hierarchical_runs.MNIST
+
+    def holds(arguments: Arguments, size: hierarchical_runs.Size) -> bool | None:
+        return hierarchical_runs.settle(arguments, size, 19, {}, True, "why").holds
+
+    assert holds(arguments, size) is True
+    assert holds(arguments, size._replace(seeds=1)) is None
+    assert holds(arguments._replace(smoke=True), size) is None
+
+
+def test_fluctuation_is_of_falls_alone() -> None:
+    """Learning steadily is none; falling back is, by how much per look, the mean of the groups."""
+    time = np.arange(6.0)[None]
+    steady, saw = np.linspace(0, 0.5, 6)[None], np.array([[0.0, 0.3, 0.2, 0.5, 0.4, 0.4]])
+    dims = ("seed", "eval")
+    data = xr.Dataset({"accuracy_group_0": (dims, steady), "accuracy_group_1": (dims, saw)}, {"time": (dims, time)})
+    np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.0, 1.0), [(0 + 20 / 5) / 2])
+    np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.6, 1.0), [(0 + 10 / 2) / 2])
 
 
 def test_crossings_leave_out_what_is_too_close() -> None:
     times = np.arange(6.0)
     flat = xr.DataArray(np.array([[0.50, 0.60, 0.700, 0.70, 0.70, 0.60]]), {"at": times}, ("seed", "at"))
     long = xr.DataArray(np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at"))
-    assert hierarchical_fig7.crossings(flat, long) == [4.0]
-    assert hierarchical_fig7.crossings(long, flat) == [4.0]
-    assert hierarchical_fig7.crossings(flat, flat) == []
+    assert hierarchical_runs.crossings(flat, long) == [(4.0, True)]
+    assert hierarchical_runs.crossings(long, flat) == [(4.0, False)]
+    assert hierarchical_runs.crossings(flat, flat) == []
+    assert hierarchical_runs.crossings(flat.where(flat["at"] > 9), long) == []
+
+
+@pytest.mark.parametrize(("early", "late", "holds"), [(0, 20, True), (20, 0, False), (0, 0, False)])
+def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, holds: bool) -> None:
+    """Claim 16, on curves made by hand: of S = 0 and 20 one is ahead until 740, and one from then on; a failed lane leaves it open."""
+    time = np.linspace(0, 1000, 51)
+
+    def sweep(sync_times: list[float] | None, delays: list[float]) -> xr.Dataset:
+        coords = {"lr": [0.2], "exchange_shift": delays, **({} if sync_times is None else {"sync_time": sync_times}), "seed": [0, 1]}
+        base = xr.DataArray(0.5, coords, list(coords)) * xr.DataArray(np.ones(51), dims="eval")
+        if sync_times is not None:
+            ahead = xr.DataArray(np.where(time < 740, early, late), dims="eval")
+            base = base + 0.1 * (base.sync_time == ahead)
+        lanes = xr.DataArray(False, coords, list(coords))
+        clock = xr.DataArray(time, dims="eval")
+        return xr.Dataset({"accuracy": base.transpose(*coords, "eval"), "time": clock + 0 * base, "failed": lanes})
+
+    arguments, size = Arguments(False, None, None, "out", None), hierarchical_runs.CIFAR10._replace(lrs=(0.2,))
+    data, swept = sweep(hierarchical_fig7.SYNC_TIMES, hierarchical_fig7.DELAYS), sweep(None, hierarchical_fig7.SWEPT_DELAYS)
+    found = {verdict.id: verdict.holds for verdict in hierarchical_fig7.judge(arguments, size, data, swept)}
+    assert found["hierarchical-16"] is holds
+    assert found["hierarchical-15"] is False
+    failed = data.assign(failed=data.failed | (data.sync_time == 20) & (data.seed == 1))
+    found = {verdict.id: verdict.holds for verdict in hierarchical_fig7.judge(arguments, size, failed, swept)}
+    assert found["hierarchical-16"] is None
 
 
 def test_clocks_are_those_of_the_papers_coefficients() -> None:
@@ -113,8 +187,34 @@ def test_sizes_by_data_set() -> None:
     assert (other.dataset, other.seeds, other.lrs) == ("x/cifar10_jpeg.npz", 3, hierarchical_runs.CIFAR10.lrs)
     assert other.network is hierarchical_runs.CIFAR10.network
     assert hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.CIFAR10).dataset == "mnist"
+    for dataset in ("mnist", "cifar10", "elsewhere/own.npz"):  # a figure's own network stays
+        other = hierarchical_runs.size_of(arguments._replace(dataset=dataset), hierarchical_fig13.FULL, reduced=None)
+        assert (other.dataset, other.network) == (dataset, LogisticRegression)
+    other = hierarchical_runs.size_of(arguments._replace(dataset="mnist"), hierarchical_runs.CIFAR10)
+    assert (other.network, other.lrs) == (hierarchical_runs.MNIST.network, hierarchical_runs.MNIST.lrs)
     with pytest.raises(ConfigError, match="reduced is True"):
         hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None)
+
+
+def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
+    """The last of their looks is at T to the bit, whatever the delays, and nothing was combined before."""
+    for time in (1000.0, 200.0, 123.456):
+        changes = hierarchical_runs.clock([5, 15], hierarchical_runs.FIG3, num_clients=20, **hierarchical_fig4_5.alone(time))
+        schedule = draw(hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * hierarchical_fig4_5.LOOKS)
+        for own, weight in zip(schedule.time[0], schedule.weight[0], strict=True):
+            last = ticks_in_budget(own, time, overshoot=True)
+            assert last == hierarchical_fig4_5.LOOKS
+            assert own[last - 1] == time
+            assert not weight[:last].any()
+
+
+def test_every_group_has_a_bound_of_its_own() -> None:
+    """Fig. 11's unequal groups, whose shifts are 3.7 and 1.7: at most 4 and 8 iterations in 12 units of time."""
+    setting = hierarchical_clock.SETTINGS["Fig. 11, 30 + 10"]
+    schedule = draw(hierarchical.system, [setting.hypers()[1]], 3, 20)
+    found = hierarchical_clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
+    assert found.allowed == [4, 8]
+    np.testing.assert_array_equal([found.least, found.most], [schedule.steps[0].min((0, 1)), schedule.steps[0].max((0, 1))])
 
 
 def test_speakers_are_dealt_evenly_and_whole() -> None:

@@ -383,7 +383,7 @@ def test_fedasync(small: Callable, problem: Any, gradients: Callable, start: np.
     assert_same(other, records, tolerance=1e-6)
 
 
-GROUPS = {"group_sizes": (1, 3, 2, 1), "sampling": "shuffled_epochs", "mean": 1.5, "sync_time": 7.0, "sync_growth": 1.5}
+GROUPS = {"group_sizes": (1, 3, 2, 1), "sampling": "shuffled_epochs", "sync_time": 7.0, "sync_growth": 1.5}
 """Iterations of 2.4 units of time on average: one to about five in a round, whose sync times grow to 7."""
 COMBINATIONS = {
     "divide_by_steps": hierarchical_loop.divided_by_steps,
@@ -396,7 +396,8 @@ COMBINATIONS = {
 def test_hierarchical(small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, aggregation: str, delays: str) -> None:
     """With a model per client there; here a group's step is one batch. To float32's rounding of the groups' weights."""
     system = fedjax_sim.SYSTEMS["hierarchical"]
-    hyper = small(system, lr=LR, aggregation=aggregation, delays=delays, runtime_law="runtime_exp", **GROUPS)
+    clock = {"runtime_law": "runtime_exp", "mean": system.Hyper().mean} if delays == "client" else {"mean": 1.5}
+    hyper = small(system, lr=LR, aggregation=aggregation, delays=delays, **clock, **GROUPS)
     with jax.enable_x64(True):
         key = stream(jax.random.key(SEED), "timeline")
         draw = jax.vmap(jax.vmap(lambda u, i: iteration_times(key, hyper, u, i), (None, 0)), (0, None))

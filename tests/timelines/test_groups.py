@@ -250,7 +250,8 @@ def test_groups_isolated_until_the_end(draw: Callable) -> None:
 
 # Two and three clients behind a server each, and one that takes no part, slower than all.
 ASSOCIATION = (1, 0, 1, -1, 0, 1)
-OF_CLIENTS = {"num_clients": 6, "association": ASSOCIATION, "delays": "client", "exchange_shift": 3.0, "exchange_mean": 0.0, **EXACT}
+OF_CLIENTS = {"num_clients": 6, "association": ASSOCIATION, "delays": "client", "exchange_shift": 3.0, "exchange_mean": 0.0}
+OF_CLIENTS |= {"exchange_shift_per_group": 0.0, "exchange_mean_per_group": 0.0}
 
 
 def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> None:
@@ -343,6 +344,15 @@ BAD: dict[str, tuple[dict, str]] = {
     "weights of one group": ({"group_weights": (1.0,)}, "group_weights is (1.0,), but must be of num_groups = 2 numbers"),
     "weights that sum to 0": ({"group_weights": (0.0, 0.0)}, "group_weights is (0.0, 0.0), but must be clients, equal, or numbers"),
     "several local steps": ({"local_steps": 2}, "local_steps is 2, but must be left at 1"),
+    "speeds of clients without use": ({"rate_slow": 0.1}, 'rate_slow is 0.1, but must be left at 0.0625 with delays "group", which'),
+    "a table of clients without use": (
+        {"client_table": ClientTable(np.ones(30))},
+        "client_table is ",
+    ),
+    "a shift of groups without use": (
+        {"delays": "client", "shift": 1.0},
+        'shift is 1.0, but must be left at 0.85 with delays "client", which',
+    ),
     "delays of clients who are drawn": (
         {"delays": "client", "active_per_group": 3},
         "active_per_group is 3, but must be 0 with delays of clients",
