@@ -40,7 +40,8 @@ def received(compressor: Compressor, key: Key, event: Event, reference: Params, 
     """
     if isinstance(compressor, Identity):
         return models
-    own = jax.random.fold_in(stream(key, f"compression {way}"), event.tick)
+    chance = stream(key, "compression up") if way == "up" else stream(key, "compression down")
+    own = jax.random.fold_in(chance, event.tick)
 
     def slot(client: Array, reference: Params, model: Params) -> Params:
         message = compress(compressor, jax.random.fold_in(own, client), jax.tree.map(jnp.subtract, model, reference))

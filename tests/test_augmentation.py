@@ -1,5 +1,7 @@
 """Augmentation: crops are shifts with black edges, mirrored half of the time, uniform, and made by the loss for local steps alone."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from fedjax_sim import ConfigError, datasets, partition, problems
 from fedjax_sim.augmentation import AUGMENTATIONS, Augmentation
 from fedjax_sim.models import LogisticRegression
+from fedjax_sim.streams import stream
 
 IMAGES = jax.random.randint(jax.random.key(0), (4000, 5, 6, 2), 1, 256).astype("uint8")
 
@@ -68,7 +71,7 @@ def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
         return -picked.mean()
 
     np.testing.assert_allclose(plain.loss(params, client, examples, key), loss(images[rows]), rtol=1e-5)
-    seen = changed.augmentation(problems.stream(key, "augmentation"), jnp.asarray(images)[rows])
+    seen = changed.augmentation(stream(key, "augmentation"), jnp.asarray(images)[rows])
     np.testing.assert_allclose(changed.loss(params, client, examples, key), loss(seen), rtol=1e-5)
     assert not np.allclose(changed.loss(params, client, examples, key), changed.loss(params, client, examples, jax.random.key(8)))
     for name, value in plain.evaluate(params).items():
@@ -88,7 +91,7 @@ def test_evaluation_in_parts_is_evaluation_of_the_whole(monkeypatch: pytest.Monk
     assert whole["accuracy"] == np.float32((np.argmax(logits, 1) == digits.test_labels).mean())
     picked = jax.nn.log_softmax(logits)[np.arange(360), digits.test_labels]
     np.testing.assert_allclose(whole["loss"], -picked.mean(), rtol=1e-5)
-    monkeypatch.setattr(problems, "EVALUATED_AT_ONCE", 100)
+    monkeypatch.setattr(sys.modules[problems.Classification.__module__], "EVALUATED_AT_ONCE", 100)
     parts = problem.evaluate(params)
     assert parts["accuracy"] == whole["accuracy"]
     np.testing.assert_allclose(parts["loss"], whole["loss"], rtol=1e-5)
