@@ -33,8 +33,12 @@ def langevin_noise(
 
     def update(updates: Params, state: NoiseState, params: Params | None = None) -> tuple[Params, NoiseState]:
         flat, unravel = ravel_pytree(updates)
-        noise = jax.random.normal(jax.random.fold_in(key, state.step), flat.shape, flat.dtype)
         deviation = jnp.sqrt(2 * jnp.asarray(eta(state.step)) * temperature).astype(flat.dtype)
-        return unravel(flat + deviation * noise), NoiseState(state.step + 1)
+
+        def add(flat: Array) -> Array:
+            return flat + deviation * jax.random.normal(jax.random.fold_in(key, state.step), flat.shape, flat.dtype)
+
+        # Drawing is most of a step of a small model; noise of weight 0 need not be drawn.
+        return unravel(jax.lax.cond(deviation > 0, add, lambda flat: flat, flat)), NoiseState(state.step + 1)
 
     return optax.GradientTransformation(init, update)

@@ -60,3 +60,14 @@ def test_two_noises_and_momentum() -> None:
 
     found = np.asarray(jax.vmap(last)(keys)).ravel()
     assert abs(found.var() - 0.2) < 5 * 0.2 * np.sqrt(2 / found.size)
+
+
+def test_noise_of_no_weight_is_not_drawn() -> None:
+    key, updates = jax.random.key(0), {"w": jnp.arange(3.0)}
+    for temperature, is_drawn in ((0.0, False), (1.0, True)):
+        noise = langevin_noise(key, 0.1, temperature)
+        after, state = noise.update(updates, noise.init(updates))
+        assert bool(jnp.all(after["w"] == updates["w"])) != is_drawn and int(state.step) == 1
+    program = str(jax.make_jaxpr(lambda t: langevin_noise(key, 0.1, t).update(updates, noise.init(updates))[0])(1.0))
+    before, inside = program.split("cond", 1)
+    assert "erf_inv" not in before and "erf_inv" in inside

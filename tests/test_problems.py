@@ -1,5 +1,6 @@
 """Bayesian problems: their energies, exact gradients and predictions against other code."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout, datasets, posterior
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import Partition, iid
-from fedjax_sim.problems import GaussianClients, Logistic, classification, gaussian_simulation, logistic
+from fedjax_sim.problems import GaussianClients, Logistic, classification, gaussian, gaussian_simulation, logistic
 from fedjax_sim.systems import langevin
 
 KEY = jax.random.key(0)
@@ -35,6 +36,20 @@ def test_gaussian_clients_by_hand() -> None:
     np.testing.assert_allclose(counts @ slopes, precision @ (w - mean), rtol=1e-12)
     energies = np.einsum("ci,cij,cj->c", w - centers, hessians, w - centers) / 2
     np.testing.assert_allclose(found, counts @ energies / 4 / 4, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [1, 3, gaussian.UNROLLED + 1])
+def test_derivatives_of_the_quadratic(dim: int) -> None:
+    random = np.random.default_rng(dim)
+    root, x, along = (jnp.asarray(random.normal(size=shape), "float32") for shape in ((dim, dim), (dim,), (dim,)))
+    hessian = root @ root.T
+    turn = jnp.eye(dim) + root + root.T
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    close(gaussian.quadratic(x, hessian), x @ hessian @ x / 2)
+    close(jax.grad(gaussian.quadratic)(x, hessian), hessian @ x)
+    close(jax.hessian(gaussian.quadratic)(x, hessian), hessian)
+    close(jax.jvp(gaussian.quadratic, (x, hessian), (along, turn))[1], along @ hessian @ x + x @ turn @ x / 2)
+    close(jax.jvp(lambda h: gaussian.quadratic(x, h), (hessian,), (turn,))[1], x @ turn @ x / 2)
 
 
 def test_gradient_noise_has_its_covariance() -> None:

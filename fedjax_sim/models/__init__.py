@@ -1,7 +1,8 @@
 """Networks: flax modules, made for a number of classes.
 
-Dense networks are in `mlp.py`, convolutional ones in `cnn.py` and `resnet.py`, with the convolutions of `convolution.py`; those for text in
-`recurrent.py`. Modules are stateless and hashable, and their `init` and `apply` are all that the rest of the package uses.
+Dense networks are in `mlp.py`, with the matrix products of `products.py`; convolutional ones in `cnn.py` and `resnet.py`, with the
+convolutions of `convolution.py`; those for text in `recurrent.py`. Modules are stateless and hashable, and their `init` and `apply` are all
+that the rest of the package uses.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,7 @@ import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
+from fedjax_sim.models import products
 from fedjax_sim.types import Array, Key
 
 
@@ -53,4 +54,4 @@ def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
     def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:
         return jax.random.uniform(key, shape, param_dtype, -bound, bound)
 
-    return nn.Dense(features, dtype=dtype, kernel_init=initial, bias_init=initial)
+    return nn.Dense(features, dtype=dtype, kernel_init=initial, bias_init=initial, dot_general=products.auto)
