@@ -92,7 +92,7 @@ def figure_of(
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):
-        style = styles[i] if styles else "-"
+        style = styles[i] if styles else ("-", "--", ":")[i // len(COLORS) % 3]
         axes.plot(places, values, style, color=COLORS[i % len(COLORS)], linewidth=1.4, label=name)
     if log:
         axes.set_yscale("log")
@@ -100,6 +100,6 @@ def figure_of(
     axes.set_ylabel(y, color=FACE)
     axes.set_title(title, loc="left", fontsize=10, color=FACE)
     if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, **({"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(lines) > len(COLORS) else {}))
     dress(axes)
     return figure
