@@ -16,6 +16,7 @@ import xarray as xr
 
 from experiments import fald_fig2, fald_gaussian, fald_images
 from experiments.fald_claims import CLAIMS
+from experiments.fald_fig1 import same_law
 from fedjax_sim.gaussians import Gaussian, fit, wasserstein2
 from fedjax_sim.theory import langevin_oracle as oracle
 
@@ -242,3 +243,16 @@ def test_step_size_with_the_best_last_score() -> None:
     tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
     assert fald_images._best(tried, "accuracy") == 2e-6
     assert fald_images._best(tried, "warm_ece") == 1e-6
+
+
+def test_samples_of_another_law_are_told_from_the_targets() -> None:
+    goal = Gaussian(np.array([1.0, 2.0]), np.array([[5.0, -2.0], [-2.0, 1.0]]))
+    random = np.random.default_rng(5)
+
+    def draw(num: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:
+        return random.multivariate_normal(goal.mean + shift, scale * goal.covariance, size=num)
+
+    assert same_law(draw(300, shift=0.3), goal) < 0.005
+    assert same_law(draw(300, scale=2.0), goal) < 0.005
+    levels = np.array([same_law(draw(40), goal, shuffles=99, seed=seed) for seed in range(300)])
+    assert abs(np.mean(levels <= 0.2) - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 300)
