@@ -46,15 +46,13 @@ JUDGED: dict[str, dict[int, bool | None]] = {
     "fig13": {23: None},
 }
 QUICK = ("clock", "fig6", "fig11")
-EVERYTHING = os.environ.get("FEDJAX_SIM_SLOW_TESTS")
-slow = pytest.mark.skipif(not EVERYTHING, reason="minutes of compilation; FEDJAX_SIM_SLOW_TESTS asks for it")
 
 
 def test_every_claim_is_judged_somewhere() -> None:
     assert {number for numbers in JUDGED.values() for number in numbers} == set(CLAIMS) == set(range(1, 29))
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=slow) for name in JUDGED])
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED])
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
     environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
