@@ -222,3 +222,12 @@ def test_speakers_are_dealt_evenly_and_whole() -> None:
     assert sum(map(len, speakers)) == len(set().union(*speakers)) == 50
     assert {len(own) for own in speakers} == {1, 2}
     assert part.counts.sum() == len(data.train_sequences)
+
+
+def test_rounds_for_one_of_the_baseline() -> None:
+    """Rounds of 2, 4 and 3, 9: half as many; the error of a ratio of means by hand."""
+    baseline, schedule = (Timeline(np.array(time), *[None] * 5) for time in ([[2.0, 6.0]], [[3.0, 12.0]]))
+    ratio, error = hierarchical_clock.relative_rounds(schedule, baseline)
+    assert ratio == 0.5
+    assert error == pytest.approx(np.std([2 - 1.5, 4 - 4.5], ddof=1) / np.sqrt(2) / 6)
+    assert hierarchical_clock.relative_rounds(baseline, baseline) == (1.0, 0.0)
