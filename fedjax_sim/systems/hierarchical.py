@@ -16,8 +16,8 @@ gradients as the largest group has clients, so sizes of 5 and 15 run 1.5 times t
 its number and by the iterations that its group has done since the run began, not by round: after a round of other length they are others.
 
 A sweep over S, c_g and seeds is one program although its lanes differ in their numbers of rounds. Lane by lane, as on a CPU, a tick past a
-lane's end does no iteration. Batched, as on an accelerator, lanes are sorted by their work into batches: with equal groups, iterations
-executed stay within 1.5 times those needed (`scripts/benchmark.py hierarchical`).
+lane's end does no iteration. Batched, as on an accelerator, lanes are sorted by their work into so many batches that the iterations of
+every tick's longest group stay within 1.5 times those needed (`scripts/benchmark.py hierarchical`).
 
 Deviation: Algorithm 1 sets the clock where Eq. 13 adds up, and its loops go on while the time passed *is at most* S or T, where Eq. 7 and
 13 say until it *is at least*; the equations are followed. A group does at least one iteration, as the baseline S = 0 needs.
