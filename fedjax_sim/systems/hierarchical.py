@@ -28,7 +28,10 @@ groups' models instead, and "fednova" FedNova's rescaled division. Delays are dr
 waits for the slowest, which the paper does not do. Growing sync times are min(S, u `sync_growth`); the paper tells only that they go
 "gradually" from 1 to 5. The round that crosses the time budget is completed and counted. Batches are drawn afresh from the client's
 examples; its size 32 and all learning rates are ours. Isolated groups are S = T, looked at on the way with `ticks_per_round` and
-`group_metrics`. Two levels, no tree.
+`group_metrics`.
+
+There are two levels, no tree: servers in between would do numbers of rounds of their own between two global ones, and a tick here is one
+round of all groups.
 """
 
 from functools import partial
