@@ -95,6 +95,10 @@ def test_leads_are_paired_by_seed() -> None:
     assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
     assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
     assert hierarchical_runs.Lead(1.0, 0.6).is_clear is False
+    both = [xr.concat([one, other], xr.Variable("lr", [0.1, 1.0])) for one, other in ((first, second), (second, first))]
+    by_lr = hierarchical_runs.leads(*both)
+    assert by_lr == {0.1: lead, 1.0: hierarchical_runs.lead(second, first)}
+    assert hierarchical_runs.numbers(by_lr)["1.0"] == {"mean": pytest.approx(-2), "error": lead.error}
 
 
 def test_what_is_unknown_is_not_judged() -> None:
