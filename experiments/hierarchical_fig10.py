@@ -8,24 +8,7 @@ import sys
 
 from matplotlib.figure import Figure
 
-from experiments.hierarchical_runs import (
-    EQUAL,
-    MNIST,
-    all_of,
-    best_lr,
-    by_lr,
-    final,
-    fixed_clock,
-    lead,
-    load,
-    pictures,
-    play,
-    settle,
-    size_of,
-    split,
-    table_of,
-)
-from experiments.sampling import verdict_table
+from experiments import hierarchical_runs as runs
 from experiments.support import Arguments, Outcome, main
 
 SIZES = ((10, 20), (15, 15), (20, 10))
@@ -34,36 +17,35 @@ SHIFTS = {"a": (1.0, 7.0), "b": (7.0, 1.0)}
 
 def run(arguments: Arguments) -> Outcome:
     """Run sizes by shifts."""
-    size = size_of(arguments, MNIST, reduced=None)
-    tasks = split(load(arguments, size), size, "iid", 30)
+    size = runs.size_of(arguments, runs.MNIST, reduced=None)
+    tasks = runs.split(runs.load(arguments, size), size, "iid", 30)
     curves = {}
     for panel, shift in SHIFTS.items():
         for sizes in SIZES:
-            delays = fixed_clock(shift, [0.1 * c for c in shift], 10.0, 1.0)
+            delays = runs.fixed_clock(shift, [0.1 * c for c in shift], 10.0, 1.0)
             name = f"{panel}_{sizes[0]}_{sizes[1]}"
-            curves[name] = play(arguments, size, name, tasks, delays | {"group_sizes": sizes, "sync_time": 8.0})
-    own = {name: final(data, size.time) for name, data in curves.items()}
-    lr = best_lr(own["a_15_15"])
+            curves[name] = runs.play(arguments, size, name, tasks, delays | {"group_sizes": sizes, "sync_time": 8.0})
+    own = {name: runs.final(data, size.time) for name, data in curves.items()}
+    lr = runs.best_lr(own["a_15_15"])
     slow = {"a": "a_10_20", "b": "b_20_10"}
-    leads = {p: {rate: lead(own[name].sel(lr=rate), own[f"{p}_15_15"].sel(lr=rate)) for rate in size.lrs} for p, name in slow.items()}
+    leads = {panel: runs.leads(own[name], own[f"{panel}_15_15"]) for panel, name in slow.items()}
     mirrored = {name: name.replace("a", "b") if "15" in name else f"b_{'_'.join(name.split('_')[:0:-1])}" for name in own if name[0] == "a"}
-    apart = {name: lead(own[name].sel(lr=lr), own[other].sel(lr=lr)) for name, other in mirrored.items()}
-    told = "; ".join(f"{panel}: {by_lr(each)}" for panel, each in leads.items())
+    apart = {name: runs.lead(own[name].sel(lr=lr), own[other].sel(lr=lr)) for name, other in mirrored.items()}
+    told = "; ".join(f"{panel}: {runs.by_lr(each)}" for panel, each in leads.items())
     same = "; ".join(f"{name} over {mirrored[name]}: {each}" for name, each in apart.items())
-    is_mirror = all_of(each.is_none for each in apart.values())
-    measured = {panel: {str(rate): e._asdict() for rate, e in each.items()} for panel, each in leads.items()}
-    more = all_of(each[lr].is_clear for each in leads.values())
+    is_mirror = runs.all_of(each.is_none for each in apart.values())
+    measured = {panel: runs.numbers(each) for panel, each in leads.items()}
+    more = runs.all_of(each[lr].is_clear for each in leads.values())
     judged = [
         (20, measured, more, f"20 clients on the slow server ahead of 15: {told} points at T; judged at lr {lr:g}; {size.words}"),
-        (28, {name: e._asdict() for name, e in apart.items()}, is_mirror, f"{same} points at T, lr {lr:g}, equal within {EQUAL:g}"),
+        (28, runs.numbers(apart), is_mirror, f"{same} points at T, lr {lr:g}, equal within {runs.EQUAL:g}"),
     ]
-    verdicts = [settle(arguments, size, *each) for each in judged]
+    verdicts = [runs.settle(arguments, size, *each) for each in judged]
     figures: dict[str, Figure] = {}
     for panel in SHIFTS:
         shown = {name: data.sel(lr=lr) for name, data in curves.items() if name.startswith(panel)}
-        figures |= pictures(shown, f"fig10{panel}", f"{size.words}, shifts {SHIFTS[panel]}, lr {lr:g}")
-    text = table_of(curves, size.time) + "\n\n" + verdict_table(verdicts)
-    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+        figures |= runs.pictures(shown, f"fig10{panel}", f"{size.words}, shifts {SHIFTS[panel]}, lr {lr:g}")
+    return runs.outcome(size, curves, figures, verdicts)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.hierarchical_runs import FIG11, Size, best_lr, by_lr, clock, final, lead, pictures, play, settle, table_of
-from experiments.sampling import verdict_table
+from experiments import hierarchical_runs as runs
 from experiments.support import Arguments, Outcome, main
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.datasets import Text
 from fedjax_sim.models import CharacterRNN
 from fedjax_sim.theory.hierarchical_timing import expected_idle, expected_rounds, linear_delays
 
-FULL = Size("tiny_shakespeare", 5, 1000.0, (0.5, 2.0), CharacterRNN)
+FULL = runs.Size("tiny_shakespeare", 5, 1000.0, (0.5, 2.0), CharacterRNN)
 REDUCED = FULL._replace(seeds=2, network=partial(CharacterRNN, hidden=(64,), cell="gru"))
-TINY = Size("a made-up play", 2, 60.0, (1.0,), partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru"))
+TINY = runs.Size("a made-up play", 2, 60.0, (1.0,), partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru"))
 SMOKE = "not judged: a smoke run on a made-up play is too small"
 NUM_CLIENTS = 40
 SIZES = {"symmetric": (20, 20), "asymmetric": (30, 10)}
@@ -52,22 +51,21 @@ def run(arguments: Arguments) -> Outcome:
     curves: dict[str, xr.Dataset] = {}
     idle, rounds = {}, {}
     for name, sizes in SIZES.items():
-        curves[name] = play(arguments, size, name, tasks, clock(sizes, FIG11, group_sizes=sizes, sync_time=12.0) | batch)
-        law = linear_delays(sizes, FIG11)
+        curves[name] = runs.play(arguments, size, name, tasks, runs.clock(sizes, runs.FIG11, group_sizes=sizes, sync_time=12.0) | batch)
+        law = linear_delays(sizes, runs.FIG11)
         idle[name] = expected_idle(12.0, law).round(2).tolist()
         rounds[name] = expected_rounds(12.0, law, system_time=1000.0)
-    own = {name: final(each, size.time) for name, each in curves.items()}
-    lr = best_lr(own["symmetric"])
-    leads = {rate: lead(own["symmetric"].sel(lr=rate), own["asymmetric"].sel(lr=rate)) for rate in size.lrs}
+    own = {name: runs.final(each, size.time) for name, each in curves.items()}
+    lr = runs.best_lr(own["symmetric"])
+    leads = runs.leads(own["symmetric"], own["asymmetric"])
     why = (
-        f"20 + 20 ahead of 30 + 10 by {by_lr(leads)} points at T; expected idle time {idle['symmetric']} and {idle['asymmetric']}, "
+        f"20 + 20 ahead of 30 + 10 by {runs.by_lr(leads)} points at T; expected idle time {idle['symmetric']} and {idle['asymmetric']}, "
         f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr {lr:g}; {size.words}"
     )
-    measured = {"leads": {str(rate): each._asdict() for rate, each in leads.items()}, "idle": idle, "rounds": rounds}
-    verdicts = [settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]
-    figures = pictures({name: each.sel(lr=lr) for name, each in curves.items()}, "fig11", f"{size.words}, S = 12, lr {lr:g}")
-    text = table_of(curves, size.time) + "\n\n" + verdict_table(verdicts)
-    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+    measured = {"leads": runs.numbers(leads), "idle": idle, "rounds": rounds}
+    verdicts = [runs.settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]
+    figures = runs.pictures({name: each.sel(lr=lr) for name, each in curves.items()}, "fig11", f"{size.words}, S = 12, lr {lr:g}")
+    return runs.outcome(size, curves, figures, verdicts)
 
 
 if __name__ == "__main__":

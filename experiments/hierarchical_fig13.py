@@ -8,58 +8,36 @@ import sys
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.hierarchical_runs import (
-    FIG6,
-    MNIST,
-    all_of,
-    best_lr,
-    by_lr,
-    clock,
-    dirichlet,
-    final,
-    lead,
-    load,
-    pictures,
-    play,
-    settle,
-    size_of,
-    table_of,
-)
-from experiments.sampling import verdict_table
+from experiments import hierarchical_runs as runs
 from experiments.support import Arguments, Outcome, main
 from fedjax_sim.models import LogisticRegression
 
 SYNC_TIMES = [5.0, 10.0, 20.0]
-FULL = MNIST._replace(network=LogisticRegression)
+FULL = runs.MNIST._replace(network=LogisticRegression)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run both schedules for three final sync times."""
-    size = size_of(arguments, FULL, reduced=None)
-    data = load(arguments, size)
-    tasks = dirichlet(data, size, 20 if arguments.smoke else 1000)
+    size = runs.size_of(arguments, FULL, reduced=None)
+    tasks = runs.dirichlet(runs.load(arguments, size), size, 20 if arguments.smoke else 1000)
     swept = {"sync_growth": [0.0, 1.0], "sync_time": SYNC_TIMES}
-    curves = play(arguments, size, "fig13", tasks, clock([500, 500], FIG6), swept)
-    own = final(curves, size.time)
-    lr = best_lr(own.sel(sync_growth=0.0, sync_time=5.0))
-    leads = {
-        s: {rate: lead(own.sel(lr=rate, sync_time=s, sync_growth=1.0), own.sel(lr=rate, sync_time=s, sync_growth=0.0)) for rate in size.lrs}
-        for s in SYNC_TIMES
-    }
+    curves = runs.play(arguments, size, "fig13", tasks, runs.clock([500, 500], runs.FIG6), swept)
+    own = runs.final(curves, size.time)
+    lr = runs.best_lr(own.sel(sync_growth=0.0, sync_time=5.0))
+    leads = {s: runs.leads(*(own.sel(sync_time=s, sync_growth=growth) for growth in (1.0, 0.0))) for s in SYNC_TIMES}
     gaps = [leads[s][lr] for s in SYNC_TIMES]
     widens = gaps[0].mean < gaps[1].mean < gaps[2].mean
-    holds = all_of([*(each.is_clear for each in gaps), widens if np.isfinite([each.mean for each in gaps]).all() else None])
-    told = "; ".join(f"S = {s:g}: {by_lr(each)}" for s, each in leads.items())
-    measured = {f"{s:g}": {str(rate): e._asdict() for rate, e in each.items()} for s, each in leads.items()}
+    holds = runs.all_of([*(each.is_clear for each in gaps), widens if np.isfinite([each.mean for each in gaps]).all() else None])
+    told = "; ".join(f"S = {s:g}: {runs.by_lr(each)}" for s, each in leads.items())
+    measured = {f"{s:g}": runs.numbers(each) for s, each in leads.items()}
     why = f"growing ahead of fixed at T, points, {told}; judged at lr {lr:g}; {size.words}"
-    verdicts = [settle(arguments, size, 23, measured, holds, why)]
+    verdicts = [runs.settle(arguments, size, 23, measured, holds, why)]
     figures: dict[str, Figure] = {}
     for s in SYNC_TIMES:
         chosen = curves.sel(lr=lr, sync_time=s)
         shown = {word: chosen.sel(sync_growth=g) for word, g in (("fixed", 0.0), ("growing", 1.0))}
-        figures |= pictures(shown, f"fig13_S{s:g}", f"{size.words}, S = {s:g}, lr {lr:g}")
-    text = table_of({"fig13": curves}, size.time) + "\n\n" + verdict_table(verdicts)
-    return Outcome({"fig13": curves}, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+        figures |= runs.pictures(shown, f"fig13_S{s:g}", f"{size.words}, S = {s:g}, lr {lr:g}")
+    return runs.outcome(size, {"fig13": curves}, figures, verdicts)
 
 
 if __name__ == "__main__":

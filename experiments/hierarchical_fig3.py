@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.hierarchical_runs import CIFAR10, FIG3, best_lr, clock, final, load, play, settle, size_of, split
+from experiments import hierarchical_runs as runs
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, main
 from fedjax_sim.plots import COLORS
@@ -52,11 +52,11 @@ def picture(data: xr.Dataset, title: str) -> Figure:
 
 def run(arguments: Arguments) -> Outcome:
     """Run, compare how accuracies change early and late."""
-    size = size_of(arguments, CIFAR10)
-    tasks = split(load(arguments, size), size, "iid", 20)
-    changes = clock([10, 10], FIG3, sync_time=5.0, ticks_per_round=LOOKS, group_metrics=True)
-    data = play(arguments, size, "fig3", tasks, changes)
-    lr = best_lr(final(data, size.time))
+    size = runs.size_of(arguments, runs.CIFAR10)
+    tasks = runs.split(runs.load(arguments, size), size, "iid", 20)
+    changes = runs.clock([10, 10], runs.FIG3, sync_time=5.0, ticks_per_round=LOOKS, group_metrics=True)
+    data = runs.play(arguments, size, "fig3", tasks, changes)
+    lr = runs.best_lr(runs.final(data, size.time))
     rates = {}
     for rate in size.lrs:
         own = data.sel(lr=rate)
@@ -65,7 +65,7 @@ def run(arguments: Arguments) -> Outcome:
         rates[rate] = (float(early.mean()), float(late.mean()), bool(np.all(early > late)) if is_known else None)
     words = ", ".join(f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items())
     why = f"points lost between looks in the first and the last fifth of T: {words}; judged at lr {lr:g}, every seed; {size.words}"
-    verdicts = [settle(arguments, size, 11, {str(rate): each[:2] for rate, each in rates.items()}, rates[lr][2], why)]
+    verdicts = [runs.settle(arguments, size, 11, {str(rate): each[:2] for rate, each in rates.items()}, rates[lr][2], why)]
     figures = {"fig3.png": picture(data.sel(lr=lr), f"{size.words}, lr {lr:g}")}
     return Outcome({"fig3": data}, figures, verdicts, {"size": size.words, "lrs": size.lrs}, verdict_table(verdicts))
 

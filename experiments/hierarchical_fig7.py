@@ -9,28 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.hierarchical_runs import (
-    CIFAR10,
-    FIG7,
-    Size,
-    all_of,
-    at,
-    best_lr,
-    by_lr,
-    clock,
-    crossings,
-    dirichlet,
-    each_setting,
-    final,
-    lead,
-    load,
-    pictures,
-    play,
-    settle,
-    size_of,
-    table_of,
-)
-from experiments.sampling import verdict_table
+from experiments import hierarchical_runs as runs
 from experiments.support import Arguments, Outcome, Verdict, main
 from fedjax_sim.theory.hierarchical_timing import expected_rounds, linear_delays
 
@@ -43,35 +22,21 @@ def saving(data: xr.Dataset, delay: float) -> float:
     return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
 
 
-def judge(arguments: Arguments, size: Size, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
+def judge(arguments: Arguments, size: runs.Size, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
     """Claims 15, 16 and 22 at the learning rate with which S = 0 ends best, claim 17 by rounds alone."""
     time, words, lrs = size.time, size.words, size.lrs
-    own = final(data, time)
+    own = runs.final(data, time)
     grid = np.linspace(0, time, 101)[5:]
-    best = {delay: best_lr(own.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
-    leads = {
-        delay: {
-            rate: {other: lead(*(own.sel(lr=rate, exchange_shift=delay, sync_time=s) for s in (5.0, other))) for other in (0.0, 20.0)}
-            for rate in lrs
-        }
-        for delay in DELAYS
-    }
-    beats = all_of(each.is_clear for delay in DELAYS for each in leads[delay][best[delay]].values())
-    parts = [
-        f"c_g = {delay:g}: ahead of S = {other:g} by {by_lr({rate: leads[delay][rate][other] for rate in lrs})}"
-        for delay in DELAYS
-        for other in (0.0, 20.0)
-    ]
+    best = {delay: runs.best_lr(own.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
+    pairs = [(delay, other) for delay in DELAYS for other in (0.0, 20.0)]
+    leads = {(delay, other): runs.leads(*(own.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))) for delay, other in pairs}
+    beats = runs.all_of(leads[delay, other][best[delay]].is_clear for delay, other in pairs)
+    parts = [f"c_g = {delay:g}: ahead of S = {other:g} by {runs.by_lr(leads[delay, other])}" for delay, other in pairs]
     judged_at = " and ".join(f"{best[delay]:g}" for delay in DELAYS)
-    points = {
-        f"c_g = {delay:g}, lr {rate:g}, over S = {other:g}": leads[delay][rate][other]._asdict()
-        for delay in DELAYS
-        for rate in lrs
-        for other in (0.0, 20.0)
-    }
-    first = settle(arguments, size, 15, points, beats, f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}")
+    points = {f"c_g = {d:g}, lr {rate:g}, over S = {s:g}": e._asdict() for (d, s), each in leads.items() for rate, e in each.items()}
+    first = runs.settle(arguments, size, 15, points, beats, f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}")
     far = data.sel(exchange_shift=30.0)
-    found = {rate: crossings(*(at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0))) for rate in lrs}
+    found = {rate: runs.crossings(*(runs.at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0))) for rate in lrs}
     mine = found[best[30.0]]
     crossed = len(mine) == 1 and mine[0].led_before and 500 <= mine[0].time <= 1000
     is_known = not far.failed.sel(lr=best[30.0], sync_time=[0.0, 20.0]).any()
@@ -81,12 +46,12 @@ def judge(arguments: Arguments, size: Size, data: xr.Dataset, swept: xr.Dataset)
     )
     why = f"S = 0 and 20 change places: {told}; judged at lr {best[30.0]:g}; {words}"
     measured = {str(rate): [each._asdict() for each in places] for rate, places in found.items()}
-    second = settle(arguments, size, 16, measured, crossed if is_known else None, why)
-    accuracies = final(swept, time).mean("seed", skipna=False)
+    second = runs.settle(arguments, size, 16, measured, crossed if is_known else None, why)
+    accuracies = runs.final(swept, time).mean("seed", skipna=False)
     falls = {rate: 100 * accuracies.sel(lr=rate).values for rate in lrs}
-    rate = best_lr(final(swept, time).sel(exchange_shift=SWEPT_DELAYS[0]))
+    rate = runs.best_lr(runs.final(swept, time).sel(exchange_shift=SWEPT_DELAYS[0]))
     numbers = "; ".join(f"{', '.join(f'{x:.1f}' for x in values)} at lr {each:g}" for each, values in falls.items())
-    last = settle(
+    last = runs.settle(
         arguments,
         size,
         22,
@@ -99,31 +64,31 @@ def judge(arguments: Arguments, size: Size, data: xr.Dataset, swept: xr.Dataset)
 
 def run(arguments: Arguments) -> Outcome:
     """Run both sweeps."""
-    size = size_of(arguments, CIFAR10)
-    tasks = dirichlet(load(arguments, size), size, 30)
-    changes = clock([15, 15], FIG7)
-    data = play(arguments, size, "fig7", tasks, changes, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES})
-    swept = play(arguments, size, "fig12", tasks, changes | {"sync_time": 10.0}, {"exchange_shift": SWEPT_DELAYS})
+    size = runs.size_of(arguments, runs.CIFAR10)
+    tasks = runs.dirichlet(runs.load(arguments, size), size, 30)
+    changes = runs.clock([15, 15], runs.FIG7)
+    data = runs.play(arguments, size, "fig7", tasks, changes, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES})
+    swept = runs.play(arguments, size, "fig12", tasks, changes | {"sync_time": 10.0}, {"exchange_shift": SWEPT_DELAYS})
     verdicts = judge(arguments, size, data, swept)
     savings = {delay: saving(data, delay) for delay in DELAYS}
     expected = {}
     for delay in DELAYS:
-        law = linear_delays([15, 15], FIG7)._replace(global_shift=delay)
+        law = linear_delays([15, 15], runs.FIG7)._replace(global_shift=delay)
         flat, long = (expected_rounds(s, law, system_time=1000.0) for s in (0.0, 20.0))
         expected[delay] = 100 * (1 - long / flat)
     told = " and ".join(f"{savings[delay]:.1f} % with c_g = {delay:g} (expected at T = 1000: {expected[delay]:.1f})" for delay in DELAYS)
     measured = {str(delay): value for delay, value in savings.items()}
-    verdicts.append(settle(arguments, size, 17, measured, 33 <= savings[30.0] <= 41, f"{told}; judged at c_g = 30"))
+    verdicts.append(runs.settle(arguments, size, 17, measured, 33 <= savings[30.0] <= 41, f"{told}; judged at c_g = 30"))
     figures: dict[str, Figure] = {}
     for delay in DELAYS:
         own = data.sel(exchange_shift=delay)
-        lr = best_lr(final(own, size.time).sel(sync_time=0.0))
-        figures |= pictures(each_setting(own, "sync_time", lr, "S"), f"fig7_cg{delay:g}", f"{size.words}, c_g = {delay:g}, lr {lr:g}")
-    lr = best_lr(final(swept, size.time).sel(exchange_shift=SWEPT_DELAYS[0]))
-    figures |= pictures(each_setting(swept, "exchange_shift", lr, "c_g"), "fig12", f"{size.words}, S = 10, lr {lr:g}")
+        lr = runs.best_lr(runs.final(own, size.time).sel(sync_time=0.0))
+        shown = runs.each_setting(own, "sync_time", lr, "S")
+        figures |= runs.pictures(shown, f"fig7_cg{delay:g}", f"{size.words}, c_g = {delay:g}, lr {lr:g}")
+    lr = runs.best_lr(runs.final(swept, size.time).sel(exchange_shift=SWEPT_DELAYS[0]))
+    figures |= runs.pictures(runs.each_setting(swept, "exchange_shift", lr, "c_g"), "fig12", f"{size.words}, S = 10, lr {lr:g}")
     curves = {"fig7": data, "fig12": swept}
-    text = table_of(curves, size.time) + "\n\n" + verdict_table(verdicts)
-    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+    return runs.outcome(size, curves, figures, verdicts)
 
 
 if __name__ == "__main__":

@@ -9,30 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments import hierarchical_runs as runs
 from experiments.hierarchical_claims import verdict
-from experiments.hierarchical_runs import (
-    FEMNIST,
-    FIG8,
-    MNIST,
-    all_of,
-    at,
-    best_lr,
-    by_lr,
-    clock,
-    crossings,
-    dirichlet,
-    each_setting,
-    final,
-    lead,
-    load,
-    pictures,
-    play,
-    settle,
-    size_of,
-    split,
-    table_of,
-)
-from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, main
 
 SYNC_TIMES = [0.0, 12.0, 24.0]
@@ -44,29 +22,29 @@ CROSSES = (200.0, 450.0)
 
 def run(arguments: Arguments) -> Outcome:
     """Run the printed setting and the one that can be."""
-    size = size_of(arguments, FEMNIST, MNIST)
-    data = load(arguments, size)
+    size = runs.size_of(arguments, runs.FEMNIST, runs.MNIST)
+    data = runs.load(arguments, size)
     if data.train_clients is None:
-        tasks = dirichlet(data, size, 80 if arguments.smoke else 340)
+        tasks = runs.dirichlet(data, size, 80 if arguments.smoke else 340)
     else:
-        tasks = split(data, size, "natural", int(data.train_clients.max()) + 1, client_ids=data.train_clients)
+        tasks = runs.split(data, size, "natural", int(data.train_clients.max()) + 1, client_ids=data.train_clients)
     swept: dict[str, Any] = {"sync_time": SYNC_TIMES}
-    printed = play(arguments, size, "printed", tasks, clock([850] * 4, FIG8), swept)
-    active = play(arguments, size, "active", tasks, clock([ACTIVE] * 4, FIG8, active_per_group=ACTIVE), swept)
-    own = final(active, size.time)
-    lr = best_lr(own.sel(sync_time=0.0))
+    printed = runs.play(arguments, size, "printed", tasks, runs.clock([850] * 4, runs.FIG8), swept)
+    active = runs.play(arguments, size, "active", tasks, runs.clock([ACTIVE] * 4, runs.FIG8, active_per_group=ACTIVE), swept)
+    own = runs.final(active, size.time)
+    lr = runs.best_lr(own.sel(sync_time=0.0))
     grid = np.linspace(0, size.time, 101)[5:]
     early, changes, leads_first = {}, {}, []
     for s in SYNC_TIMES[1:]:
         both = [active.sel(lr=lr, sync_time=each) for each in (0.0, s)]
-        early[s] = {time: lead(*(at(each, time) for each in both)) for time in EARLY}
-        changes[s] = crossings(*(at(each, grid) for each in both))
+        early[s] = {time: runs.lead(*(runs.at(each, time) for each in both)) for time in EARLY}
+        changes[s] = runs.crossings(*(runs.at(each, grid) for each in both))
         is_between = any(each.led_before and CROSSES[0] <= each.time <= CROSSES[1] for each in changes[s])
-        at_all = all_of(each.is_clear for each in early[s].values())
+        at_all = runs.all_of(each.is_clear for each in early[s].values())
         leads_first.append(True if is_between and at_all is not None else at_all)
-    late = {s: {rate: lead(own.sel(lr=rate, sync_time=12.0), own.sel(lr=rate, sync_time=s)) for rate in size.lrs} for s in (0.0, 24.0)}
-    holds = all_of([*leads_first, *(each[lr].is_clear for each in late.values())])
-    told = "; ".join(f"at T S = 12 over S = {s:g} by {by_lr(each)}" for s, each in late.items())
+    late = {s: runs.leads(own.sel(sync_time=12.0), own.sel(sync_time=s)) for s in (0.0, 24.0)}
+    holds = runs.all_of([*leads_first, *(each[lr].is_clear for each in late.values())])
+    told = "; ".join(f"at T S = 12 over S = {s:g} by {runs.by_lr(each)}" for s, each in late.items())
     before = "; ".join(
         f"over S = {s:g} by {', '.join(f'{each} at {time:g}' for time, each in leads.items())}, places changed at "
         f"{' '.join(f'{each.time:g} (S = {0 if each.led_before else s:g} ahead before)' for each in changes[s]) or 'no time'}"
@@ -82,14 +60,13 @@ def run(arguments: Arguments) -> Outcome:
     spread = max(float(np.max(np.abs(printed.accuracy.sel(sync_time=s) - first))) for s in SYNC_TIMES)
     same_time = all(bool(np.all(printed.time.sel(sync_time=s) == printed.time.sel(sync_time=0.0))) for s in SYNC_TIMES)
     verdicts = [
-        settle(arguments, size, 18, measured, holds, why),
+        runs.settle(arguments, size, 18, measured, holds, why),
         verdict(27, {"largest difference": spread}, spread == 0 and same_time, f"largest difference of accuracies {spread:g}, same times"),
     ]
-    figures = pictures(each_setting(active, "sync_time", lr, "S"), "fig8", f"{size.words}, 16 active, lr {lr:g}")
-    figures |= pictures(each_setting(printed, "sync_time", lr, "S"), "fig8_printed", f"{size.words}, as printed, lr {lr:g}")
+    figures = runs.pictures(runs.each_setting(active, "sync_time", lr, "S"), "fig8", f"{size.words}, 16 active, lr {lr:g}")
+    figures |= runs.pictures(runs.each_setting(printed, "sync_time", lr, "S"), "fig8_printed", f"{size.words}, as printed, lr {lr:g}")
     curves = {"printed": printed, "active": active}
-    text = table_of(curves, size.time) + "\n\n" + verdict_table(verdicts)
-    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+    return runs.outcome(size, curves, figures, verdicts)
 
 
 if __name__ == "__main__":

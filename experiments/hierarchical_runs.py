@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.hierarchical_claims import verdict
-from experiments.support import Arguments, Verdict, table
+from experiments.sampling import verdict_table
+from experiments.support import Arguments, Outcome, Verdict, table
 from fedjax_sim import datasets, models, partition, plots, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.settings import ConfigError
@@ -176,6 +177,16 @@ def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
     return Lead(float(difference.mean()), error)
 
 
+def leads(first: xr.DataArray, second: xr.DataArray) -> dict[float, Lead]:
+    """Compare two at each learning rate. Dimensions lr and seed."""
+    return {float(rate): lead(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values}
+
+
+def numbers(leads: Mapping[Any, Lead]) -> dict[str, dict[str, float]]:
+    """Leads as a verdict keeps them."""
+    return {str(name): each._asdict() for name, each in leads.items()}
+
+
 def all_of(judgements: Iterable[bool | None]) -> bool | None:
     """Whether all hold: False if one does not, otherwise None if one is unknown."""
     found = list(judgements)
@@ -255,3 +266,11 @@ def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
 def by_lr(leads: Mapping[float, Lead]) -> str:
     """Leads at each learning rate, in words."""
     return ", ".join(f"{each} at lr {rate:g}" for rate, each in leads.items())
+
+
+def outcome(
+    size: Size, curves: Mapping[str, xr.Dataset], figures: Mapping[str, Figure], verdicts: Sequence[Verdict], shown: str | None = None
+) -> Outcome:
+    """What a figure leaves; it prints a table, by default that of the accuracies at T, and the verdicts."""
+    text = (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
+    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)

@@ -99,7 +99,7 @@ def parser_of(command: str, summary: str) -> Parser:
         action="append",
         default=[],
         metavar="NAME=VALUE,...",
-        help="set, or with several values sweep, a field of the systems' settings",
+        help="set, or with several values sweep, a field of the settings of those systems that have a use for it",
     )
     flag("--time-budget", "virtual time", "T")
     flag("--trace", "CSV file with columns client, start, finish, in place of the delay law", "FILE")

@@ -23,7 +23,7 @@ from fedjax_sim.results import label
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.simulate import keys_of, request, stack_lanes
 from fedjax_sim.systems import SYSTEMS
-from fedjax_sim.timelines import Trace
+from fedjax_sim.timelines import Clients, Trace
 from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
@@ -42,6 +42,10 @@ class Contender(NamedTuple):
         combinations = [dict(zip(self.swept, values, strict=True)) for values in itertools.product(*self.swept.values())]
         return [(label(self.system.name, point), self.hyper.replace(**point)) for point in combinations]
 
+    def without_use(self) -> set[str]:
+        """Settings that others of its own decide, at every point."""
+        return set.intersection(*(set(hyper.decided() if isinstance(hyper, Clients) else ()) for _, hyper in self.points()))
+
     def resolved(self) -> dict[str, Any]:
         """All settings, the swept ones as lists."""
         values = {name: getattr(self.hyper, name) for name in fields(self.system.Hyper)} | self.swept
@@ -49,7 +53,11 @@ class Contender(NamedTuple):
 
 
 def contenders(names: Sequence[str], texts: Mapping[str, list[str]], defaults: Defaults) -> list[Contender]:
-    """Resolve systems and settings given as text; every system takes the settings that it has."""
+    """Resolve systems and settings given as text; every system takes the settings that it has.
+
+    Of these it leaves those for which it has no use, such as speeds of clients where delays are drawn for groups, to the systems that have
+    one; where none has, they are refused.
+    """
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
     systems = [SYSTEMS[words.named("system", name, SYSTEMS)] for name in names or MAIN_JOB]
@@ -64,7 +72,15 @@ def contenders(names: Sequence[str], texts: Mapping[str, list[str]], defaults: D
             raise ConfigError("setting name", name, "one of " + ", ".join(sorted(set().union(*known))))
     if len(texts.get("num_clients", [])) > 1:
         raise ConfigError("values of num_clients", ",".join(texts["num_clients"]), "one, as the partition follows it")
-    return [_contender(system, texts, defaults) for system in systems]
+    drafts = [_contender(system, texts, defaults) for system in systems]
+    used = set().union(*(own.keys() - draft.without_use() for own, draft in zip(known, drafts, strict=True)))
+    found = []
+    for system, draft in zip(systems, drafts, strict=True):
+        left = draft.without_use() & used
+        found.append(_contender(system, {name: each for name, each in texts.items() if name not in left}, defaults))
+        for _, hyper in found[-1].points():
+            check(hyper)
+    return found
 
 
 def _contender(system: System, texts: Mapping[str, list[str]], defaults: Defaults) -> Contender:
@@ -76,10 +92,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     usual = defaults.em_settings if system.learns is LatentProblem else defaults.settings
     fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
-    contender = Contender(system, system.Hyper(**fixed), {name: each for name, each in values.items() if len(each) > 1})
-    for _, hyper in contender.points():
-        check(hyper)
-    return contender
+    return Contender(system, system.Hyper(**fixed), {name: each for name, each in values.items() if len(each) > 1})
 
 
 class Data(NamedTuple):

@@ -8,6 +8,7 @@
     python scripts/benchmark.py asynchronous   FedStaleWeight's 16,000 server steps in virtual time
     python scripts/benchmark.py langevin   chains of FA-LD against a NumPy loop and blackjax's SGLD
     python scripts/benchmark.py em         expected statistics of a mixture per second, beside NumPy and scikit-learn
+    python scripts/benchmark.py hierarchical   what padding costs in a sweep of sync times and exchange delays as one program
     python scripts/benchmark.py convolution   a local step of each convolutional network: the library's convolution and ours (by itself)
 
 Contestants take turns, and the median of their rounds counts. The images are random bytes: their content does not change the time.
@@ -36,6 +37,7 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from benchmark_arrivals import bench_arrivals, bench_asynchronous  # noqa: E402
 from benchmark_em import bench_em  # noqa: E402
+from benchmark_hierarchical import bench_hierarchical  # noqa: E402
 from benchmark_langevin import bench_langevin  # noqa: E402
 from benchmark_timing import in_turns, wall  # noqa: E402
 from flax import linen as nn  # noqa: E402
@@ -249,6 +251,7 @@ BENCHMARKS = {
     "asynchronous": bench_asynchronous,
     "langevin": bench_langevin,
     "em": bench_em,
+    "hierarchical": bench_hierarchical,
     "convolution": bench_convolution,
 }
 

@@ -1,4 +1,4 @@
-"""Chains of FA-LD on its paper's simulation, beside a plain NumPy loop and blackjax's SGLD of the same target, in float64."""
+"""Chains of FA-LD on its paper's simulation, beside a plain NumPy loop and blackjax's SGLD of the same target, in float64 and float32."""
 
 import time
 from collections.abc import Callable
@@ -16,33 +16,39 @@ from fedjax_sim.systems import langevin
 
 CHAINS, CLIENTS, LOCAL_STEPS, ROUNDS = 300, 50, 100, 3
 STEP_SIZES = (1e-6, 3e-7, 1e-7, 3e-8, 1e-8)
-SINGLE_STEPS = 300
+SINGLE_STEPS = 3000
 LANES = CHAINS * len(STEP_SIZES)
 
 
 def bench_langevin(turns: int) -> dict[str, Any]:
     """Chain-steps per second of 300 chains x 50 clients x 5 step sizes, K = 100; then of K = 1. A chain-step is one step of all clients."""
-    with jax.enable_x64(True):
-        problem = gaussian_simulation(0, alpha=0.0)
-        pooled = GaussianClients.of(np.asarray(problem.hessians)[:1], problem.posterior().mean[None], counts=50_000)
-        steps = {
-            "engine, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _engine(problem, LOCAL_STEPS, ROUNDS)),
-            "plain NumPy loop, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _numpy(problem, LOCAL_STEPS, ROUNDS)),
-            "engine, K = 1": (SINGLE_STEPS, lambda: _engine(problem, 1, SINGLE_STEPS)),
-            "engine, K = 1, one client": (SINGLE_STEPS, lambda: _engine(pooled, 1, SINGLE_STEPS)),
-            "blackjax SGLD": (SINGLE_STEPS, _blackjax(pooled, SINGLE_STEPS)),
-        }
-        programs = _programs_of(steps["engine, K = 100"][1])
-        seconds: dict[str, list[float]] = {name: [] for name in steps}
-        for turn in range(turns + 1):
-            for name, (_, run) in steps.items():
-                began = time.perf_counter()
-                run()
-                if turn > 0:
-                    seconds[name].append(time.perf_counter() - began)
+    measured: dict[str, Any] = {"chains x step sizes x clients": [CHAINS, len(STEP_SIZES), CLIENTS]}
+    for dtype in ("float64", "float32"):
+        with jax.enable_x64(dtype == "float64"):
+            measured[dtype] = _measure(dtype, turns)
+    return measured
+
+
+def _measure(dtype: str, turns: int) -> dict[str, Any]:
+    problem = gaussian_simulation(0, alpha=0.0, dtype=dtype)
+    pooled = GaussianClients.of(np.asarray(problem.hessians)[:1], problem.posterior().mean[None].astype(dtype), counts=50_000)
+    steps = {
+        "engine, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _engine(problem, LOCAL_STEPS, ROUNDS)),
+        "plain NumPy loop, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _numpy(problem, LOCAL_STEPS, ROUNDS)),
+        "engine, K = 1": (SINGLE_STEPS // 10, lambda: _engine(problem, 1, SINGLE_STEPS // 10)),
+        "engine, K = 1, one client": (SINGLE_STEPS, lambda: _engine(pooled, 1, SINGLE_STEPS)),
+        "blackjax SGLD": (SINGLE_STEPS, _blackjax(pooled, SINGLE_STEPS)),
+    }
+    programs = _programs_of(steps["engine, K = 100"][1])
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 1):
+        for name, (_, run) in steps.items():
+            began = time.perf_counter()
+            run()
+            if turn > 0:
+                seconds[name].append(time.perf_counter() - began)
     rate = {name: LANES * steps[name][0] / float(np.median(seconds[name])) for name in steps}
     return {
-        "chains x step sizes x clients": [CHAINS, len(STEP_SIZES), CLIENTS],
         "chain-steps per second, whole calls": rate,
         "compiled programs of learning for the sweep": programs.count("jit(_advance)"),
         "engine over NumPy, K = 100": rate["engine, K = 100"] / rate["plain NumPy loop, K = 100"],
@@ -76,13 +82,13 @@ def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     """All chains and clients in one array, a Python loop over steps."""
     centers, hessian = np.asarray(problem.centers), np.asarray(problem.hessians)[0]
     random = np.random.default_rng(0)
-    eta = np.repeat(STEP_SIZES, CHAINS)[:, None, None]
+    eta = np.repeat(np.asarray(STEP_SIZES, centers.dtype), CHAINS)[:, None, None]
     deviation = np.sqrt(2 * eta * CLIENTS)
-    server = np.zeros((LANES, 1, 2))
+    server = np.zeros((LANES, 1, 2), centers.dtype)
     for _ in range(rounds):
         theta = np.repeat(server, CLIENTS, axis=1)
         for _ in range(local_steps):
-            theta = theta - eta * ((theta - centers) @ hessian) + deviation * random.standard_normal(theta.shape)
+            theta = theta - eta * ((theta - centers) @ hessian) + deviation * random.standard_normal(theta.shape, theta.dtype)
         server = theta.mean(axis=1, keepdims=True)
     assert np.isfinite(server).all()
 
@@ -90,7 +96,7 @@ def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
 def _blackjax(problem: GaussianClients, steps: int) -> Callable[[], None]:
     """SGLD on the pooled energy, all chains batched, steps scanned, in one compiled call."""
     mean, covariance = problem.posterior()
-    precision = jnp.asarray(np.linalg.inv(covariance))
+    mean, precision = (jnp.asarray(x, problem.centers.dtype) for x in (mean, np.linalg.inv(covariance)))
     sgld = blackjax.sgld(lambda theta, _: -precision @ (theta - mean))
 
     @jax.jit
@@ -99,11 +105,11 @@ def _blackjax(problem: GaussianClients, steps: int) -> Callable[[], None]:
             def step(theta: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
                 return sgld.step(key, theta, None, eta), None
 
-            return jax.lax.scan(step, jnp.zeros(2), jax.random.split(key, steps))[0]
+            return jax.lax.scan(step, jnp.zeros_like(mean), jax.random.split(key, steps))[0]
 
         return jax.vmap(chain)(keys, eta)
 
-    keys, eta = jax.random.split(jax.random.key(0), LANES), jnp.repeat(jnp.asarray(STEP_SIZES), CHAINS)
+    keys, eta = jax.random.split(jax.random.key(0), LANES), jnp.repeat(jnp.asarray(STEP_SIZES, mean.dtype), CHAINS)
 
     def run() -> None:
         chains(keys, eta).block_until_ready()

@@ -117,6 +117,14 @@ CASES = {
         ["run", "hierarchical", "--out", "out", "--set", "group_sizes=10+15"],
         ["group_sizes", "(10, 15)", "num_clients = 30"],
     ),
+    "speeds of clients without use": (
+        ["run", "hierarchical", "--out", "out", "--set", "rate_slow=0.1"],
+        ["rate_slow", "0.1", 'left at 0.0625 with delays "group"'],
+    ),
+    "setting of none of several systems": (
+        ["run", "fedavg", "hierarchical", "--out", "out", "--set", "buffer_size=3"],
+        ["setting name", "'buffer_size'", "num_selected", "sync_time"],
+    ),
     "negative sync time": (["run", "hierarchical", "--out", "out", "--set", "sync_time=0,-1"], ["sync_time", "-1.0", "at least 0"]),
     "unknown aggregation": (
         ["run", "hierarchical", "--out", "out", "--set", "aggregation=sum"],

@@ -14,7 +14,10 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
+from fedjax_sim import comparison
 from fedjax_sim.cli import main
+from fedjax_sim.defaults import defaults_of
+from fedjax_sim.settings import ConfigError
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
@@ -137,6 +140,27 @@ def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
     config = json.loads((tmp_path / "mine" / "config.json").read_text())
     assert config["systems"]["favano"]["server_wait"] == [2.0, 4.0]
     assert (config["systems"]["fedbuff"]["server_lr"], config["systems"]["favano"]["lr"]) == (0.5, 0.1)
+
+
+def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
+    """Speeds of clients where delays are drawn for groups, or a trace decides them; refused where nobody has a use for them."""
+
+    def rates(*systems, **texts):
+        entrants = comparison.contenders(systems, {name: text.split(",") for name, text in texts.items()}, defaults_of("digits"))
+        return [entrant.resolved()["rate_slow"] for entrant in entrants]
+
+    table = tmp_path / "rates.csv"
+    table.write_text("rate\n" + "0.5\n" * 30)
+    assert rates("fedavg", "hierarchical", rate_slow="0.1") == [0.1, 1 / 16]
+    assert rates("hierarchical", "fedavg", rate_slow="0.1,0.2") == [1 / 16, [0.1, 0.2]]
+    assert rates("fedavg", "hierarchical", rate_slow="0.1", delays="client") == [0.1, 0.1]
+    for systems, texts in (
+        (["hierarchical"], {}),
+        (["fedavg", "hierarchical"], {"delays": "group,client"}),  # used at one of its points
+        (["fedavg", "hierarchical"], {"client_table": str(table)}),
+    ):
+        with pytest.raises(ConfigError, match=r"^rate_slow is 0\.1, but must be left at 0\.0625 with "):
+            rates(*systems, rate_slow="0.1", **texts)
 
 
 def test_local_steps_are_swept_beside_the_steps_received(call, tmp_path):

@@ -15,6 +15,10 @@ Groups of unequal size are padded to the largest: `executed` and `needed` count 
 gradients as the largest group has clients, so sizes of 5 and 15 run 1.5 times those that count. A client's batches and noise are keyed by
 its number and by the iterations that its group has done since the run began, not by round: after a round of other length they are others.
 
+A sweep over S, c_g and seeds is one program although its lanes differ in their numbers of rounds. Lane by lane, as on a CPU, a tick past a
+lane's end does no iteration. Batched, as on an accelerator, lanes are sorted by their work into so many batches that the iterations of
+every tick's longest group stay within 1.5 times those needed (`scripts/benchmark.py hierarchical`).
+
 Deviation: Algorithm 1 sets the clock where Eq. 13 adds up, and its loops go on while the time passed *is at most* S or T, where Eq. 7 and
 13 say until it *is at least*; the equations are followed. A group does at least one iteration, as the baseline S = 0 needs.
 
@@ -24,7 +28,10 @@ groups' models instead, and "fednova" FedNova's rescaled division. Delays are dr
 waits for the slowest, which the paper does not do. Growing sync times are min(S, u `sync_growth`); the paper tells only that they go
 "gradually" from 1 to 5. The round that crosses the time budget is completed and counted. Batches are drawn afresh from the client's
 examples; its size 32 and all learning rates are ours. Isolated groups are S = T, looked at on the way with `ticks_per_round` and
-`group_metrics`. Two levels, no tree.
+`group_metrics`.
+
+There are two levels, no tree: servers in between would do numbers of rounds of their own between two global ones, and a tick here is one
+round of all groups.
 """
 
 from functools import partial

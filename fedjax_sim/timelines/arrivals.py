@@ -69,7 +69,10 @@ class Arrivals(Clients):
             value = float(np.max(getattr(self, name)))
             if value > 0 and self.restart not in FREE:
                 raise ConfigError(name, value, f'0 under restart = "{self.restart}", or restart one of {", ".join(FREE)}')
-        self.left_to_trace("restart", "send_old_model", "throttle", "ties", "drop_rate", "on_time", "off_time")
+
+    def decided(self) -> dict[str, str]:
+        own = ("restart", "send_old_model", "throttle", "ties", "drop_rate", "on_time", "off_time")
+        return super().decided() | self.decided_by_trace(*own)
 
 
 def arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:

@@ -42,10 +42,12 @@ class Contacts(Clients):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         if self.time_of == "update":
             raise ConfigError("time_of", "update", '"step", as contacts interrupt clients between steps')
-        self.left_to_trace("carry_residual")
         for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
             if self.runtime_law == "count_geom" and getattr(self, name):
                 raise ConfigError(name, True, "false under runtime_law = count_geom, whose counts do not depend on time")
+
+    def decided(self) -> dict[str, str]:
+        return super().decided() | self.decided_by_trace("carry_residual")
 
 
 def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:

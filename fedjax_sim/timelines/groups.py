@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, choice, count, fixed, real, reals, redefault, static, struct
-from fedjax_sim.timelines.laws import Clients
+from fedjax_sim.timelines.laws import RATES, SPREADS, Clients
 from fedjax_sim.types import EMPTY, Array
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
@@ -94,24 +94,10 @@ class Groups(Clients):
         return self.num_groups
 
     def check_together(self) -> None:
-        super().check_together()
         for name, value in (("local_steps", 1), ("time_of", "step"), ("trace", None)):
             if getattr(self, name) != value:
                 raise ConfigError(name, getattr(self, name), f"left at {value!r} with groups")
-        if self.delays == "client":
-            self.left_to('delays "client"', "shift_per_client", "shift", "mean_per_client", "mean")
-        else:
-            speeds = (
-                "rate_fast",
-                "rate_slow",
-                "slow_fraction",
-                "slow_clients",
-                "spread_fast",
-                "spread_slow",
-                "runtime_law",
-                "client_table",
-            )
-            self.left_to('delays "group"', *speeds)
+        super().check_together()
         self._check_grouping()
         if self.active_per_group > 0 and self.delays == "client":
             raise ConfigError("active_per_group", self.active_per_group, "0 with delays of clients, which all take part in them")
@@ -126,6 +112,12 @@ class Groups(Clients):
         if np.max(np.asarray(self.sync_time, float)) > MOST_ITERATIONS * shortest:
             allowed = f"at most {MOST_ITERATIONS} times an iteration's mean delay, {shortest:g}"
             raise ConfigError("sync_time", self.sync_time, allowed)
+
+    def decided(self) -> dict[str, str]:
+        if self.delays == "client":
+            return super().decided() | dict.fromkeys(("shift_per_client", "shift", "mean_per_client", "mean"), 'delays "client"')
+        of_clients = (*RATES, "slow_fraction", "slow_clients", *SPREADS, "runtime_law", "client_table")
+        return super().decided() | dict.fromkeys(of_clients, 'delays "group"')
 
     def _check_grouping(self) -> None:
         sizes, association = self.group_sizes, self.association

@@ -18,6 +18,8 @@ STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
 SPREAD_LAWS = ("runtime_uniform", "runtime_normal", "runtime_shifted_exp", "runtime_lognormal", "runtime_pareto")
 """Laws that have a spread besides the mean."""
 BOUNDED_SPREADS = ("runtime_uniform", "runtime_shifted_exp", "runtime_pareto")
+RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
+"""Settings of fast and slow clients."""
 RUNTIME_LAWS = (*STEP_COUNT_LAWS, "runtime_constant", *SPREAD_LAWS)
 
 
@@ -91,18 +93,30 @@ class Clients:
     trace: Any = static(None, "a Trace, or the name of a CSV file with columns client, start, finish", _is_trace, read_trace)
 
     def check_together(self) -> None:
-        rates, spreads = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
         table = self.client_table
-        if table is not None:
-            if table.rate.size != self.num_clients:
-                raise ConfigError("client_table", f"of {table.rate.size} rows", f"of num_clients = {self.num_clients} rows")
-            self.left_to("a table of clients", "slow_fraction", "slow_clients", *rates, *spreads)
-        for names, of_table in ((rates, "rate"), (spreads, "spread")):
+        if table is not None and table.rate.size != self.num_clients:
+            raise ConfigError("client_table", f"of {table.rate.size} rows", f"of num_clients = {self.num_clients} rows")
+        for name, what in self.decided().items():
+            value, default = getattr(self, name), fields(type(self))[name].default
+            is_default = value is None if default is None else not np.any(np.asarray(value) != default)
+            if not is_default:
+                raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
+        for names, of_table in ((RATES, "rate"), (SPREADS, "spread")):
             for name in names if table is None else (f"client_table {of_table}",):
                 self._check_speed(name, getattr(self, name) if table is None else getattr(table, of_table), is_rate=of_table == "rate")
         if self.trace is not None:
             self.trace.check(self.num_clients)
-        self.left_to_trace("slow_fraction", "slow_clients", *rates, "runtime_law", *spreads, "time_of", "client_table")
+
+    def decided(self) -> dict[str, str]:
+        """Settings that have no use beside others and must be left at their defaults, by name, and what decides them."""
+        found: dict[str, str] = {}
+        if self.client_table is not None:
+            found |= dict.fromkeys(("slow_fraction", "slow_clients", *RATES, *SPREADS), "a table of clients")
+        return found | self.decided_by_trace("slow_fraction", "slow_clients", *RATES, "runtime_law", *SPREADS, "time_of", "client_table")
+
+    def decided_by_trace(self, *names: str) -> dict[str, str]:
+        """These settings, where there is a recorded trace."""
+        return {} if self.trace is None else dict.fromkeys(names, "a recorded trace")
 
     @property
     def mean_rate(self) -> Any:
@@ -136,19 +150,6 @@ class Clients:
             is_pareto = self.runtime_law == "runtime_pareto"
             if worst > 1 or (is_pareto and worst == 1):
                 raise ConfigError(name, worst, f"{'below' if is_pareto else 'at most'} 1 under {self.runtime_law}")
-
-    def left_to_trace(self, *names: str) -> None:
-        """Refuse settings that a recorded trace decides, unless they are at their defaults."""
-        if self.trace is not None:
-            self.left_to("a recorded trace", *names)
-
-    def left_to(self, what: str, *names: str) -> None:
-        """Refuse settings that something else decides, unless they are at their defaults."""
-        for name in names:
-            value, default = getattr(self, name), fields(type(self))[name].default
-            is_default = value is None if default is None else not np.any(np.asarray(value) != default)
-            if not is_default:
-                raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
 
 
 class Speeds(NamedTuple):

@@ -29,7 +29,9 @@ class Rounds(Clients):
         self.check_cohort()
         if self.trace is not None and len(set(self.trace.client.tolist())) < self.num_clients:
             raise ConfigError("trace", "a client without rows", "with rows of every client, as any may be selected")
-        self.left_to_trace("round_time")
+
+    def decided(self) -> dict[str, str]:
+        return super().decided() | self.decided_by_trace("round_time")
 
     def check_cohort(self) -> None:
         if self.num_selected > self.num_clients:

@@ -46,15 +46,13 @@ JUDGED: dict[str, dict[int, bool | None]] = {
     "fig13": {23: None},
 }
 QUICK = ("clock", "fig6", "fig11")
-EVERYTHING = os.environ.get("FEDJAX_SIM_SLOW_TESTS")
-slow = pytest.mark.skipif(not EVERYTHING, reason="minutes of compilation; FEDJAX_SIM_SLOW_TESTS asks for it")
 
 
 def test_every_claim_is_judged_somewhere() -> None:
     assert {number for numbers in JUDGED.values() for number in numbers} == set(CLAIMS) == set(range(1, 29))
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=slow) for name in JUDGED])
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED])
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
     environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
@@ -97,6 +95,10 @@ def test_leads_are_paired_by_seed() -> None:
     assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
     assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
     assert hierarchical_runs.Lead(1.0, 0.6).is_clear is False
+    both = [xr.concat([one, other], xr.Variable("lr", [0.1, 1.0])) for one, other in ((first, second), (second, first))]
+    by_lr = hierarchical_runs.leads(*both)
+    assert by_lr == {0.1: lead, 1.0: hierarchical_runs.lead(second, first)}
+    assert hierarchical_runs.numbers(by_lr)["1.0"] == {"mean": pytest.approx(-2), "error": lead.error}
 
 
 def test_what_is_unknown_is_not_judged() -> None:
@@ -224,3 +226,12 @@ def test_speakers_are_dealt_evenly_and_whole() -> None:
     assert sum(map(len, speakers)) == len(set().union(*speakers)) == 50
     assert {len(own) for own in speakers} == {1, 2}
     assert part.counts.sum() == len(data.train_sequences)
+
+
+def test_rounds_for_one_of_the_baseline() -> None:
+    """Rounds of 2, 4 and 3, 9: half as many; the error of a ratio of means by hand."""
+    baseline, schedule = (Timeline(np.array(time), *[None] * 5) for time in ([[2.0, 6.0]], [[3.0, 12.0]]))
+    ratio, error = hierarchical_clock.relative_rounds(schedule, baseline)
+    assert ratio == 0.5
+    assert error == pytest.approx(np.std([2 - 1.5, 4 - 4.5], ddof=1) / np.sqrt(2) / 6)
+    assert hierarchical_clock.relative_rounds(baseline, baseline) == (1.0, 0.0)

@@ -66,6 +66,22 @@ MOMENTS: dict[tuple[str, float], Any] = {
     ("fig 11, equal", 12): (4.958, 14.36, 23.58, 43.0),
     ("fig 11, unequal", 12): ((3.919, 6.988), 15.18, 24.40, 41.4),
 }
+# Rounds for one of S = 0, E[D at 0] / E[D at S]; of the same simulation, to three digits.
+RELATIVE_ROUNDS: dict[tuple[str, float], float] = {
+    ("fig 3", 5): 0.588,
+    ("fig 6", 5): 0.833,
+    ("fig 7a", 5): 0.732,
+    ("fig 7a", 20): 0.383,
+    ("fig 7b", 5): 0.878,
+    ("fig 7b", 20): 0.621,
+    ("fig 8", 12): 1,
+    ("fig 8", 24): 1,
+    ("fig 8, 16 active", 12): 0.707,
+    ("fig 8, 16 active", 24): 0.516,
+    ("fig 9, 2 groups", 6): 0.703,
+    ("fig 9, 4 groups", 6): 0.767,
+    ("fig 9, 8 groups", 6): 0.716,
+}
 LANES, ROUNDS = 60, 190
 
 
@@ -109,10 +125,10 @@ def works(settings: list[Groups], *, seeds: int, num_rounds: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def table() -> dict[tuple[str, float], Any]:
-    """The draws of every row of the table."""
+    """The draws of every row of the table, and of the baselines of its last column."""
     found = {}
     for num in (2, 4, 8):
-        rows = [row for row in MOMENTS if len(LAWS[row[0]][1]) == num]
+        rows = [row for row in {**MOMENTS, **{(name, 0.0): None for name, _ in RELATIVE_ROUNDS}} if len(LAWS[row[0]][1]) == num]
         found |= dict(zip(rows, works([with_law(*row) for row in rows], seeds=LANES, num_rounds=ROUNDS), strict=True))
     return found
 
@@ -136,6 +152,23 @@ def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> N
     assert_mean((work.busy.max(axis=-1) + exchange).ravel(), length, 0.01)
     counts = [ticks_in_budget(time, 1000.0, overshoot=True) for time in clock]
     assert_mean(np.asarray(counts, float), num_rounds, 0.05 + 0.01)
+
+
+@pytest.mark.parametrize("row", RELATIVE_ROUNDS, ids=lambda row: f"{row[0]}, S = {row[1]}")
+def test_rounds_for_one_of_the_baseline(table: dict, row: tuple[str, float]) -> None:
+    """A ratio of means over pairs of independent rounds on the same delays; where no iteration fits in S, it is 1 to the bit.
+
+    Beyond 5 standard errors what is expected is off by its rounding, 0.0005, and by the errors of its mean lengths, 0.005 each.
+    """
+    length, other = (table[key][0].busy.max(axis=-1).ravel() + table[key][1].ravel() for key in (row, (row[0], 0)))
+    ratio = other.mean() / length.mean()
+    if RELATIVE_ROUNDS[row] == 1:
+        assert ratio == 1
+        return
+    error = (other - ratio * length).std(ddof=1) / np.sqrt(length.size) / length.mean()
+    theirs = 0.0005 + 0.005 * np.hypot(1, ratio) / length.mean()
+    assert 5 * error + theirs < 0.01 * ratio
+    assert abs(ratio - RELATIVE_ROUNDS[row]) < 5 * error + theirs
 
 
 def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(table: dict) -> None:
