@@ -143,8 +143,8 @@ def run(arguments: Arguments) -> Outcome:
     text = "\n\n".join(
         [
             table(header, rows),
-            f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: at most {FLOOR:g} asked for); last models of "
-            f"the chains and exact draws: p = {p_value:.3g} that they have one law",
+            f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: at most {FLOOR:g} asked for); last models "
+            f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
             verdict_table([judged]),
         ]
     )
