@@ -24,6 +24,9 @@ Pads = tuple[tuple[int, int], ...]
 
 NARROW = 16
 """Fewer output channels than this are computed in blocks of neighbouring outputs: a matrix product of a few columns is a slow one."""
+IN_CACHE = 2**21
+"""Bytes of patches made at once on a CPU. A step of a 3x3 convolution of 32 channels on 32 images of 28x28 takes 0.6 of the time that it takes
+with the patches of all images, which are 29 MB, and 14x14 ones of 64 channels 0.7."""
 
 
 def auto(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any) -> Array:
@@ -138,8 +141,25 @@ def _by_blocks(x: Array, kernel: Array, strides: Sequence[int], pads: Pads, out:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolve(x: Array, kernel: Array, places: _Places, precision: Any) -> Array:
-    """Patches `[B, *space, window * C]`, made anew for the gradient."""
-    return jnp.matmul(_rows(x, places), kernel.reshape(-1, kernel.shape[-1]), precision=precision)
+    """Patches `[B, *space, window * C]`, made for a few examples at a time, and anew for the gradient."""
+
+    def product(x: Array) -> Array:
+        return jnp.matmul(_rows(x, places), kernel.reshape(-1, kernel.shape[-1]), precision=precision)
+
+    few = _at_once(x, places)
+    if few == x.shape[0]:
+        return product(x)
+    y = jax.lax.map(product, x.reshape(-1, few, *x.shape[1:]))
+    return y.reshape(-1, *y.shape[2:])
+
+
+def _at_once(x: Array, places: _Places) -> int:
+    """Examples whose patches are made together: a divisor of their number."""
+    num = x.shape[0]
+    each = math.prod(places.out) * math.prod(places.window) * x.shape[-1] * x.dtype.itemsize
+    if jax.default_backend() != "cpu" or num * each <= IN_CACHE:
+        return num
+    return max(few for few in range(1, num + 1) if num % few == 0 and (few == 1 or few * each <= IN_CACHE))
 
 
 def _rows(x: Array, places: _Places) -> Array:
@@ -177,11 +197,27 @@ def _forward(x: Array, kernel: Array, places: _Places, precision: Any) -> tuple[
 def _backward(places: _Places, precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, kernel = saved
     all_but_last = tuple(range(slope.ndim - 1))
-    # The transpose of what is wanted, and made so that the compiler does not see it: several times as fast with few channels.
-    of_kernel = lax.dot_general(slope, _rows(x, places), ((all_but_last, all_but_last), ((), ())), precision=precision)
-    of_kernel = jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)
-    of_rows = jnp.matmul(slope, kernel.reshape(-1, kernel.shape[-1]).T, precision=precision)
-    return _sum_of_rows(of_rows, places, x.shape[1:-1]), of_kernel
+    flat = kernel.reshape(-1, kernel.shape[-1])
+
+    def of_both(x: Array, slope: Array) -> tuple[Array, Array]:
+        # The transpose of what is wanted, and made so that the compiler does not see it: several times as fast with few channels.
+        of_kernel = lax.dot_general(slope, _rows(x, places), ((all_but_last, all_but_last), ((), ())), precision=precision)
+        return _sum_of_rows(jnp.matmul(slope, flat.T, precision=precision), places, x.shape[1:-1]), of_kernel
+
+    few = _at_once(x, places)
+    if few == x.shape[0]:
+        of_x, of_kernel = of_both(x, slope)
+    else:
+
+        def block(total: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
+            of_x, of_kernel = of_both(*each)
+            return total + of_kernel, of_x
+
+        blocks = (x.reshape(-1, few, *x.shape[1:]), slope.reshape(-1, few, *slope.shape[1:]))
+        wide = jnp.promote_types(kernel.dtype, "float32")  # of sums of many blocks
+        of_kernel, of_x = lax.scan(block, jnp.zeros(flat.shape[::-1], wide), blocks)
+        of_x, of_kernel = of_x.reshape(x.shape), of_kernel.astype(kernel.dtype)
+    return of_x, jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)
 
 
 _convolve.defvjp(_forward, _backward)
