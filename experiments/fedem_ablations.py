@@ -21,6 +21,7 @@ from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory import fedem_oracles as oracles
+from fedjax_sim.theory import vr_fedem as vr_theory
 
 N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
@@ -249,9 +250,9 @@ def inner_study(sizes: Sizes) -> Study:
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
         # All with the constants of 400 examples, so that the step is the same.
-        gamma = theory.vr_step_size(reference.known.constants, num_clients=N, omega=1.0)
+        gamma = vr_theory.step_size(reference.known.constants, num_clients=N, omega=1.0)
         hyper = vr_fedem.Hyper(
-            num_clients=N, batch_size=theory.vr_batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS
+            num_clients=N, batch_size=vr_theory.batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS
         )
         own = curves_of(vr_fedem.system, toy.problem, hyper, num_ticks=400, num_evals=400, seeds=max(5, sizes.seeds // 5))
         curves[f"m = {examples}, k_in = {inner}"] = own
@@ -261,7 +262,7 @@ def inner_study(sizes: Sizes) -> Study:
     by_inner = {inner: cost(100, inner)[1] for inner in sizes.inner}
     by_examples = {}
     for examples in sizes.examples:
-        inner = round(theory.best_inner_steps(examples, 1.0))
+        inner = round(vr_theory.best_inner_steps(examples, 1.0))
         gamma, by_examples[examples] = cost(examples, inner)
         rows.append([examples, inner, f"{gamma:.4g}", f"{by_examples[examples]:.0f}"])
     rows += [[100, inner, "", f"{value:.0f}"] for inner, value in by_inner.items()]
