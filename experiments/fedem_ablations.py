@@ -327,7 +327,7 @@ def run(arguments: Arguments) -> Outcome:
     curves = {f"{name}: {key}": own for name, study in studies.items() for key, own in study.curves.items()}
     figures = {f"{name}.png": study.figure for name, study in studies.items()}
     text = "\n\n".join([verdict_table(verdicts), *(study.text for study in studies.values())])
-    return Outcome(curves, figures, verdicts, sizes._asdict(), text)
+    return Outcome(curves, figures, verdicts, {**sizes._asdict(), "mixture": sizes.mixture._asdict()}, text)
 
 
 if __name__ == "__main__":
