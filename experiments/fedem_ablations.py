@@ -1,8 +1,8 @@
 """FedEM's ablations (arXiv 2111.02083), asserted in the paper but not plotted: claims 9, 11, 13 and 15 to 17.
 
 On means seen through noise (ten clients, ridge 0.25, kappa 1/2), where floors and bounds are known: aggregation without memories, p,
-blocks of the quantizer, number of clients, alpha, inner steps and examples of VR-FedEM. Naive aggregation on a mixture split by component
-is in `fedem_fig1`.
+blocks of the quantizer, number of clients, alpha, inner steps and examples of VR-FedEM. On the mixture of Fig. 1, the paper's alpha and the
+theory's; naive aggregation on it is in `fedem_fig1`.
 """
 
 import itertools
@@ -14,13 +14,26 @@ import numpy as np
 import xarray as xr
 
 from experiments.fedem_claims import verdict
-from experiments.fedem_runs import BLOCKS, Toy, clients_apart, curves_of, figure_of
+from experiments.fedem_runs import (
+    BLOCKS,
+    FULL_MIXTURE,
+    PAPER,
+    SMALL_MIXTURE,
+    SPLITS,
+    Mixture,
+    Toy,
+    clients_apart,
+    curves_of,
+    figure_of,
+    span,
+)
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory import fedem_oracles as oracles
+from fedjax_sim.theory import vr_fedem as vr_theory
 
 N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
@@ -36,10 +49,11 @@ class Sizes(NamedTuple):
     blocks: tuple[int, ...]
     examples: tuple[int, ...]  # per client
     inner: tuple[int, ...]
+    mixture: Mixture
 
 
-FULL = Sizes(100, 400, (1, 4, 9, 36), (25, 100, 400), (4, 8, 14, 24, 50))
-SMOKE = Sizes(10, 150, (1, 4), (25, 100), (4, 14, 50))
+FULL = Sizes(100, 400, (1, 4, 9, 36), (25, 100, 400), (4, 8, 14, 24, 50), FULL_MIXTURE)
+SMOKE = Sizes(10, 150, (1, 4), (25, 100), (4, 14, 50), SMALL_MIXTURE)
 
 
 class Study(NamedTuple):
@@ -238,6 +252,25 @@ def alpha_study(sizes: Sizes) -> Study:
     return Study([judged], {"FedEM by alpha": own}, shown, figure_of(lines, x="rounds", y="mean ||h||^2", title="Memories from 0"))
 
 
+def mixture_study(sizes: Sizes) -> Study:
+    """No claim: alpha of the paper's experiments and of its theory on both splits of the mixture of Fig. 1, at its other settings."""
+    mixture, alphas = sizes.mixture, [PAPER["alpha"], theory.memory_step(1.0)]
+    rows, curves, lines = [], {}, {}
+    for split, is_sorted in SPLITS.items():
+        problems = mixture.problems(is_sorted=is_sorted)
+        for system, (hyper, ticks) in ((fedem.system, mixture.fedem()), (vr_fedem.system, mixture.vr_fedem())):
+            options: dict[str, Any] = {"settings": {"alpha": alphas}, "seeds": mixture.seeds, "num_ticks": ticks, "num_evals": 250}
+            name = f"{system.name}, {split}"
+            curves[name] = own = curves_of(system, problems, hyper, **options)
+            settled = own.where(own.epochs >= mixture.epochs / 2).mean("eval") if system is fedem.system else own.isel(eval=-1)
+            late = [settled[metric].values for metric in ("field", "mean_field", "memory_error")]
+            for i, alpha in enumerate(alphas):
+                rows.append([name, f"{alpha:g}", *(span(each[i]) for each in late)])
+                lines[f"{name}, alpha = {alpha:g}"] = (own.epochs.values[i, 0], own.mean_field.values[i, 0])
+    header = ["FedEM over the second half, VR-FedEM at the end", "alpha", "||H||^2", "||h||^2", "G"]
+    return Study([], curves, table(header, rows), figure_of(lines, x="epochs", y="||h||^2", title="The mixture of Fig. 1, seed 0"))
+
+
 def inner_study(sizes: Sizes) -> Study:
     """Claim 13: E-steps per client to an accuracy of many outer loops, over k_in at 100 examples, and over examples at the best k_in."""
     epsilon, rows = 1e-20, list[list[Any]]()
@@ -249,9 +282,9 @@ def inner_study(sizes: Sizes) -> Study:
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
         # All with the constants of 400 examples, so that the step is the same.
-        gamma = theory.vr_step_size(reference.known.constants, num_clients=N, omega=1.0)
+        gamma = vr_theory.step_size(reference.known.constants, num_clients=N, omega=1.0)
         hyper = vr_fedem.Hyper(
-            num_clients=N, batch_size=theory.vr_batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS
+            num_clients=N, batch_size=vr_theory.batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS
         )
         own = curves_of(vr_fedem.system, toy.problem, hyper, num_ticks=400, num_evals=400, seeds=max(5, sizes.seeds // 5))
         curves[f"m = {examples}, k_in = {inner}"] = own
@@ -261,7 +294,7 @@ def inner_study(sizes: Sizes) -> Study:
     by_inner = {inner: cost(100, inner)[1] for inner in sizes.inner}
     by_examples = {}
     for examples in sizes.examples:
-        inner = round(theory.best_inner_steps(examples, 1.0))
+        inner = round(vr_theory.best_inner_steps(examples, 1.0))
         gamma, by_examples[examples] = cost(examples, inner)
         rows.append([examples, inner, f"{gamma:.4g}", f"{by_examples[examples]:.0f}"])
     rows += [[100, inner, "", f"{value:.0f}"] for inner, value in by_inner.items()]
@@ -287,13 +320,14 @@ def run(arguments: Arguments) -> Outcome:
         "clients": clients_study,
         "alpha": alpha_study,
         "inner": inner_study,
+        "mixture": mixture_study,
     }
     studies = {name: make(sizes) for name, make in makers.items()}
     verdicts = sorted((each for study in studies.values() for each in study.verdicts), key=lambda each: int(each.id.rsplit("-", 1)[1]))
     curves = {f"{name}: {key}": own for name, study in studies.items() for key, own in study.curves.items()}
     figures = {f"{name}.png": study.figure for name, study in studies.items()}
     text = "\n\n".join([verdict_table(verdicts), *(study.text for study in studies.values())])
-    return Outcome(curves, figures, verdicts, sizes._asdict(), text)
+    return Outcome(curves, figures, verdicts, {**sizes._asdict(), "mixture": sizes.mixture._asdict()}, text)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,15 @@ omega = 1. Also on the split by component, and naive aggregation on both (ablati
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from experiments.fedem_claims import SMOKE, verdict
-from experiments.fedem_runs import PAPER, curves_of, figure_of, mean_after, synthetic
+from experiments.fedem_runs import FULL_MIXTURE, SMALL_MIXTURE, SPLITS, curves_of, figure_of, mean_after, span
 from experiments.support import Arguments, Outcome, main, table
 from fedjax_sim.systems import fedem, vr_fedem
-
-SPLITS = {"iid": False, "sorted": True}
-
 
 LEVELS = {
     "FedEM's ||H||^2": (2.5e-3, 3.6e-3),
@@ -29,38 +26,20 @@ LEVELS = {
 """Where seeds are expected at full size, of FedEM over the second half, of VR-FedEM at the end: from a few others, so only stated."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    num_clients: int
-    examples: int
-    epochs: int
-    seeds: int
-
-
-FULL, SMALL = Sizes(100, 100, 500, 5), Sizes(20, 20, 12, 2)
-
-
 def run(arguments: Arguments) -> Outcome:
     """Run both systems on both splits and judge claim 18 on the first."""
-    sizes = SMALL if arguments.smoke else FULL
+    sizes = SMALL_MIXTURE if arguments.smoke else FULL_MIXTURE
     sizes = sizes._replace(seeds=arguments.seeds or sizes.seeds)
     curves: dict[str, xr.Dataset] = {}
     for split, is_sorted in list(SPLITS.items())[: 1 if arguments.smoke else None]:
-        problems = [
-            synthetic(seed, num_clients=sizes.num_clients, examples=sizes.examples, is_sorted=is_sorted) for seed in range(sizes.seeds)
-        ]
+        problems = sizes.problems(is_sorted=is_sorted)
         options: dict[str, Any] = {"seeds": sizes.seeds, "num_evals": 250}
-        hyper = fedem.Hyper(num_clients=sizes.num_clients, batch_size=sizes.examples // 5, gamma=0.01, **PAPER)
-        ways = {"aggregation": ["fedem", "naive"]}
+        hyper, ticks = sizes.fedem()
         kept = arguments.kept(f"FedEM, {split}")
-        both = curves_of(fedem.system, problems, hyper, num_ticks=5 * sizes.epochs, settings=ways, **options, **kept)
+        ways = {"aggregation": ["fedem", "naive"]}
+        both = curves_of(fedem.system, problems, hyper, num_ticks=ticks, settings=ways, **options, **kept)
         curves |= {f"FedEM, {split}": both.sel(aggregation="fedem"), f"naive, {split}": both.sel(aggregation="naive")}
-        inner = sizes.examples // (sizes.examples // 20)
-        reduced = vr_fedem.Hyper(
-            num_clients=sizes.num_clients, batch_size=sizes.examples // 20, inner_steps=float(inner), gamma=0.01, **PAPER
-        )
-        ticks = -(-sizes.epochs // 3) * inner
+        reduced, ticks = sizes.vr_fedem()
         kept = arguments.kept(f"VR-FedEM, {split}")
         curves[f"VR-FedEM, {split}"] = curves_of(vr_fedem.system, problems, reduced, num_ticks=ticks, **options, **kept)
     half = {name: {metric: mean_after(own, metric, sizes.epochs / 2) for metric in ("field", "mean_field")} for name, own in curves.items()}
@@ -69,12 +48,12 @@ def run(arguments: Arguments) -> Outcome:
     fedem_field, fedem_mean = half["FedEM, iid"]["field"], half["FedEM, iid"]["mean_field"]
     holds = bool(apart.max() < 0.2 and (last["field"] < 1e-3 * fedem_field).all())
     why = (
-        f"second half of FedEM: ||H||^2 {_span(fedem_field)}, ||h||^2 {_span(fedem_mean)}; end of VR-FedEM: ||H||^2 "
-        f"{_span(last['field'])}, ||h||^2 {_span(last['mean_field'])}, apart by at most {apart.max():.0%}; "
+        f"second half of FedEM: ||H||^2 {span(fedem_field)}, ||h||^2 {span(fedem_mean)}; end of VR-FedEM: ||H||^2 "
+        f"{span(last['field'])}, ||h||^2 {span(last['mean_field'])}, apart by at most {apart.max():.0%}; "
         f"{_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
     )
     measured = {"FedEM": {name: list(values) for name, values in half["FedEM, iid"].items()}, "VR-FedEM at the end": last}
-    rows = [[name, *(_span(own[metric]) for metric in ("field", "mean_field"))] for name, own in half.items()]
+    rows = [[name, *(span(own[metric]) for metric in ("field", "mean_field"))] for name, own in half.items()]
     figures = {f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, own) for name, own in curves.items()}
     judged = verdict(18, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why)
     config = {**sizes._asdict(), "second half": {name: {k: list(v) for k, v in own.items()} for name, own in half.items()}}
@@ -89,10 +68,6 @@ def _outside(values: Sequence[np.ndarray]) -> str:
         seeds = [f"{seed} ({value:.2g})" for seed, value in enumerate(own) if not least <= value <= most]
         found.append(f"{name} {least:g} to {most:g}: {'seeds ' + ', '.join(seeds) if seeds else 'none'}")
     return f"seeds outside of the levels expected, {'; '.join(found)}"
-
-
-def _span(values: np.ndarray) -> str:
-    return f"{np.min(values):.2g} to {np.max(values):.2g}"
 
 
 def _figure(name: str, own: xr.Dataset) -> Any:

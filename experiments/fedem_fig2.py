@@ -1,10 +1,10 @@
 """FedMissEM (arXiv 2111.02083, Sec. 4 and App. F.2), Fig. 2: trends of counts with most cells missing; claim 20.
 
 Counts of sites x months, seen by observers at random servers. Synthetic ones of the structure of the paper's eBird data, which are not
-redistributable, with a known seasonal trend of rank 2; or, with --dataset FILE, your own: a CSV with columns site, count (or birds; empty
-is 0), time (or winter or year, and month), and server or observer if there are any. Servers are taken as they are; observers, or visits
-without either, are dealt to ten servers at random. Months of a winter are numbered in order of time, not as in the calendar. Of your own
-a tenth of the cells is withheld, of log(1 + count), and predicted by FedMissEM, by EM on pooled cells, and by means.
+redistributable, with a known seasonal trend of rank 2, and in three variants; or, with --dataset FILE, your own: a CSV with columns site,
+count (or birds; empty is 0), time (or winter or year, and month), and server or observer if there are any. Servers are taken as they are;
+observers, or visits without either, are dealt to ten servers at random. Months of a winter are numbered in order of time, not as in the
+calendar. Of your own a tenth of the cells is withheld, of log(1 + count), and predicted by FedMissEM, by EM on pooled cells, and by means.
 
 Runs: the paper's literally (gamma = 1e-4, alpha = 1e-3, mini-batches of 10 x 10 cells that are not divided by their share, 150 epochs),
 which cannot get far; and ours (gamma = 0.2, alpha = 0.1, half of the cells, divided or not, 2000 rounds). Quantized are groups of four
@@ -12,10 +12,7 @@ consecutive times, of those sent, of a site, the last one shorter. Rank 2; ridge
 the one of a few that predicts another tenth of the cells best by pooled EM. An epoch is as many cells' statistics as there are visits.
 """
 
-import csv
-import gzip
 import sys
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,122 +25,30 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem_claims import SMOKE, verdict
+from experiments.fedem_counts import FULL, SMALL, SPARSE, SPARSE_SMALL, Sizes, Visits, poisson, read, regional, synthetic
 from experiments.fedem_runs import even, figure_of
-from experiments.support import Arguments, Outcome, Verdict, main, table
+from experiments.support import Arguments, Outcome, main, table
 from fedjax_sim import latent
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.plots import FACE, dress
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
 
-SERVERS, RANK, HALF = 10, 2, 0.5**0.5
+RANK, HALF = 2, 0.5**0.5
 PAPERS, OURS, UNDIVIDED = "paper's", "ours", "ours, not divided"
+OUR_STEPS = {"gamma": 0.2, "alpha": 0.1}
 FIELD_LEFT, APART = 1e-6, 0.05
 """Ends at EM's fixed point: of ||h||^2 at first, and of the root mean square of EM's matrix as a distance to it, no more is left."""
 RIDGES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
 """On pooled cells; over the number of servers in FedMissEM, whose F is the servers' mean."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    sites: int
-    months: int
-    observers: int
-    rounds: int
-
-
-FULL, SMALL = Sizes(200, 60, 200, 2000), Sizes(40, 24, 60, 300)
-
-
-class Visits(NamedTuple):
-    """Counts, one a visit."""
-
-    server: np.ndarray  # i[n]
-    site: np.ndarray  # i[n]
-    time: np.ndarray  # i[n]
-    value: np.ndarray  # f[n]
-    shape: tuple[int, int]  # sites, times
-    truth: np.ndarray | None = None  # f[J, L]
-    num_servers: int = SERVERS
-
-    def part(self, chosen: np.ndarray) -> "Visits":
-        """Some of the visits."""
-        return self._replace(**{name: getattr(self, name)[chosen] for name in ("server", "site", "time", "value")})
-
-    @property
-    def cells(self) -> np.ndarray:
-        """Of each visit, row by row."""
-        return self.site * self.shape[1] + self.time
-
-
-def synthetic(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
-    """Seasonal abundances with a trend, exactly of rank 2, seen with Gaussian noise on visits to frequented sites."""
-    random = np.random.default_rng(seed)
-    abundance, trend = np.exp(0.6 * random.normal(size=sizes.sites)), 0.5 * random.normal(size=sizes.sites)
-    month = np.arange(sizes.months)
-    season = 2 + np.sin(2 * np.pi * month / 12)
-    truth = np.outer(abundance, season) + 2 * np.outer(trend, (month - sizes.months / 2) / sizes.months)
-    visits = random.poisson(30, sizes.observers)
-    server = np.repeat(random.integers(0, SERVERS, sizes.observers), visits)
-    site = random.choice(sizes.sites, len(server), p=abundance / abundance.sum())
-    time = random.integers(0, sizes.months, len(server))
-    value = truth[site, time] + noise * random.normal(size=len(server))
-    return Visits(server, site, time, value, truth.shape, truth)
-
-
-def read(path: Path, seed: int = 0) -> Visits:
-    """Read a CSV file, gzipped or not; values become log(1 + count). Raises ConfigError for what cannot be read or is not allowed."""
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError("dataset", str(path), f"a readable CSV file ({error})") from None
-    names = set(reader.fieldnames or ())
-    of_count = next((name for name in ("count", "birds") if name in names), None)
-    of_year = next((name for name in ("winter", "year") if name in names), None)
-    if "site" not in names or of_count is None or not ("time" in names or (of_year and "month" in names)):
-        raise ConfigError("columns of the dataset", ", ".join(sorted(names)), "site, count (or birds), time (or year or winter, and month)")
-    if not rows:
-        raise ConfigError("rows of the dataset", 0, "at least one")
-    for number, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            raise ConfigError("row of the dataset", number, f"a row of {len(names)} values, as its header")
-    try:
-        value = np.array([float(row[of_count] or 0) for row in rows])
-        when = [(0, float(row["time"])) if "time" in names else (float(row[str(of_year)]), float(row["month"])) for row in rows]
-    except ValueError as error:
-        raise ConfigError("a number of the dataset", str(error), "a number") from None
-    if not (np.isfinite(value) & (value >= 0)).all():
-        raise ConfigError("counts of the dataset", "negative or not numbers", "at least 0")
-    if not np.isfinite(when).all():
-        raise ConfigError("times of the dataset", "nan or inf", "finite")
-    if "time" not in names and of_year == "winter" and max(month for _, month in when) > 9:
-        raise ConfigError("month of a winter", max(month for _, month in when), "numbered in order of time from 1, not as in the calendar")
-    random = np.random.default_rng(seed)
-    sites = np.unique([row["site"] for row in rows], return_inverse=True)
-    times = np.unique(np.array(when), axis=0, return_inverse=True)
-    of_group = next((name for name in ("server", "observer") if name in names), None)
-    groups = np.unique([row[of_group] for row in rows], return_inverse=True)[1] if of_group else np.arange(len(rows))
-    is_dealt = of_group != "server"
-    server = random.integers(0, SERVERS, groups.max() + 1)[groups] if is_dealt else groups
-    num_servers = SERVERS if is_dealt else int(groups.max()) + 1
-    shape = (len(sites[0]), len(times[0]))
-    return Visits(server, sites[1], times[1].ravel(), np.log1p(value), shape, num_servers=num_servers)
-
-
-def _lists(server: np.ndarray, visits: Visits) -> tuple[list[int], list[int], list[int], list[float]]:
-    return server.tolist(), visits.site.tolist(), visits.time.tolist(), visits.value.tolist()
-
-
 def problem_of(visits: Visits, ridge: float, *, is_pooled: bool = False, start: np.ndarray | None = None) -> Any:
     """The estimation problem, in float64, of the servers or of all cells pooled."""
-    server, servers = (np.zeros_like(visits.server), 1) if is_pooled else (visits.server, visits.num_servers)
-    examples = latent.matrices(*_lists(server, visits), (servers, *visits.shape))
+    examples = visits.matrices(is_pooled=is_pooled)
+    method, iterations = ("gram", 0) if visits.family == "gaussian" else ("alternating", 10)
     with jax.enable_x64(True):
-        model = latent.MissingValues(visits.shape, RANK, method="gram", ridge=ridge)
-        return latent.estimation(model, examples, even(servers, 1), start=start)
+        model = latent.MissingValues(visits.shape, RANK, visits.family, method, iterations, ridge)
+        return latent.estimation(model, examples, even(len(examples.values), 1), start=start)
 
 
 def fixed_point(problem: Any, most: int) -> tuple[np.ndarray, float, int]:
@@ -233,22 +138,26 @@ def smoothed(values: np.ndarray, span: float = 0.5) -> np.ndarray:
     return out
 
 
+def filled_up(visits: Visits) -> np.ndarray:
+    """S_0, the mean of the servers' matrices with 0 where nothing is seen."""
+    examples = visits.matrices()
+    return np.asarray(examples.values * examples.seen).mean(axis=0).ravel()
+
+
 def run_all(visits: Visits, ridge: float, rounds: int, most: int, arguments: Arguments) -> tuple[dict[str, Fit], float, np.ndarray, int]:
-    """All runs from S_0, the mean of the matrices seen, filled up with 0; F and matrix of EM, after `most` steps or less, and how many."""
-    examples = latent.matrices(*_lists(visits.server, visits), (visits.num_servers, *visits.shape))
-    start = np.asarray(examples.values * examples.seen).mean(axis=0).ravel()
-    problem = problem_of(visits, ridge / visits.num_servers, start=start)
+    """All runs from `filled_up`; F and matrix of EM, after `most` steps or less, and how many."""
+    problem = problem_of(visits, ridge / visits.num_servers, start=filled_up(visits))
     fits = {}
     for name, batch in batches(visits.shape).items():
         is_paper = name == PAPERS
         many = max(1, round(150 * len(visits.value) / (visits.num_servers * 100))) if is_paper else rounds
-        options = {"gamma": 1e-4, "alpha": 1e-3} if is_paper else {"gamma": 0.2, "alpha": 0.1}
+        options = {"gamma": 1e-4, "alpha": 1e-3} if is_paper else OUR_STEPS
         fits[name] = fit(problem, visits, rounds=many if not arguments.smoke else rounds, batch=batch, kept=arguments.kept(name), **options)
     matrix, loss, steps = fixed_point(problem, most)
     return fits, loss, matrix, steps
 
 
-def synthetic_study(sizes: Sizes, arguments: Arguments) -> tuple[Verdict, Outcome]:
+def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     """Claim 20 on counts whose truth is known."""
     visits = synthetic(sizes)
     assert visits.truth is not None
@@ -298,7 +207,45 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> tuple[Verdict, Outcom
         "EM's steps": steps,
         "found": found,
     }
-    return judged, Outcome({f"FedMissEM, {name}": own.curves for name, own in fits.items()}, figures, [judged], config, text)
+    return Outcome({f"FedMissEM, {name}": own.curves for name, own in fits.items()}, figures, [judged], config, text)
+
+
+class Variant(NamedTuple):
+    """Counts of another kind."""
+
+    visits: Visits
+    ridge: float  # on pooled cells
+    rounds: int
+
+
+def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], dict[str, Any]]:
+    """Our run, and EM for so many steps or to its end, on counts of other kinds: the text, curves, and what was found."""
+    sizes, sparse, most = (SMALL, SPARSE_SMALL, 300) if arguments.smoke else (FULL, SPARSE, 6000)
+    # Without a ridge some sites' intensities run off, and so do sites that are seen once.
+    kinds = {
+        "Poisson counts": Variant(poisson(sizes), 1.0, sizes.rounds),
+        "servers with a fifth of the sites each": Variant(regional(sizes), 0.0, sizes.rounds),
+        "sparse": Variant(synthetic(sparse), 10.0, sparse.rounds),
+    }
+    rows, curves, found = [], {}, {}
+    for name, (visits, ridge, rounds) in kinds.items():
+        truth = visits.truth
+        assert truth is not None
+        start = filled_up(visits) if visits.family == "gaussian" else None
+        problem = problem_of(visits, ridge / visits.num_servers, start=start)
+        own = fit(problem, visits, rounds=rounds, batch=batches(visits.shape)[OURS], kept=arguments.kept(name), **OUR_STEPS)
+        limit, loss, steps = fixed_point(problem, most)
+        curves[f"FedMissEM, {name}"] = own.curves
+        matrices = {"FedMissEM": own.matrix, "EM": limit.reshape(truth.shape), "site and time means": additive(visits)}
+        rmse = {key: float(np.sqrt(np.mean((matrix - truth) ** 2))) for key, matrix in matrices.items()}
+        trend = {key: float(np.corrcoef(matrix.sum(axis=0), truth.sum(axis=0))[0, 1]) for key, matrix in matrices.items()}
+        share = len(np.unique(visits.cells)) / truth.size
+        last = float(own.curves.objective.values[0, -1])
+        found[name] = {"RMSE": rmse, "trend": trend, "F": last, "EM's F": loss, "EM's steps": steps, "ridge": ridge, "seen": share}
+        shown = [" / ".join(f"{value:.3f}" for value in each.values()) for each in (rmse, trend)]
+        rows.append([name, len(visits.value), f"{share:.1%}", f"{last:.6g} / {loss:.6g}", steps, *shown])
+    header = ["", "visits", "cells seen", "F: FedMissEM / EM", "EM's steps", "RMSE: FedMissEM / EM / means", "trend: the same"]
+    return table(header, rows), curves, found
 
 
 def counts_study(path: Path, arguments: Arguments) -> Outcome:
@@ -365,7 +312,11 @@ def run(arguments: Arguments) -> Outcome:
     """Run on your own counts if there are any, else on synthetic ones."""
     if arguments.dataset is not None:
         return counts_study(Path(arguments.dataset).expanduser(), arguments)
-    return synthetic_study(SMALL if arguments.smoke else FULL, arguments)[1]
+    outcome = synthetic_study(SMALL if arguments.smoke else FULL, arguments)
+    text, curves, found = variants_study(arguments)
+    return outcome._replace(
+        curves={**outcome.curves, **curves}, config={**outcome.config, "variants": found}, text=f"{outcome.text}\n\n{text}"
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ quantizer is block-2 in blocks of 4, memories start at h_i(S_0), mini-batches ar
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from fedjax_sim.compression import parse_compressor
 from fedjax_sim.latent.noisy_mean import Seen
 from fedjax_sim.partition import Partition
 from fedjax_sim.plots import COLORS, FACE, dress
+from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory import fedem_oracles as oracles
 from fedjax_sim.types import System
 
@@ -27,6 +28,36 @@ BLOCKS = parse_compressor("block:norm=2:block=4")
 PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BLOCKS}
 WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])
+
+
+class Mixture(NamedTuple):
+    """A size of the synthetic mixture of Fig. 1, and how long it is fitted."""
+
+    num_clients: int
+    examples: int
+    epochs: int
+    seeds: int
+
+    def problems(self, *, is_sorted: bool) -> list[latent.Estimation]:
+        """One for each seed."""
+        return [synthetic(seed, num_clients=self.num_clients, examples=self.examples, is_sorted=is_sorted) for seed in range(self.seeds)]
+
+    def fedem(self) -> tuple[fedem.Hyper, int]:
+        """The settings of FedEM in Fig. 1, and rounds of so many epochs."""
+        hyper = fedem.Hyper(num_clients=self.num_clients, batch_size=self.examples // 5, gamma=0.01, **PAPER)
+        return hyper, 5 * self.epochs
+
+    def vr_fedem(self) -> tuple[vr_fedem.Hyper, int]:
+        """The settings of VR-FedEM in Fig. 1, and inner steps of so many epochs, an outer loop being three."""
+        batch = self.examples // 20
+        inner = self.examples // batch
+        hyper = vr_fedem.Hyper(num_clients=self.num_clients, batch_size=batch, inner_steps=float(inner), gamma=0.01, **PAPER)
+        return hyper, -(-self.epochs // 3) * inner
+
+
+FULL_MIXTURE, SMALL_MIXTURE = Mixture(100, 100, 500, 5), Mixture(20, 20, 12, 2)
+SPLITS = {"iid": False, "sorted": True}
+"""Whether the mixture's clients have examples of one component, but for one of them."""
 
 
 def even(num_clients: int, examples: int) -> Partition:
@@ -83,6 +114,11 @@ def curves_of(system: System, problem: Any, hyper: Any, *, wide: bool = True, **
 def mean_after(curves: xr.Dataset, metric: str, epochs: float) -> np.ndarray:
     """Average a metric over the evaluations from so many epochs on, for each lane."""
     return curves[metric].where(curves.epochs >= epochs).mean("eval").values
+
+
+def span(values: np.ndarray) -> str:
+    """Say the lowest and the highest."""
+    return f"{np.min(values):.2g} to {np.max(values):.2g}"
 
 
 def figure_of(

@@ -24,6 +24,7 @@ from fedjax_sim.streams import stream
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory import fedem_oracles as oracles
+from fedjax_sim.theory import vr_fedem as vr_theory
 from fedjax_sim.types import Event, Plan, State
 
 FAR = 5.0
@@ -271,9 +272,9 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
     random = np.random.default_rng(4)
     toy = Toy(clients_apart(N, 100, DIM, spread=2.0, seed=4), 1 / (1 + random.uniform(0, 3, (N, 100)) ** 2))
     constants, inner = toy.known.constants, 20
-    gamma = theory.vr_step_size(constants, num_clients=N, omega=1.0)
+    gamma = vr_theory.step_size(constants, num_clients=N, omega=1.0)
     options: dict[str, Any] = {"num_ticks": inner * sizes.loops[-1], "num_evals": inner * sizes.loops[-1]}
-    hyper = vr_fedem.Hyper(num_clients=N, batch_size=theory.vr_batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS)
+    hyper = vr_fedem.Hyper(num_clients=N, batch_size=vr_theory.batch_size(inner, 1.0), inner_steps=inner, gamma=gamma, compression=BLOCKS)
     reduced = curves_of(vr_fedem.system, toy.problem, hyper, seeds=sizes.repetitions // 2, **options)
     plain = curves_of(
         fedem.system,
@@ -297,11 +298,11 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
     table, cesaro = {}, {}
     for loops in sizes.loops:
         num = inner * loops
-        most = theory.vr_field_bound(constants, gamma=gamma, inverse_step_size=1 / (2 * gamma), num_steps=num, gap=toy.gap)
+        most = vr_theory.field_bound(constants, gamma=gamma, inverse_step_size=1 / (2 * gamma), num_steps=num, gap=toy.gap)
         own = field[:num].mean()
-        related = theory.vr_mean_field_bound(constants, num_clients=N, gamma=gamma, inner_steps=inner, batch_size=5, field=own)
+        related = vr_theory.mean_field_bound(constants, num_clients=N, gamma=gamma, inner_steps=inner, batch_size=5, field=own)
         table[f"{loops} loops"] = {"(11)": [own, most], "(12)": [mean_field[:num].mean(), related]}
-        of_memory = theory.vr_memory_bound(constants, omega=1.0, gamma=gamma, num_steps=num, gap=toy.gap)
+        of_memory = vr_theory.memory_bound(constants, omega=1.0, gamma=gamma, num_steps=num, gap=toy.gap)
         cesaro[f"{loops} loops"] = [memory[:num].mean(), of_memory]
     last = float(reduced.mean_field.values[:, -1].max())
     floor = float(plain.mean_field.values[:, -inner:].mean())

@@ -1,10 +1,10 @@
-"""The theory of FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin, arXiv 2111.02083): step sizes, bounds, regimes, cost; float64.
+"""The theory of FedEM (Dieuleveut, Fort, Moulines, Robin, arXiv 2111.02083): step sizes, bounds, regimes, cost; float64.
 
     L -> `smoothness`      L_W, v_min, v_max -> `lyapunov_smoothness`, `least`, `most`      W(S_0) - min W -> `gap`
-    omega, p, alpha, gamma, sigma^2, b, k_max, k_in, k_out by their names in `systems/fedem.py` and `systems/vr_fedem.py`
+    omega, p, alpha, gamma, sigma^2, b, k_max by their names in `systems/fedem.py`
 
-Bounds are on the mean of E||h(S_k)||^2 over the rounds of a run, k = 0, ..., k_max - 1, or of E||H||^2. "Derived" marks what the paper does
-not state. Corrected here:
+Bounds are on the mean of E||h(S_k)||^2 over the rounds of a run, k = 0, ..., k_max - 1. "Derived" marks what the paper does not state.
+VR-FedEM's are in `vr_fedem.py`. Corrected here:
 - (9) lacks the factor v_min on its left and doubles the noise; it is false, see `uncompressed_bound`.
 - The memories' recursion with partial participation (D.3) lacks a 1 in its last term; see `memory_step_bound`.
 - Noise dominates where gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1; the paper prints n / epsilon; see `is_noisy`.
@@ -85,6 +85,21 @@ def largest_step_size(setting: Setting) -> float:
     return min(descent, scale / (2 * math.sqrt(2) * constants.smoothness * math.sqrt(setting.total_omega)))
 
 
+def step_size_for_descent(setting: Setting) -> float:
+    """Compute the largest gamma, O(1 / omega), with which the factor of ||h||^2 in the descent of W stays v_min / 2: remark (30).
+
+    Not enough for the bounds: the recursion of the memories' error (`memory_step_bound`) still needs `largest_step_size`, which is
+    O(omega^-1.5). With p < 1 derived: omega_p and alpha p take the places of omega and alpha.
+    """
+    constants, n, omega = setting.constants, setting.num_clients, setting.total_omega
+    descent = constants.least / (2 * constants.lyapunov_smoothness)
+    if omega == 0:
+        return descent
+    pace = setting.memory_step * setting.participation
+    cube = pace**2 * n * constants.least / (16 * constants.lyapunov_smoothness * omega * constants.smoothness**2)
+    return min(descent, cube ** (1 / 3))
+
+
 def bound(setting: Setting, *, gamma: float, k_max: int, gap: float, sigma2: float, memory_error: float = 0.0) -> BoundTerms:
     """Bound the mean E||h(S_k)||^2 by Theorem 3, and for p = 1 by Theorem 1 (8); for gamma up to `largest_step_size`.
 
@@ -136,6 +151,14 @@ def rounds_needed(setting: Setting, *, epsilon: float, gap: float, sigma2: float
     return scale**2 * noise, scale * gap / largest_step_size(setting)
 
 
+def evaluations_needed(setting: Setting, *, batch_size: int, epsilon: float, gap: float, sigma2: float) -> float:
+    """Expected statistics of single examples for epsilon, K_CE = n b K_opt, with `rounds_needed`. Derived.
+
+    sigma2: of mini-batches of batch_size = b. Clients who do not take part are counted, as in Algorithm 4, and memories' start is not.
+    """
+    return setting.num_clients * batch_size * max(rounds_needed(setting, epsilon=epsilon, gap=gap, sigma2=sigma2))
+
+
 def is_noisy(setting: Setting, *, epsilon: float, sigma2: float) -> bool:
     """Tell the "high noise" regime, where the term of noise dominates K_opt, up to constants: omega_p takes omega's place."""
     # Deviation: printed with n / epsilon for n epsilon; this is the ratio of the two terms.
@@ -156,62 +179,6 @@ def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: boo
     free: whether `clients_for_free_compression` are reached. 1 stands for omega = 0.
     """
     return (1 + omega) if noisy else 1.0 if free else max(1.0, (1 + omega) * math.sqrt(omega / num_clients))
-
-
-# Theorem 2: VR-FedEM --------------------------------------------------------------------------------------------------------------------
-
-
-def vr_step_size(constants: Constants, *, num_clients: int, omega: float) -> float:
-    """Compute the step size (10), for alpha = 1 / (1 + omega) and mini-batches of `vr_batch_size`; the number of examples is not in it."""
-    lw, ratio = constants.lyapunov_smoothness, constants.most / constants.lyapunov_smoothness
-    spread = constants.smoothness / math.sqrt(num_clients) * (1 + omega) * math.sqrt(omega + (1 + 10 * omega) / 8)
-    return constants.least / lw / (1 + 4 * math.sqrt(2) * ratio * spread)
-
-
-def vr_batch_size(inner_steps: int, omega: float) -> int:
-    """Compute b = ceil(k_in / (1 + omega)^2)."""
-    return math.ceil(inner_steps / (1 + omega) ** 2)
-
-
-def vr_inverse_step_size(constants: Constants, *, num_clients: int, omega: float, alpha: float, inner_steps: int, batch_size: int) -> float:
-    """Compute Lambda_* of Prop. E.4, for any alpha up to 1 / (1 + omega) and any b; (10) is the inverse of its double."""
-    spread = omega + inner_steps * alpha**2 / (8 * batch_size) * (1 + 10 * omega)
-    ratio = constants.most / constants.least * constants.smoothness / (math.sqrt(num_clients) * alpha)
-    return constants.lyapunov_smoothness / (2 * constants.least) + 2 * math.sqrt(2) * ratio * math.sqrt(spread)
-
-
-def vr_field_bound(constants: Constants, *, gamma: float, inverse_step_size: float, num_steps: int, gap: float) -> float:
-    """Bound the mean E||H||^2 over the num_steps = k_in k_out steps of a run by Prop. E.4; with gamma of (10) that is (11).
-
-    inverse_step_size: Lambda_*, whose product with gamma must be below 1.
-    """
-    return gap / (gamma * num_steps) / (constants.least * (1 - gamma * inverse_step_size))
-
-
-def vr_mean_field_bound(constants: Constants, *, num_clients: int, gamma: float, inner_steps: int, batch_size: int, field: float) -> float:
-    """Bound the mean E||h||^2 by that of E||H||^2 (E.6); (12) if k_in / b is (1 + omega)^2."""
-    return 2 * (1 + gamma**2 * constants.smoothness**2 / num_clients * inner_steps / batch_size) * field
-
-
-def vr_memory_bound(constants: Constants, *, omega: float, gamma: float, num_steps: int, gap: float, memory_error: float = 0.0) -> float:
-    """Bound the mean E G over the steps k = 0, ..., k_in - 1 of all outer loops (Prop. E.7); memory_error: G_{1,0}."""
-    of_gap = 16 * gamma * (1 + omega) ** 2 * constants.smoothness**2 / constants.least * gap
-    return (2 * (1 + omega) * memory_error + of_gap) / num_steps
-
-
-def vr_evaluations(*, num_clients: int, num_examples: int, batch_size: int, inner_steps: int, outer_steps: int) -> int:
-    """Count expected statistics of single examples, K_CE: n m for each full pass and 2 b n for each step. num_examples: m."""
-    return num_clients * (num_examples + 2 * batch_size * inner_steps) * outer_steps
-
-
-def best_inner_steps(num_examples: int, omega: float) -> float:
-    """Compute k_in at which evaluations per step are fewest for b = k_in / (1 + omega)^2; about 2 sqrt(2 m) / (1 + omega) per client."""
-    return (1 + omega) * math.sqrt(num_examples / 2)
-
-
-def evaluations_per_step(num_examples: int, inner_steps: float, omega: float) -> float:
-    """Count evaluations per client and step, m / k_in + 2 k_in / (1 + omega)^2, b not rounded."""
-    return num_examples / inner_steps + 2 * inner_steps / (1 + omega) ** 2
 
 
 # One step -------------------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import fedem_ablations, fedem_fig1, fedem_fig2, fedem_fig3, fedem_theory
+from experiments import fedem_ablations, fedem_counts, fedem_fig1, fedem_fig2, fedem_fig3, fedem_theory
 from experiments.fedem_claims import CLAIMS
 from experiments.support import Arguments, Outcome
 from fedjax_sim import latent
@@ -64,9 +64,58 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert found["ours"]["F"] < found["ours"]["F at first"]
     assert found["ours"]["trend"] > 0.95
     assert abs(found["ours"]["F"] - found["EM, to its end"]["F"]) < 0.01 * abs(found["EM, to its end"]["F"])
+    variants = json.loads((tmp_path / "out" / "config.json").read_text())["variants"]
+    poisson, regional, sparse = (variants[name] for name in ("Poisson counts", "servers with a fifth of the sites each", "sparse"))
+    for own in (poisson, regional):
+        assert abs(own["F"] - own["EM's F"]) < 0.01 * abs(own["EM's F"])
+        assert own["RMSE"]["FedMissEM"] < 0.8 * own["RMSE"]["site and time means"]
+        assert own["trend"]["FedMissEM"] > 0.95
+    # With a visit and a half for a site there is nothing to find that means do not say.
+    assert sparse["RMSE"]["FedMissEM"] > sparse["RMSE"]["site and time means"]
     written = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {"fig2_papers.png", "fig2_ours.png", "fig2_objective.png"}
     assert written == {"claims.json", "config.json", "results.nc", "summary.json"} | pictures
+
+
+def test_kinds_of_counts() -> None:
+    """All have the same abundances, of rank 2; Poisson counts the same visits; regional servers their own sites; sparse ones few visits."""
+    plain, poisson, regional = (make(fedem_counts.FULL) for make in (fedem_counts.synthetic, fedem_counts.poisson, fedem_counts.regional))
+    assert np.linalg.matrix_rank(plain.truth) == 2
+    np.testing.assert_array_equal(regional.truth, plain.truth)
+    np.testing.assert_allclose(np.log(poisson.truth), plain.truth / 3)
+    for name in ("server", "site", "time"):
+        np.testing.assert_array_equal(getattr(poisson, name), getattr(plain, name))
+    mean = poisson.truth[poisson.site, poisson.time]
+    shift, squares = poisson.value - mean, (poisson.value - mean) ** 2 / mean - 1
+    assert (poisson.value == np.round(poisson.value)).all()
+    assert abs(shift.sum()) < 5 * np.sqrt(mean.sum())
+    assert abs(squares.mean()) < 5 * squares.std() / np.sqrt(len(squares))
+    noise = regional.value - regional.truth[regional.site, regional.time]
+    assert abs(noise.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(noise))
+    sites = [np.unique(regional.site[regional.server == server]) for server in range(10)]
+    assert all(len(own) <= 40 and set(own) <= set((np.arange(40) + 20 * server) % 200) for server, own in enumerate(sites))
+    assert max(len(np.unique(plain.site[plain.server == server])) for server in range(10)) > 150
+    assert sum(map(len, sites)) > 380
+    # Of a region too the sites where more lives are visited more.
+    for server in range(10):
+        near = (np.arange(40) + 20 * server) % 200
+        seen = np.bincount(regional.site[regional.server == server], minlength=200)
+        assert np.corrcoef(plain.truth.mean(axis=1)[near], seen[near])[0, 1] > 0.6
+    sparse = fedem_counts.synthetic(fedem_counts.SPARSE)
+    assert sparse.shape == (2000, 100)
+    assert 0.6 < len(sparse.value) / 2000 < 0.7
+
+
+def test_families_of_counts() -> None:
+    """Poisson counts are fitted as such; start, server by server."""
+    poisson = fedem_counts.poisson(fedem_counts.SMALL)
+    problem = fedem_fig2.problem_of(poisson, 0.1)
+    assert (problem.model.family, problem.model.method) == ("poisson", "alternating")
+    assert fedem_fig2.problem_of(fedem_counts.synthetic(fedem_counts.SMALL), 0.1).model.family == "gaussian"
+    visits = fedem_counts.Visits(
+        np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([1, 1, 2]), np.array([4.0, 6.0, 3.0]), (2, 3), num_servers=2
+    )
+    np.testing.assert_allclose(fedem_fig2.filled_up(visits), [0, 2.5, 0, 0, 0, 1.5])
 
 
 def write(path: Path, header: str, rows: list[list[object]]) -> Path:
@@ -78,13 +127,13 @@ def write(path: Path, header: str, rows: list[list[object]]) -> Path:
 def test_reading_counts(tmp_path: Path) -> None:
     """Months of winters are in order of time, an empty count is 0, observers stay together, and other visits are dealt out."""
     rows: list[list[object]] = [["b", 2, 1, 7, "ann"], ["a", 1, 6, "", "ann"], ["a", 2, 1, 1, "bo"]]
-    visits = fedem_fig2.read(write(tmp_path / "a.csv", "site,winter,month,birds,observer", rows))
+    visits = fedem_counts.read(write(tmp_path / "a.csv", "site,winter,month,birds,observer", rows))
     assert visits.shape == (2, 2)
     assert visits.site.tolist() == [1, 0, 0]
     assert visits.time.tolist() == [1, 0, 1]
     np.testing.assert_allclose(visits.value, np.log1p([7, 0, 1]))
     assert visits.server[0] == visits.server[1]
-    many = fedem_fig2.read(write(tmp_path / "b.csv", "site,time,count", [[i % 5, i, i] for i in range(200)]))
+    many = fedem_counts.read(write(tmp_path / "b.csv", "site,time,count", [[i % 5, i, i] for i in range(200)]))
     assert set(many.server.tolist()) == set(range(10))
     assert many.time.tolist() == list(range(200))
 
@@ -93,7 +142,7 @@ def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
     """Whether they are ten or not, and whoever the observer was; the problem has so many clients."""
     for num in (10, 3):
         rows: list[list[object]] = [[i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)]
-        visits = fedem_fig2.read(write(tmp_path / "a.csv", "site,time,count,server,observer", rows))
+        visits = fedem_counts.read(write(tmp_path / "a.csv", "site,time,count,server,observer", rows))
         assert visits.num_servers == num
         assert visits.server.tolist() == [i % num for i in range(110)]
         assert fedem_fig2.problem_of(visits, 0.0).counts.shape == (num,)
@@ -107,7 +156,7 @@ def test_epochs_of_cells_and_blocks_within_a_site() -> None:
         assert (batch.compression.block, batch.compression.row) == (4, batch.columns)
     random = np.random.default_rng(0)
     site, time = np.nonzero(np.ones((4, 4)))
-    visits = fedem_fig2.Visits(np.arange(16) % 2, site, time, random.normal(size=16), (4, 4), num_servers=2)
+    visits = fedem_counts.Visits(np.arange(16) % 2, site, time, random.normal(size=16), (4, 4), num_servers=2)
     batch = latent.CellSampling(shape=(4, 4), rows=2, columns=3)
     own = fedem_fig2.fit(fedem_fig2.problem_of(visits, 0.0), visits, rounds=5, gamma=0.1, alpha=0.1, batch=batch, kept={})
     np.testing.assert_allclose(own.curves.epochs.values[0], 2 * (16 + 6 * own.curves.ticks.values[0]) / 16)
@@ -118,9 +167,9 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="a readable CSV file"):
-        fedem_fig2.read(path)
+        fedem_counts.read(path)
     path.write_bytes(whole)
-    assert fedem_fig2.read(path).shape == (500, 500)
+    assert fedem_counts.read(path).shape == (500, 500)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +186,7 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
 )
 def test_counts_that_are_not_allowed(tmp_path: Path, header: str, row: list[object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        fedem_fig2.read(write(tmp_path / "a.csv", header, [row]))
+        fedem_counts.read(write(tmp_path / "a.csv", header, [row]))
 
 
 def test_smoothing_keeps_lines_and_removes_noise() -> None:
@@ -152,5 +201,5 @@ def test_additive_means() -> None:
     random = np.random.default_rng(0)
     table = random.normal(size=(6, 1)) + random.normal(size=(1, 8))
     site, time = np.nonzero(random.random(table.shape) < 0.7)
-    visits = fedem_fig2.Visits(0 * site, site, time, table[site, time], table.shape)
+    visits = fedem_counts.Visits(0 * site, site, time, table[site, time], table.shape)
     np.testing.assert_allclose(fedem_fig2.additive(visits), table, atol=1e-6)

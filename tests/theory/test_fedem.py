@@ -13,7 +13,7 @@ from fedjax_sim import Layout, latent
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.latent.noisy_mean import Seen
 from fedjax_sim.partition import Partition
-from fedjax_sim.systems import fedem, vr_fedem
+from fedjax_sim.systems import fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.theory import fedem_oracles as oracles
 from fedjax_sim.theory.fedem import Constants, Setting
@@ -77,32 +77,6 @@ def test_step_sizes_of_the_toy() -> None:
     assert theory.largest_step_size(setting(0.0)) == pytest.approx(TOY.constants.least / 2 / TOY.constants.lyapunov_smoothness)
 
 
-@pytest.mark.parametrize(("clients", "omega", "gamma"), [(100, 1, 0.364490), (10, 1, 0.153524), (16, 2.5, 0.077706), (1, 0, 1 / 3)])
-def test_step_sizes_of_variance_reduction(clients: int, omega: float, gamma: float) -> None:
-    """Eq. (10), pinned; half of one over Lambda_*; no number of examples in it."""
-    assert theory.vr_step_size(UNIT, num_clients=clients, omega=omega) == pytest.approx(gamma, rel=1e-5)
-    exact = {"inner_steps": 4, "batch_size": 4, "alpha": 1 / (1 + omega)}
-    # k_in / b = (1 + omega)^2, where b need not be rounded.
-    exact["batch_size"] = exact["inner_steps"] / (1 + omega) ** 2
-    inverse = theory.vr_inverse_step_size(UNIT, num_clients=clients, omega=omega, **exact)
-    assert gamma == pytest.approx(1 / (2 * inverse), rel=1e-5)
-    simple = Constants(2.0, 3.0, 0.5, 0.7)
-    assert theory.vr_step_size(simple, num_clients=1, omega=0) == pytest.approx(0.5 / (3 + 2 * 0.7 * 2))
-
-
-def test_cost_of_variance_reduction() -> None:
-    """k_in and b, pinned; the number of evaluations, counted; its minimum over k_in."""
-    assert theory.best_inner_steps(100, 1) == pytest.approx(14.142, rel=1e-4)
-    assert theory.best_inner_steps(700, 1) == pytest.approx(37.417, rel=1e-4)
-    assert [theory.vr_batch_size(k, 1) for k in (20, 37, 35, 80)] == [5, 10, 9, 20]
-    # Three outer loops of four clients: a pass over 7 examples, and five steps of twice 2 examples each.
-    assert theory.vr_evaluations(num_clients=4, num_examples=7, batch_size=2, inner_steps=5, outer_steps=3) == 3 * 4 * (7 + 5 * 4)
-    best = theory.best_inner_steps(700, 1)
-    at_best = theory.evaluations_per_step(700, best, 1)
-    assert at_best == pytest.approx(2 * math.sqrt(1400) / 2)
-    assert all(theory.evaluations_per_step(700, best * factor, 1) > at_best for factor in (0.8, 1.25))
-
-
 def test_regimes() -> None:
     """The switching point is where gamma_max begins to shrink; who pays for compression where."""
     for omega in (1.0, 2.5):
@@ -116,6 +90,33 @@ def test_regimes() -> None:
     assert theory.increase_of_rounds(9, 4, noisy=False, free=False) == pytest.approx(15)
 
 
+def test_step_sizes_for_descent_alone() -> None:
+    """Remark (30): by hand; the greatest gamma that keeps half of the factor of ||h||^2, which the memories do not bear."""
+    constants = Constants(2.0, 3.0, 0.5, 0.7)
+    for own in (Setting(constants, 10, 1.0), Setting(constants, 10, 40.0), Setting(constants, 7, 9.0, 0.3, 0.05)):
+        gamma, pace, omega, n = theory.step_size_for_descent(own), own.memory_step * own.participation, own.total_omega, own.num_clients
+        of_lyapunov = gamma * constants.lyapunov_smoothness / (2 * constants.least)
+        of_memories = 8 * gamma**2 * of_lyapunov * omega * constants.smoothness**2 / (pace**2 * n)
+        assert max(of_lyapunov, of_memories) == pytest.approx(0.25)
+        # What W + weight G loses for each unit of ||h||^2, with the weight of the proof.
+        weight = 2 * gamma**2 * constants.lyapunov_smoothness * omega / (pace * n)
+        of_step = theory.memory_step_bound(own, gamma=gamma, memory_error=0, mean_field=1.0, sigma2=0.0)
+        left = gamma * constants.least - gamma**2 * constants.lyapunov_smoothness / 2 - weight * of_step
+        assert left == pytest.approx(gamma * constants.least * (1 - of_lyapunov - of_memories))
+        assert left >= 0.5 * gamma * constants.least * (1 - 1e-12)
+    descent = constants.least / (2 * constants.lyapunov_smoothness)
+    assert (
+        theory.step_size_for_descent(Setting(constants, 10, 0.0)) == theory.step_size_for_descent(Setting(constants, 10, 0.01)) == descent
+    )
+    # O(1 / omega) against O(omega^-1.5), and the memories' error would grow.
+    large, larger = (Setting(UNIT, 10, omega) for omega in (1e3, 1e5))
+    for function, power in ((theory.step_size_for_descent, -1.0), (theory.largest_step_size, -1.5)):
+        assert math.log(function(larger) / function(large)) / math.log(100) == pytest.approx(power, abs=1e-3)
+    for gamma, grows in ((theory.step_size_for_descent(large), True), (theory.largest_step_size(large), False)):
+        after = theory.memory_step_bound(large, gamma=gamma, memory_error=1.0, mean_field=0.0, sigma2=0.0)
+        assert (after > 1) is grows
+
+
 def test_complexity() -> None:
     """Rounds that the corollary promises suffice for it; of the two terms, the one that dominates is that of the regime."""
     for sigma2 in (0.01, 10.0):
@@ -127,6 +128,11 @@ def test_complexity() -> None:
     assert theory.rounds_needed(setting(), epsilon=0.05, gap=GAP, sigma2=1)[0] == pytest.approx(
         4 * theory.rounds_needed(setting(), epsilon=0.1, gap=GAP, sigma2=1)[0]
     )
+    # Four times the mini-batch, whose noise is a quarter: as many evaluations where noise dominates, and else four times as many.
+    for sigma2, factor in ((100.0, 1), (0.01, 4)):
+        few, many = (theory.evaluations_needed(setting(), batch_size=5 * k, epsilon=0.1, gap=GAP, sigma2=sigma2 / k) for k in (1, 4))
+        assert many == pytest.approx(factor * few)
+        assert few == N * 5 * max(theory.rounds_needed(setting(), epsilon=0.1, gap=GAP, sigma2=sigma2))
     # gamma_max (1 + omega) sigma^2 / (n epsilon) = (5 / 6) 2 / 10 / epsilon, against 1: not n / epsilon.
     assert theory.is_noisy(setting(), epsilon=0.16, sigma2=1.0)
     assert not theory.is_noisy(setting(), epsilon=0.17, sigma2=1.0)
@@ -255,11 +261,11 @@ class Both(NamedTuple):
     run: Callable[..., Any]
 
 
-def problem_of(y: np.ndarray, kappa: Any, start: np.ndarray) -> Any:
+def problem_of(y: np.ndarray, kappa: Any, start: np.ndarray, *, ridge: float = RIDGE) -> Any:
     """The estimation of a noisy mean, in float64; to be called with 64-bit types on."""
     places = np.arange(y.shape[0] * y.shape[1]).reshape(y.shape[:2])
     seen = Seen(y.reshape(-1, DIM), np.broadcast_to(kappa, y.shape[:2]).ravel().astype(float))
-    return latent.estimation(latent.NoisyMean(RIDGE), seen, Partition(places, np.full(len(y), y.shape[1])), start=start)
+    return latent.estimation(latent.NoisyMean(ridge), seen, Partition(places, np.full(len(y), y.shape[1])), start=start)
 
 
 def simulated(system: Any, y: np.ndarray, kappa: Any, hyper: Any, *, ticks: int, seeds: int, **settings: list[Any]) -> Any:
@@ -288,37 +294,6 @@ def test_fedem_follows_the_exact_moments() -> None:
         assert found.mean_field.values[0, 0] == pytest.approx(FIELD)
         assert far(found.mean_field.values[:, 1:], exact.mean_field[1:]) < 5
         assert far(found.memory_error.values[:, 1:], exact.memory[1:]) < 5
-
-
-def test_variance_reduction_meets_theorem_2() -> None:
-    """200 seeds of one, five and twenty outer loops on examples of unequal noise, block quantization: (11), (12), E.7; no noise floor."""
-    random = np.random.default_rng(4)
-    y, kappa = data(2.0, examples=100, seed=4), 1 / (1 + random.uniform(0, 3, (N, 100)) ** 2)
-    toy = oracles.noisy_mean(y, kappa, RIDGE)
-    gap, inner, omega = toy.gap(START), 20, 1.0
-    gamma = theory.vr_step_size(toy.constants, num_clients=N, omega=omega)
-    batch = theory.vr_batch_size(inner, omega)
-    assert batch == 5
-    hyper = vr_fedem.Hyper(num_clients=N, batch_size=batch, inner_steps=inner, gamma=gamma, compression=parse_compressor("block"))
-    curves = simulated(vr_fedem.system, y, kappa, hyper, ticks=20 * inner, seeds=200)
-    assert curves.mean_field.values[:, 0] == pytest.approx(toy.slope**2 * np.sum((START - toy.optimum) ** 2))
-    field, mean_field = curves.field.values[:, 1:].mean(axis=0), curves.mean_field.values[:, :-1].mean(axis=0)
-    memory = curves.memory_error.values[:, :-1].mean(axis=0)
-    exact = {"gamma": gamma, "gap": gap}
-    inverse = {"alpha": 0.5, "inner_steps": inner, "batch_size": batch}
-    for outer in (1, 5, 20):
-        num = outer * inner
-        most = theory.vr_field_bound(toy.constants, inverse_step_size=1 / (2 * gamma), num_steps=num, **exact)
-        assert most == pytest.approx(2 * gap / (toy.constants.least * gamma * num))
-        assert field[:num].mean() <= most
-        again = theory.vr_inverse_step_size(toy.constants, num_clients=N, omega=omega, **inverse)
-        assert again == pytest.approx(1 / (2 * gamma))
-        related = theory.vr_mean_field_bound(
-            toy.constants, num_clients=N, gamma=gamma, inner_steps=inner, batch_size=batch, field=field[:num].mean()
-        )
-        assert mean_field[:num].mean() <= related
-        assert memory[:num].mean() <= theory.vr_memory_bound(toy.constants, omega=omega, num_steps=num, **exact)
-    assert curves.mean_field.values[:, -1].max() < 1e-20
 
 
 def test_floor_without_memories() -> None:

@@ -1,0 +1,151 @@
+"""Counts of sites x months for FedMissEM (arXiv 2111.02083, Sec. 4): synthetic ones in variants, or a CSV file of your own.
+
+The paper's, eBird's of France, are not redistributable. Synthetic ones have their structure: observers at random servers, irregular visits
+to frequented sites, and seasonal abundances with a trend, exactly of rank 2, which are known.
+"""
+
+import csv
+import gzip
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.latent.missing_values import Matrix, matrices
+from fedjax_sim.settings import ConfigError
+
+SERVERS = 10
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small."""
+
+    sites: int
+    months: int
+    observers: int
+    rounds: int
+
+
+FULL, SMALL = Sizes(200, 60, 200, 2000), Sizes(40, 24, 60, 300)
+SPARSE, SPARSE_SMALL = Sizes(2000, 100, 43, 2000), SMALL._replace(observers=2)
+"""Fewer visits than sites: J = 2000, L = 100, N about 1300, as the paper's N / J of 0.6."""
+
+
+class Visits(NamedTuple):
+    """Counts, one a visit."""
+
+    server: np.ndarray  # i[n]
+    site: np.ndarray  # i[n]
+    time: np.ndarray  # i[n]
+    value: np.ndarray  # f[n]
+    shape: tuple[int, int]  # sites, times
+    truth: np.ndarray | None = None  # f[J, L]
+    num_servers: int = SERVERS
+    family: str = "gaussian"  # of the noise, as in `latent.MissingValues`
+
+    def part(self, chosen: np.ndarray) -> "Visits":
+        """Some of the visits."""
+        return self._replace(**{name: getattr(self, name)[chosen] for name in ("server", "site", "time", "value")})
+
+    def matrices(self, *, is_pooled: bool = False) -> Matrix:
+        """One matrix per server, or one of all, in which visits to a cell are averaged."""
+        server, servers = (np.zeros_like(self.server), 1) if is_pooled else (self.server, self.num_servers)
+        return matrices(server.tolist(), self.site.tolist(), self.time.tolist(), self.value.tolist(), (servers, *self.shape))
+
+    @property
+    def cells(self) -> np.ndarray:
+        """Of each visit, row by row."""
+        return self.site * self.shape[1] + self.time
+
+
+def synthetic(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
+    """Seasonal abundances with a trend, exactly of rank 2, seen with Gaussian noise on visits to frequented sites."""
+    random = np.random.default_rng(seed)
+    abundance, truth = _abundances(sizes, random)
+    server = _observers(sizes, random)
+    site = random.choice(sizes.sites, len(server), p=abundance / abundance.sum())
+    return _seen(truth, server, site, noise, random)
+
+
+def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 0.2) -> Visits:
+    """The same abundances, but each server's observers visit a share of the sites alone, next to each other on a circle."""
+    random = np.random.default_rng(seed)
+    abundance, truth = _abundances(sizes, random)
+    server = _observers(sizes, random)
+    site = np.empty_like(server)
+    for own in range(SERVERS):
+        near = (np.arange(round(share * sizes.sites)) + own * sizes.sites // SERVERS) % sizes.sites
+        is_own = server == own
+        site[is_own] = random.choice(near, is_own.sum(), p=abundance[near] / abundance[near].sum())
+    return _seen(truth, server, site, noise, random)
+
+
+def poisson(sizes: Sizes, seed: int = 0) -> Visits:
+    """The same visits as `synthetic`, of Poisson counts whose logarithm of the mean is a third of its abundances; the truth is the mean."""
+    visits = synthetic(sizes, seed)
+    assert visits.truth is not None
+    mean = np.exp(visits.truth / 3)
+    value = np.random.default_rng((seed, 1)).poisson(mean[visits.site, visits.time])
+    return visits._replace(value=value.astype(float), truth=mean, family="poisson")
+
+
+def _abundances(sizes: Sizes, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Of the sites, and of the cells."""
+    abundance, trend = np.exp(0.6 * random.normal(size=sizes.sites)), 0.5 * random.normal(size=sizes.sites)
+    month = np.arange(sizes.months)
+    season = 2 + np.sin(2 * np.pi * month / 12)
+    return abundance, np.outer(abundance, season) + 2 * np.outer(trend, (month - sizes.months / 2) / sizes.months)
+
+
+def _observers(sizes: Sizes, random: np.random.Generator) -> np.ndarray:
+    """The server of each visit: each observer's is random."""
+    visits = random.poisson(30, sizes.observers)
+    return np.repeat(random.integers(0, SERVERS, sizes.observers), visits)
+
+
+def _seen(truth: np.ndarray, server: np.ndarray, site: np.ndarray, noise: float, random: np.random.Generator) -> Visits:
+    time = random.integers(0, truth.shape[1], len(server))
+    value = truth[site, time] + noise * random.normal(size=len(server))
+    return Visits(server, site, time, value, truth.shape, truth)
+
+
+def read(path: Path, seed: int = 0) -> Visits:
+    """Read a CSV file, gzipped or not; values become log(1 + count). Raises ConfigError for what cannot be read or is not allowed."""
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError("dataset", str(path), f"a readable CSV file ({error})") from None
+    names = set(reader.fieldnames or ())
+    of_count = next((name for name in ("count", "birds") if name in names), None)
+    of_year = next((name for name in ("winter", "year") if name in names), None)
+    if "site" not in names or of_count is None or not ("time" in names or (of_year and "month" in names)):
+        raise ConfigError("columns of the dataset", ", ".join(sorted(names)), "site, count (or birds), time (or year or winter, and month)")
+    if not rows:
+        raise ConfigError("rows of the dataset", 0, "at least one")
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise ConfigError("row of the dataset", number, f"a row of {len(names)} values, as its header")
+    try:
+        value = np.array([float(row[of_count] or 0) for row in rows])
+        when = [(0, float(row["time"])) if "time" in names else (float(row[str(of_year)]), float(row["month"])) for row in rows]
+    except ValueError as error:
+        raise ConfigError("a number of the dataset", str(error), "a number") from None
+    if not (np.isfinite(value) & (value >= 0)).all():
+        raise ConfigError("counts of the dataset", "negative or not numbers", "at least 0")
+    if not np.isfinite(when).all():
+        raise ConfigError("times of the dataset", "nan or inf", "finite")
+    if "time" not in names and of_year == "winter" and max(month for _, month in when) > 9:
+        raise ConfigError("month of a winter", max(month for _, month in when), "numbered in order of time from 1, not as in the calendar")
+    random = np.random.default_rng(seed)
+    sites = np.unique([row["site"] for row in rows], return_inverse=True)
+    times = np.unique(np.array(when), axis=0, return_inverse=True)
+    of_group = next((name for name in ("server", "observer") if name in names), None)
+    groups = np.unique([row[of_group] for row in rows], return_inverse=True)[1] if of_group else np.arange(len(rows))
+    is_dealt = of_group != "server"
+    server = random.integers(0, SERVERS, groups.max() + 1)[groups] if is_dealt else groups
+    num_servers = SERVERS if is_dealt else int(groups.max()) + 1
+    shape = (len(sites[0]), len(times[0]))
+    return Visits(server, sites[1], times[1].ravel(), np.log1p(value), shape, num_servers=num_servers)
