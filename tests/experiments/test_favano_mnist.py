@@ -19,7 +19,8 @@ def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
 
 def _environment() -> dict[str, str]:
     """The caller's, with the suite's cache of compiled programs."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, **cache, "PYTHONPATH": str(ROOT)}
 
 
 def claims(folder: Path) -> dict[str, dict]:
