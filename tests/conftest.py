@@ -30,10 +30,10 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 # Silent broadcasting of (n,) against (n, 1) is an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Compiled programs are kept between runs and shared by the workers of pytest-xdist.
+# Compiled programs are kept between runs and shared by the workers of pytest-xdist, small ones too: each module compiles them anew.
 CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)

@@ -30,6 +30,8 @@ LAYOUTS = {
     "all slots, lanes batched, both over two devices": Layout(4, True, 2, 2),
     "a slot at a time, lanes over four devices and slots over two": Layout(1, False, 4, 2),
 }
+ONE_OF_EACH_KIND = ("fedavg", "fedem")
+"""For a layout whose parts all systems show in others: one slot at a time, and lanes batched."""
 
 
 @pytest.fixture(scope="module", params=list(fedjax_sim.SYSTEMS))
@@ -130,6 +132,8 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, small: Callable, 
 
     Slot by slot and lane by lane, no gradient or E-step is executed that was not needed; batched, never fewer.
     """
+    if name == "a slot at a time, lanes batched" and system.name not in ONE_OF_EACH_KIND:
+        pytest.skip("shown by one system of each kind")
     other = fedjax_sim.sweep(system, kind.make(), small(system), seeds=4, settings=kind.sweep(RATES), layout=LAYOUTS[name], **RUN)
     np.testing.assert_allclose(other.models, grid.run.models, rtol=1e-5, atol=1e-6)
     of_model, of_state = kind.metrics
@@ -158,13 +162,12 @@ def test_the_number_of_devices_changes_nothing(system: System, grid: Grid, kind:
 
 
 def test_chunks_equal_the_whole(system: System, grid: Grid, kind: Kind, small: Callable) -> None:
-    """Bit for bit: the same steps run in the same order, only the host looks in between. Chunks of 2 are padded with empty ticks."""
-    for size in (1, 2):
-        options = {"seeds": 4, "settings": kind.sweep(RATES), "layout": WHOLE, "evals_per_chunk": size, **RUN}
-        chunked = fedjax_sim.sweep(system, kind.make(), small(system), **options)
-        np.testing.assert_array_equal(chunked.models, grid.run.models)
-        for name in grid.run.curves.data_vars:
-            np.testing.assert_array_equal(chunked.curves[name], grid.run.curves[name], err_msg=name)
+    """Bit for bit: the same steps run in the same order, only the host looks in between. The second chunk is padded with empty ticks."""
+    options = {"seeds": 4, "settings": kind.sweep(RATES), "layout": WHOLE, "evals_per_chunk": 2, **RUN}
+    chunked = fedjax_sim.sweep(system, kind.make(), small(system), **options)
+    np.testing.assert_array_equal(chunked.models, grid.run.models)
+    for name in grid.run.curves.data_vars:
+        np.testing.assert_array_equal(chunked.curves[name], grid.run.curves[name], err_msg=name)
 
 
 class Bound(NamedTuple):
@@ -241,8 +244,11 @@ def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str
 
 
 def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
-    """Fused arithmetic rounds otherwise than operation by operation: float32 rounding, accumulated over a few steps."""
-    bound = bind(kind.make(), events=events_of(system, CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 2], [1, 2, 1, 0]]))
+    """Fused arithmetic rounds otherwise than operation by operation: float32 rounding, accumulated over a few steps.
+
+    A mini-batch drawn operation by operation takes a second: two ticks of few steps, and one whose reports are of no steps.
+    """
+    bound = bind(kind.make(), events=events_of(system, CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]]))
     compiled = bound.run(jax.random.key(1))
     with jax.disable_jit():
         plain = bound.run(jax.random.key(1))

@@ -2,14 +2,12 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -19,8 +17,8 @@ from experiments.fald_claims import CLAIMS
 from experiments.fald_fig1 import same_law
 from fedjax_sim.gaussians import Gaussian, fit, wasserstein2
 from fedjax_sim.theory import langevin_oracle as oracle
+from tests.experiments.environment import environment
 
-REPOSITORY = Path(__file__).parents[2]
 HOLDS: dict[str, dict[int, bool | None]] = {
     "fald_laws": {1: True, 2: True, 9: False, 10: True, 11: True, 17: True, 18: True, 19: True, 20: True},
     "fald_bounds": {3: True, 4: True, 5: True},
@@ -34,10 +32,8 @@ PICTURES = {name: [f"{name.removeprefix('fald_')}.png"] for name in HOLDS if nam
 
 
 def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
-    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"experiments.{name}", "--smoke", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=900)
 
 
 def check(name: str, holds: dict[int, bool | None], done: subprocess.CompletedProcess[str], folder: Path) -> None:

@@ -1,25 +1,18 @@
 """The MNIST experiments of FAVANO in their smoke sizes, as a user calls them, in an empty folder."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.experiments.environment import environment
 
 
 def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", f"experiments.{name}", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=_environment(), timeout=600)
-
-
-def _environment() -> dict[str, str]:
-    """The caller's, with the suite's cache of compiled programs."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment(), timeout=600)
 
 
 def claims(folder: Path) -> dict[str, dict]:

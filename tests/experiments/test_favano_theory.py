@@ -1,15 +1,14 @@
 """The experiments on FAVANO's theory and clock as a user runs them: small, from the command line, with verdicts that are meant."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.experiments.environment import environment
+
 JUDGED = {"favano_lemmas": [1, 2, 3], "favano_theory": [6, 7, 16], "favano_clock": [4, 5, 8, 17, 18, 19]}
 NOT_JUDGED = {"favano_lemmas": [], "favano_theory": [], "favano_clock": []}
 PICTURES = {
@@ -21,10 +20,8 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
-    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"experiments.{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
     expected = {**{f"favano-{number}": True for number in JUDGED[name]}, **{f"favano-{number}": None for number in NOT_JUDGED[name]}}

@@ -3,13 +3,11 @@
 import csv
 import gzip
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,8 +16,8 @@ from experiments.fedem_claims import CLAIMS
 from experiments.support import Arguments, Outcome
 from fedjax_sim import latent
 from fedjax_sim.settings import ConfigError
+from tests.experiments.environment import environment
 
-REPOSITORY = Path(__file__).parents[2]
 SMOKE = Arguments(smoke=True, seeds=None, data_dir=None, out="", results=None)
 EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, bool | None]] = {
     fedem_theory.run: dict.fromkeys([*range(1, 9), 10, 12, 14], True),
@@ -52,10 +50,8 @@ def test_smoke_run(run: Callable[[Arguments], Outcome]) -> None:
 
 def test_from_the_command_line(tmp_path: Path) -> None:
     """The missing values, whole: the folder, the verdict, the text."""
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
-    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "experiments.fedem_fig2", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     (claim,) = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert (claim["id"], claim["holds"]) == ("fedem-20", None)

@@ -1,18 +1,16 @@
 """The experiments on FedStaleWeight as a user runs them: small, from the command line, with verdicts that are meant."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 from experiments.fedstaleweight_fig2 import interval
+from tests.experiments.environment import environment
 
-REPOSITORY = Path(__file__).parents[2]
 JUDGED = {"fedstaleweight_influence": [*range(1, 8), *range(12, 21)], "fedstaleweight_fig2": []}
 NOT_JUDGED = {"fedstaleweight_influence": [], "fedstaleweight_fig2": [8, 9, 10, 11, 19, 20]}
 PANELS = [f"panel_{letter}_{metric}.png" for letter in "AB" for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")]
@@ -21,10 +19,8 @@ PICTURES = {"fedstaleweight_influence": ["influence.png", "buffers.png", "speeds
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
-    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"experiments.{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
     expected = {f"fedstaleweight-{number}": True for number in JUDGED[name]}

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -29,8 +28,8 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.groups import paper_delays
 from fedjax_sim.types import Timeline
+from tests.experiments.environment import environment
 
-REPOSITORY = Path(__file__).parents[2]
 JUDGED: dict[str, dict[int, bool | None]] = {
     "clock": dict.fromkeys((1, 2, 3, 17), True),
     "bounds": dict.fromkeys((4, 5, 6, 7, 8), True),
@@ -54,10 +53,8 @@ def test_every_claim_is_judged_somewhere() -> None:
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED])
 def test_smoke_run(name: str, tmp_path: Path) -> None:
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05"}
-    environment = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"experiments.hierarchical_{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert {claim["id"]: claim["holds"] for claim in claims} == {f"hierarchical-{n}": holds for n, holds in JUDGED[name].items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_sim.models import CONVOLUTIONS, MODELS, DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20
+from fedjax_sim.models import CONVOLUTIONS, MODELS, DoubleConvNet, LeNet, ResNet, SmallCNN, resnet18, resnet20
 from fedjax_sim.problems import takes_train
 
 SIZES = {
@@ -32,8 +32,9 @@ SMALL = {
     "lenet": (LeNet, (32, 32, 3), {}),
     "double": (DoubleConvNet, (8, 8, 1), {"blocks": (16, 32)}),
     "small": (SmallCNN, (8, 8, 3), {}),
-    "resnet20": (resnet20, (8, 8, 3), {}),
-    "resnet18": (resnet18, (32, 32, 3), {}),
+    # A stage without a shortcut's convolution and one with it, behind either stem: all that deeper ones repeat.
+    "resnet": (ResNet, (8, 8, 3), {"stages": (16, 32), "blocks": 1}),
+    "resnet for larger images": (ResNet, (32, 32, 3), {"stages": (16, 32), "blocks": 1, "stem": "imagenet"}),
 }
 
 
@@ -53,28 +54,39 @@ def test_the_command_lines_names_take_a_convolution(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> None:
-    """To float32 rounding through up to twenty layers; one image alone is that image in a batch."""
+    """To float32 rounding through all layers; one image alone is that image in a batch."""
     make, shape, options = SMALL[name]
     own, library = (make(10, convolution=by, **options) for by in (CONVOLUTIONS["patches"], CONVOLUTIONS["lax"]))
-    x = jax.random.normal(jax.random.key(1), (3, *shape))
-    params = library.init(jax.random.key(0), x)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3, *shape)).astype("float32")
 
-    def run(model: Any) -> Any:
+    def weights(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        """He et al.'s normal weights; other numbers around one."""
+        values = random.normal(size=leaf.shape) * (2 / np.prod(leaf.shape[:-1])) ** 0.5
+        return (values if len(leaf.shape) > 1 else 1 + 0.1 * random.normal(size=leaf.shape)).astype(leaf.dtype)
+
+    params = jax.tree.map(weights, jax.eval_shape(library.init, jax.random.key(0), x))
+
+    def run(model: Any, params: Any, x: jax.Array) -> Any:
         def value(params: Any) -> tuple[jax.Array, jax.Array]:
             logits = model.apply(params, x)
             return jnp.sum(jnp.cos(jnp.arange(30.0)).reshape(3, 10) * logits), logits
 
-        return jax.jit(jax.value_and_grad(value, has_aux=True))(params)
+        (_, logits), slopes = jax.value_and_grad(value, has_aux=True)(params)
+        return logits, slopes
 
-    ((_, logits), slopes), ((_, expected), other) = run(own), run(library)
+    def run_all(params: Any, x: jax.Array) -> Any:
+        return run(own, params, x), run(library, params, x), own.apply(params, x[1])
+
+    (logits, slopes), (expected, other), alone = jax.jit(run_all)(params, x)
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
     for a, b in zip(jax.tree.leaves(slopes), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * float(jnp.abs(b).max()) + 1e-5)
-    np.testing.assert_allclose(own.apply(params, x[1]), logits[1], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(alone, logits[1], rtol=1e-3, atol=1e-4)
 
 
 def test_first_convolution_starts_uniform_within_one_over_root_fan_in() -> None:
-    params = SmallCNN(10).init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))["params"]["Conv_1"]
+    params = jax.jit(lambda key: SmallCNN(10).init(key, jnp.zeros((1, 8, 8, 3)))["params"]["Conv_1"])(jax.random.key(0))
     bound = (9 * 32) ** -0.5
     for values in params.values():
         assert jnp.abs(values).max() <= bound
@@ -85,13 +97,17 @@ def test_first_convolution_starts_uniform_within_one_over_root_fan_in() -> None:
 def test_dropout_is_of_whole_channels_and_in_training_alone() -> None:
     model = DoubleConvNet(4, (16,))
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 1))
-    params = model.init(jax.random.key(0), x)
+    params = jax.jit(model.init)(jax.random.key(0), x)
     assert takes_train(model) and not takes_train(LeNet(10))
-    plain = model.apply(params, x)
-    np.testing.assert_array_equal(plain, model.apply(params, x, train=False))
-    trained = [model.apply(params, x, train=True, rngs={"dropout": jax.random.key(i)}) for i in range(2)]
-    assert not np.allclose(trained[0], plain) and not np.allclose(trained[0], trained[1])
-    _, kept = model.apply(params, x, train=True, rngs={"dropout": jax.random.key(0)}, capture_intermediates=True)
+    plain, untrained = jax.jit(lambda params, x: (model.apply(params, x), model.apply(params, x, train=False)))(params, x)
+    np.testing.assert_array_equal(plain, untrained)
+
+    @jax.jit
+    def train(key: jax.Array) -> Any:
+        return model.apply(params, x, train=True, rngs={"dropout": key}, capture_intermediates=True)
+
+    (trained, kept), (other, _) = (train(jax.random.key(i)) for i in range(2))
+    assert not np.allclose(trained, plain) and not np.allclose(trained, other)
     dropped = np.asarray(kept["intermediates"]["Dropout_0"]["__call__"][0]) == 0
     np.testing.assert_array_equal(dropped.all((1, 2)), dropped.any((1, 2)))
     assert dropped.any() and not dropped.all()
@@ -101,10 +117,11 @@ def test_normalisation_is_in_groups_of_four_channels() -> None:
     """An image's own statistics: another image in the batch changes nothing."""
     model = DoubleConvNet(4, (16,))
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 1))
-    params = model.init(jax.random.key(0), x)
-    _, kept = model.apply(params, x, capture_intermediates=True)
+    params = jax.jit(model.init)(jax.random.key(0), x)
+    run = jax.jit(lambda x: model.apply(params, x, capture_intermediates=True))
+    logits, kept = run(x)
     groups = np.asarray(kept["intermediates"]["GroupNorm_0"]["__call__"][0]).reshape(2, 6, 6, 4, 4)
     np.testing.assert_allclose(groups.mean((1, 2, 4)), 0, atol=1e-5)
     np.testing.assert_allclose(groups.var((1, 2, 4)), 1, atol=2e-2)
     other = x.at[1].set(100.0)
-    np.testing.assert_allclose(model.apply(params, other)[0], model.apply(params, x)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run(other)[0][0], logits[0], rtol=1e-4, atol=1e-5)
