@@ -22,6 +22,9 @@ LANE_AXIS = "lane"
 TINY = 1e4
 """Operations of a local step below which a CPU runs 300 batched lanes in half the time (FA-LD with 50 clients, 2 parameters, 2 cores); a
 fifth or less is gained from 3e4 on."""
+LARGE = 5e7
+"""Operations of a local step above which a CPU is faster one slot after the other: eight batched perceptrons of 784-128-10 took 0.8 of the
+time of eight by themselves (2e7), of 784-512-10 1.5 (8e7), LeNet-5s 2.1 (1.3e8), ResNet-20s 1.5 (8e9), all with batches of 32."""
 MOST_PADDED = 1.5
 """Trips run to trips needed, beyond which batched lanes are split into batches."""
 
@@ -101,16 +104,16 @@ def check_layout(layout: Layout) -> None:
         raise ConfigError("layout devices (lane_devices x client_devices)", wanted, f"at most the {there} there are")
 
 
-def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, num_parameters: int, batch_size: int) -> Placement:
-    """Fill in what the caller left open. steps: `i32[L, T, S]`, the local steps of every slot of the run."""
+def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float) -> Placement:
+    """Fill in what the caller left open. steps: `i32[L, T, S]`, the local steps of every slot of the run. operations: of a local step."""
     on_cpu = jax.default_backend() == "cpu"
     num_slots = steps.shape[-1]
     padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
     # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
-    gain = _batching_gain(num_parameters, batch_size)
+    gain = _batching_gain(operations)
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
-    is_tiny = 6 * num_parameters * batch_size <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1)
+    is_tiny = operations <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1)
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,
@@ -135,13 +138,13 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     return batches
 
 
-def _batching_gain(num_parameters: int, batch_size: int) -> float:
+def _batching_gain(operations: float) -> float:
     """How much faster a CPU runs a local step among twenty batched ones than by itself.
 
-    Fitted to 2 cores (`scripts/benchmark.py layout`): 1.2 where arithmetic rules, up to 2.1 where the dispatch of operations does.
+    Fitted to 2 cores (`scripts/benchmark.py layout`): 1.2 where arithmetic rules, up to 2.1 where the dispatch of operations does. Among
+    large ones, whose arrays the cache does not hold all at once, a step is slower: 0.5 to 0.7 for convolutional networks.
     """
-    operations = 6.0 * num_parameters * batch_size
-    return 1.2 + 0.9 / (1 + operations / 8e4)
+    return 1.2 + 0.9 / (1 + operations / 8e4) if operations <= LARGE else 0.6
 
 
 def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: int = 1) -> Any:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from fedjax_sim import operations
 from fedjax_sim import schedule as schedules
 from fedjax_sim.checkpoint import Checkpoint
 from fedjax_sim.curves import Grid, Part, labelled
@@ -169,8 +170,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
         how.layout,
         num_lanes=len(group),
         steps=schedule.events.steps.reshape(len(group), -1, schedule.events.steps.shape[-1]),
-        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(parameters)),
-        batch_size=getattr(hypers[0], "batch_size", 1),
+        operations=operations.of_a_step(problems[0], parameters, getattr(hypers[0], "batch_size", 1)),
     )
     plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices, how.reports)
     program = Program(system, plan, placement, jax.tree.structure(problems[0]), how.keep_models)

@@ -100,7 +100,7 @@ def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
 
 
 def chosen(layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10) -> Placement:
-    return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), num_parameters=parameters, batch_size=8)
+    return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), operations=6.0 * parameters * 8)
 
 
 def test_what_a_caller_fixes_stays() -> None:
@@ -109,8 +109,9 @@ def test_what_a_caller_fixes_stays() -> None:
 
 
 def test_slots_are_batched_where_little_is_padded() -> None:
-    """On CPUs. Equal steps: all at once, whatever the size. One long slot among idle ones: each by itself."""
+    """On CPUs. Equal steps: all at once, unless they are large. One long slot among idle ones: each by itself."""
     assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=10**6).slots_at_once == 4
+    assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=2 * 10**6).slots_at_once == 1
     assert chosen(Layout(), [[[20, 0, 0, 0]]]).slots_at_once == 1
 
 
