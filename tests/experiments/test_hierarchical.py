@@ -1,7 +1,6 @@
 """The experiments on hierarchical FL: small, from the command line, with verdicts that are meant; and what they compute with."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
