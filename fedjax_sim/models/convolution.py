@@ -25,8 +25,8 @@ Pads = tuple[tuple[int, int], ...]
 NARROW = 16
 """Fewer output channels than this are computed in blocks of neighbouring outputs: a matrix product of a few columns is a slow one."""
 IN_CACHE = 2**21
-"""Bytes of patches made at once on a CPU. A step of a 3x3 convolution of 32 channels on 32 images of 28x28 takes 0.6 of what it takes with the
-patches of all images, which are 29 MB, and one of 64 channels on 14x14 0.7."""
+"""Bytes of patches made at once on a CPU. A step of a 3x3 convolution of 32 channels on 32 images of 28x28 takes 0.6 of what it takes with
+the patches of all images, which are 29 MB, and one of 64 channels on 14x14 0.7."""
 
 
 def auto(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any) -> Array:
