@@ -171,7 +171,7 @@ def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: 
     apart = np.linalg.norm(both[:, None] - both[None], axis=-1)
     side = np.repeat([1.0, -1.0], num)
     sides = np.stack([side, *(random.permutation(side) for _ in range(shuffles))])
-    energy = -np.einsum("si,ij,sj->s", sides, apart, sides, optimize=True)  # times (2 num)^2 / 4
+    energy = -np.einsum("si,ij,sj->s", sides, apart, sides, optimize=True)  # times (2 num)^2 / 2
     return float(np.mean(energy >= energy[0]))
 
 

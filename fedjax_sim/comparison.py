@@ -70,6 +70,8 @@ def contenders(names: Sequence[str], texts: Mapping[str, list[str]], defaults: D
     for name in texts:
         if not any(name in own for own in known):
             raise ConfigError("setting name", name, "one of " + ", ".join(sorted(set().union(*known))))
+    if "trace" in texts and (without := [system.name for system, own in zip(systems, known, strict=True) if "trace" not in own]):
+        raise ConfigError("trace", ",".join(texts["trace"]), f"left out with {', '.join(without)}, which cannot follow one")
     if len(texts.get("num_clients", [])) > 1:
         raise ConfigError("values of num_clients", ",".join(texts["num_clients"]), "one, as the partition follows it")
     drafts = [_contender(system, texts, defaults) for system in systems]

@@ -39,6 +39,6 @@ def langevin_noise(
             return flat + deviation * jax.random.normal(jax.random.fold_in(key, state.step), flat.shape, flat.dtype)
 
         # Drawing is most of a step of a small model; noise of weight 0 need not be drawn.
-        return unravel(jax.lax.cond(deviation > 0, add, lambda flat: flat, flat)), NoiseState(state.step + 1)
+        return unravel(jax.lax.cond(jnp.any(deviation != 0), add, lambda flat: flat, flat)), NoiseState(state.step + 1)
 
     return optax.GradientTransformation(init, update)

@@ -9,20 +9,22 @@ import jax.numpy as jnp
 from fedjax_sim.types import Params
 
 
-def of_a_step(problem: Any, parameters: Params, batch_size: int) -> float:
-    """Count operations of a local step, about: three times those of the matrix products and convolutions in the loss of a mini-batch.
+def of_a_step(problem: Any, parameters: Params, num_examples: int, *, has_loss: bool = True) -> float:
+    """Count operations of a local step, about: three times those of the matrix products and convolutions in the loss of its examples.
 
-    At least six for each parameter and example, which is all for problems without a loss of mini-batches. parameters: shapes and dtypes.
+    At least six for each parameter and example, which is all for problems of expectation maximisation, without a loss. parameters: shapes
+    and dtypes.
     """
-    least = 6.0 * sum(leaf.size for leaf in jax.tree.leaves(parameters)) * batch_size
-    if not hasattr(problem, "loss"):
+    least = 6.0 * sum(leaf.size for leaf in jax.tree.leaves(parameters)) * num_examples
+    if not has_loss:
         return least
-    number, examples = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    return max(least, 3.0 * _products(jax.make_jaxpr(problem.loss)(parameters, number, examples, jax.random.key(0)).jaxpr))
+    number, examples = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((num_examples,), jnp.int32)
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(problem, parameters, number, examples, jax.random.key(0))
+    return max(least, 3.0 * _products(program.jaxpr))
 
 
 def _products(program: Any) -> float:
-    """Operations of the products in a program, loops by their lengths, of which only those of `scan` are known."""
+    """Operations of `dot_general` and convolutions: `scan` by its length, other loops once, the largest branch of a choice."""
     total = 0.0
     for equation in program.eqns:
         name = equation.primitive.name
@@ -35,8 +37,8 @@ def _products(program: Any) -> float:
             total += 2.0 * out.size * kernel.size / kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
         else:
             inner = (getattr(value, "jaxpr", value) for value in jax.tree.leaves(equation.params, is_leaf=_is_program))
-            times = equation.params["length"] if name == "scan" else 1
-            total += times * sum(_products(each) for each in inner if hasattr(each, "eqns"))
+            each = [_products(program) for program in inner if hasattr(program, "eqns")]
+            total += max(each, default=0) if name == "cond" else sum(each) * (equation.params["length"] if name == "scan" else 1)
     return total
 
 

@@ -170,7 +170,9 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
         how.layout,
         num_lanes=len(group),
         steps=schedule.events.steps.reshape(len(group), -1, schedule.events.steps.shape[-1]),
-        operations=operations.of_a_step(problems[0], parameters, getattr(hypers[0], "batch_size", 1)),
+        operations=operations.of_a_step(
+            problems[0], parameters, system.step_examples(hypers[0]), has_loss=system.learns is not LatentProblem
+        ),
     )
     plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices, how.reports)
     program = Program(system, plan, placement, jax.tree.structure(problems[0]), how.keep_models)

@@ -227,6 +227,8 @@ class System(NamedTuple):
     complete: Callable[[Settings, Any], Settings] = lambda hyper, problem: hyper
     """Fills in settings that follow from the problem (clients' weights), on the host, before timelines are drawn. Raises ConfigError if
     the two do not fit. None: only a schedule is wanted."""
+    step_examples: Callable[[Settings], int] = lambda hyper: getattr(hyper, "batch_size", 1)
+    """About how many examples a slot's local step takes, by which the layout on the machine is chosen."""
     keeps_versions: bool = True
     """Whether the state holds a store of old server models, for whose rows the schedule is searched."""
 

@@ -42,6 +42,7 @@ from benchmark_langevin import bench_langevin  # noqa: E402
 from benchmark_timing import in_turns, wall  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
+from fedjax_sim import operations  # noqa: E402
 from fedjax_sim.datasets import Dataset  # noqa: E402
 from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20  # noqa: E402
 from fedjax_sim.partition import iid  # noqa: E402
@@ -51,13 +52,13 @@ from fedjax_sim.systems import favano, fedavg  # noqa: E402
 RESULTS = Path(__file__).parent / "benchmark_results.json"
 
 
-def image_problems(hidden: int, num: int = 1, *, size: int = 28, examples: int = 60_000) -> list[Classification]:
+def image_problems(hidden: int, num: int = 1, *, size: int = 28, examples: int = 60_000, network: Any = None) -> list[Classification]:
     """100 clients with equal shares of random `size` x `size` byte images, one partition per problem."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (examples + 1000, size, size, 1), dtype=np.uint8)
     labels = rng.integers(0, 10, examples + 1000).astype(np.int32)
     data = Dataset(images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random")
-    return classifications(MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)])
+    return classifications(network or MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)])
 
 
 def plain_fedavg(problem: Classification, *, rounds: int, cohort: int, steps: int, batch: int, lr: float) -> Callable[[], Any]:
@@ -130,17 +131,19 @@ def bench_favano(turns: int) -> dict[str, Any]:
 def bench_layout(turns: int) -> dict[str, Any]:
     """Seconds of 20 slots of 20 equal steps, one after the other over batched: the gain that `layout.choose` weighs against padding."""
     gains = {}
-    for size, hidden, batch in ((8, 16, 8), (8, 32, 16), (28, 8, 8), (28, 32, 32), (28, 32, 128)):
-        (problem,) = image_problems(hidden, size=size, examples=6000)
+    perceptrons = ((8, 16, 8), (8, 32, 16), (28, 8, 8), (28, 32, 32), (28, 32, 128), (28, 128, 32), (28, 512, 32))
+    for network, size, batch in (*((MLP((hidden,), 10), size, batch) for size, hidden, batch in perceptrons), (LeNet(10), 28, 32)):
+        (problem,) = image_problems(0, size=size, examples=6000, network=network)
         hyper = fedavg.Hyper(batch_size=batch, lr=0.01)
+        work = operations.of_a_step(problem, jax.eval_shape(problem.init, jax.random.key(0)), batch)
+        ticks = 40 if work < 1e7 else 4
 
-        def run(slots: int, problem: Classification = problem, hyper: Any = hyper) -> float:
+        def run(slots: int, problem: Classification = problem, hyper: Any = hyper, ticks: int = ticks) -> float:
             layout = fedjax_sim.Layout(slots_at_once=slots)
-            return wall(lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=40, num_evals=1, layout=layout).models)
+            return wall(lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=ticks, num_evals=1, layout=layout).models)
 
         seconds = in_turns({"alone": partial(run, 1), "batched": partial(run, 20)}, turns)
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
-        gains[f"{6 * parameters * batch:.2g} operations a step"] = seconds["alone"] / seconds["batched"]
+        gains[f"{work:.2g} operations a step, {type(network).__name__}"] = seconds["alone"] / seconds["batched"]
     return {"gain_of_batching": gains}
 
 

@@ -87,6 +87,10 @@ CASES = {
     "table of clients missing": ([*RUN, "--set", "client_table=none.csv"], ["client_table", "none.csv", "CSV"]),
     "table of clients without rates": ([*RUN, "--set", "client_table=column.csv"], ["client_table", "column.csv", "rate"]),
     "table of too few clients": ([*RUN, "--set", "client_table=rates.csv"], ["client_table", "2 rows", "num_clients = 30"]),
+    "trace that some cannot follow": (
+        ["run", "fedavg", "hierarchical", "--out", "out", "--trace", "good.csv"],
+        ["trace", "hierarchical", "cannot follow"],
+    ),
     "trace missing": ([*RUN, "--trace", "none.csv"], ["trace", "none.csv", "CSV"]),
     "trace without a column": ([*RUN, "--trace", "column.csv"], ["trace", "column.csv", "finish"]),
     "trace of a client out of range": ([*RUN, "--trace", "client.csv", "--set", "buffer_size=1"], ["trace client", "30", "29"]),

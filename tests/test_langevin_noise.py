@@ -68,6 +68,8 @@ def test_noise_of_no_weight_is_not_drawn() -> None:
         noise = langevin_noise(key, 0.1, temperature)
         after, state = noise.update(updates, noise.init(updates))
         assert bool(jnp.all(after["w"] == updates["w"])) != is_drawn and int(state.step) == 1
+    lost, _ = langevin_noise(key, 0.1, -1.0).update(updates, noise.init(updates))
+    assert bool(jnp.isnan(lost["w"]).all())
     program = str(jax.make_jaxpr(lambda t: langevin_noise(key, 0.1, t).update(updates, noise.init(updates))[0])(1.0))
     before, inside = program.split("cond", 1)
     assert "erf_inv" not in before and "erf_inv" in inside

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from jax import lax
 
 from fedjax_sim import models, operations, problems
@@ -28,7 +29,7 @@ def test_a_perceptrons_are_six_for_each_weight_and_example() -> None:
     problem = problem_of(models.MLP((5,), 10), side=4, channels=1)
     parameters = 16 * 5 + 5 + 5 * 10 + 10
     assert counted(problem, 7) == 6 * parameters * 7
-    assert counted(object.__new__(type("NoLoss", (), {"init": lambda self, key: jnp.zeros(3)})), 7) == 6 * 3 * 7
+    assert operations.of_a_step(object(), jax.eval_shape(lambda: jnp.zeros(3)), 7, has_loss=False) == 6 * 3 * 7
 
 
 @pytest.mark.parametrize("by", [lax.conv_general_dilated, models.CONVOLUTIONS["patches"]], ids=["lax", "patches"])
@@ -40,12 +41,28 @@ def test_a_convolutional_networks_are_those_of_its_images(by: Any) -> None:
 
 
 def test_loops_count_as_often_as_they_turn() -> None:
+    @struct.dataclass
     class Looped:
         def init(self, key: Any) -> Any:
             return jnp.zeros((4, 4))
 
         def loss(self, params: Any, client: Any, examples: Any, key: Any) -> Any:
             powers = lax.scan(lambda x, _: (x @ params, None), jnp.ones((2, 4)), None, length=25)[0]
-            return jax.jit(lambda x: (x @ params).sum())(powers)
+            twice = lax.cond(client > 0, lambda x: x @ params @ params, lambda x: x @ params, powers)
+            return jax.jit(lambda x: (x @ params).sum())(twice)
 
-    assert counted(Looped(), 1) == 3 * (25 + 1) * 2 * 2 * 4 * 4
+    assert counted(Looped(), 1) == 3 * (25 + 2 + 1) * 2 * 2 * 4 * 4
+
+
+def test_a_problem_of_numpy_arrays() -> None:
+    @struct.dataclass
+    class Plain:
+        inputs: Any
+
+        def init(self, key: Any) -> Any:
+            return jnp.zeros(3)
+
+        def loss(self, params: Any, client: Any, examples: Any, key: Any) -> Any:
+            return ((self.inputs[client, examples] @ params) ** 2).mean()
+
+    assert counted(Plain(np.ones((4, 10, 3))), 5) == 6 * 3 * 5

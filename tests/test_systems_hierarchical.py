@@ -296,3 +296,11 @@ def test_settings_that_are_refused(name: str) -> None:
     check(Hyper())
     with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
         check(Hyper(**settings))
+
+
+def test_examples_of_a_groups_step() -> None:
+    """By which layouts are chosen: the batches of the largest group, of those active, and of those in memory together."""
+    sizes = {"num_clients": 9, "num_groups": 2, "group_sizes": (3, 6), "batch_size": 4}
+    assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes)) == 24
+    assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes, clients_at_once=5)) == 20
+    assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes, active_per_group=2, sampling="with_replacement")) == 8

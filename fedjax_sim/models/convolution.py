@@ -146,20 +146,20 @@ def _convolve(x: Array, kernel: Array, places: _Places, precision: Any) -> Array
     def product(x: Array) -> Array:
         return jnp.matmul(_rows(x, places), kernel.reshape(-1, kernel.shape[-1]), precision=precision)
 
-    few = _at_once(x, places)
+    few = _at_once(x, kernel, places)
     if few == x.shape[0]:
         return product(x)
     y = jax.lax.map(product, x.reshape(-1, few, *x.shape[1:]))
     return y.reshape(-1, *y.shape[2:])
 
 
-def _at_once(x: Array, places: _Places) -> int:
-    """Examples whose patches are made together: a divisor of their number."""
-    num = x.shape[0]
+def _at_once(x: Array, kernel: Array, places: _Places) -> int:
+    """Examples whose patches are made together: a divisor of their number. As many bytes as the kernel has too, which each block reads."""
+    num, most = x.shape[0], max(IN_CACHE, kernel.size * kernel.dtype.itemsize)
     each = math.prod(places.out) * math.prod(places.window) * x.shape[-1] * x.dtype.itemsize
-    if jax.default_backend() != "cpu" or num * each <= IN_CACHE:
+    if jax.default_backend() != "cpu" or num * each <= most:
         return num
-    return max(few for few in range(1, num + 1) if num % few == 0 and (few == 1 or few * each <= IN_CACHE))
+    return max(few for few in range(1, num + 1) if num % few == 0 and (few == 1 or few * each <= most))
 
 
 def _rows(x: Array, places: _Places) -> Array:
@@ -204,17 +204,17 @@ def _backward(places: _Places, precision: Any, saved: tuple[Array, Array], slope
         of_kernel = lax.dot_general(slope, _rows(x, places), ((all_but_last, all_but_last), ((), ())), precision=precision)
         return _sum_of_rows(jnp.matmul(slope, flat.T, precision=precision), places, x.shape[1:-1]), of_kernel
 
-    few = _at_once(x, places)
+    few = _at_once(x, kernel, places)
     if few == x.shape[0]:
         of_x, of_kernel = of_both(x, slope)
     else:
 
         def block(total: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
             of_x, of_kernel = of_both(*each)
-            return total + of_kernel, of_x
+            return total + of_kernel.astype(total.dtype), of_x
 
         blocks = (x.reshape(-1, few, *x.shape[1:]), slope.reshape(-1, few, *slope.shape[1:]))
-        wide = jnp.promote_types(kernel.dtype, "float32")  # of sums of many blocks
+        wide = jnp.promote_types(jnp.result_type(x, slope), "float32")  # of sums of many blocks
         of_kernel, of_x = lax.scan(block, jnp.zeros(flat.shape[::-1], wide), blocks)
         of_x, of_kernel = of_x.reshape(x.shape), of_kernel.astype(kernel.dtype)
     return of_x, jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)

@@ -90,6 +90,8 @@ class GaussianClients:
             return jnp.asarray(np.broadcast_to(x[..., None, None] * np.eye(dim) if x.ndim < 2 else x, (num, dim, dim)), centers.dtype)
 
         counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        if not np.allclose(matrices(hessians), np.swapaxes(matrices(hessians), 1, 2), rtol=1e-4, atol=1e-8):
+            raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
         return cls(matrices(hessians), centers, matrices(noise), counts, jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,)))
 
     def init(self, key: Key) -> Params:

@@ -149,6 +149,12 @@ def _present(problem: Problem, hyper: Hyper, key: Key, group: Array, round_numbe
     return clients, weight / weight.sum()
 
 
+def step_examples(hyper: Hyper) -> int:
+    """Of a group's step: the mini-batches of all clients that are in memory together, of the largest group."""
+    largest = members(hyper).clients.shape[1]
+    return hyper.batch_size * min(hyper.active_per_group or largest, largest, hyper.clients_at_once)
+
+
 def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Bits sent at each tick, `i64[T]` each: a model up from each group and one down to it, at the last tick of every round."""
     num_ticks = timeline.clients.shape[0]
@@ -166,4 +172,5 @@ system = System(
     algorithm=algorithm,
     ticks_within=group_rounds_within,
     traffic=traffic,
+    step_examples=step_examples,
 )

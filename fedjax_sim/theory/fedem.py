@@ -86,7 +86,7 @@ def largest_step_size(setting: Setting) -> float:
 
 
 def step_size_for_descent(setting: Setting) -> float:
-    """Compute the largest gamma, O(1 / omega), with which the factor of ||h||^2 in the descent of W stays v_min / 2: remark (30).
+    """Compute the largest gamma, O(1 / omega), that meets both conditions of remark (30): ||h||^2 keeps v_min / 2 in W's descent.
 
     Not enough for the bounds: the recursion of the memories' error (`memory_step_bound`) still needs `largest_step_size`, which is
     O(omega^-1.5). With p < 1 derived: omega_p and alpha p take the places of omega and alpha.

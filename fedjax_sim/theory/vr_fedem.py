@@ -26,7 +26,7 @@ def shrinkage(constants: Constants, *, num_clients: int, omega: float) -> float:
 
 def batch_size(inner_steps: int, omega: float) -> int:
     """Compute b = ceil(k_in / (1 + omega)^2)."""
-    return math.ceil(inner_steps / (1 + omega) ** 2)
+    return math.ceil(inner_steps / (1 + omega) ** 2 * (1 - 1e-12))  # not one more by rounding
 
 
 def inverse_step_size(constants: Constants, *, num_clients: int, omega: float, alpha: float, inner_steps: int, batch_size: int) -> float:
@@ -50,7 +50,10 @@ def mean_field_bound(constants: Constants, *, num_clients: int, gamma: float, in
 
 
 def memory_bound(constants: Constants, *, omega: float, gamma: float, num_steps: int, gap: float, memory_error: float = 0.0) -> float:
-    """Bound the mean E G over the steps k = 0, ..., k_in - 1 of all outer loops (Prop. E.7); memory_error: G_{1,0}."""
+    """Bound the mean E G over the steps k = 0, ..., k_in - 1 of all outer loops (Prop. E.7), with alpha, b and gamma of (10).
+
+    memory_error: G_{1,0}.
+    """
     of_gap = 16 * gamma * (1 + omega) ** 2 * constants.smoothness**2 / constants.least * gap
     return (2 * (1 + omega) * memory_error + of_gap) / num_steps
 
@@ -108,8 +111,8 @@ def evaluations_per_step(num_examples: int, inner_steps: float, omega: float) ->
 def evaluations_needed(constants: Constants, *, num_clients: int, num_examples: int, omega: float, epsilon: float, gap: float) -> float:
     """Evaluations after which (10) to (12) promise epsilon at the best k_in, K_CE = n K_opt 2 sqrt(2 m) / (1 + omega), b not rounded.
 
-    Derived from (E.2); the paper has O(sqrt(m) n / (epsilon gamma (1 + omega))). One client without compression is SPIDER-EM, with
-    O(sqrt(m) / epsilon).
+    For m below 2 (1 + omega)^2 the last factor is m / (1 + omega)^2 + 2, of b = 1. Derived from (E.2); the paper has
+    O(sqrt(m) n / (epsilon gamma (1 + omega))). One client without compression is SPIDER-EM, with O(sqrt(m) / epsilon).
     """
     rounds = rounds_needed(constants, num_clients=num_clients, omega=omega, epsilon=epsilon, gap=gap)
     return num_clients * rounds * evaluations_per_step(num_examples, best_inner_steps(num_examples, omega), omega)

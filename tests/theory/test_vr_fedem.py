@@ -33,8 +33,15 @@ def test_step_sizes(clients: int, omega: float, gamma: float) -> None:
     inverse = theory.inverse_step_size(UNIT, num_clients=clients, omega=omega, **exact)
     assert gamma == pytest.approx(1 / (2 * inverse), rel=1e-5)
     assert theory.shrinkage(UNIT, num_clients=clients, omega=omega) == pytest.approx(1 / gamma - 1, rel=1e-5)
-    simple = Constants(2.0, 3.0, 0.5, 0.7)
-    assert theory.step_size(simple, num_clients=1, omega=0) == pytest.approx(0.5 / (3 + 2 * 0.7 * 2))
+    own = theory.inverse_step_size(UNLIKE, num_clients=clients, omega=omega, **exact)
+    assert theory.step_size(UNLIKE, num_clients=clients, omega=omega) == pytest.approx(1 / (2 * own))
+    assert theory.step_size(UNLIKE, num_clients=1, omega=0) == pytest.approx(0.5 / (3 + 2 * 0.7 * 2))
+
+
+def test_the_memories_bound() -> None:
+    """Prop. E.7 by hand."""
+    bound = theory.memory_bound(UNLIKE, omega=1.5, gamma=0.1, num_steps=20, gap=3.0, memory_error=0.9)
+    assert bound == pytest.approx((2 * 2.5 * 0.9 + 16 * 0.1 * 2.5**2 * 2.0**2 / 0.5 * 3.0) / 20)
 
 
 def test_cost() -> None:
@@ -42,6 +49,7 @@ def test_cost() -> None:
     assert theory.best_inner_steps(100, 1) == pytest.approx(14.142, rel=1e-4)
     assert theory.best_inner_steps(700, 1) == pytest.approx(37.417, rel=1e-4)
     assert [theory.batch_size(k, 1) for k in (20, 37, 35, 80)] == [5, 10, 9, 20]
+    assert theory.batch_size(289, 0.7) == 100
     # Three outer loops of four clients: a pass over 7 examples, and five steps of twice 2 examples each.
     assert theory.evaluations(num_clients=4, num_examples=7, batch_size=2, inner_steps=5, outer_steps=3) == 3 * 4 * (7 + 5 * 4)
     best = theory.best_inner_steps(700, 1)
