@@ -35,8 +35,11 @@ def langevin_noise(
         flat, unravel = ravel_pytree(updates)
         deviation = jnp.sqrt(2 * jnp.asarray(eta(state.step)) * temperature).astype(flat.dtype)
 
+        words = jax.random.key_data(jax.random.fold_in(key, state.step))  # a choice that is batched would use the key itself twice
+
         def add(flat: Array) -> Array:
-            return flat + deviation * jax.random.normal(jax.random.fold_in(key, state.step), flat.shape, flat.dtype)
+            own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+            return flat + deviation * jax.random.normal(own, flat.shape, flat.dtype)
 
         # Drawing is most of a step of a small model; noise of weight 0 need not be drawn.
         return unravel(jax.lax.cond(jnp.any(deviation != 0), add, lambda flat: flat, flat)), NoiseState(state.step + 1)
