@@ -213,7 +213,7 @@ def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
         "patches",
     ]
     sizes = [word for word in SMALL if word not in ("--time-budget", "60")]
-    out = call("run", "favano", "fedbuff", *sizes, *BUFFER, "--time-budget", "25", *words, "--evals", "2")
+    out = call("run", "favano", *sizes, "--time-budget", "25", *words, "--evals", "2")
     assert out.startswith("cifar10_jpeg, partition iid, model cnn_small")
     config = json.loads((tmp_path / "results" / "config.json").read_text())
     assert (config["low_bit"], config["convolution"], config["augmentation"]) == ("3,3,4", "patches", "crop_flip")

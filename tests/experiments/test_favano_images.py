@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.experiments.test_favano_mnist import claims, run
 
@@ -25,6 +26,7 @@ def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
         assert done.returncode == 2 and word in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_fig7_compares_bits_on_a_file_of_images(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (400, 8, 8, 3)).astype(np.uint8), np.arange(400) % 10
