@@ -51,7 +51,8 @@ DEFAULTS: dict[str, Defaults] = {
     # 1437 training images are too few for the papers' 100 clients: two classes each would leave 14 images a client. Kept of FAVANO's
     # experiment are learning rate 0.5, time budget, speeds and the selected fifth; sizes are smaller. Learning rates 0.02, 0.05, 0.1, 0.2
     # and 0.5 were tried with three seeds: all four systems learn at all of them, and three of four best at 0.5 (final accuracy: fedavg
-    # 0.87, quafl 0.86, fedbuff 0.96, favano 0.90; fedbuff reaches 0.97 at 0.2). FA-LD's step size is a learning rate of 0.07 over n;
+    # 0.87, quafl 0.86, fedbuff 0.96, favano 0.90; fedbuff reaches 0.97 at 0.2,
+    # and at 0.5 two of twelve seeds collapse). FA-LD's step size is a learning rate of 0.07 over n;
     # 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), the larger the sooner.
     "digits": Defaults(
         model="mlp32",
