@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.support import Verdict, table
-from fedjax_sim.simulate import draw_timelines, stack_lanes
+from fedjax_sim.simulate import draw_timelines, keys_of
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Clients, client_rates
 from fedjax_sim.types import System, Timeline
@@ -35,9 +35,8 @@ def estimate(per_lane: np.ndarray) -> Estimate:
 
 def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> Timeline:
     """Draw the schedules that `sweep` would run: leaves `[hypers, seeds, T, ...]`. The hypers differ in traced fields only."""
-    lanes = len(hypers) * seeds
-    keys = [jax.random.key(seed) for seed in range(seeds)] * len(hypers)
-    drawn = draw_timelines(system, stack_lanes(keys, [hyper for hyper in hypers for _ in range(seeds)], [None] * lanes), num_ticks)
+    keys = keys_of([*range(seeds)] * len(hypers))
+    drawn = draw_timelines(system, keys, [hyper for hyper in hypers for _ in range(seeds)], num_ticks)
     return jax.tree.map(lambda leaf: leaf.reshape(len(hypers), seeds, *leaf.shape[1:]), drawn)
 
 

@@ -90,7 +90,11 @@ def parser_of(command: str, summary: str) -> Parser:
         for option in PARTITION_OPTIONS:
             flag("--" + option.replace("_", "-"), "option of the partition", "N+N..." if option == "group_sizes" else "NUMBER")
         flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
-        flag("--layout", "fields of Layout: slots_at_once, lanes_at_once, lane_batches, lane_devices, client_devices", "NAME=VALUE,...")
+        flag(
+            "--layout",
+            "fields of Layout: slots_at_once, lanes_at_once, settings_at_once, lane_batches, lane_devices, client_devices",
+            "NAME=VALUE,...",
+        )
         flag("--checkpoint-every", "least seconds between two checkpoints (default: 20)", "SECONDS")
         parser.add_argument("--resume", action="store_true", help="go on with the unfinished run in the results folder")
     flag("--seeds", "a number of seeds, from 0, or a list such as 3,7 or 3, (default: 5)", "NUMBER|LIST")
@@ -202,6 +206,7 @@ def layout(text: str | None) -> Layout:
     """Read fields of a Layout."""
     readers: Mapping[str, Callable[[str], Any]] = {
         "slots_at_once": int,
+        "settings_at_once": int,
         "lanes_at_once": lambda text: {"true": True, "false": False}[text.lower()],
         "lane_batches": int,
         "lane_devices": int,

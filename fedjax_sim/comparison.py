@@ -21,7 +21,7 @@ from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.partition import Partition
 from fedjax_sim.results import label
 from fedjax_sim.settings import ConfigError, check, fields, parse
-from fedjax_sim.simulate import keys_of, request, stack_lanes
+from fedjax_sim.simulate import keys_of, request
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Clients, Trace
 from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline
@@ -218,8 +218,7 @@ def timelines(contender: Contender, seeds: Sequence[int], time_budget: float) ->
 
 def _draw(system: System, hypers: list[Hyper], seeds: Sequence[int], time_budget: float) -> list[Timeline]:
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
-    lanes = stack_lanes(keys_of([seed for seed, _ in pairs]), [hyper for _, hyper in pairs], [None] * len(pairs))
-    drawn, ticks = request(system, lanes, hypers, time_budget=time_budget)
+    drawn, ticks = request(system, keys_of([seed for seed, _ in pairs]), [hyper for _, hyper in pairs], time_budget=time_budget)
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 
 

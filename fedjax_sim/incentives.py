@@ -8,12 +8,11 @@ influence grows with the reported rate up to the true one. For one given composi
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_sim.fairness import influence
 from fedjax_sim.settings import check
-from fedjax_sim.simulate import draw_timelines, stack_lanes
+from fedjax_sim.simulate import draw_timelines, keys_of
 from fedjax_sim.types import System, Timeline
 
 
@@ -25,8 +24,7 @@ def throttled_influence(system: System, hyper: Any, shares: Sequence[float], *, 
     hypers = [hyper.replace(throttle=share) for share in shares]
     for each in hypers:
         check(each)
-    keys = [jax.random.key(seed) for seed in range(seeds)] * len(shares)
-    lanes = stack_lanes(keys, [each for each in hypers for _ in range(seeds)], [None] * len(keys))
-    drawn = draw_timelines(system, lanes, num_ticks)
+    keys = keys_of([*range(seeds)] * len(shares))
+    drawn = draw_timelines(system, keys, [each for each in hypers for _ in range(seeds)], num_ticks)
     each = [influence(Timeline(*(leaf[i] for leaf in drawn)), hyper.num_clients)[0] for i in range(len(keys))]
     return np.reshape(each, (len(shares), seeds))

@@ -1,11 +1,12 @@
 """The noise of Langevin dynamics, as optax transformations that compose with others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.custom_batching import custom_vmap
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.types import Array, Key, Params
@@ -34,14 +35,32 @@ def langevin_noise(
     def update(updates: Params, state: NoiseState, params: Params | None = None) -> tuple[Params, NoiseState]:
         flat, unravel = ravel_pytree(updates)
         deviation = jnp.sqrt(2 * jnp.asarray(eta(state.step)) * temperature).astype(flat.dtype)
-
-        words = jax.random.key_data(jax.random.fold_in(key, state.step))  # a choice that is batched would use the key itself twice
-
-        def add(flat: Array) -> Array:
-            own = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-            return flat + deviation * jax.random.normal(own, flat.shape, flat.dtype)
-
-        # Drawing is most of a step of a small model; noise of weight 0 need not be drawn.
-        return unravel(jax.lax.cond(jnp.any(deviation != 0), add, lambda flat: flat, flat)), NoiseState(state.step + 1)
+        noise = _standard_normal(jax.random.fold_in(key, state.step), jnp.any(deviation != 0), flat)
+        return unravel(flat + deviation * noise), NoiseState(state.step + 1)
 
     return optax.GradientTransformation(init, update)
+
+
+def _standard_normal(key: Key, is_wanted: Array, like: Array) -> Array:
+    """Draw an array of like's shape and dtype; zeros where nobody wants it, as drawing is most of a step of a small model.
+
+    Under vmap, what has one key is drawn once.
+    """
+    impl = jax.random.key_impl(key)
+
+    @custom_vmap
+    def draw(words: Array, is_wanted: Array) -> Array:  # [batch..., words of a key], bool[batch...]
+        def wanted() -> Array:
+            keys = jax.random.wrap_key_data(words, impl=impl)
+            return jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))(keys.ravel()).reshape(shape)
+
+        shape = (*is_wanted.shape, *like.shape)
+        return jax.lax.cond(is_wanted.any(), wanted, lambda: jnp.zeros(shape, like.dtype))
+
+    @draw.def_vmap
+    def draw_batch(size: int, in_batched: Sequence[bool], words: Array, is_wanted: Array) -> tuple[Array, bool]:
+        if not in_batched[0]:
+            return draw(words, is_wanted.any(axis=0)), False
+        return draw(words, is_wanted if in_batched[1] else jnp.broadcast_to(is_wanted, (size, *is_wanted.shape))), True
+
+    return draw(jax.random.key_data(key), is_wanted)

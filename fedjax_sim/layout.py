@@ -5,6 +5,7 @@ with its own trip count, and lanes on cores of their own. Systems do not know wh
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,9 @@ class Layout(NamedTuple):
     """Devices over which lanes are split."""
     client_devices: int = 1
     """Devices over which the slots of each tick are split."""
+    settings_at_once: int | None = None
+    """Lanes of one seed, problem and timeline, so that they differ in settings alone, batched together: they see the same mini-batches and
+    the same noise, which are drawn once. 1: each by itself."""
     lane_batches: int | None = None
     """Batches into which a device's lanes are sorted by their work, one after the other, where lanes are batched."""
 
@@ -52,6 +56,9 @@ class Placement(NamedTuple):
     lane_devices: int
     client_devices: int
     lane_batches: int = 1
+    settings_at_once: int = 1
+    twins: int = 1
+    """Lanes that differ in settings alone, one after the other among all lanes."""
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -63,12 +70,15 @@ class Placement(NamedTuple):
     def deal(self, work: np.ndarray) -> np.ndarray:
         """Deal lanes to devices and their batches: like with like in a batch, and equal shares to the devices.
 
-        work: `[L]`. Returns the lane in each place `i64[>= L]`, device by device, batch by batch; lanes are repeated until all are full.
+        work: `[L]`. Returns the lane in each place `i64[>= L]`, device by device, batch by batch, those that differ in settings alone side
+        by side; lanes are repeated until all are full.
         """
+        sets = np.arange(len(work)).reshape(-1, self.twins)
+        sets = np.pad(sets, ((0, 0), (0, -self.twins % self.settings_at_once)), mode="edge").reshape(-1, self.settings_at_once)
         parts = self.lane_devices * self.lane_batches
-        order = np.argsort(-work, kind="stable") if parts > 1 else np.arange(len(work))
-        full = np.concatenate([order, np.repeat(order[-1:], -len(work) % parts)])
-        return full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1).ravel()
+        order = np.argsort(-work[sets[:, 0]], kind="stable") if parts > 1 else np.arange(len(sets))
+        full = np.concatenate([order, np.repeat(order[-1:], -len(sets) % parts)])
+        return sets[full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1).ravel()].ravel()
 
 
 def use_cores(num: int | None = None) -> int:
@@ -95,7 +105,7 @@ def keep_compiled() -> None:
 
 def check_layout(layout: Layout) -> None:
     """Raise ConfigError unless the devices and counts of a layout are there."""
-    for name in ("slots_at_once", "lane_batches", "lane_devices", "client_devices"):
+    for name in ("slots_at_once", "settings_at_once", "lane_batches", "lane_devices", "client_devices"):
         value = getattr(layout, name)
         if value is not None and value < 1:
             raise ConfigError(f"layout.{name}", value, "at least 1")
@@ -104,32 +114,48 @@ def check_layout(layout: Layout) -> None:
         raise ConfigError("layout devices (lane_devices x client_devices)", wanted, f"at most the {there} there are")
 
 
-def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float) -> Placement:
-    """Fill in what the caller left open. steps: `i32[L, T, S]`, the local steps of every slot of the run. operations: of a local step."""
+def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float, twins: int = 1) -> Placement:
+    """Fill in what the caller left open.
+
+    steps: `i32[L, T, S]`, the local steps of every slot of the run. operations: of a local step. twins: lanes next to each other that
+    differ in settings alone.
+    """
     on_cpu = jax.default_backend() == "cpu"
     num_slots = steps.shape[-1]
     padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
+    devices = max(1, jax.local_device_count() // layout.client_devices) if layout.lane_devices is None else layout.lane_devices
+    settings_at_once = _settings_at_once(layout, twins, devices * twins / num_lanes, on_cpu and operations > LARGE)
+    num_sets = num_lanes // twins * -(-twins // settings_at_once)
     # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
-    gain = _batching_gain(operations)
+    gain = _batching_gain(operations * settings_at_once)
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
     is_tiny = operations <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1)
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,
-        lane_devices=layout.lane_devices or max(1, min(jax.local_device_count() // layout.client_devices, num_lanes)),
+        lane_devices=devices if layout.lane_devices else min(devices, num_sets),
         client_devices=layout.client_devices,
+        settings_at_once=settings_at_once,
+        twins=twins,
     )
     if not placement.lanes_at_once:
         return placement
     batches = layout.lane_batches or _lane_batches(steps.max(axis=-1, initial=0), placement)
-    return placement._replace(lane_batches=min(batches, num_lanes))
+    return placement._replace(lane_batches=min(batches, num_sets))
+
+
+def _settings_at_once(layout: Layout, twins: int, devices: float, is_large: bool) -> int:
+    """How many of the lanes that differ in settings alone to batch: as many as leave work to all devices. devices: for these lanes."""
+    if layout.settings_at_once is not None:
+        return min(layout.settings_at_once, twins)
+    return 1 if is_large else -(-twins // max(1, math.ceil(devices)))
 
 
 def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     """The least power of two of batches of lanes that run `MOST_PADDED` times the trips that they need at most. trips: `i32[L, T]`."""
     work, batches = trips.sum(axis=1, dtype=np.int64), 1
-    while batches * placement.lane_devices < len(trips):
+    while batches * placement.lane_devices < len(trips) / placement.settings_at_once:
         places = placement._replace(lane_batches=batches).deal(work).reshape(placement.lane_devices * batches, -1)
         run = sum(trips[lanes].max(axis=0).sum(dtype=np.int64) * len(lanes) for lanes in places)
         if run <= MOST_PADDED * work.sum():

@@ -35,6 +35,12 @@ class Schedule(NamedTuple):
     local_steps: np.ndarray  # i64[L, V + 1]  local steps delivered to the server so far
     messages: np.ndarray  # i64[L, V + 1]  slots filled so far: client reports received
 
+    def take(self, lanes: np.ndarray) -> "Schedule":
+        """The schedule of some lanes, in the order given."""
+        events = Event(*(leaf[lanes] for leaf in self.events))
+        rest = {name: leaf[lanes] for name, leaf in self._asdict().items() if name not in ("events", "rows")}
+        return self._replace(events=events, **rest)
+
 
 def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int | None:
     """Count the ticks of `time` (f64[T]) that belong to a budget of virtual time; None if more must be known to tell.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.checkpoint import Checkpoint
@@ -21,13 +22,30 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 TRACE_EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
 
 
+@struct.dataclass
+class Stacked:
+    """Trees of equal structure, one for each of L lanes. What they have in common is held once."""
+
+    own: list[Any]  # an entry per leaf: [L, ...], or None if common
+    common: list[Any]  # an entry per leaf: [...], or None if own
+    structure: Any = struct.field(pytree_node=False)
+
+    def of_lane(self, own: list[Any]) -> Any:
+        """The tree of a lane. own: the lane's entries of `own`."""
+        leaves = [mine if mine is not None else all_ for mine, all_ in zip(own, self.common, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def _with(stacked: Stacked, own: Any, common: Any) -> Stacked:
+    return Stacked(own, common, stacked.structure)
+
+
 class Lanes(NamedTuple):
-    """What differs between the lanes of one program, stacked, and what they share. L lanes."""
+    """The lanes of one program. L lanes."""
 
     key: Any  # key[L]
-    hyper: Any  # leaves [L]
-    own: Any  # list with an entry per leaf of the problem: [L, ...], or None if shared
-    shared: Any  # list with an entry per leaf of the problem: [...], or None if own
+    hyper: Stacked
+    problem: Stacked
 
 
 def keys_of(seeds: Sequence[int]) -> Array:
@@ -35,26 +53,37 @@ def keys_of(seeds: Sequence[int]) -> Array:
     return jax.vmap(jax.random.key)(np.asarray(seeds, "int32"))
 
 
-def stack_lanes(keys: Array | list[Key], hypers: list[Any], problems: list[Any]) -> Lanes:
-    """Stack lanes of equal static parts. Leaves of the problems that are one and the same array are kept once."""
+def stack_settings(hypers: Sequence[Any]) -> Stacked:
+    """Stack settings of equal static parts; numbers that are equal in all are kept once."""
     distinct = list({id(hyper): hyper for hyper in hypers}.values())  # Thousands of seeds may share one.
     place = {id(hyper): i for i, hyper in enumerate(distinct)}
     rows = np.array([place[id(hyper)] for hyper in hypers])
-    hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, float) for leaf in leaves])[rows], *distinct)
-    own, shared = [], []
+    own, common = [], []
+    for leaves in zip(*(jax.tree.leaves(hyper) for hyper in distinct), strict=True):
+        values = np.stack([np.asarray(leaf, float) for leaf in leaves])
+        is_common = bool((values == values[0]).all())
+        common.append(values[0] if is_common else None)
+        own.append(None if is_common else values[rows])
+    return Stacked(own, common, jax.tree.structure(hypers[0]))
+
+
+def stack_problems(problems: Sequence[Any]) -> Stacked:
+    """Stack problems of equal static parts; leaves that are one and the same array are kept once."""
+    own, common = [], []
     for leaves in zip(*(jax.tree.leaves(problem) for problem in problems), strict=True):
-        is_shared = all(leaf is leaves[0] for leaf in leaves)
-        shared.append(leaves[0] if is_shared else None)
-        own.append(None if is_shared else jnp.stack(leaves))
-    return Lanes(jnp.stack(keys) if isinstance(keys, list) else keys, hyper, own, shared)
+        is_common = all(leaf is leaves[0] for leaf in leaves)
+        common.append(leaves[0] if is_common else None)
+        own.append(None if is_common else jnp.stack(leaves))
+    return Stacked(own, common, jax.tree.structure(problems[0]))
 
 
 def request(
-    system: System, lanes: Lanes, hypers: list[Any], *, time_budget: float | None = None, num_ticks: int | None = None
+    system: System, keys: Array, hypers: Sequence[Any], *, time_budget: float | None = None, num_ticks: int | None = None
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget of every lane: leaves `[L, T, ...]`, and the ticks that belong to each, `i64[L]`.
 
-    Raises ConfigError for a budget that is too short for one tick, or too long.
+    keys: `key[L]`. hypers: settings of equal static parts, L of them. Raises ConfigError for a budget that is too short for one tick,
+    or too long.
     """
     expected = 0.0
     if time_budget is not None:
@@ -63,7 +92,7 @@ def request(
             raise too_long(time_budget)
     try:
         return request_timelines(
-            lambda asked: draw_timelines(system, lanes, asked),
+            lambda asked: draw_timelines(system, keys, hypers, asked),
             first=int(min(16 + 1.1 * expected, MAX_TICKS)),
             budget=time_budget,
             num_ticks=num_ticks,
@@ -76,16 +105,16 @@ def request(
         raise ConfigError(field, value, f"few enough for the schedule of {system.name} to fit in memory") from None
 
 
-def draw_timelines(system: System, lanes: Lanes, num_ticks: int) -> Timeline:
-    """Phase one: the timelines of all lanes, leaves `[L, T, ...]` on the host, times in 64 bits."""
+def draw_timelines(system: System, keys: Array, hypers: Sequence[Any], num_ticks: int) -> Timeline:
+    """Phase one: the timelines of all lanes, leaves `[L, T, ...]` on the host, times in 64 bits. keys, hypers: as for `request`."""
     with jax.enable_x64(True):
-        drawn = _draw(system.timeline, num_ticks, lanes.key, lanes.hyper)
+        drawn = _draw(system.timeline, num_ticks, keys, stack_settings(hypers))
         return jax.tree.map(np.asarray, drawn)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draw(timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, keys: Array, hypers: Any) -> Timeline:
-    drawn = jax.vmap(lambda key, hyper: timeline(stream(key, "timeline"), hyper, num_ticks))(keys, hypers)
+def _draw(timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, keys: Array, hypers: Stacked) -> Timeline:
+    drawn = jax.vmap(lambda key, own: timeline(stream(key, "timeline"), hypers.of_lane(own), num_ticks))(keys, hypers.own)
     drawn = Timeline(*drawn)
     whole = {name: getattr(drawn, name).astype("int32") for name in ("clients", "steps", "version", "holds")}
     return drawn._replace(**whole)
@@ -97,7 +126,6 @@ class Program(NamedTuple):
     system: System
     plan: Plan
     placement: Placement
-    treedef: Any  # of the problem
     keep_models: bool = False
 
 
@@ -135,8 +163,9 @@ def replay(
         is_in_order = np.array_equal(lane_of, np.arange(num_lanes))
         return jax.device_put(tree if is_in_order else jax.tree.map(lambda leaf: leaf[lane_of], tree), split)
 
-    key, hyper, own = place((lanes.key, lanes.hyper, lanes.own))
-    lanes = Lanes(key, hyper, own, jax.device_put(lanes.shared, replicated))
+    key, hypers, problems = place((lanes.key, lanes.hyper.own, lanes.problem.own))
+    common = jax.device_put((lanes.hyper.common, lanes.problem.common), replicated)
+    lanes = Lanes(key, _with(lanes.hyper, hypers, common[0]), _with(lanes.problem, problems, common[1]))
 
     def chunk(first: int) -> tuple[Event, Array]:
         """Events and holders of the evaluations from `first` on."""
@@ -212,7 +241,7 @@ def _begin(program: Program, lanes: Lanes, holders: Array) -> Any:
         state = algorithm.init(stream(key, "init"))
         return state, _observe(program, algorithm, problem, state, holders)
 
-    return _over_lanes(begin, program, lanes, holders)
+    return _over_lanes(begin, program, lanes, (), (holders,))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -226,12 +255,12 @@ def _advance(program: Program, lanes: Lanes, states: State, events: Event, holde
 
         return jax.lax.scan(evaluation, state, (events, holders))
 
-    return _over_lanes(advance, program, lanes, states, events, holders)
+    return _over_lanes(advance, program, lanes, (states,), (events, holders))
 
 
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, states: State) -> Any:
-    return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, lanes, states)
+    return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, lanes, (states,), ())
 
 
 def _observe(program: Program, algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> tuple[dict[str, Array], Any]:
@@ -243,24 +272,37 @@ def _observe(program: Program, algorithm: Algorithm, problem: Problem, state: St
     return metrics, model if program.keep_models else None
 
 
-def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, *arguments: Any) -> Any:
-    """Call `run(algorithm, problem, key, *arguments)` for every lane, on the devices and in the layout of the program."""
+def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, own: tuple[Any, ...], common: tuple[Any, ...]) -> Any:
+    """Call `run(algorithm, problem, key, *own, *common)` for every lane, on the devices and in the layout of the program.
 
-    def on_device(lanes: Lanes, *arguments: Any) -> Any:
-        def lane(inputs: Any) -> Any:
-            key, hyper, own, *arguments = inputs
-            leaves = [mine if mine is not None else common for mine, common in zip(own, lanes.shared, strict=True)]
-            problem = jax.tree.unflatten(program.treedef, leaves)
-            algorithm = program.system.algorithm(problem, hyper, program.plan)
-            return run(algorithm, problem, stream(key, "learning"), *arguments)
+    own, common: leaves `[L, ...]`, equal in `common` for lanes that differ in settings alone.
+    """
+    num_twins = program.placement.settings_at_once
 
-        inputs = (lanes.key, lanes.hyper, lanes.own, *arguments)
-        return map_lanes(lane, inputs, at_once=program.plan.lanes_at_once, batches=program.placement.lane_batches)
+    def on_device(lanes: Lanes, own: tuple[Any, ...], common: tuple[Any, ...]) -> Any:
+        def twins(inputs: Any) -> Any:
+            (key, of_problem, common), of_lanes = inputs
+            problem = lanes.problem.of_lane(of_problem)
 
-    split = PartitionSpec("lanes")
-    specs = (Lanes(split, split, split, PartitionSpec()), *(split for _ in arguments))
+            def lane(of_lane: Any) -> Any:
+                of_hyper, own = of_lane
+                algorithm = program.system.algorithm(problem, lanes.hyper.of_lane(of_hyper), program.plan)
+                return run(algorithm, problem, stream(key, "learning"), *own, *common)
+
+            return lane(of_lanes) if num_twins == 1 else jax.vmap(lane, axis_size=num_twins)(of_lanes)
+
+        inputs = ((lanes.key, lanes.problem.own, common), (lanes.hyper.own, own))
+        if num_twins > 1:
+            alike, different = jax.tree.map(lambda leaf: leaf.reshape(-1, num_twins, *leaf.shape[1:]), inputs)
+            inputs = (jax.tree.map(lambda leaf: leaf[:, 0], alike), different)
+        results = map_lanes(twins, inputs, at_once=program.plan.lanes_at_once, batches=program.placement.lane_batches)
+        return results if num_twins == 1 else jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+
+    split, whole = PartitionSpec("lanes"), PartitionSpec()
+    stacked = (_with(each, split, whole) for each in (lanes.hyper, lanes.problem))
+    specs = (Lanes(split, *stacked), split, split)
     sharded = jax.shard_map(on_device, mesh=program.placement.mesh, in_specs=specs, out_specs=split, check_vma=False)
-    return sharded(lanes, *arguments)
+    return sharded(lanes, own, common)
 
 
 class CompileMeter:

@@ -1,5 +1,6 @@
 """Runs of one system: settings x seeds as lanes, grouped by static part, one compiled program per group."""
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from fedjax_sim.curves import Grid, Part, labelled
 from fedjax_sim.layout import Layout, check_layout, choose
 from fedjax_sim.progress import Progress
 from fedjax_sim.settings import ConfigError, check, fields
-from fedjax_sim.simulate import CompileMeter, Curves, Program, keys_of, replay, request, stack_lanes
+from fedjax_sim.simulate import CompileMeter, Curves, Lanes, Program, keys_of, replay, request, stack_problems, stack_settings
 from fedjax_sim.types import Hyper, LatentProblem, Plan, Problem, System, Timeline
 
 AnyProblem = Problem | LatentProblem
@@ -159,12 +160,17 @@ def _groups(lanes: list[_Lane], max_lanes: int | None) -> Iterator[list[_Lane]]:
 
 def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     """Draw the group's timelines, plan on the host, and replay."""
-    hypers, problems, seeds = [lane.hyper for lane in group], [lane.problem for lane in group], [lane.seed for lane in group]
-    lanes = stack_lanes(keys_of(seeds), hypers, problems)
-    timelines, ticks = request(system, lanes, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks)
-    num_clients = problems[0].counts.shape[0]
+    keys, hypers = keys_of([lane.seed for lane in group]), [lane.hyper for lane in group]
+    timelines, ticks = request(system, keys, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks)
+    num_clients = group[0].problem.counts.shape[0]
     keep_held = how.reports and system.keeps_versions
     schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held)
+    order, num_twins = _twins(group, schedule)
+    if num_twins > 1:
+        keys, ticks, group = keys[order], ticks[order], [group[i] for i in order]
+        timelines, schedule = Timeline(*(leaf[order] for leaf in timelines)), schedule.take(order)
+    hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
+    lanes = Lanes(keys, stack_settings(hypers), stack_problems(problems))
     parameters = jax.eval_shape(problems[0].init, jax.random.key(0))
     placement = choose(
         how.layout,
@@ -173,9 +179,10 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
         operations=operations.of_a_step(
             problems[0], parameters, system.step_examples(hypers[0]), has_loss=system.learns is not LatentProblem
         ),
+        twins=num_twins,
     )
     plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices, how.reports)
-    program = Program(system, plan, placement, jax.tree.structure(problems[0]), how.keep_models)
+    program = Program(system, plan, placement, how.keep_models)
     num_evals = schedule.events.tick.shape[1]
     is_watched = how.checkpoint is not None or how.progress
     chunk = min(how.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
@@ -191,6 +198,26 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
     bits = [_bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i]) for i in range(len(group))]
     return Part([lane.place for lane in group], Curves(metrics, infos, curves.models, samples), schedule, cut, bits)
+
+
+def _twins(group: list[_Lane], schedule: schedules.Schedule) -> tuple[np.ndarray, int]:
+    """Find lanes that differ in settings alone: of one seed, one problem and one schedule, as far as learning sees it.
+
+    Returns an order of the lanes `i64[L]` that puts them side by side, and how many belong together: 1 if not equally many do everywhere.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, lane in enumerate(group):
+        alike.setdefault((lane.seed, id(lane.problem)), []).append(i)
+    if len(alike) < len(group):
+        candidates, alike = alike, {}
+        for own, members in candidates.items():
+            for i in members:
+                seen = b"".join(leaf[i].tobytes() for leaf in (*schedule.events, schedule.holders))
+                alike.setdefault((*own, hashlib.sha256(seen).digest()), []).append(i)
+    sizes = {len(members) for members in alike.values()}
+    if sizes == {1} or len(sizes) > 1:
+        return np.arange(len(group)), 1
+    return np.array(list(alike.values())).ravel(), sizes.pop()
 
 
 def _bits(

@@ -17,7 +17,7 @@ from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import classification
-from fedjax_sim.simulate import draw_timelines, stack_lanes
+from fedjax_sim.simulate import draw_timelines, keys_of
 from fedjax_sim.systems import fedstaleweight
 
 NUM_CLIENTS = (10_000, 100_000, 1_000_000)
@@ -57,11 +57,10 @@ def _with_memory(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
 
 def _ours(num: int, turns: int) -> dict[str, Any]:
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, weighting="mean")
-    lanes = stack_lanes([jax.random.key(0)], [hyper], [None])
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
-        drawn = draw_timelines(SYSTEM, lanes, ARRIVALS_PER_CLIENT * num // BUFFER)
+        drawn = draw_timelines(SYSTEM, keys_of([0]), [hyper], ARRIVALS_PER_CLIENT * num // BUFFER)
         seconds.append(time.perf_counter() - began)
     staleness = np.arange(drawn.time.shape[1])[:, None] - drawn.version[0]
     return {
@@ -123,11 +122,10 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
 
 
 def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
-    lanes = stack_lanes([jax.random.key(0)], [SYSTEM.Hyper()], [None])
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
-        drawn = draw_timelines(SYSTEM, lanes, ticks)
+        drawn = draw_timelines(SYSTEM, keys_of([0]), [SYSTEM.Hyper()], ticks)
         seconds.append(time.perf_counter() - began)
     virtual = float(drawn.time[0, -1])
     return {

@@ -62,6 +62,24 @@ def test_two_noises_and_momentum() -> None:
     assert abs(found.var() - 0.2) < 5 * 0.2 * np.sqrt(2 / found.size)
 
 
+def test_noise_of_one_key_is_drawn_once() -> None:
+    """For chains of different temperatures, some of 0, and for chains with keys of their own; the same as by themselves."""
+    temperatures, updates, keys = jnp.array([0.5, 0.0, 2.0, 1.0, 3.0]), {"w": jnp.arange(3.0)}, jax.random.split(KEY, 2)
+
+    def noisy(key: jax.Array, temperature: jax.Array) -> jax.Array:
+        noise = langevin_noise(key, 0.1, temperature)
+        return noise.update(updates, noise.init(updates))[0]["w"]
+
+    both = jax.vmap(jax.vmap(noisy, (None, 0)), (0, None))
+    found = both(keys, temperatures)
+    for i, key in enumerate(keys):
+        for k, temperature in enumerate(temperatures):
+            np.testing.assert_allclose(found[i, k], noisy(key, temperature), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.vmap(noisy, (0, None)), (None, 0))(keys, temperatures), found.swapaxes(0, 1), rtol=1e-6)
+    drawn = [line for line in str(jax.make_jaxpr(both)(keys, temperatures)).splitlines() if "erf_inv" in line]
+    assert len(drawn) == 1 and "f32[2,3]" in drawn[0]
+
+
 def test_noise_of_no_weight_is_not_drawn() -> None:
     key, updates = jax.random.key(0), {"w": jnp.arange(3.0)}
     for temperature, is_drawn in ((0.0, False), (1.0, True)):

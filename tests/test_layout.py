@@ -88,6 +88,32 @@ def test_lanes_are_dealt_by_their_work() -> None:
     assert Placement(1, True, 2, 1, lane_batches=2).deal(work).tolist() == [2, 0, 1, 1, 3, 4, 1, 1]
 
 
+def test_lanes_that_differ_in_settings_alone_stay_together() -> None:
+    """Sets of three, whole or in twos, the second of which repeats its lane; the work of a set is that of its first."""
+    work = np.array([1, 1, 1, 7, 7, 7])
+    assert Placement(1, False, 1, 1, twins=3).deal(work).tolist() == [0, 1, 2, 3, 4, 5]
+    assert Placement(1, False, 1, 1, settings_at_once=3, twins=3).deal(work).tolist() == [0, 1, 2, 3, 4, 5]
+    assert Placement(1, False, 2, 1, settings_at_once=3, twins=3).deal(work).tolist() == [3, 4, 5, 0, 1, 2]
+    assert Placement(1, False, 2, 1, settings_at_once=2, twins=3).deal(work).tolist() == [3, 4, 0, 1, 5, 5, 2, 2]
+    assert Placement(1, True, 1, 1, 2, settings_at_once=3, twins=3).deal(work).tolist() == [3, 4, 5, 0, 1, 2]
+
+
+def test_settings_are_batched_unless_devices_would_idle() -> None:
+    """Nine settings: of one seed, cut for two devices; of two seeds, one each. A large model's, each by itself."""
+    steps, one = np.full((18, 1, 1), 5), Layout(lane_devices=1)
+    for twins, devices, at_once in ((9, 1, 9), (9, 2, 9), (18, 2, 9), (18, 4, 5), (9, 4, 5)):
+        placement = chosen(Layout(lane_devices=devices), steps, num_lanes=18, twins=twins)
+        assert placement.settings_at_once == at_once
+    # Of the eight devices there are, nine settings in fives would take two, in twos five.
+    placement = chosen(Layout(), steps[:9], num_lanes=9, twins=9)
+    assert (placement.settings_at_once, placement.lane_devices) == (2, 5)
+    assert chosen(Layout(lane_devices=1, settings_at_once=4), steps, num_lanes=18, twins=9).settings_at_once == 4
+    assert chosen(one, steps, num_lanes=18, twins=9, parameters=2 * 10**6).settings_at_once == 1
+    # What is batched by settings already is large sooner.
+    assert chosen(one, steps[:, :, [0] * 4], num_lanes=18, parameters=10**6).slots_at_once == 4
+    assert chosen(one, steps[:, :, [0] * 4], num_lanes=18, twins=9, parameters=10**6).slots_at_once == 1
+
+
 def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
     """Of 8 lanes two have ten times the work: 8 x 10 turns for 26, in two batches 4 x 10 + 4, and only in four at most 1.5 times 26."""
     steps = np.ones((8, 6, 2), int)
@@ -99,8 +125,8 @@ def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
     assert chosen(Layout(lanes_at_once=False, lane_devices=1), steps, num_lanes=8).lane_batches == 1
 
 
-def chosen(layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10) -> Placement:
-    return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), operations=6.0 * parameters * 8)
+def chosen(layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10, twins: int = 1) -> Placement:
+    return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), operations=6.0 * parameters * 8, twins=twins)
 
 
 def test_what_a_caller_fixes_stays() -> None:
@@ -137,6 +163,7 @@ def test_lanes_take_the_devices_there_are() -> None:
         (Layout(lane_devices=-1), "layout.lane_devices is -1"),
         (Layout(client_devices=0), "layout.client_devices is 0"),
         (Layout(lane_batches=0), "layout.lane_batches is 0"),
+        (Layout(settings_at_once=0), "layout.settings_at_once is 0"),
         (Layout(lane_devices=3, client_devices=3), "at most the 8"),
     ],
 )

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.simulate import stack_lanes
+from fedjax_sim.simulate import stack_problems
 from fedjax_sim.types import EMPTY, LatentProblem
 
 FAVANO, FEDBUFF, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff", "fedavg"))
@@ -129,6 +130,57 @@ def test_free_running_lanes_of_different_speeds_are_as_alone(regression: Callabl
         np.testing.assert_array_equal(own, other)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(4, False, 1),
+        Layout(4, False, 1, settings_at_once=2),
+        Layout(4, True, 1),
+        Layout(1, False, 4),
+        Layout(2, False, 8),
+        Layout(4, False, 2, client_devices=2),
+        Layout(4, True, 2, lane_batches=2),
+    ],
+)
+def test_lanes_that_differ_in_settings_alone_run_together(layout: Layout, regression: Callable, small: Callable) -> None:
+    """As alone, to float32 rounding: three step sizes together, or two and one, for two clocks, which differ in their schedules."""
+    settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
+    options: dict[str, Any] = {"seeds": [5, 2], "settings": settings, "time_budget": 60.0, "num_evals": 3, "keep_models": True}
+    run = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF), layout=layout, **options)
+    alone = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF), layout=Layout(4, False, 1, settings_at_once=1), **options)
+    assert len(np.unique(run.models[:, 0])) == 12
+    np.testing.assert_allclose(run.models, alone.models, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run.samples, alone.samples, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run.curves.loss, alone.curves.loss, rtol=1e-5)
+    np.testing.assert_array_equal(run.curves.time, alone.curves.time)
+    np.testing.assert_array_equal(run.curves.staleness_mean, alone.curves.staleness_mean)
+    for own, other in zip(run.timelines, alone.timelines, strict=True):
+        np.testing.assert_array_equal(own.clients, other.clients)
+
+
+def test_what_settings_share_is_computed_once(regression: Callable, small: Callable) -> None:
+    """The mini-batches of three step sizes; each of the two local updates of a tick by itself."""
+    seen: list[np.ndarray] = []
+
+    @struct.dataclass
+    class Watched(type(regression())):  # type: ignore[misc]
+        def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+            jax.debug.callback(seen.append, examples)
+            return super().loss(params, client, examples, key)
+
+    problem = Watched(**vars(regression()))
+    settings, counts = {"lr": [0.02, 0.05, 0.1]}, []
+    for settings_at_once in (1, 2, 3, None):
+        layout = Layout(1, False, 1, settings_at_once=settings_at_once)
+        run = fedjax_sim.sweep(FEDAVG, problem, small(FEDAVG), settings=settings, num_ticks=3, num_evals=1, layout=layout)
+        jax.effects_barrier()
+        counts.append(len(seen))
+        assert {len(examples) for examples in seen} == {small(FEDAVG).batch_size}
+        seen.clear()
+    steps = int(run.curves.needed[0, 0])
+    assert counts == [3 * steps, 2 * steps, steps, steps]
+
+
 def test_problems_of_their_own_for_seeds(regression: Callable, small: Callable) -> None:
     """As a function of the seed or a list; what they share is held once."""
     problems = [regression(seed=3), regression(seed=4).replace(counts=regression(seed=3).counts)]
@@ -140,8 +192,7 @@ def test_problems_of_their_own_for_seeds(regression: Callable, small: Callable) 
         alone = fedjax_sim.simulate(FEDAVG, problems[i], small(FEDAVG), seed=8 + i, **options)
         np.testing.assert_allclose(listed.models[i], alone.models, rtol=1e-5, atol=1e-6)
     shared = problems[0].replace(targets=problems[0].targets + 1)
-    lanes = stack_lanes([jax.random.key(0)] * 2, [small(FEDAVG)] * 2, [problems[0], shared])
-    assert [leaf is None for leaf in lanes.own] == [True, False, True, True]
+    assert [leaf is None for leaf in stack_problems([problems[0], shared]).own] == [True, False, True, True]
 
 
 def test_a_lane_that_diverges_is_reported_and_the_others_go_on(regression: Callable, small: Callable) -> None:
