@@ -32,7 +32,7 @@ OURS, BASELINE, ALG1 = METHODS
 SLOW_LABELS = 4
 HELD_OUT = 0.1
 NUM_EVALS = 25
-ALG1_EVALS = 6
+ALG1_EVALS = 3
 """Algorithm 1's formula, which the figure does not show, is only run up to this evaluation: claim 20 compares curves, and theirs part early
 or not at all."""
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}

@@ -80,7 +80,8 @@ def sweep(
 
     problem: one for all seeds, a sequence with one per seed, or a function of the seed; what they share is held once on the device.
     hyper: the system's own defaults if None. seeds: a number of them, from 0, or their list. settings: names of fields of hyper to the
-    values each takes; numbers are swept without compiling anew.
+    values each takes; numbers are swept without compiling anew, and lanes that differ in numbers alone, with one schedule, run as one
+    batch where a step is not large: what depends on the seed alone, mini-batches and noise, is drawn once for all of them.
 
     Options: time_budget (virtual time) or num_ticks (server actions) ends a run. num_evals: at most so many evaluations, after equal
     numbers of ticks, besides the initial one. layout: a `Layout`. max_lanes: at most so many in memory at once. evals_per_chunk:
