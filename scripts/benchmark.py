@@ -3,6 +3,7 @@
     python scripts/benchmark.py            all but the last, written to scripts/benchmark_results.json
     python scripts/benchmark.py fedavg     the engine against a hand-written vmapped scan of the same work
     python scripts/benchmark.py favano     FAVANO in Table 2's setting: the layout that is chosen against the masked wide one
+    python scripts/benchmark.py sweep      sixteen learning rates of one seed as one batch, beside each by itself
     python scripts/benchmark.py layout     a local step by itself and batched, for the rule in fedjax_sim/layout.py
     python scripts/benchmark.py arrivals   schedules of up to a million clients against a plain heap, and learning on the largest
     python scripts/benchmark.py asynchronous   FedStaleWeight's 16,000 server steps in virtual time
@@ -44,7 +45,7 @@ from flax import linen as nn  # noqa: E402
 
 from fedjax_sim import operations  # noqa: E402
 from fedjax_sim.datasets import Dataset  # noqa: E402
-from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20  # noqa: E402
+from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, LogisticRegression, SmallCNN, resnet18, resnet20  # noqa: E402
 from fedjax_sim.partition import iid  # noqa: E402
 from fedjax_sim.problems import Classification, classifications  # noqa: E402
 from fedjax_sim.systems import favano, fedavg  # noqa: E402
@@ -126,6 +127,23 @@ def bench_favano(turns: int) -> dict[str, Any]:
     per_hour = {name: 3600 * lanes * ticks / 714 / value for name, value in seconds.items()}
     wide = max(value for name, value in per_hour.items() if name != "chosen")
     return {"lanes_per_hour": per_hour, "chosen_over_best_wide": per_hour["chosen"] / wide, "executed_per_needed": executed}
+
+
+def bench_sweep(turns: int) -> dict[str, Any]:
+    """Sixteen learning rates of FedAvg, 20 clients a round, 20 steps of batch 32: lanes' local steps per second, whole calls."""
+    rounds, rates = 10, {}
+    for name, network in {"logistic regression": LogisticRegression(10), "MLP 784-128-10": MLP((128,), 10)}.items():
+        (problem,) = image_problems(0, examples=6000, network=network)
+        hyper, settings = fedavg.Hyper(batch_size=32), {"lr": list(np.geomspace(0.001, 0.1, 16))}
+
+        def run(at_once: int | None, problem: Classification = problem, hyper: Any = hyper, settings: Any = settings) -> float:
+            how = {"num_ticks": rounds, "num_evals": 1, "layout": fedjax_sim.Layout(settings_at_once=at_once)}
+            return wall(lambda: fedjax_sim.sweep(fedavg.system, problem, hyper, settings=settings, **how).models)
+
+        seconds = in_turns({"together": partial(run, None), "each by itself": partial(run, 1)}, turns)
+        rates[name] = {each: 16 * 20 * 20 * rounds / value for each, value in seconds.items()}
+        rates[name]["together over each by itself"] = seconds["each by itself"] / seconds["together"]
+    return {"local steps per second": rates}
 
 
 def bench_layout(turns: int) -> dict[str, Any]:
@@ -249,6 +267,7 @@ def step_memory() -> dict[str, Any]:
 BENCHMARKS = {
     "fedavg": bench_fedavg,
     "favano": bench_favano,
+    "sweep": bench_sweep,
     "layout": bench_layout,
     "arrivals": bench_arrivals,
     "asynchronous": bench_asynchronous,
