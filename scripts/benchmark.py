@@ -197,12 +197,17 @@ def multiplications(model: Any, shape: tuple[int, int, int], batch: int) -> floa
 
     def note(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         y = next_call(*args, **kwargs)
-        if isinstance(context.module, (nn.Conv, nn.Dense)) and context.method_name == "__call__":
+        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
             sizes.append(y.size * context.module.variables["params"]["kernel"].size / y.shape[-1])
         return y
 
+    def counted(lhs: Any, kernel: Any, *args: Any, **options: Any) -> Any:
+        y = CONVOLUTIONS["lax"](lhs, kernel, *args, **options)
+        sizes.append(y.size * kernel.size / y.shape[-1])
+        return y
+
     with nn.intercept_methods(note):
-        jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), jnp.zeros((batch, *shape))))
+        jax.eval_shape(lambda: model.clone(convolution=counted).init_with_output(jax.random.key(0), jnp.zeros((batch, *shape))))
     return 3 * sum(sizes) - sizes[0]
 
 

@@ -30,8 +30,7 @@ class LeNet(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Compute the logits."""
         for features in (6, 16):
-            x = conv(features, 5, x, self.convolution, self.dtype, padding="VALID")
-            x = nn.relu(convolution.max_pool(x))
+            x = nn.relu(conv(features, 5, x, convolution.pooled(self.convolution), self.dtype, padding="VALID"))
         x = flatten(x)
         for features in (120, 84):
             x = nn.relu(dense(features, x.shape[-1], self.dtype)(x))

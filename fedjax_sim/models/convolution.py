@@ -50,16 +50,9 @@ def patches(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padd
     """
     if not _is_plain(lhs, rhs, **options):
         raise ValueError("patches neither divides channels into groups nor dilates inputs, and takes channels last; use lax's convolution")
-    num_axes = lhs.ndim - 2
-    dilation = tuple(options.get("rhs_dilation") or (1,) * num_axes)
-    strides = tuple(window_strides) if window_strides else (1,) * num_axes
-    window = tuple((size - 1) * step + 1 for size, step in zip(rhs.shape[:-2], dilation, strict=True))
-    if isinstance(padding, str):
-        padding = lax.padtype_to_pads(lhs.shape[1:-1], window, strides, padding)
-    pads = tuple((low, high) for low, high in padding)
-    out = tuple((size + sum(pad) - own) // s + 1 for size, pad, own, s in zip(lhs.shape[1:-1], pads, window, strides, strict=True))
+    dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
     if min(out) < 1:
-        raise ValueError(f"a window of {window} does not fit into an input of {lhs.shape[1:-1]} with padding {pads}")
+        raise ValueError(f"a window of {rhs.shape[:-2]} does not fit into an input of {lhs.shape[1:-1]} with padding {pads}")
     precision = options.get("precision")
     if rhs.shape[-1] >= NARROW or math.prod(dilation) > 1:
         return _convolve(lhs, rhs, _Places(rhs.shape[:-2], dilation, strides, pads, out), precision)
@@ -82,6 +75,26 @@ def max_pool(x: Array, window: int = 2, *, stride: int | None = None, pad: int =
     for axis in (x.ndim - 3, x.ndim - 2):
         x = _pool(x, window, stride, axis)
     return x
+
+
+def pooled(by: Callable[..., Array]) -> Callable[..., Array]:
+    """Return a convolution whose outputs are max-pooled over 2x2 windows, and to which a layer then adds its bias: the same as before.
+
+    Of few channels by `patches` it is one product, whose columns are the outputs of a window: neither they nor their gradient are ever
+    put in the order of the image. There a gradient that is not finite spreads over its channels.
+    """
+
+    def convolve(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any) -> Array:
+        is_ours = by is patches or (by is auto and jax.default_backend() == "cpu")
+        if is_ours and lhs.ndim == 4 and rhs.shape[-1] <= NARROW and _is_plain(lhs, rhs, **options):
+            dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
+            wide = _wide(rhs, strides)
+            places = _Places(wide.shape[:-2], (1, 1), tuple(2 * s for s in strides), pads, tuple(n // 2 for n in out))
+            if dilation == (1, 1) and min(out) > 1 and _at_once(lhs, wide, places) == lhs.shape[0]:
+                return _maxima(lhs, wide, places, options.get("precision"))
+        return max_pool(by(lhs, rhs, window_strides, padding, **options))
+
+    return convolve
 
 
 def _pool(x: Array, window: int, stride: int, axis: int) -> Array:
@@ -125,13 +138,31 @@ def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
     return is_convolve and is_ungrouped and math.prod(options.get("lhs_dilation") or (1,)) == 1
 
 
-def _by_blocks(x: Array, kernel: Array, strides: Sequence[int], pads: Pads, out: Sequence[int], precision: Any) -> Array:
-    """Blocks of two neighbouring outputs along each axis of space as channels, of a kernel that is one stride wider."""
-    window, features = kernel.shape[:-2], kernel.shape[-1]
-    num_axes = len(window)
-    shifts = list(itertools.product((0, 1), repeat=num_axes))
+def _sizes(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, options: Any) -> tuple[Any, Any, Pads, Any]:
+    """Dilation, strides, padding and size of the output, one number (or pair) per axis of space."""
+    num_axes = lhs.ndim - 2
+    dilation = tuple(options.get("rhs_dilation") or (1,) * num_axes)
+    strides = tuple(window_strides) if window_strides else (1,) * num_axes
+    window = tuple((size - 1) * step + 1 for size, step in zip(rhs.shape[:-2], dilation, strict=True))
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(lhs.shape[1:-1], window, strides, padding)
+    pads = tuple((low, high) for low, high in padding)
+    out = tuple((size + sum(pad) - own) // s + 1 for size, pad, own, s in zip(lhs.shape[1:-1], pads, window, strides, strict=True))
+    return dilation, strides, pads, out
+
+
+def _wide(kernel: Array, strides: Sequence[int]) -> Array:
+    """A kernel one stride wider, whose channels are those of two neighbouring outputs along each axis of space, the last axis fastest."""
+    shifts = list(itertools.product((0, 1), repeat=len(strides)))
     copies = [jnp.pad(kernel, (*((s * i, s - s * i) for s, i in zip(strides, shift, strict=True)), (0, 0), (0, 0))) for shift in shifts]
-    wide = jnp.stack(copies, axis=-2).reshape(*(n + s for n, s in zip(window, strides, strict=True)), x.shape[-1], -1)
+    window = (n + s for n, s in zip(kernel.shape, strides, strict=False))
+    return jnp.stack(copies, axis=-2).reshape(*window, kernel.shape[-2], -1)
+
+
+def _by_blocks(x: Array, kernel: Array, strides: Sequence[int], pads: Pads, out: Sequence[int], precision: Any) -> Array:
+    """Blocks of two neighbouring outputs along each axis of space as channels."""
+    num_axes, features = len(strides), kernel.shape[-1]
+    wide = _wide(kernel, strides)
     blocks = tuple(-(-n // 2) for n in out)
     beyond = tuple((low, high + s * (n % 2)) for (low, high), s, n in zip(pads, strides, out, strict=True))
     y = _convolve(x, wide, _Places(wide.shape[:-2], (1,) * num_axes, tuple(2 * s for s in strides), beyond, blocks), precision)
@@ -139,6 +170,41 @@ def _by_blocks(x: Array, kernel: Array, strides: Sequence[int], pads: Pads, out:
     order = [axis for i in range(num_axes) for axis in (1 + i, 1 + num_axes + i)]
     y = y.transpose(0, *order, y.ndim - 1).reshape(x.shape[0], *(2 * n for n in blocks), features)
     return y[(slice(None), *(slice(n) for n in out), slice(None))]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _maxima(x: Array, wide: Array, places: _Places, precision: Any) -> Array:
+    """Convolve by blocks of 2x2 outputs, and take each block's maximum: `[B, *places.out, F]` of a kernel with 4 F channels."""
+    return _maxima_forward(x, wide, places, precision)[0]
+
+
+def _maxima_forward(x: Array, wide: Array, places: _Places, precision: Any) -> tuple[Array, tuple[Array, Array, Array]]:
+    features = wide.shape[-1] // 4
+    y = jnp.matmul(_rows(x, places), wide.reshape(-1, wide.shape[-1]), precision=precision).reshape(-1, 4, features)
+    largest, place = y[:, 0], jnp.zeros(y[:, 0].shape, y.dtype)
+    for i in range(1, 4):
+        stays = (largest >= y[:, i]) | jnp.isnan(largest)
+        largest, place = jnp.where(stays, largest, y[:, i]), jnp.where(stays, place, i)
+    return largest.reshape(x.shape[0], *places.out, features), (x, wide, place)
+
+
+def _maxima_backward(places: _Places, precision: Any, saved: tuple[Array, Array, Array], slope: Array) -> tuple[Array, Array]:
+    x, wide, place = saved
+    features, flat = wide.shape[-1] // 4, wide.reshape(-1, wide.shape[-1])
+    # Channels first, as the kernel's gradient wants them. By products, which the compiler does not merge with what comes before or after
+    # and make anew for each of the four.
+    identity = jnp.eye(features, dtype=slope.dtype)
+    across, place = (lax.dot_general(identity, rows, (((1,), (1,)), ((), ()))) for rows in (slope.reshape(-1, features), place))
+    each = jnp.arange(4, dtype=place.dtype)[:, None, None]
+    spread = jnp.where(place[None] == each, across[None], 0).reshape(4 * features, -1)
+    rows = _rows(x, places).reshape(-1, flat.shape[0])
+    of_kernel = lax.optimization_barrier(jnp.matmul(spread, rows, precision=precision))  # see `_backward`
+    of_rows = lax.dot_general(spread, flat, (((0,), (1,)), ((), ())), precision=precision)
+    of_x = _sum_of_rows(of_rows.reshape(x.shape[0], *places.out, -1), places, x.shape[1:-1])
+    return of_x, of_kernel.T.reshape(wide.shape)
+
+
+_maxima.defvjp(_maxima_forward, _maxima_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -18,7 +18,17 @@ from fedjax_sim.models import CONVOLUTIONS, convolution, resnet18
 LAST = ("NHWC", "HWIO", "NHWC")
 
 
-def compare(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, *, tolerance: float = 1e-5, **options: Any) -> None:
+def library_pooled(*args: Any, **options: Any) -> jax.Array:
+    y = lax.conv_general_dilated(*args, **options)
+    return nn.max_pool(y, (2, 2), (2, 2))
+
+
+PAIRS = {"patches": (convolution.patches, lax.conv_general_dilated), "pooled": (convolution.pooled(convolution.patches), library_pooled)}
+
+
+def compare(
+    x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, *, tolerance: float = 1e-5, pair: str = "patches", **options: Any
+) -> None:
     """Values, and gradients of a random weighting of them, relative to the largest."""
     options = {"dimension_numbers": LAST, **options}
 
@@ -32,7 +42,7 @@ def compare(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, *, tole
         return y, *slopes
 
     # One program per shape costs a tenth of what its operations cost one by one.
-    both = jax.jit(lambda *given: (run(convolution.patches, *given), run(lax.conv_general_dilated, *given)))(x, kernel)
+    both = jax.jit(lambda *given: [run(by, *given) for by in PAIRS[pair]])(x, kernel)
     for own, expected in zip(*both, strict=True):
         assert own.dtype == expected.dtype
         expected = np.asarray(expected, np.float32)
@@ -60,11 +70,38 @@ def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
     compare(*normal(shape, kernel_shape), strides, padding, rhs_dilation=dilation)
 
 
+@settings(max_examples=15)
+@given(case=cases())
+def test_pooled_equals_the_librarys_convolution_and_pooling(case: tuple[Any, ...]) -> None:
+    """Rows and columns left over by windows included; no ties among normal draws."""
+    shape, kernel_shape, strides, padding, dilation = case
+    x, kernel = normal(shape, kernel_shape)
+    out = jax.eval_shape(lambda: lax.conv_general_dilated(x, kernel, strides, padding, rhs_dilation=dilation, dimension_numbers=LAST)).shape
+    if min(out[1:3]) > 1:
+        compare(x, kernel, strides, padding, rhs_dilation=dilation, pair="pooled")
+
+
+def test_pooled_gives_the_gradient_to_the_first_of_equals_and_passes_nan_on() -> None:
+    """Of an image without contrast all outputs are equal; the kernel's gradient is that of the windows' first ones."""
+    x, kernel = normal((2, 8, 8, 3), (3, 3, 3, 6))
+    flat = jnp.ones_like(x).at[:, 3:5].set(2.0)
+
+    def slopes(by: Any, x: jax.Array) -> Any:
+        return jax.grad(lambda x, kernel: jnp.sum(by(x, kernel, (1, 1), "VALID", dimension_numbers=LAST) ** 3), (0, 1))(x, kernel)
+
+    for own, expected in zip(*jax.jit(lambda x: [slopes(by, x) for by in PAIRS["pooled"]])(flat), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
+    lost = convolution.pooled(convolution.patches)(x.at[0, 4, 4, 1].set(jnp.nan), kernel, (1, 1), "VALID", dimension_numbers=LAST)
+    np.testing.assert_array_equal(jnp.isnan(lost[0, :, :, 0]), [[False, False, False], [False, True, True], [False, True, True]])
+    assert not jnp.isnan(lost[1]).any()
+
+
+@pytest.mark.parametrize("pair", ["patches", "pooled"])
 @pytest.mark.parametrize("features", [6, 32])
-def test_bfloat16(features: int) -> None:
+def test_bfloat16(features: int, pair: str) -> None:
     """To its rounding, 2^-8 a number."""
     x, kernel = normal((2, 9, 9, 3), (3, 3, 3, features))
-    compare(x.astype("bfloat16"), kernel.astype("bfloat16"), (2, 2), "SAME", tolerance=2e-2)
+    compare(x.astype("bfloat16"), kernel.astype("bfloat16"), (2, 2), "SAME", tolerance=2e-2, pair=pair)
 
 
 def test_one_axis_and_three() -> None:
@@ -77,19 +114,21 @@ def normal(*shapes: tuple[int, ...]) -> list[jax.Array]:
     return [jnp.asarray(random.normal(size=shape), "float32") for shape in shapes]
 
 
+@pytest.mark.parametrize("pair", ["patches", "pooled"])
 @pytest.mark.parametrize("features", [6, 32])
-def test_weights_per_client_inside_a_loop(features: int) -> None:
+def test_weights_per_client_inside_a_loop(features: int, pair: str) -> None:
     """Three clients take steps in a `fori_loop` under vmap; each as if it were alone, with the library's convolution, outside any loop."""
     x, kernels = normal((3, 2, 8, 8, 3), (3, 3, 3, 3, features))
+    ours, library = PAIRS[pair]
 
     def step(by: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
         slope = jax.grad(lambda kernel: jnp.mean(jnp.square(by(x, kernel, (1, 1), "SAME", dimension_numbers=LAST))))(kernel)
         return kernel - 0.1 * slope
 
     def walk(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, 3, lambda _, kernel: step(convolution.patches, x, kernel), kernel)
+        return lax.fori_loop(0, 3, lambda _, kernel: step(ours, x, kernel), kernel)
 
-    alone = jax.jit(partial(step, lax.conv_general_dilated))
+    alone = jax.jit(partial(step, library))
     for own, x_alone, expected in zip(jax.jit(jax.vmap(walk))(x, kernels), x, kernels, strict=True):
         for _ in range(3):
             expected = alone(x_alone, expected)
