@@ -234,6 +234,9 @@ def _rows(x: Array, places: _Places) -> Array:
     """An axis of space at a time, the last first: few slices, and long pieces of memory."""
     x = jnp.pad(x, ((0, 0), *places.pads, (0, 0)))
     for axis, size, step, stride, _, num in reversed(_axes(places)):
+        if _is_of_strides(x, axis, size, step, stride):
+            x = lax.slice_in_dim(x, 0, (num - 1) * stride + size, axis=axis).reshape(*x.shape[:axis], -1, stride * x.shape[-1])
+            size, stride = size // stride, 1
         pieces = [lax.slice_in_dim(x, i * step, i * step + (num - 1) * stride + 1, stride, axis) for i in range(size)]
         x = pieces[0] if size == 1 else jnp.concatenate(pieces, axis=-1)
     return x
@@ -242,15 +245,25 @@ def _rows(x: Array, places: _Places) -> Array:
 def _sum_of_rows(rows: Array, places: _Places, space: Sequence[int]) -> Array:
     """The transpose of `_rows`, for an input of a shape."""
     zero = jnp.zeros((), rows.dtype)
-    for (axis, size, step, stride, (low, high), num), length in zip(_axes(places), space, strict=True):
-        pieces = jnp.split(rows, size, axis=-1)
+    for (axis, size, step, stride, (low, _), num), length in zip(_axes(places), space, strict=True):
+        together = stride if _is_of_strides(rows, axis, size, step, stride) else 1
+        size, stride = size // together, stride // together
+        reach = (num - 1) * stride + (size - 1) * step + 1
         config = [(0, 0, 0)] * rows.ndim
         spread = []
-        for i, piece in enumerate(pieces):
-            config[axis] = (i * step, low + length + high - i * step - (num - 1) * stride - 1, stride - 1)
+        for i, piece in enumerate(jnp.split(rows, size, axis=-1)):
+            config[axis] = (i * step, reach - i * step - (num - 1) * stride - 1, stride - 1)
             spread.append(lax.pad(piece, zero, config))
-        rows = lax.slice_in_dim(sum(spread[1:], spread[0]), low, low + length, axis=axis)
+        rows = sum(spread[1:], spread[0])
+        rows = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 1 : -1], rows.shape[-1] // together)
+        config[axis] = (-low, low + length - rows.shape[axis], 0)
+        rows = lax.pad(rows, zero, config)
     return rows
+
+
+def _is_of_strides(x: Array, axis: int, size: int, step: int, stride: int) -> bool:
+    """Whether a window of the last axis of space is some whole strides, whose columns then are channels that lie side by side."""
+    return axis == x.ndim - 2 and step == 1 and stride > 1 and size % stride == 0
 
 
 def _axes(places: _Places) -> list[tuple[int, int, int, int, tuple[int, int], int]]:
