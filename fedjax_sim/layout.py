@@ -18,14 +18,17 @@ import numpy as np
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Plan
 
-LANE_AXIS = "lane"
-"""Axis name of lanes batched by vmap."""
+LANE_AXIS, SETTINGS_AXIS = "lane", "settings"
+"""Axis names of lanes batched by vmap, and of those in a batch of their own that differ in settings alone."""
 TINY = 1e4
 """Operations of a local step below which a CPU runs 300 batched lanes in half the time (FA-LD with 50 clients, 2 parameters, 2 cores); a
 fifth or less is gained from 3e4 on."""
 LARGE = 5e7
 """Operations of a local step above which a CPU is faster one slot after the other: eight batched perceptrons of 784-128-10 took 0.8 of the
 time of eight by themselves (2e7), of 784-512-10 1.5 (8e7), LeNet-5s 2.1 (1.3e8), ResNet-20s 1.5 (8e9), all with batches of 32."""
+MOST_AT_ONCE = 2e8
+"""Operations of the local steps of lanes that differ in settings alone, beyond which a CPU runs them in batches: up to 1.3e9 little changes
+in time (sixteen perceptrons of 784-128-10 with batches of 128), but their models and activations are in memory together."""
 MOST_PADDED = 1.5
 """Trips run to trips needed, beyond which batched lanes are split into batches."""
 
@@ -124,7 +127,7 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: flo
     num_slots = steps.shape[-1]
     padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
     devices = max(1, jax.local_device_count() // layout.client_devices) if layout.lane_devices is None else layout.lane_devices
-    settings_at_once = _settings_at_once(layout, twins, devices * twins / num_lanes, on_cpu and operations > LARGE)
+    settings_at_once = _settings_at_once(layout, twins, devices * twins / num_lanes, operations if on_cpu else 0.0)
     num_sets = num_lanes // twins * -(-twins // settings_at_once)
     # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
     gain = _batching_gain(operations * settings_at_once)
@@ -145,11 +148,14 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: flo
     return placement._replace(lane_batches=min(batches, num_sets))
 
 
-def _settings_at_once(layout: Layout, twins: int, devices: float, is_large: bool) -> int:
-    """How many of the lanes that differ in settings alone to batch: as many as leave work to all devices. devices: for these lanes."""
+def _settings_at_once(layout: Layout, twins: int, devices: float, operations: float) -> int:
+    """How many of the lanes that differ in settings alone to batch: as many as leave work to all devices. devices: for these lanes.
+
+    operations: of a local step, if batches of them can be too large.
+    """
     if layout.settings_at_once is not None:
         return min(layout.settings_at_once, twins)
-    return 1 if is_large else -(-twins // max(1, math.ceil(devices)))
+    return 1 if operations > LARGE else -(-twins // math.ceil(max(1, devices, twins * operations / MOST_AT_ONCE)))
 
 
 def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
@@ -158,7 +164,7 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     while batches * placement.lane_devices < len(trips) / placement.settings_at_once:
         places = placement._replace(lane_batches=batches).deal(work).reshape(placement.lane_devices * batches, -1)
         run = sum(trips[lanes].max(axis=0).sum(dtype=np.int64) * len(lanes) for lanes in places)
-        if run <= MOST_PADDED * work.sum():
+        if run <= MOST_PADDED * work[places].sum():
             break
         batches *= 2
     return batches
@@ -239,4 +245,5 @@ def _split_slots(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any)
 
 def _common(trips: Array, plan: Plan) -> Array:
     """Make a trip count the same for all lanes of a batch: a `while_loop` with a predicate per lane selects its whole state each time."""
-    return jax.lax.pmax(trips, LANE_AXIS) if plan.lanes_at_once else trips
+    names = (LANE_AXIS,) * plan.lanes_at_once + (SETTINGS_AXIS,) * (plan.settings_at_once > 1)
+    return jax.lax.pmax(trips, names) if names else trips

@@ -12,7 +12,7 @@ from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.checkpoint import Checkpoint
-from fedjax_sim.layout import Placement, map_lanes
+from fedjax_sim.layout import SETTINGS_AXIS, Placement, map_lanes
 from fedjax_sim.schedule import MAX_TICKS, Schedule, request_timelines, too_long
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
@@ -289,7 +289,7 @@ def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, own: tu
                 algorithm = program.system.algorithm(problem, lanes.hyper.of_lane(of_hyper), program.plan)
                 return run(algorithm, problem, stream(key, "learning"), *own, *common)
 
-            return lane(of_lanes) if num_twins == 1 else jax.vmap(lane, axis_size=num_twins)(of_lanes)
+            return lane(of_lanes) if num_twins == 1 else jax.vmap(lane, axis_name=SETTINGS_AXIS, axis_size=num_twins)(of_lanes)
 
         inputs = ((lanes.key, lanes.problem.own, common), (lanes.hyper.own, own))
         if num_twins > 1:

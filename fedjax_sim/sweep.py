@@ -167,7 +167,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     keep_held = how.reports and system.keeps_versions
     schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held)
     order, num_twins = _twins(group, schedule)
-    if num_twins > 1:
+    if not np.array_equal(order, np.arange(len(group))):
         keys, ticks, group = keys[order], ticks[order], [group[i] for i in order]
         timelines, schedule = Timeline(*(leaf[order] for leaf in timelines)), schedule.take(order)
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
@@ -182,7 +182,7 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
         ),
         twins=num_twins,
     )
-    plan = Plan(schedule.rows, placement.slots_at_once, placement.lanes_at_once, placement.client_devices, how.reports)
+    plan = Plan(schedule.rows, *placement[:2], placement.client_devices, placement.settings_at_once, how.reports)
     program = Program(system, plan, placement, how.keep_models)
     num_evals = schedule.events.tick.shape[1]
     is_watched = how.checkpoint is not None or how.progress
@@ -213,8 +213,10 @@ def _twins(group: list[_Lane], schedule: schedules.Schedule) -> tuple[np.ndarray
         candidates, alike = alike, {}
         for own, members in candidates.items():
             for i in members:
-                seen = b"".join(leaf[i].tobytes() for leaf in (*schedule.events, schedule.holders))
-                alike.setdefault((*own, hashlib.sha256(seen).digest()), []).append(i)
+                seen = hashlib.sha256()
+                for leaf in (*schedule.events, schedule.holders):
+                    seen.update(leaf[i].tobytes())
+                alike.setdefault((*own, seen.digest()), []).append(i)
     sizes = {len(members) for members in alike.values()}
     if sizes == {1} or len(sizes) > 1:
         return np.arange(len(group)), 1

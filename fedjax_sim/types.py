@@ -66,6 +66,8 @@ class Plan(NamedTuple):
     """Whether lanes are batched (`vmap`, axis name "lane") or run one after the other."""
     client_devices: int = 1
     """Devices of the mesh axis "clients" over which the slots of a tick are split."""
+    settings_at_once: int = 1
+    """Lanes batched together that differ in settings alone (`vmap`, axis name "settings")."""
     reports: bool = True
     """Whether `Algorithm.report` is called; else the store keeps only models that somebody works from."""
 

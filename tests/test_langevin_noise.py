@@ -80,6 +80,21 @@ def test_noise_of_one_key_is_drawn_once() -> None:
     assert len(drawn) == 1 and "f32[2,3]" in drawn[0]
 
 
+def test_derivatives_pass_the_noise() -> None:
+    """By step size, forward and backward, alone and in a batch: that of the gradient step and half the noise over the step size."""
+
+    def after(eta: jax.Array) -> jax.Array:
+        optimizer = optax.chain(optax.scale(-1.0 * eta), langevin_noise(KEY, eta, 0.7))
+        return optimizer.update(jnp.array([1.0, -2.0]), optimizer.init(jnp.zeros(2)))[0]
+
+    eta = jnp.asarray(0.1)
+    noise = after(eta) + eta * jnp.array([1.0, -2.0])
+    expected = jnp.array([-1.0, 2.0]) + noise / (2 * eta)
+    for derivative in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(derivative(after)(eta), expected, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(jax.vmap(derivative(after)))(jnp.array([0.2, 0.1]))[1], expected, rtol=1e-5)
+
+
 def test_noise_of_no_weight_is_not_drawn() -> None:
     key, updates = jax.random.key(0), {"w": jnp.arange(3.0)}
     for temperature, is_drawn in ((0.0, False), (1.0, True)):

@@ -109,6 +109,8 @@ def test_settings_are_batched_unless_devices_would_idle() -> None:
     assert (placement.settings_at_once, placement.lane_devices) == (2, 5)
     assert chosen(Layout(lane_devices=1, settings_at_once=4), steps, num_lanes=18, twins=9).settings_at_once == 4
     assert chosen(one, steps, num_lanes=18, twins=9, parameters=2 * 10**6).settings_at_once == 1
+    # Not more than fit in a cache: of 500 lanes of 4e7 operations a step, five.
+    assert chosen(one, np.full((500, 1, 1), 5), num_lanes=500, twins=500, parameters=833_333).settings_at_once == 5
     # What is batched by settings already is large sooner.
     assert chosen(one, steps[:, :, [0] * 4], num_lanes=18, parameters=10**6).slots_at_once == 4
     assert chosen(one, steps[:, :, [0] * 4], num_lanes=18, twins=9, parameters=10**6).slots_at_once == 1

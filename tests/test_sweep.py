@@ -158,6 +158,36 @@ def test_lanes_that_differ_in_settings_alone_run_together(layout: Layout, regres
         np.testing.assert_array_equal(own.clients, other.clients)
 
 
+def test_lanes_that_differ_in_settings_alone_stand_where_their_labels_say(regression: Callable, small: Callable) -> None:
+    """Against runs of one lane: two settings of two schedules each, two seeds."""
+    settings = {"lr": [0.02, 0.1], "server_interact": [1.0, 12.0]}
+    options: dict[str, Any] = {"time_budget": 60.0, "num_evals": 3, "keep_models": True, "layout": Layout(4, False, 1)}
+    run = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF), settings=settings, seeds=[5, 2], **options)
+    for i, k, s in ((0, 1, 0), (1, 0, 1), (1, 1, 0)):
+        hyper = small(FEDBUFF, lr=settings["lr"][i], server_interact=settings["server_interact"][k])
+        alone = fedjax_sim.simulate(FEDBUFF, regression(), hyper, seed=[5, 2][s], **options)
+        lane, own = (i * 2 + k) * 2 + s, run.curves.isel(lr=i, server_interact=k, seed=s)
+        np.testing.assert_array_equal(run.timelines[lane].time, alone.timelines[0].time)
+        np.testing.assert_array_equal(run.timelines[lane].clients, alone.timelines[0].clients)
+        for name in ("time", "ticks", "uplink_bits", "local_steps"):  # evaluations in between are after other numbers of ticks
+            np.testing.assert_array_equal(own[name][[0, -1]], alone.curves[name][[0, -1]])
+        np.testing.assert_allclose(own.loss[[0, -1]], alone.curves.loss[[0, -1]], rtol=1e-5)
+        np.testing.assert_allclose(run.samples[lane, [0, -1]], alone.samples[[0, -1]], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(run.models[lane], alone.models, rtol=1e-5, atol=1e-6)
+
+
+def test_turns_that_depend_on_a_setting_are_those_of_all(noisy_mean: Callable) -> None:
+    """VR-FedEM's full passes come at other ticks; what is executed is counted as it is run, for the longest."""
+    system = fedjax_sim.SYSTEMS["vr_fedem"]
+    hyper = system.Hyper(num_clients=7, batch_size=2)
+    options: dict[str, Any] = {"settings": {"inner_steps": [2, 3]}, "num_ticks": 6, "num_evals": 2}
+    alone, run = (
+        fedjax_sim.sweep(system, noisy_mean(), hyper, layout=Layout(7, False, 1, settings_at_once=size), **options) for size in (1, None)
+    )
+    np.testing.assert_allclose(run.models, alone.models, rtol=1e-5, atol=1e-6)
+    assert run.curves.executed[0, 0] == run.curves.executed[1, 0] >= alone.curves.executed.max()
+
+
 def test_what_settings_share_is_computed_once(regression: Callable, small: Callable) -> None:
     """The mini-batches of three step sizes; each of the two local updates of a tick by itself."""
     seen: list[np.ndarray] = []

@@ -80,8 +80,9 @@ def max_pool(x: Array, window: int = 2, *, stride: int | None = None, pad: int =
 def pooled(by: Callable[..., Array]) -> Callable[..., Array]:
     """Return a convolution whose outputs are max-pooled over 2x2 windows, and to which a layer then adds its bias: the same as before.
 
-    Of few channels by `patches` it is one product, whose columns are the outputs of a window: neither they nor their gradient are ever
-    put in the order of the image. There a gradient that is not finite spreads over its channels.
+    Of at most NARROW channels by `patches` it is one product, whose columns are the outputs of a window: neither they nor their gradient
+    are ever put in the order of the image. There a gradient that is not finite spreads over its channels, and of equal maxima the first
+    is the library's, row by row.
     """
 
     def convolve(lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any) -> Array:
@@ -194,7 +195,9 @@ def _maxima_backward(places: _Places, precision: Any, saved: tuple[Array, Array,
     # Channels first, as the kernel's gradient wants them. By products, which the compiler does not merge with what comes before or after
     # and make anew for each of the four.
     identity = jnp.eye(features, dtype=slope.dtype)
-    across, place = (lax.dot_general(identity, rows, (((1,), (1,)), ((), ()))) for rows in (slope.reshape(-1, features), place))
+    across, place = (
+        lax.dot_general(identity, rows, (((1,), (1,)), ((), ())), precision=precision) for rows in (slope.reshape(-1, features), place)
+    )
     each = jnp.arange(4, dtype=place.dtype)[:, None, None]
     spread = jnp.where(place[None] == each, across[None], 0).reshape(4 * features, -1)
     rows = _rows(x, places).reshape(-1, flat.shape[0])
