@@ -133,7 +133,7 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: flo
     gain = _batching_gain(operations * settings_at_once)
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
-    is_tiny = operations <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1)
+    is_tiny = bool(operations <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1))
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,
@@ -245,5 +245,5 @@ def _split_slots(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any)
 
 def _common(trips: Array, plan: Plan) -> Array:
     """Make a trip count the same for all lanes of a batch: a `while_loop` with a predicate per lane selects its whole state each time."""
-    names = (LANE_AXIS,) * plan.lanes_at_once + (SETTINGS_AXIS,) * (plan.settings_at_once > 1)
-    return jax.lax.pmax(trips, names) if names else trips
+    trips = jax.lax.pmax(trips, LANE_AXIS) if plan.lanes_at_once else trips
+    return jax.lax.pmax(trips, SETTINGS_AXIS) if plan.settings_at_once > 1 else trips
