@@ -6,7 +6,7 @@ the chains (divisor R - 1), which at 300 chains has a floor of its own of about 
 rounding is some 1e-5, at centers as far as 100, against distances of 1e-4 and more; exact laws are in float64, of the same numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,10 +150,49 @@ def chains(
     return Chains(models, law, distance, run.curves.isel(eval=[-1]))
 
 
-def kept(ran: Chains) -> xr.Dataset:
-    """The distances beside what the sweep left at its end, to be written."""
-    settings = [str(name) for name in ran.curves["failed"].dims if name != "seed"]
-    return ran.curves.assign(w2=(("problem", *settings, "round"), ran.distance))
+class Repeated(NamedTuple):
+    """Sets of as many chains each: what one of them says of distances has an error, which several show."""
+
+    first: Chains
+    distance: np.ndarray  # f64[sets, problems, settings..., rounds + 1]
+
+
+def repeated(
+    problems: Sequence[GaussianClients],
+    *,
+    sets: int,
+    num_chains: int,
+    first_seed: int,
+    options: Callable[[str], Mapping[str, Any]],
+    name: str,
+    **how: Any,
+) -> Repeated:
+    """Run sets of chains, all of different seeds, by one compiled program.
+
+    options: those of `sweep` for a run of some name. how: the other words of `chains`.
+    """
+    size = len(problems) * num_chains
+
+    def ran(i: int) -> Chains:
+        own = options(name if i == 0 else f"{name}, set {i}")
+        return chains(problems, num_chains=num_chains, first_seed=first_seed + i * size, options=own, **how)
+
+    first = ran(0)
+    return Repeated(first, np.stack([first.distance, *(ran(i).distance for i in range(1, sets))]))
+
+
+def kept(ran: Repeated) -> xr.Dataset:
+    """The distances of all sets beside what the first one's sweep left at its end, to be written."""
+    curves = ran.first.curves
+    settings = [str(name) for name in curves["failed"].dims if name != "seed"]
+    return curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
+
+
+def draw_sets(axes: Any, distance: np.ndarray, *, every: int = 1, color: str, label: str | None) -> None:
+    """Draw the first set's distances against rounds times `every`, and the range of all. distance: `f64[sets, rounds + 1]`."""
+    at = every * np.arange(distance.shape[1])
+    axes.semilogy(at, distance[0], linewidth=0.8, color=color, label=label)
+    axes.fill_between(at, distance.min(axis=0), distance.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
 def deviations(law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt.ArrayLike = 3.0) -> np.ndarray:
@@ -176,7 +215,20 @@ def kurtosis(models: np.ndarray) -> np.ndarray:
     return np.mean(centred**4, axis=-3) / np.mean(centred**2, axis=-3) ** 2
 
 
-def first_within(distance: np.ndarray, accuracy: float) -> float:
-    """The first round within an accuracy; infinite if there is none. distance: `f64[rounds + 1]`."""
+def first_within(distance: np.ndarray, accuracy: float) -> np.ndarray:
+    """The first round within an accuracy; infinite if there is none. distance: `f64[..., rounds + 1]`; returns `f64[...]`."""
     is_close = distance <= accuracy
-    return float(is_close.argmax()) if is_close.any() else float("inf")
+    return np.where(is_close.any(axis=-1), is_close.argmax(axis=-1), np.inf)
+
+
+def mean_of_finite(values: npt.ArrayLike) -> float:
+    """The mean of the finite ones; infinite if there is none."""
+    finite = np.asarray(values)[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else np.inf
+
+
+def spread(values: np.ndarray, form: str = ".3g") -> str:
+    """Mean and standard deviation, in words; of how many, if some are infinite. values: `f64[sets]`."""
+    finite = values[np.isfinite(values)]
+    words = f"{finite.mean():{form}} ± {finite.std(ddof=1):{form}}" if len(finite) > 1 else f"{mean_of_finite(values):{form}}"
+    return words if len(finite) == len(values) else f"{words} ({len(finite)} of {len(values)})"

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.support import Verdict, table
-from fedjax_sim.simulate import draw_timelines, keys_of
+from fedjax_sim.lanes import keys_of
+from fedjax_sim.simulate import draw_timelines
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Clients, client_rates
 from fedjax_sim.types import System, Timeline

@@ -16,12 +16,13 @@ from fedjax_sim import datasets, latent, partition, problems
 from fedjax_sim.augmentation import AUGMENTATIONS
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.defaults import Defaults
+from fedjax_sim.lanes import keys_of
 from fedjax_sim.lowbit import LowBit
 from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.partition import Partition
 from fedjax_sim.results import label
 from fedjax_sim.settings import ConfigError, check, fields, parse
-from fedjax_sim.simulate import keys_of, request
+from fedjax_sim.simulate import request
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Clients, Trace
 from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.fairness import influence
+from fedjax_sim.lanes import keys_of
 from fedjax_sim.settings import check
-from fedjax_sim.simulate import draw_timelines, keys_of
+from fedjax_sim.simulate import draw_timelines
 from fedjax_sim.types import System, Timeline
 
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.checkpoint import Checkpoint
+from fedjax_sim.lanes import Lanes, Stacked, stack_settings
 from fedjax_sim.layout import SETTINGS_AXIS, Placement, map_lanes
 from fedjax_sim.schedule import MAX_TICKS, Schedule, request_timelines, too_long
 from fedjax_sim.settings import ConfigError
@@ -20,61 +20,6 @@ from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, State,
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 TRACE_EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
-
-
-@struct.dataclass
-class Stacked:
-    """Trees of equal structure, one for each of L lanes. What they have in common is held once."""
-
-    own: list[Any]  # an entry per leaf: [L, ...], or None if common
-    common: list[Any]  # an entry per leaf: [...], or None if own
-    structure: Any = struct.field(pytree_node=False)
-
-    def of_lane(self, own: list[Any]) -> Any:
-        """The tree of a lane. own: the lane's entries of `own`."""
-        leaves = [mine if mine is not None else all_ for mine, all_ in zip(own, self.common, strict=True)]
-        return jax.tree.unflatten(self.structure, leaves)
-
-
-def _with(stacked: Stacked, own: Any, common: Any) -> Stacked:
-    return Stacked(own, common, stacked.structure)
-
-
-class Lanes(NamedTuple):
-    """The lanes of one program. L lanes."""
-
-    key: Any  # key[L]
-    hyper: Stacked
-    problem: Stacked
-
-
-def keys_of(seeds: Sequence[int]) -> Array:
-    """The keys of seeds, `key[L]`; each is that of `jax.random.key`."""
-    return jax.vmap(jax.random.key)(np.asarray(seeds, "int32"))
-
-
-def stack_settings(hypers: Sequence[Any]) -> Stacked:
-    """Stack settings of equal static parts; numbers that are equal in all are kept once."""
-    distinct = list({id(hyper): hyper for hyper in hypers}.values())  # Thousands of seeds may share one.
-    place = {id(hyper): i for i, hyper in enumerate(distinct)}
-    rows = np.array([place[id(hyper)] for hyper in hypers])
-    own, common = [], []
-    for leaves in zip(*(jax.tree.leaves(hyper) for hyper in distinct), strict=True):
-        values = np.stack([np.asarray(leaf, float) for leaf in leaves])
-        is_common = bool((values == values[0]).all())
-        common.append(values[0] if is_common else None)
-        own.append(None if is_common else values[rows])
-    return Stacked(own, common, jax.tree.structure(hypers[0]))
-
-
-def stack_problems(problems: Sequence[Any]) -> Stacked:
-    """Stack problems of equal static parts; leaves that are one and the same array are kept once."""
-    own, common = [], []
-    for leaves in zip(*(jax.tree.leaves(problem) for problem in problems), strict=True):
-        is_common = all(leaf is leaves[0] for leaf in leaves)
-        common.append(leaves[0] if is_common else None)
-        own.append(None if is_common else jnp.stack(leaves))
-    return Stacked(own, common, jax.tree.structure(problems[0]))
 
 
 def request(
@@ -165,7 +110,7 @@ def replay(
 
     key, hypers, problems = place((lanes.key, lanes.hyper.own, lanes.problem.own))
     common = jax.device_put((lanes.hyper.common, lanes.problem.common), replicated)
-    lanes = Lanes(key, _with(lanes.hyper, hypers, common[0]), _with(lanes.problem, problems, common[1]))
+    lanes = Lanes(key, lanes.hyper.replace(own=hypers, common=common[0]), lanes.problem.replace(own=problems, common=common[1]))
 
     def chunk(first: int) -> tuple[Event, Array]:
         """Events and holders of the evaluations from `first` on."""
@@ -299,7 +244,7 @@ def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, own: tu
         return results if num_twins == 1 else jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
 
     split, whole = PartitionSpec("lanes"), PartitionSpec()
-    stacked = (_with(each, split, whole) for each in (lanes.hyper, lanes.problem))
+    stacked = (each.replace(own=split, common=whole) for each in (lanes.hyper, lanes.problem))
     specs = (Lanes(split, *stacked), split, split)
     sharded = jax.shard_map(on_device, mesh=program.placement.mesh, in_specs=specs, out_specs=split, check_vma=False)
     return sharded(lanes, own, common)

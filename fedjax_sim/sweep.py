@@ -1,9 +1,8 @@
 """Runs of one system: settings x seeds as lanes, grouped by static part, one compiled program per group."""
 
-import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +15,13 @@ from fedjax_sim import operations
 from fedjax_sim import schedule as schedules
 from fedjax_sim.checkpoint import Checkpoint
 from fedjax_sim.curves import Grid, Part, labelled
+from fedjax_sim.lanes import Lane, Lanes, groups_of, keys_of, stack_problems, stack_settings, twins_of
 from fedjax_sim.layout import Layout, check_layout, choose
 from fedjax_sim.progress import Progress
 from fedjax_sim.settings import ConfigError, check, fields
-from fedjax_sim.simulate import CompileMeter, Curves, Lanes, Program, keys_of, replay, request, stack_problems, stack_settings
-from fedjax_sim.types import Hyper, LatentProblem, Plan, Problem, System, Timeline
+from fedjax_sim.simulate import CompileMeter, Curves, Program, replay, request
+from fedjax_sim.types import AnyProblem, Hyper, LatentProblem, Plan, Problem, System, Timeline
 
-AnyProblem = Problem | LatentProblem
 Problems = AnyProblem | Sequence[AnyProblem] | Callable[[int], AnyProblem]
 
 
@@ -104,10 +103,10 @@ def sweep(
     _check_kind(system, problems)
     _check_clients(hypers, problems)
     whole = _completed(system, hypers, problems)
-    lanes = [_Lane(p * len(seeds) + s, whole[p][s], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
+    lanes = [Lane(p * len(seeds) + s, whole[p][s], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
     began, meter = time.perf_counter(), CompileMeter()
     parts: list[Part] = []
-    for group in _groups(lanes, how.max_lanes):
+    for group in groups_of(lanes, how.max_lanes):
         folder = None if how.checkpoint is None else Path(how.checkpoint) / f"part_{len(parts)}"
         parts.append(_run_group(system, group, how._replace(checkpoint=folder)))
     curves = labelled(parts, Grid(settings, seeds), system.name)
@@ -130,43 +129,14 @@ def _lengthened(length: int, leaf: np.ndarray) -> np.ndarray:
     return np.pad(leaf, ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2), mode="edge")
 
 
-class _Lane(NamedTuple):
-    place: int  # among all lanes of the sweep: settings first, then seeds
-    hyper: Hyper
-    problem: AnyProblem
-    seed: int
-
-
-def _groups(lanes: list[_Lane], max_lanes: int | None) -> Iterator[list[_Lane]]:
-    """Lanes that can share a program: those of equal static parts and shapes, at most `max_lanes` at once."""
-
-    def static_part(lane: _Lane) -> Any:
-        leaves, treedef = jax.tree.flatten(lane.problem)
-        return jax.tree.structure(lane.hyper), treedef, [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
-
-    distinct: list[tuple[Any, list[_Lane]]] = []
-    known: dict[tuple[int, int], list[_Lane]] = {}  # by settings and problem, which thousands of seeds may share
-    for lane in lanes:
-        same = (id(lane.hyper), id(lane.problem))
-        if same not in known:
-            own = static_part(lane)
-            known[same] = next((members for part, members in distinct if part == own), [])
-            if not known[same]:
-                distinct.append((own, known[same]))
-        known[same].append(lane)
-    for _, members in distinct:
-        size = max_lanes or len(members)
-        yield from (members[i : i + size] for i in range(0, len(members), size))
-
-
-def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
+def _run_group(system: System, group: list[Lane], how: Options) -> Part:
     """Draw the group's timelines, plan on the host, and replay."""
     keys, hypers = keys_of([lane.seed for lane in group]), [lane.hyper for lane in group]
     timelines, ticks = request(system, keys, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks)
     num_clients = group[0].problem.counts.shape[0]
     keep_held = how.reports and system.keeps_versions
     schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held)
-    order, num_twins = _twins(group, schedule)
+    order, num_twins = twins_of(group, schedule)
     if not np.array_equal(order, np.arange(len(group))):
         keys, ticks, group = keys[order], ticks[order], [group[i] for i in order]
         timelines, schedule = Timeline(*(leaf[order] for leaf in timelines)), schedule.take(order)
@@ -201,28 +171,6 @@ def _run_group(system: System, group: list[_Lane], how: Options) -> Part:
     return Part([lane.place for lane in group], Curves(metrics, infos, curves.models, samples), schedule, cut, bits)
 
 
-def _twins(group: list[_Lane], schedule: schedules.Schedule) -> tuple[np.ndarray, int]:
-    """Find lanes that differ in settings alone: of one seed, one problem and one schedule, as far as learning sees it.
-
-    Returns an order of the lanes `i64[L]` that puts them side by side, and how many belong together: 1 if not equally many do everywhere.
-    """
-    alike: dict[Any, list[int]] = {}
-    for i, lane in enumerate(group):
-        alike.setdefault((lane.seed, id(lane.problem)), []).append(i)
-    if len(alike) < len(group):
-        candidates, alike = alike, {}
-        for own, members in candidates.items():
-            for i in members:
-                seen = hashlib.sha256()
-                for leaf in (*schedule.events, schedule.holders):
-                    seen.update(leaf[i].tobytes())
-                alike.setdefault((*own, seen.digest()), []).append(i)
-    sizes = {len(members) for members in alike.values()}
-    if sizes == {1} or len(sizes) > 1:
-        return np.arange(len(group)), 1
-    return np.array(list(alike.values())).ravel(), sizes.pop()
-
-
 def _bits(
     system: System, problem: AnyProblem, hyper: Hyper, parameters: Any, schedule: schedules.Schedule, lane: int, timeline: Timeline
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -235,7 +183,7 @@ def _bits(
     return up, down
 
 
-def _configuration(program: Program, group: list[_Lane], how: Options) -> dict[str, Any]:
+def _configuration(program: Program, group: list[Lane], how: Options) -> dict[str, Any]:
     """What must not change between a run and its resumption, as far as it has a name; the rest is hashed by `replay`."""
     return {
         "system": program.system.name,

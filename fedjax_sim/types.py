@@ -174,6 +174,9 @@ class LatentProblem(Protocol):
         """Metrics of a server's statistics `f[q]`, each a scalar."""
 
 
+AnyProblem = Problem | LatentProblem
+
+
 class LatentModel(Protocol):
     """A latent-variable model without data: the mathematics behind a `LatentProblem`, whose letters and vectors it shares.
 

@@ -14,10 +14,11 @@ import numpy as np
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.lanes import keys_of
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import classification
-from fedjax_sim.simulate import draw_timelines, keys_of
+from fedjax_sim.simulate import draw_timelines
 from fedjax_sim.systems import fedstaleweight
 
 NUM_CLIENTS = (10_000, 100_000, 1_000_000)

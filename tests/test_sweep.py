@@ -13,7 +13,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.simulate import stack_problems
+from fedjax_sim.lanes import stack_problems
 from fedjax_sim.types import EMPTY, LatentProblem
 
 FAVANO, FEDBUFF, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff", "fedavg"))

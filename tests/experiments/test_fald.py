@@ -102,18 +102,19 @@ def test_verdict_on_floors() -> None:
         normal = random.normal(size=(sizes.chains, *roots.shape[:-1]))
         models = np.moveaxis(np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1)[None]
         law = fit(np.moveaxis(models, -3, -2))
-        ran[panel] = fald_gaussian.Chains(models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset())
+        own = fald_gaussian.Chains(models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset())
+        ran[panel] = fald_gaussian.Repeated(own, own.distance[None])
     late = fald_fig2.late_distances(clients, sizes, ran)
     judged, _ = fald_fig2.judge(clients, sizes, ran, late)
     assert judged.holds and max(judged.measured["standard errors off"].values()) > 0.5
     # At small steps the chains are far from their floor, and follow the exact law all the same.
     assert late.exact["a"][-1] > 20 * judged.measured["exact"]["a"][-1]
-    np.testing.assert_allclose(late.chains["d"], late.exact["d"], rtol=0.2)
+    np.testing.assert_allclose(np.ravel(late.chains["d"]), late.exact["d"], rtol=0.2)
     for panel in ("a", "d"):
-        wide = ran[panel]._replace(law=Gaussian(ran[panel].law.mean, 1.8 * ran[panel].law.covariance))
-        assert fald_fig2.judge(clients, sizes, ran | {panel: wide}, late)[0].holds is False
-        aside = ran[panel]._replace(law=Gaussian(ran[panel].law.mean + 0.01, ran[panel].law.covariance))
-        assert fald_fig2.judge(clients, sizes, ran | {panel: aside}, late)[0].holds is False
+        law = ran[panel].first.law
+        for wrong in (Gaussian(law.mean, 1.8 * law.covariance), Gaussian(law.mean + 0.01, law.covariance)):
+            other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
+            assert fald_fig2.judge(clients, sizes, ran | {panel: other}, late)[0].holds is False
     assert fald_fig2.judge(clients, sizes, {"b": ran["b"]}, late)[0].holds is None
     assert fald_fig2.judge(clients, sizes._replace(chains=99), ran, late)[0].holds is None
 
@@ -129,9 +130,24 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
     assert len(np.unique(np.concatenate([both[0], later[0]])[:, -1])) == 5
 
 
+def test_sets_of_chains_share_nothing() -> None:
+    """Two sets of 3 chains on two problems are the 6 and 6 chains of as many seeds, and the first is one of its own."""
+    problems = [fald_gaussian.line(2.0, [0.0, 0.0]), fald_gaussian.line(1.0, [0.0, 0.0])]
+    how = {"num_chains": 3, "num_rounds": 2, "step_size": 0.05, "local_steps": 2}
+    ran = fald_gaussian.repeated(problems, sets=2, first_seed=5, options=lambda name: {}, name="any", **how)
+    for i in range(2):
+        np.testing.assert_array_equal(ran.distance[i], fald_gaussian.chains(problems, first_seed=5 + 6 * i, **how).distance)
+    np.testing.assert_array_equal(ran.first.distance, ran.distance[0])
+    assert len(np.unique(ran.distance[:, :, -1])) == 4
+    assert fald_gaussian.kept(ran)["w2"].dims == ("set", "problem", "round")
+
+
 def test_first_round_within_an_accuracy() -> None:
-    assert fald_gaussian.first_within(np.array([3.0, 2.0, 0.5, 2.0, 0.1]), 1.0) == 2
-    assert fald_gaussian.first_within(np.array([3.0, 2.0]), 1.0) == float("inf")
+    found = fald_gaussian.first_within(np.array([[3.0, 2.0, 0.5, 2.0, 0.1], [3.0, 2.0, 2.0, 2.0, 1.0], [3.0, 2.0, 2.0, 2.0, 2.0]]), 1.0)
+    assert found.tolist() == [2, 4, float("inf")]
+    assert fald_gaussian.mean_of_finite(found) == 3 and fald_gaussian.mean_of_finite(found[2:]) == float("inf")
+    assert fald_gaussian.spread(found) == "3 ± 1.41 (2 of 3)"
+    assert fald_gaussian.spread(found[2:]) == "inf (0 of 1)" and fald_gaussian.spread(found[:1]) == "2"
 
 
 def test_simulated_problem_is_the_papers() -> None:
