@@ -2,8 +2,8 @@
 
 In the paper's Gaussian simulation all clients have one Hessian, so that with everyone averaged none of the three can matter. Here each
 client's covariance is turned and scaled; all else is as there. Rounds to an accuracy are counted in both protocols, at a fixed step size
-and at the best one for each K, the latter with exact and with noisy gradients; exact laws are drawn beside the chains. Of these, ten sets of
-300 are run, as for Figs. 1 and 2.
+and at the best one for each K, the latter with exact and with noisy gradients; exact laws are drawn beside the chains. Ten
+sets of 300 chains are run, as for Figs. 1 and 2.
 """
 
 import sys

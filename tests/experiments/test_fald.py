@@ -15,6 +15,7 @@ import xarray as xr
 from experiments import fald_fig2, fald_gaussian, fald_images
 from experiments.fald_claims import CLAIMS
 from experiments.fald_fig1 import same_law
+from experiments.support import Arguments
 from fedjax_sim.gaussians import Gaussian, fit, wasserstein2
 from fedjax_sim.theory import langevin_oracle as oracle
 from tests.experiments.environment import environment
@@ -248,13 +249,32 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
 
 def test_step_size_with_the_best_last_score() -> None:
     """The largest accuracy, the smallest scores; a run that diverged is none."""
-    leaves = {
-        "accuracy": (("step_size", "seed", "sample"), np.array([0.5, 0.9, np.nan])[:, None, None]),
-        "warm_ece": (("step_size", "seed", "sample"), np.array([0.5, 0.9, np.nan])[:, None, None]),
-    }
+    leaves = dict.fromkeys(("accuracy", "warm_ece"), ("step_size", np.array([0.5, 0.9, np.nan])))
     tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
-    assert fald_images._best(tried, "accuracy") == 2e-6
-    assert fald_images._best(tried, "warm_ece") == 1e-6
+    assert fald_images.best(tried.accuracy) == 2e-6
+    assert fald_images.best(tried.warm_ece) == 1e-6
+
+
+@pytest.mark.parametrize(("top", "last"), [(1e-5, 2e-5), (2e-5, 5e-5), (5e-5, 1e-4), (2e-3, 5e-4)])
+def test_further_step_sizes_are_tried_while_the_largest_is_the_best(monkeypatch: pytest.MonkeyPatch, top: float, last: float) -> None:
+    """One metric's best is at `top`, those of the others are within the grid; runs diverge from 2 `top` on."""
+    asked: list[float] = []
+    names = [prefix + metric for prefix in fald_images.WARM_UPS for metric in fald_images.METRICS]
+
+    def made_up(tasks: Any, sizes: Any, local_steps: int, step_sizes: Any, kept: Any) -> xr.Dataset:
+        asked.extend(step_sizes)
+        at = np.broadcast_to(np.reshape(step_sizes, (-1, 1, 1)), (len(step_sizes), 1, 3))
+        off = {name: np.abs(np.log(at / (0.9 * top if name == "warm_brier" else 1e-6))) for name in names}
+        values = {name: np.where(at < 1.9 * top, -own if name.endswith("accuracy") else own, np.nan) for name, own in off.items()}
+        leaves = {name: (("step_size", "seed", "sample"), own) for name, own in values.items()}
+        return xr.Dataset(leaves | {"failed": (("seed",), [False])}, {"step_size": list(step_sizes)})
+
+    monkeypatch.setattr(fald_images, "_run", made_up)
+    found = fald_images.tune([], fald_images.FULL, 1, "any", Arguments(False, None, None, "", None))
+    assert set(found) == set(names) and found.step_size.values.tolist() == asked == sorted(asked)
+    assert asked[-1] == last
+    assert fald_images.best(found.accuracy) == 1e-6
+    assert fald_images.best(found.warm_brier) == min(top, last)
 
 
 def test_samples_of_another_law_are_told_from_the_targets() -> None:
