@@ -10,6 +10,7 @@ energy distance. Claim 12.
 
 import itertools
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +34,14 @@ from experiments.fald_gaussian import (
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim.gaussians import Gaussian, wasserstein2
+from fedjax_sim.problems import GaussianClients
 from fedjax_sim.theory import langevin_oracle as oracle
+from fedjax_sim.theory.langevin_oracle import Clients
 from fedjax_sim.theory.langevin_rounds import rounds_to
 
 STEP_SIZE, ACCURACY = 1e-7, 1e-3
+MIXED_STEPS, MOST_STEPS = 100, 100_000
+"""Local steps of panel c; and steps after which an exact law that is not within the accuracy never is."""
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FLOOR = 2e-3
 """What W2 of samples may be at most for a close match (panels d and e)."""
@@ -58,18 +63,28 @@ FULL = Sizes(300, 10, ALPHAS, (10, 30, 100, 300, 1000, 3000, 10_000, 30_000), RH
 SMOKE = Sizes(20, 2, (0.0, 100.0), (10,), (0.0, 1.0), 3, longest=200)
 
 
-def steps_needed(sizes: Sizes) -> dict[float, int]:
-    """Steps after which the exact law is within the accuracy, by alpha: those of K = 1, as K makes no difference here."""
-    start = oracle.point(np.zeros(2))
-    clients = {alpha: clients_of(equal_problem(alpha)) for alpha in sizes.alphas}
-    return {alpha: int(rounds_to(own, start, ACCURACY, step_size=STEP_SIZE, local_steps=1)) for alpha, own in clients.items()}
+class Panels(NamedTuple):
+    """What was run, and the exact numbers beside."""
+
+    sizes: Sizes
+    clients: dict[float, Clients]  # by alpha
+    ran: dict[int, Repeated]  # panels a and b, by K: problems by alpha
+    mixed: dict[float, Repeated]  # panel c, by rho
+    exact: dict[float, dict[int, float]]  # rounds to the accuracy, by alpha and K
+    found: dict[float, dict[int, np.ndarray]]  # those of the chains, f64[sets]
 
 
-def run_panels(sizes: Sizes, arguments: Arguments, needed: dict[float, int]) -> tuple[dict[int, Repeated], dict[float, Repeated]]:
-    """The sets of chains of panels a and b, by K, and of panel c, by rho; all of different seeds."""
-    problems = [equal_problem(alpha) for alpha in sizes.alphas]
+def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], GaussianClients]) -> Panels:
+    """Run the chains of panels a and b, by K, and of panel c, by rho; all of different seeds. make: the problem of an alpha."""
+    problems = [make(alpha) for alpha in sizes.alphas]
+    clients = {alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)}
+
+    def needed(own: Clients, local_steps: int) -> float:
+        start = oracle.point(np.zeros(2))
+        return float(rounds_to(own, start, ACCURACY, step_size=STEP_SIZE, local_steps=local_steps, most_rounds=MOST_STEPS // local_steps))
+
     # More models within reach for long rounds: the first may miss the accuracy by its sampling error.
-    length = min(1.3 * max(needed.values()), sizes.longest)
+    length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
     ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.chains * sizes.sets)
     for local_steps in sizes.local_steps:
         ran[local_steps] = repeated(
@@ -94,94 +109,95 @@ def run_panels(sizes: Sizes, arguments: Arguments, needed: dict[float, int]) -> 
             first_seed=next(seeds),
             rho=rho,
             step_size=STEP_SIZE,
-            local_steps=100,
+            local_steps=MIXED_STEPS,
         )
-    return ran, mixed
-
-
-def judge(sizes: Sizes, ran: dict[int, Repeated], needed: dict[float, int], *, smoke: bool) -> tuple[Verdict, dict[str, Any]]:
-    """Claim 12, on the exact laws and on the chains: rounds in each set, `f64[sets]`."""
-    exact = {alpha: {k: int(np.ceil(steps / k)) for k in sizes.local_steps} for alpha, steps in needed.items()}
+    exact = {alpha: {k: needed(own, k) for k in sizes.local_steps} for alpha, own in clients.items()}
     found = {alpha: {k: first_within(own.distance[:, i], ACCURACY) for k, own in ran.items()} for i, alpha in enumerate(sizes.alphas)}
-    rounds: dict[str, dict[float, dict[int, Any]]] = {"exact": exact, "chains": found}
+    return Panels(sizes, clients, ran, mixed, exact, found)
+
+
+def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
+    """Claim 12, on the exact laws and on the chains. A set that does not arrive counts as if it did a round after its end."""
     if smoke:
-        return verdict(12, {"exact": exact}, None, "not judged: a smoke run is too short to reach the accuracy"), rounds
-    gains = {
-        kind: {a: float(mean_of_finite(own[100]) / mean_of_finite(own[3000])) for a, own in each.items()} for kind, each in rounds.items()
+        return [verdict(12, {"exact": panels.exact}, None, "not judged: a smoke run is too short to reach the accuracy")]
+    means = {
+        alpha: {k: float(np.minimum(values, panels.ran[k].distance.shape[-1]).mean()) for k, values in own.items()}
+        for alpha, own in panels.found.items()
     }
-    still_falls = all(own[10_000] <= own[3000] for own in exact.values())
+    rounds = {"exact": panels.exact, "chains": means}
+    gains = {kind: {alpha: own[100] / own[3000] for alpha, own in each.items()} for kind, each in rounds.items()}
+    still_falls = all(own[10_000] <= own[3000] for own in panels.exact.values())
     largest = {kind: max(each.values()) for kind, each in gains.items()}
     holds = all(20 <= value <= 40 for value in largest.values())
     why = (
-        f"rounds at K = 100 over those at K = 3000: exactly {min(gains['exact'].values()):.1f} to {largest['exact']:.1f}, chains "
+        f"rounds at K = 100 over those at K = 3000: exactly {min(gains['exact'].values()):.1f} to {largest['exact']:.1f}, means of chains "
         f"{min(gains['chains'].values()):.1f} to {largest['chains']:.1f}, as about 3000 / 100 steps make it; but K = 3000 is no optimum: "
         f"exact rounds at K = 10000 are {'never more' if still_falls else 'more'}"
     )
-    return verdict(12, {"gain": gains, "rounds": rounds}, holds, why), rounds
+    return [verdict(12, {"gain": gains, "rounds": rounds, "chains' rounds": panels.found}, holds, why)]
 
 
-def run(arguments: Arguments) -> Outcome:
-    """Run, draw, judge."""
-    sizes = SMOKE if arguments.smoke else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(chains=max(3, arguments.seeds))
-    needed = steps_needed(sizes)
-    ran, mixed = run_panels(sizes, arguments, needed)
-    judged, rounds = judge(sizes, ran, needed, smoke=arguments.smoke)
-    clients = {alpha: clients_of(equal_problem(alpha)) for alpha in sizes.alphas}
+def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
+    """Draw and lay out. picture: the name of its file."""
+    sizes, clients = panels.sizes, panels.clients
     squares = {alpha: dissimilarity(own) ** 2 for alpha, own in clients.items()}
     figure = Figure(figsize=(16, 9), layout="constrained")
     (first, second, third), (fourth, fifth, last) = figure.subplots(2, 3)
     last.axis("off")
+    steps = list(sizes.local_steps)
     for i, alpha in enumerate(sizes.alphas):
         label = f"{alpha:g} ({squares[alpha]:.0e})"
-        steps = np.array(sizes.local_steps)
-        first.loglog(steps, [rounds["exact"][alpha][k] for k in steps], color=f"C{i}", linestyle="--")
-        shown = [rounds["chains"][alpha][k] for k in steps]
+        first.loglog(steps, [panels.exact[alpha][k] for k in steps], color=f"C{i}", linestyle="--")
+        shown = [panels.found[alpha][k] for k in steps]
         means, errors = [mean_of_finite(own) for own in shown], [np.std(own[np.isfinite(own)]) for own in shown]
         first.errorbar(steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label)
-        exact = exact_distances(clients[alpha], ran[10].distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10)
+        distance = panels.ran[10].distance[:, i]
+        exact = exact_distances(clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10)
         second.semilogy(exact, color=f"C{i}", linestyle="--")
-        draw_sets(second, ran[10].distance[:, i], color=f"C{i}", label=label)
-    exact = exact_distances(clients[sizes.alphas[0]], sizes.rounds, step_size=STEP_SIZE, local_steps=100)
-    third.semilogy(exact, color="black", linestyle="--", label="exact, any rho")
-    for j, (rho, own) in enumerate(mixed.items()):
+        draw_sets(second, distance, color=f"C{i}", label=label)
+    for j, (rho, own) in enumerate(panels.mixed.items()):
+        exact = exact_distances(clients[sizes.alphas[0]], sizes.rounds, step_size=STEP_SIZE, local_steps=MIXED_STEPS, rho=rho)
+        third.semilogy(exact, color=f"C{j}", linestyle="--")
         draw_sets(third, own.distance[:, 0], color=f"C{j}", label=f"{rho:g}")
     first.set(xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="(a) dashed: exact")
     second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10; dashed: exact")
-    third.set(xlabel="rounds", ylabel="W2", title="(c) K = 100, alpha = 0, by rho")
+    third.set(xlabel="rounds", ylabel="W2", title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho; dashed: exact")
     first.legend(title="alpha (gamma squared)")
     third.legend(title="rho")
     second.axhline(ACCURACY, color="grey", linewidth=0.6)
-    models = ran[10].first.models[0].astype(float)
+    models = panels.ran[10].first.models[0].astype(float)
     samples = models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
     goal = oracle.target(clients[sizes.alphas[0]])
     match = _densities(fourth, fifth, samples, goal)
     p_value = same_law(models[:, -1], goal)
-    header = ["rounds to W2 <= 1e-3", *(f"K = {k}" for k in sizes.local_steps)]
-    rows = [
-        [f"alpha = {alpha:g}, {kind}", *(f"{value:g}" if kind == "exact" else spread(value) for value in own[alpha].values())]
-        for alpha in sizes.alphas
-        for kind, own in rounds.items()
-    ]
-    curves = {f"K = {k}": kept(own) for k, own in ran.items()} | {f"rho = {rho:g}": kept(own) for rho, own in mixed.items()}
+    header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]
+    rows = []
+    for alpha in sizes.alphas:
+        rows.append([f"alpha = {alpha:g}, exact", *(f"{value:g}" for value in panels.exact[alpha].values())])
+        rows.append([f"alpha = {alpha:g}, chains", *(spread(values) for values in panels.found[alpha].values())])
+    curves = {f"K = {k}": kept(own) for k, own in panels.ran.items()} | {f"rho = {rho:g}": kept(own) for rho, own in panels.mixed.items()}
     text = "\n\n".join(
         [
             table(header, rows),
             f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: at most {FLOOR:g} asked for); last models "
             f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
-            verdict_table([judged]),
+            verdict_table(verdicts),
         ]
     )
-    config = {
-        **sizes._asdict(),
-        "step_size": STEP_SIZE,
-        "gamma_squared": squares,
-        "steps_needed": needed,
-        "w2_of_samples": match,
-        "p_value": p_value,
-    }
-    return Outcome(curves, {"fig1.png": figure}, [judged], config, text)
+    config = {**sizes._asdict(), "step_size": STEP_SIZE, "gamma_squared": squares, "w2_of_samples": match, "p_value": p_value}
+    return Outcome(curves, {picture: figure}, verdicts, config, text)
+
+
+def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:
+    """The sizes of a run."""
+    sizes = smoke if arguments.smoke else full
+    return sizes if arguments.seeds is None else sizes._replace(chains=max(3, arguments.seeds))
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, draw, judge."""
+    panels = run_panels(sizes_of(arguments, FULL, SMOKE), arguments, equal_problem)
+    return outcome(panels, judge(panels, smoke=arguments.smoke), "fig1.png")
 
 
 def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:

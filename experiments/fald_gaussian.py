@@ -25,6 +25,8 @@ ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Variance of the clients' own means."""
 NUM_CLIENTS, DATA = 50, 0
 """Number of clients, and the seed of the data."""
+FAR = 5.0
+"""Standard errors that the largest of many deviations of chains from their exact laws may have."""
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 """These models are two numbers: chains are worth batching even on a CPU."""
 
@@ -198,14 +200,21 @@ def draw_sets(axes: Any, distance: np.ndarray, *, every: int = 1, color: str, la
 def deviations(law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt.ArrayLike = 3.0) -> np.ndarray:
     """Distances of fitted means and variances from the exact ones in standard errors, the larger of the two: `f64[..., P]`.
 
-    kurtosis: fourth moment over the squared variance, `f64[..., P]`; 3 for normal laws.
+    kurtosis: fourth moment over the squared variance, `f64[..., P]`; 3 for normal laws. What is equal is off by 0, also where there is no
+    error to measure it by; what is no number is off by infinity.
     """
     exact = np.diagonal(expected.covariance, axis1=-2, axis2=-1)
     variance = np.diagonal(law.covariance, axis1=-2, axis2=-1)
+    errors = np.sqrt(exact / num_chains), exact * np.sqrt((np.asarray(kurtosis) - 1) / (num_chains - 1))
+    off = np.stack(np.broadcast_arrays(np.abs(law.mean - expected.mean), np.abs(variance - exact)))
     with np.errstate(invalid="ignore", divide="ignore"):
-        of_mean = np.abs(law.mean - expected.mean) / np.sqrt(exact / num_chains)
-        of_variance = np.abs(variance / exact - 1) / np.sqrt((np.asarray(kurtosis) - 1) / (num_chains - 1))
-    return np.nan_to_num(np.maximum(of_mean, of_variance))
+        found = np.where(off == 0, 0.0, off / np.stack(np.broadcast_arrays(*errors)))
+    return np.where(np.isnan(found), np.inf, found).max(axis=0)
+
+
+def largest(*numbers: float) -> float:
+    """The largest number, infinite if any is none at all."""
+    return float(np.inf if np.isnan(numbers).any() else np.max(numbers))
 
 
 def kurtosis(models: np.ndarray) -> np.ndarray:

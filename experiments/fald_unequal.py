@@ -6,6 +6,7 @@ and at the best one for each K, the latter with exact and with noisy gradients; 
 sets of 300 chains are run, as for Figs. 1 and 2.
 """
 
+import itertools
 import sys
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.fald_claims import verdict
 from experiments.fald_gaussian import (
-    Chains,
+    FAR,
     Repeated,
     clients_of,
     deviations,
@@ -25,6 +26,7 @@ from experiments.fald_gaussian import (
     first_within,
     floor,
     kept,
+    largest,
     repeated,
     unequal_problem,
 )
@@ -45,8 +47,6 @@ NOISE = 7.5e9
 """Variance per coordinate of a noisy gradient of f^c in the tuned protocol: that of mini-batches of one of a client's 1000 points."""
 BETWEEN = (1e-10, 2e-6)
 MOST_ROUNDS = 30_000
-FAR = 5.0
-"""Standard errors of the largest of many deviations."""
 SCHEMES = {
     "everyone": oracle.FULL,
     "S = 40, with replacement": Participation("with_replacement", 40),
@@ -60,47 +60,53 @@ class Sizes(NamedTuple):
     chains: int
     sets: int
     runs: dict[int, int]  # rounds by number of local steps, at rho = 0 and 1, alpha = 0 and 1
+    tuned: int  # rounds at the best step size of each of these numbers, at rho = 0, alpha = 0
     counted: tuple[int, ...]
 
 
-FULL, SMOKE = Sizes(300, 10, {1: 400, 10: 80, 100: 20}, COUNTED), Sizes(30, 2, {10: 3, 100: 3}, (1, 10, 100))
+FULL, SMOKE = Sizes(300, 10, {1: 400, 10: 80, 100: 20}, 20, COUNTED), Sizes(30, 2, {10: 3, 100: 3}, 3, (1, 10, 100))
 RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
-def run_chains(sizes: Sizes, arguments: Arguments) -> dict[int, Repeated]:
-    """Sets of chains by number of local steps, with alpha and rho within."""
+class Runs(NamedTuple):
+    """Sets of chains by number of local steps."""
+
+    fixed: dict[int, Repeated]  # with alpha and rho within
+    tuned: dict[int, Repeated]
+
+
+def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float]) -> Runs:
+    """Run all chains; those at different rho have common draws, others have not. step_sizes: the best, by number of local steps."""
     problems = [unequal_problem(alpha) for alpha in RUN_ALPHAS]
-    settings = {"rho": RUN_RHOS}
-    return {
-        local_steps: repeated(
-            problems,
-            sets=sizes.sets,
-            num_chains=sizes.chains,
-            first_seed=0,
-            num_rounds=num_rounds,
-            settings=settings,
-            options=arguments.kept,
-            name=f"K = {local_steps}",
-            step_size=STEP_SIZE,
-            local_steps=local_steps,
-        )
-        for local_steps, num_rounds in sizes.runs.items()
-    }
+    seeds = itertools.count(0, len(problems) * sizes.chains * sizes.sets)
+    common: dict[str, Any] = {"sets": sizes.sets, "num_chains": sizes.chains, "options": arguments.kept}
+    fixed, tuned = {}, {}
+    for k, num_rounds in sizes.runs.items():
+        how: dict[str, Any] = {"num_rounds": num_rounds, "settings": {"rho": RUN_RHOS}, "step_size": STEP_SIZE, "local_steps": k}
+        fixed[k] = repeated(problems, first_seed=next(seeds), name=f"K = {k}", **how, **common)
+    for k in sizes.runs:
+        how = {"num_rounds": sizes.tuned, "step_size": step_sizes[k], "local_steps": k}
+        tuned[k] = repeated(problems[:1], first_seed=next(seeds), name=f"K = {k}, tuned", **how, **common)
+    return Runs(fixed, tuned)
 
 
-def largest_deviation(ran: dict[int, Chains], num_chains: int) -> float:
-    """How far the chains' means and variances are from the exact ones, in standard errors, at any of three rounds."""
+def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) -> float:
+    """How far the first sets' means and variances are from the exact ones, in standard errors, at any of three rounds."""
+    laws: list[tuple[np.ndarray, np.ndarray, float, dict[str, Any]]] = [
+        (own.first.law.mean[i, j], own.first.law.covariance[i, j], alpha, {"step_size": STEP_SIZE, "local_steps": k, "rho": rho})
+        for k, own in ran.fixed.items()
+        for (i, alpha), (j, rho) in itertools.product(enumerate(RUN_ALPHAS), enumerate(RUN_RHOS))
+    ]
+    for k, own in ran.tuned.items():
+        law = own.first.law
+        laws.append((law.mean[0], law.covariance[0], RUN_ALPHAS[0], {"step_size": step_sizes[k], "local_steps": k, "rho": 0.0}))
     far = 0.0
-    for local_steps, own in ran.items():
-        for i, alpha in enumerate(RUN_ALPHAS):
-            clients = clients_of(unequal_problem(alpha))
-            for j, rho in enumerate(RUN_RHOS):
-                num_rounds = own.distance.shape[-1] - 1
-                taken = oracle.one_round(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
-                exact = oracle.rounds(taken, oracle.point(np.zeros(2)), num_rounds)
-                at = [1, num_rounds // 2, num_rounds]
-                found = Gaussian(own.law.mean[i, j, at], own.law.covariance[i, j, at])
-                far = max(far, float(deviations(found, Gaussian(exact.mean[at], exact.covariance[at]), num_chains).max()))
+    for mean, covariance, alpha, how in laws:
+        num_rounds = len(mean) - 1
+        exact = oracle.rounds(oracle.one_round(clients_of(unequal_problem(alpha)), **how), oracle.point(np.zeros(2)), num_rounds)
+        at = [1, num_rounds // 2, num_rounds]
+        found = Gaussian(mean[at], covariance[at])
+        far = largest(far, *deviations(found, Gaussian(exact.mean[at], exact.covariance[at]), num_chains).ravel())
     return far
 
 
@@ -124,19 +130,33 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
     return verdict(6, measured, rises and flat < 1e-3 and far < FAR, why), floors
 
 
-def judge_rounds(sizes: Sizes, ran: dict[int, Repeated]) -> tuple[Verdict, dict[str, dict[int, float]]]:
-    """Claim 7, in both protocols and by the bound."""
+class Counted(NamedTuple):
+    """Rounds to the accuracy."""
+
+    rounds: dict[str, dict[int, float]]  # by protocol and number of local steps
+    step_sizes: dict[int, float]  # the best, by number of local steps
+
+
+def count_rounds(sizes: Sizes) -> Counted:
+    """Count the rounds of exact laws, in both protocols, and of the bound."""
     clients, start = clients_of(unequal_problem(0.0)), oracle.point(np.zeros(2))
     noisy = clients._replace(gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape))
     setting = theory.setting_of(clients, np.zeros(2), 0.0)
     counted: dict[str, dict[int, float]] = {"fixed": {}, "tuned": {}, "tuned, noisy gradients": {}, "bound": {}}
+    step_sizes = {}
     for k in sizes.counted:
         counted["fixed"][k] = float(rounds_to(clients, start, ACCURACY, step_size=STEP_SIZE, local_steps=k, most_rounds=MOST_ROUNDS))
-        for name, own in (("tuned", clients), ("tuned, noisy gradients", noisy)):
-            counted[name][k] = tuned_rounds(own, start, ACCURACY, local_steps=k, between=BETWEEN, most_rounds=MOST_ROUNDS, refinements=1)[0]
+        how: dict[str, Any] = {"local_steps": k, "between": BETWEEN, "most_rounds": MOST_ROUNDS, "refinements": 1}
+        counted["tuned"][k], step_sizes[k] = tuned_rounds(clients, start, ACCURACY, **how)
+        counted["tuned, noisy gradients"][k] = tuned_rounds(noisy, start, ACCURACY, **how)[0]
         counted["bound"][k] = sufficient_steps(setting, ACCURACY, local_steps=k) / k
-    found = {k: first_within(own.distance[:, 0, 0], ACCURACY) for k, own in ran.items()}
-    fixed, tuned, loud, bound = ([*each.values()] for each in counted.values())
+    return Counted(counted, step_sizes)
+
+
+def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
+    """Claim 7, in both protocols and by the bound."""
+    found = {k: first_within(own.distance[:, 0, 0], ACCURACY) for k, own in ran.fixed.items()}
+    fixed, tuned, loud, bound = ([*each.values()] for each in counted.rounds.values())
     fixed_turns = fixed[0] > min(fixed) and fixed[-1] > min(fixed)
     tuned_turns = tuned[0] > min(tuned) and tuned[-1] > min(tuned)
     loud_turns = loud[0] > min(loud) and loud[-1] > min(loud)
@@ -148,8 +168,8 @@ def judge_rounds(sizes: Sizes, ran: dict[int, Repeated]) -> tuple[Verdict, dict[
         f"{words[bound_turns]}, with the best step size for each K {words[tuned_turns]} ({tuned[0]:g} to {tuned[-1]:g}), with noisy "
         f"gradients too {words[loud_turns]} ({loud[0]:g} to {loud[-1]:g})"
     )
-    measured = {"rounds": counted, "chains, fixed": found, "accuracy": ACCURACY}
-    return verdict(7, measured, fixed_turns and bound_turns and tuned_turns and loud_turns, why), counted
+    measured = {"rounds": counted.rounds, "best step sizes": counted.step_sizes, "chains, fixed": found, "accuracy": ACCURACY}
+    return verdict(7, measured, fixed_turns and bound_turns and tuned_turns and loud_turns, why)
 
 
 def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
@@ -175,17 +195,19 @@ def run(arguments: Arguments) -> Outcome:
     sizes = SMOKE if arguments.smoke else FULL
     if arguments.seeds is not None:
         sizes = sizes._replace(chains=max(3, arguments.seeds))
-    ran = run_chains(sizes, arguments)
-    far = largest_deviation({k: own.first for k, own in ran.items()}, sizes.chains)
+    counted = count_rounds(sizes)
+    ran = run_chains(sizes, arguments, counted.step_sizes)
+    far = largest_deviation(ran, sizes.chains, counted.step_sizes)
     by_alpha, floors = judge_heterogeneity(far)
-    by_steps, counted = judge_rounds(sizes, ran)
+    by_steps = judge_rounds(sizes, ran, counted)
     by_rho, widths = judge_rho(far)
     verdicts = [by_alpha, by_steps, by_rho]
-    figure = Figure(figsize=(16, 9), layout="constrained")
-    panels = figure.subplots(2, 3).ravel()
+    figure = Figure(figsize=(20, 9), layout="constrained")
+    panels = figure.subplots(2, 4).ravel()
+    panels[-1].axis("off")
     for axes, i, alpha in zip(panels, range(2), RUN_ALPHAS, strict=False):
         clients = clients_of(unequal_problem(alpha))
-        for c, (k, own) in enumerate(ran.items()):
+        for c, (k, own) in enumerate(ran.fixed.items()):
             for j, rho in enumerate(RUN_RHOS):
                 exact = exact_distances(clients, own.distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=k, rho=rho)
                 axes.semilogy(k * np.arange(len(exact)), exact, color=f"C{c}", linestyle=":" if j else "--", linewidth=1)
@@ -201,17 +223,25 @@ def run(arguments: Arguments) -> Outcome:
     panels[2].set(xlabel="alpha (0 at the left end)", ylabel="exact floor of W2", title="dotted: one Hessian")
     panels[2].legend()
     panels[3].set(xlabel="rho", ylabel="exact floor over that at rho = 0", title="alpha = 0")
-    for name, values in counted.items():
-        scale = 1.0 if name != "bound" else values[1] / counted["fixed"][1]
+    for name, values in counted.rounds.items():
+        scale = 1.0 if name != "bound" else values[1] / counted.rounds["fixed"][1]
         panels[4].loglog(list(values), np.array(list(values.values())) / scale, marker="o", markersize=3, label=name)
     panels[4].set(xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="bound scaled to the fixed one at K = 1")
     panels[4].legend()
     _participation(panels[5])
+    for c, (k, own) in enumerate(ran.tuned.items()):
+        eta = counted.step_sizes[k]
+        exact = exact_distances(clients_of(unequal_problem(RUN_ALPHAS[0])), sizes.tuned, step_size=eta, local_steps=k)
+        panels[6].semilogy(exact, color=f"C{c}", linestyle="--", linewidth=1)
+        draw_sets(panels[6], own.distance[:, 0], color=f"C{c}", label=f"K = {k}, {eta:.1e}")
+    panels[6].set(xlabel="rounds", ylabel="W2", title=f"best step sizes for W2 <= {ACCURACY:g}, alpha = 0; dashed: exact")
+    panels[6].legend()
     header = ["rounds to W2 <= 5e-4", *(f"K = {k}" for k in sizes.counted)]
-    rows = [[name, *(f"{value:.3g}" for value in values.values())] for name, values in counted.items()]
+    rows = [[name, *(f"{value:.3g}" for value in values.values())] for name, values in counted.rounds.items()]
     text = table(header, rows) + "\n\n" + verdict_table(verdicts)
     config: dict[str, Any] = {**sizes._asdict(), "step_size": STEP_SIZE, "noise": NOISE}
-    return Outcome({f"K = {k}": kept(own) for k, own in ran.items()}, {"unequal.png": figure}, verdicts, config, text)
+    curves = {f"K = {k}": kept(own) for k, own in ran.fixed.items()} | {f"K = {k}, tuned": kept(own) for k, own in ran.tuned.items()}
+    return Outcome(curves, {"unequal.png": figure}, verdicts, config, text)
 
 
 def _participation(axes: Any) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import fald_fig2, fald_gaussian, fald_images
+import fedjax_sim
+from experiments import fald_fig1, fald_fig2, fald_fig2_unequal, fald_gaussian, fald_images, fald_laws
 from experiments.fald_claims import CLAIMS
 from experiments.fald_fig1 import same_law
 from experiments.support import Arguments
@@ -25,7 +26,9 @@ HOLDS: dict[str, dict[int, bool | None]] = {
     "fald_bounds": {3: True, 4: True, 5: True},
     "fald_unequal": {6: True, 7: False, 8: True},
     "fald_fig1": {12: None},
+    "fald_fig1_unequal": {6: True, 8: True},
     "fald_fig2": {13: None},
+    "fald_fig2_unequal": {10: None},
     "fald_fig3": {14: None, 15: None},
     "fald_privacy": {16: True},
 }
@@ -62,7 +65,7 @@ PICTURES["fald_fig4"] = ["fig4.png"]
 
 
 def test_every_claim_has_a_verdict() -> None:
-    assert sorted(number for own in HOLDS.values() for number in own) == sorted(CLAIMS) == list(range(1, 21))
+    assert sorted({number for own in HOLDS.values() for number in own}) == sorted(CLAIMS) == list(range(1, 21))
 
 
 def test_deviations_in_standard_errors() -> None:
@@ -71,6 +74,31 @@ def test_deviations_in_standard_errors() -> None:
     shift, widening = 3 * 2 / np.sqrt(101), 4 * np.sqrt(2 / 100)
     found = Gaussian(np.array([[shift], [0.0], [0.0]]), np.array([4.0, 4.0 * (1 + widening), 0.0])[:, None, None])
     np.testing.assert_allclose(fald_gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12)
+
+
+def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
+    exact = Gaussian(np.zeros((3, 1)), np.array([4.0, 4.0, 0.0])[:, None, None])
+    found = Gaussian(np.array([[np.nan], [0.0], [1e-9]]), np.array([4.0, np.nan, 0.0])[:, None, None])
+    assert fald_gaussian.deviations(found, exact, 101)[:, 0].tolist() == [np.inf] * 3
+    assert fald_gaussian.largest(1.0, np.nan, 2.0) == fald_gaussian.largest(np.nan, 1.0) == np.inf
+    assert fald_gaussian.largest(1.0, 3.0, 2.0) == 3
+
+
+@pytest.mark.parametrize("judge", [fald_laws.judge_noise, fald_laws.judge_alone])
+def test_increments_that_are_no_numbers_are_no_evidence(monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]) -> None:
+    """A single chain that is not a number, after the first of the cases that are looked at."""
+    sizes, sweep = fald_laws.Sizes(100), fedjax_sim.sweep
+
+    def spoiled(*given: Any, **how: Any) -> fedjax_sim.Run:
+        ran = sweep(*given, **how)
+        return ran._replace(**{name: np.where(np.arange(len(own)) == 299, np.nan, own.T).T for name, own in leaves(ran).items()})
+
+    def leaves(ran: fedjax_sim.Run) -> dict[str, np.ndarray]:
+        return {name: np.asarray(getattr(ran, name)) for name in ("models", "samples") if getattr(ran, name) is not None}
+
+    assert judge(sizes).holds
+    monkeypatch.setattr(fedjax_sim, "sweep", spoiled)
+    assert judge(sizes).holds is False
 
 
 def test_deviations_of_a_mixture() -> None:
@@ -88,6 +116,35 @@ def test_verdict_on_floors() -> None:
     """Claim 13 asks for chains that follow their exact laws, of all panels, and enough of them: made up here from those very laws."""
     sizes = fald_fig2.FULL._replace(rounds=12, chains=200, step_sizes=(1e-6, 1e-7, 1e-8))
     clients = fald_gaussian.clients_of(fald_gaussian.equal_problem(0.0))
+    ran = follow(clients, sizes)
+    late = fald_fig2.late_distances(clients, sizes, ran)
+    judged = fald_fig2.judge(clients, sizes, ran, late)
+    assert judged.holds and max(judged.measured["standard errors off"].values()) > 0.5
+    # At small steps the chains are far from their floor, and follow the exact law all the same.
+    assert late.exact["a"][-1] > 20 * judged.measured["exact"]["a"][-1]
+    np.testing.assert_allclose(np.ravel(late.chains["d"]), late.exact["d"], rtol=0.2)
+    for panel in ("a", "d"):
+        law = ran[panel].first.law
+        for wrong in (Gaussian(law.mean, 1.8 * law.covariance), Gaussian(law.mean + 0.01, law.covariance)):
+            other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
+            assert fald_fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
+    assert fald_fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
+    assert fald_fig2.judge(clients, sizes._replace(chains=99), ran, late).holds is None
+
+
+def test_verdict_on_floors_with_unequal_hessians() -> None:
+    """The same of claim 10; by the laws of clients with one Hessian it fails."""
+    sizes = fald_fig2.FULL._replace(rounds=12, chains=200, step_sizes=(1e-6, 1e-7, 1e-8))
+    clients = [fald_gaussian.clients_of(make(0.0)) for make in (fald_gaussian.unequal_problem, fald_gaussian.equal_problem)]
+    own, other = (follow(each, sizes) for each in clients)
+    late = fald_fig2.late_distances(clients[0], sizes, own)
+    assert fald_fig2_unequal.judge(clients[0], sizes, own, late).holds
+    assert fald_fig2_unequal.judge(clients[0], sizes, own | {"a": other["a"]}, late).holds is False
+    assert fald_fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
+
+
+def follow(clients: oracle.Clients, sizes: fald_fig2.Sizes) -> dict[str, fald_gaussian.Repeated]:
+    """Make up chains of all panels: independent draws from the exact laws of their rounds."""
     random = np.random.default_rng(0)
     ran = {}
     for panel, who in fald_fig2.PANELS.items():
@@ -105,19 +162,7 @@ def test_verdict_on_floors() -> None:
         law = fit(np.moveaxis(models, -3, -2))
         own = fald_gaussian.Chains(models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset())
         ran[panel] = fald_gaussian.Repeated(own, own.distance[None])
-    late = fald_fig2.late_distances(clients, sizes, ran)
-    judged, _ = fald_fig2.judge(clients, sizes, ran, late)
-    assert judged.holds and max(judged.measured["standard errors off"].values()) > 0.5
-    # At small steps the chains are far from their floor, and follow the exact law all the same.
-    assert late.exact["a"][-1] > 20 * judged.measured["exact"]["a"][-1]
-    np.testing.assert_allclose(np.ravel(late.chains["d"]), late.exact["d"], rtol=0.2)
-    for panel in ("a", "d"):
-        law = ran[panel].first.law
-        for wrong in (Gaussian(law.mean, 1.8 * law.covariance), Gaussian(law.mean + 0.01, law.covariance)):
-            other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
-            assert fald_fig2.judge(clients, sizes, ran | {panel: other}, late)[0].holds is False
-    assert fald_fig2.judge(clients, sizes, {"b": ran["b"]}, late)[0].holds is None
-    assert fald_fig2.judge(clients, sizes._replace(chains=99), ran, late)[0].holds is None
+    return ran
 
 
 def test_draws_are_common_to_settings_and_not_to_calls() -> None:
@@ -129,6 +174,25 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
     later = fald_gaussian.chains([problem], first_seed=2, **how).models[0]
     np.testing.assert_array_equal(later[:, 0], both[:, 2])
     assert len(np.unique(np.concatenate([both[0], later[0]])[:, -1])) == 5
+
+
+def test_verdict_on_rounds_saved() -> None:
+    """Claim 12 asks for about 30 times fewer rounds at K = 3000 than at 100; a set that never arrives counts as arriving after its end."""
+    exact = {0.0: {100: 60.0, 3000: 2.0, 10_000: 1.0}}
+    sizes = fald_fig1.FULL._replace(alphas=(0.0,), local_steps=(100, 3000, 10_000))
+
+    def panels(at_3000: list[float]) -> fald_fig1.Panels:
+        found = {0.0: {100: np.array([55.0, 65.0]), 3000: np.array(at_3000), 10_000: np.ones(2)}}
+        chains = fald_gaussian.Chains(np.empty(0), Gaussian(np.empty(0), np.empty(0)), np.empty(0), xr.Dataset())
+        ran = {k: fald_gaussian.Repeated(chains, np.empty((2, 1, 71 if k == 100 else 6))) for k in sizes.local_steps}
+        return fald_fig1.Panels(sizes, {}, ran, {}, exact, found)
+
+    judged = fald_fig1.judge(panels([2.0, 2.0]), smoke=False)[0]
+    assert judged.holds and judged.measured["gain"] == {"exact": {0.0: 30.0}, "chains": {0.0: 30.0}}
+    assert "never more" in judged.why
+    late = fald_fig1.judge(panels([2.0, np.inf]), smoke=False)[0]  # (2 + 6) / 2 rounds
+    assert late.measured["gain"]["chains"][0.0] == 15 and late.holds is False
+    assert fald_fig1.judge(panels([2.0, 2.0]), smoke=True)[0].holds is None
 
 
 def test_sets_of_chains_share_nothing() -> None:

@@ -1,0 +1,48 @@
+"""FA-LD's Fig. 2 (arXiv 2112.05120) with unequal Hessians: distances under full and partial participation, for several step sizes.
+
+All is as in `fald_fig2`, but that each client's covariance is turned and scaled: with K = 100 local steps everyone's average has a bias of
+its own now, which falls with the step size. Claim 10, but for rho: floors are ordered as with one Hessian, and chains follow their exact
+laws.
+"""
+
+import itertools
+import sys
+
+from experiments import fald_fig2
+from experiments.fald_claims import verdict
+from experiments.fald_fig2 import LEAST_CHAINS, ORDER, PANELS, Late, Sizes, floors, largest_deviation, name_of
+from experiments.fald_gaussian import FAR, Repeated, clients_of, unequal_problem
+from experiments.support import Arguments, Outcome, Verdict, main
+from fedjax_sim.theory.langevin_oracle import Clients
+
+
+def judge(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
+    """Claim 10, on exact floors and on chains that have to follow the exact laws; too few chains are not judged."""
+    exact = floors(clients, sizes)
+    far = largest_deviation(clients, sizes, {panel: own.first for panel, own in ran.items()})
+    ordered = all(exact[a][i] > exact[b][i] for a, b in itertools.pairwise(ORDER) for i in range(len(sizes.step_sizes)))
+    at = sizes.step_sizes.index(1e-7)
+    words = ", ".join(f"{name_of(PANELS[panel])} {exact[panel][at]:.2e}" for panel in ORDER)
+    why = (
+        f"unequal Hessians, exact floors at 1e-7: {words}; that of everyone falls by a factor of {exact['a'][0] / exact['a'][-1]:.0f} from "
+        f"step size {sizes.step_sizes[0]:g} to {sizes.step_sizes[-1]:g}; chains up to {max(far.values()):.1f} standard errors off their "
+        f"exact laws"
+    )
+    holds: bool | None = ordered and max(far.values()) < FAR
+    if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
+        holds, why = None, f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}"
+    measured = {"exact": exact, "last quarter of rounds": late._asdict(), "standard errors off": far, "step sizes": sizes.step_sizes}
+    return verdict(10, measured, holds, why)
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, draw, judge."""
+    sizes, problem = fald_fig2.sizes_of(arguments), unequal_problem(0.0)
+    clients = clients_of(problem)
+    ran = fald_fig2.run_panels(sizes, arguments, problem)
+    late = fald_fig2.late_distances(clients, sizes, ran)
+    return fald_fig2.outcome(clients, sizes, ran, late, judge(clients, sizes, ran, late), "fig2_unequal.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main("fald_fig2_unequal", __doc__ or "", run))
