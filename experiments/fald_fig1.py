@@ -2,7 +2,7 @@
 
 (a) rounds until W2 is at most 1e-3 against the number K of local steps; (b) W2 at K = 10, for clients' means of different variance
 alpha; (c) W2 at K = 100 for different rho; (d, e) the target's density and samples at K = 10. Step size 1e-7 throughout; exact laws are
-drawn beside the chains. Runs are 1.3 times as long as the slowest exact law of a panel needs, and two rounds. Each curve has draws of the
+drawn beside the chains. Runs are 1.3 times as long as the slowest exact law of a panel needs, and a round. Each curve has draws of the
 noise of its own. As 300 chains show W2 with an error as large as the accuracy, all is run ten times: the first set of 300 is the paper's
 figure, all ten give means and standard deviations. Last models of the first set at K = 10 are compared with as many exact draws by the
 energy distance. Claim 12.
@@ -83,7 +83,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], Gauss
         start = oracle.point(np.zeros(2))
         return float(rounds_to(own, start, ACCURACY, step_size=STEP_SIZE, local_steps=local_steps, most_rounds=MOST_STEPS // local_steps))
 
-    # More models within reach for long rounds: the first may miss the accuracy by its sampling error.
+    # A second model within reach for long rounds: the first may miss the accuracy by its sampling error.
     length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
     ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.chains * sizes.sets)
     for local_steps in sizes.local_steps:
@@ -91,7 +91,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], Gauss
             problems,
             sets=sizes.sets,
             num_chains=sizes.chains,
-            num_rounds=int(np.ceil(length / local_steps)) + 2,
+            num_rounds=int(np.ceil(length / local_steps)) + 1,
             options=arguments.kept,
             name=f"K = {local_steps}",
             first_seed=next(seeds),
