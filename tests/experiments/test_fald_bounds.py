@@ -1,0 +1,96 @@
+"""Claim 3 of FA-LD is judged by every bound, on all the problems, and never holds by a number that is missing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import fald_bounds
+from experiments.fald_bounds import FULL, Sizes
+from fedjax_sim.theory import langevin as theory
+from fedjax_sim.theory.langevin_oracle import FULL as EVERYONE
+from fedjax_sim.theory.langevin_oracle import Participation
+
+BOUNDS = {
+    "start_bound": {"F.1"},
+    "contraction_bound": {"B.1"},
+    "discretisation_bound": {"B.2"},
+    "gradient_noise_bound": {"B.4"},
+    "moment_bound": {"E.1"},
+    "gradient_bound": {"E.2"},
+    "divergence_bound": {"B.3"},
+    "selection_bound": {"C.2"},
+    "one_step_bound": {"B.5", "(38)"},
+    "bound": {"B.6, B.8", "C.3"},
+    "squared_bound": {"(29)"},
+    "decreasing_bound": {"B.7"},
+}
+"""What the theory computes, and under which names it is judged."""
+
+
+def missing(found: Any) -> Any:
+    """One of the numbers, not the first."""
+    found = np.array(found, float)
+    found.flat[-1] = np.nan
+    return found
+
+
+def too_small(found: Any) -> Any:
+    return np.asarray(found) / 1e4
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Sizes:
+    """Few of the cases and steps, but some of each kind."""
+    ways = (EVERYONE, Participation("with_replacement", 1))
+    chosen = [case for case in fald_bounds.cases(8) if case.local_steps == 5 and case.who in ways]
+    monkeypatch.setattr(fald_bounds, "cases", lambda num: chosen)
+    return Sizes(8, 10, 60)
+
+
+def test_every_share_is_below_one(few: Sizes) -> None:
+    verdict = fald_bounds.judge_bounds(few, fald_bounds.long_runs(few.steps))
+    assert verdict.holds
+    assert set(verdict.measured) == set.union(*BOUNDS.values())
+    assert all(0 < ratio < 1 for ratio in verdict.measured.values())
+
+
+@pytest.mark.parametrize("spoil", [missing, too_small])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_one_bound_that_fails_is_enough(name: str, spoil: Callable, few: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = getattr(theory, name)
+    monkeypatch.setattr(theory, name, lambda *args, **how: spoil(honest(*args, **how)))
+    verdict = fald_bounds.judge_bounds(few, fald_bounds.long_runs(few.steps))
+    assert verdict.holds is False
+    assert not any(verdict.measured[each] <= 1 for each in BOUNDS[name])
+
+
+def test_a_share_that_is_not_a_number_stays() -> None:
+    for value, bound in ((np.nan, 1.0), (1.0, np.nan), (1.0, np.inf), (np.inf, np.inf)):
+        assert np.isnan(fald_bounds.share(np.array([0.5, value]), np.array([1.0, bound])))
+    assert fald_bounds.share(np.array([0.5, 3.0]), 4.0) == 0.75
+    assert fald_bounds.share(np.zeros(0), np.zeros(0)) == 0
+    for found in ([{"a": np.nan}, {"a": 0.5}], [{"a": 0.5}, {"a": np.nan}, {"b": 0.5}]):
+        worst = fald_bounds.largest(found)
+        assert np.isnan(worst["a"]) and not fald_bounds.are_met(worst)
+    assert fald_bounds.are_met({"a": 1.0, "b": 0.2}) and not fald_bounds.are_met({"a": 1.1})
+
+
+def test_a_rate_that_is_not_a_number_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = fald_bounds.wasserstein2
+    assert fald_bounds.judge_constant().holds
+    monkeypatch.setattr(fald_bounds, "wasserstein2", lambda *laws: missing(honest(*laws)))
+    assert fald_bounds.judge_constant().holds is False
+
+
+def test_every_problem_is_judged_in_every_way() -> None:
+    """R1 and R2 with 5 and 11 selections, at three K, step sizes and rho each; random ones with everyone and in both schemes."""
+    cases = list(fald_bounds.cases(FULL.problems))
+    assert sum(len(case.rho) for case in cases) == (5 + 11) * 3 * 9 + 3 * FULL.problems
+    on_line = [(case.clients.shape[0], case.who, case.local_steps) for case in cases if case.clients.shape[1] == 1]
+    assert len(set(on_line)) == len(on_line) == (5 + 11) * 3
+    in_plane = [(case.who.scheme, len(case.rho)) for case in cases if case.clients.shape[1] == 2]
+    for scheme in ("full", "with_replacement", "without_replacement"):
+        assert sum(num for each, num in in_plane if each == scheme) == FULL.problems
+    assert {case.who.num_selected for case in cases} == {None, 1, 2, 3, 4, 5}
