@@ -218,15 +218,15 @@ def outcome(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late
     return Outcome(curves, {picture: figure}, [judged], {**sizes._asdict(), "local_steps": LOCAL_STEPS}, text)
 
 
-def sizes_of(arguments: Arguments) -> Sizes:
+def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:
     """The sizes of a run."""
-    sizes = SMOKE if arguments.smoke else FULL
+    sizes = smoke if arguments.smoke else full
     return sizes if arguments.seeds is None else sizes._replace(chains=max(3, arguments.seeds))
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    sizes, problem = sizes_of(arguments), equal_problem(0.0)
+    sizes, problem = sizes_of(arguments, FULL, SMOKE), equal_problem(0.0)
     clients = clients_of(problem)
     ran = run_panels(sizes, arguments, problem)
     late = late_distances(clients, sizes, ran)

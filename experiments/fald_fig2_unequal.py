@@ -1,8 +1,8 @@
 """FA-LD's Fig. 2 (arXiv 2112.05120) with unequal Hessians: distances under full and partial participation, for several step sizes.
 
-All is as in `fald_fig2`, but that each client's covariance is turned and scaled: with K = 100 local steps everyone's average has a bias of
-its own now, which falls with the step size. Claim 10, but for rho: floors are ordered as with one Hessian, and chains follow their exact
-laws.
+All is as in `fald_fig2`, but that each client's covariance is turned and scaled, and by five sets of chains: with K = 100 local steps
+everyone's average has a bias of its own now, which falls with the step size. Claim 10, but for rho: floors are ordered as with one Hessian,
+and chains follow their exact laws.
 """
 
 import itertools
@@ -14,6 +14,8 @@ from experiments.fald_fig2 import LEAST_CHAINS, ORDER, PANELS, Late, Sizes, floo
 from experiments.fald_gaussian import FAR, Repeated, clients_of, unequal_problem
 from experiments.support import Arguments, Outcome, Verdict, main
 from fedjax_sim.theory.langevin_oracle import Clients
+
+FULL = fald_fig2.FULL._replace(sets=5)
 
 
 def judge(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
@@ -37,7 +39,7 @@ def judge(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late) 
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    sizes, problem = fald_fig2.sizes_of(arguments), unequal_problem(0.0)
+    sizes, problem = fald_fig2.sizes_of(arguments, FULL, fald_fig2.SMOKE), unequal_problem(0.0)
     clients = clients_of(problem)
     ran = fald_fig2.run_panels(sizes, arguments, problem)
     late = fald_fig2.late_distances(clients, sizes, ran)

@@ -141,6 +141,7 @@ def chains(
         keep_models=True,
         reports=False,
         layout=LAYOUT,
+        evals_per_chunk=min(num_rounds, 50),
         **(options or {}),
     )
     shape = [len(values) for values in (settings or {}).values()]
