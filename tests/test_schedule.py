@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.schedule import lay_out, pad_evaluations, request_timelines, steps_before, store_rows, ticks_in_budget
+from fedjax_sim.schedule import _steps_before, lay_out, pad_evaluations, request_timelines, steps_before, store_rows, ticks_in_budget
 from fedjax_sim.types import EMPTY
 
 NAN, INF = np.nan, np.inf
@@ -263,3 +263,15 @@ def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
     assert padded.holders.shape[1] == 5
     np.testing.assert_array_equal(padded.holders[:, :3], schedule.holders)
     np.testing.assert_array_equal(padded.events.clients[:, :2], schedule.events.clients)
+
+
+@pytest.mark.parametrize(
+    "slots", [[[2, 0, 1], [0, 1, 2]], [[2, EMPTY, EMPTY], [0, 1, 2]], [[2, 0, 2], [0, 1, 2]], [[1, 1, EMPTY], [0, 0, 0]]]
+)
+def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(slots: list[list[int]]) -> None:
+    """As by looking at one lane after the other, also where a client has two slots of a tick."""
+    steps = np.random.default_rng(0).integers(0, 9, (2, 20, 3))
+    clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)
+    steps = np.where(clients == EMPTY, 0, steps)
+    expected = [steps_before(own, each) for own, each in zip(clients, steps, strict=True)]
+    np.testing.assert_array_equal(_steps_before(clients, steps, 3), expected)
