@@ -2,7 +2,8 @@
 
 50 clients, S = 10 without replacement, K = 10, 100 rounds, tau = 1, batches of a tenth, Delta_l = 1, delta_0 = delta_1 = 1e-6,
 delta_2 = 1e-5, unless a panel varies it. Accuracy is the exact stationary W2 of a Gaussian problem with unequal Hessians at the same
-settings, whose gradients have bounded sensitivity nowhere: the trade-off's direction is meant, not its numbers.
+settings, whose gradients have bounded sensitivity nowhere: the trade-off's direction is meant, not its numbers. Guarantees are those of
+Theorem 6.1 as printed, whose step for the draw of clients needs clients with models alike, which it does not say; see `theory.privacy`.
 """
 
 import sys

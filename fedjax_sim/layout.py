@@ -133,7 +133,7 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: flo
     gain = _batching_gain(operations * settings_at_once)
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
-    is_tiny = bool(operations <= TINY and steps.max(initial=0) * steps.size <= gain * max(steps.sum(), 1))
+    is_tiny = bool(operations <= TINY and int(steps.max(initial=0)) * steps.size <= gain * max(steps.sum(), 1))
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
         lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,

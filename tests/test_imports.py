@@ -27,7 +27,7 @@ FRONT = {
 }
 """The package's face, its command line and its reports, which may import anything and which nothing else imports."""
 SYSTEMS = {name for name in MODULES if name.startswith("systems")}
-ENGINE = {"simulate", "sweep", "schedule", "layout", "checkpoint", "progress", "curves"}
+ENGINE = {"simulate", "sweep", "lanes", "schedule", "layout", "checkpoint", "progress", "curves"}
 THEORY = {name for name in MODULES if name.startswith("theory")}
 TIMELINES = {name for name in MODULES if name.startswith("timelines")}
 

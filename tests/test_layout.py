@@ -149,6 +149,9 @@ def test_lanes_of_tiny_models_are_batched_where_all_do_the_same() -> None:
     assert not chosen(Layout(), [[[5, 5, 5, 5]]], parameters=1000).lanes_at_once
     assert not chosen(Layout(), [[[20, 20, 20, 20]], [[1, 1, 1, 1]], [[1, 1, 1, 1]]]).lanes_at_once
     assert not chosen(Layout(lanes_at_once=False), [[[5, 5, 5, 5]]]).lanes_at_once
+    steps = np.ones((100, 500, 50), np.int32)  # 25 for 1000 trips in every slot: 2.5e9, beyond 32 bits
+    steps[0, 0, 0] = 1000
+    assert not chosen(Layout(lane_devices=1), steps, num_lanes=100).lanes_at_once
 
 
 def test_lanes_take_the_devices_there_are() -> None:

@@ -9,9 +9,12 @@ replacement; K local steps; the draw of clients; all rounds. Symbols: eta `step_
 `delta_step`, `delta_round`, `delta_total`. Equation numbers are the paper's; "derived" marks what it does not state.
 
 Readings. That clients are drawn at random protects only from those who do not know who took part. The server does: `adversary` "server"
-leaves that step out, "outsider" (the paper's) keeps it. All local steps count as released, though only the last is: an upper bound.
-Scheme I (with replacement) is stated with draws of probability 1 / N, though clients are drawn with their weights; give the largest
-as `draw_probability` for a guarantee to everyone.
+leaves that step out, "outsider" (the paper's) keeps it. It needs, which the paper does not say, that aggregates tell a client's absence no
+better than a changed data point: where clients' models lie apart they show who took part, and the draw makes delta smaller by the
+probability of taking part but leaves epsilon as it is. "server" is an upper bound there too. All local steps count as released, though
+only the last is: an upper bound. Scheme I (with replacement) is stated with draws of probability 1 / N, though clients are drawn with
+their weights; give the largest as `draw_probability` for a guarantee to everyone. Its delta is that of groups of s for a client drawn s
+times, whose noise grows as its data points' share does: an upper bound. Scheme II (without) needs equal weights, as in the system.
 """
 
 import warnings
@@ -92,7 +95,7 @@ def guarantee(setting: Setting, *, num_examples: int | None = None) -> Guarantee
 
     num_examples: data points of all clients; if given, a warning is issued where delta exceeds one over it, which protects nobody.
     Scheme I hardly avoids that, as its delta_0 enters by the power 1 / s^2. Raises ValueError for a step size beyond condition (59), for
-    rho = 1, and for numbers that no run has.
+    rho = 1, for unequal weights under scheme II, and for numbers that no run has.
     """
     _check(setting)
     s = setting
@@ -242,6 +245,12 @@ def _check_run(setting: Setting) -> None:
         ("batch_fraction", s.batch_fraction, 0 < s.batch_fraction <= 1, "above 0 and at most 1"),
         ("sensitivity", s.sensitivity, s.sensitivity > 0, "above 0"),
         ("least_weight", s.least_weight, 0 < s.least_weight <= equal * (1 + 1e-12), f"above 0 and at most 1 / N = {equal:g}"),
+        (
+            "least_weight",
+            s.least_weight,
+            s.scheme != "without_replacement" or s.least_weight >= equal * (1 - 1e-6),
+            f"1 / N = {equal:g} without replacement, which is biased unless all weights are equal",
+        ),
         ("delta_step", s.delta_step, 0 < s.delta_step < 1, "above 0 and less than 1"),
         ("delta_round", s.delta_round, 0 <= s.delta_round < 1, "at least 0 and less than 1"),
         ("delta_total", s.delta_total, 0 <= s.delta_total < 1, "at least 0 and less than 1"),

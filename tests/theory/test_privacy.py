@@ -17,6 +17,7 @@ from dp_accounting import (
 from dp_accounting.pld import privacy_loss_distribution as losses
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
+from scipy import stats
 
 from fedjax_sim.theory import privacy
 from fedjax_sim.theory.privacy import Setting, guarantee
@@ -143,6 +144,91 @@ def test_amplification_by_the_draw_of_clients() -> None:
         np.testing.assert_allclose(worst, privacy.amplified(epsilon, a), rtol=1e-12)
     np.testing.assert_allclose(privacy.amplified(29.999999, 0.2), privacy.amplified(30.000001, 0.2), rtol=1e-7)
     np.testing.assert_allclose(privacy.amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
+
+
+GRID = np.linspace(-20, 140, 160_001)
+
+
+def normal(mean: float, deviation: float = 1.0) -> Numbers:
+    """Density on the grid."""
+    return stats.norm.pdf(GRID, mean, deviation)
+
+
+def excess(epsilon: float, *pair: Numbers) -> float:
+    """The least delta at which two densities are within epsilon of each other, in both directions, by integration."""
+    step = GRID[1] - GRID[0]
+    return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1]))
+
+
+def test_integrated_delta_is_the_gaussian_mechanisms() -> None:
+    for shift, epsilon in itertools.product((0.3, 1.0, 3.0), (0.2, 1.0, 3.0)):
+        found = excess(epsilon, normal(0), normal(shift))
+        np.testing.assert_allclose(get_epsilon_gaussian(1 / shift, found), epsilon, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 3.0])
+def test_draw_of_clients_protects_among_clients_who_are_alike(shift: float) -> None:
+    """Gaussian mechanisms, seen with probability a; otherwise others' models, no further from them than they are from each other.
+
+    Exact deltas of the mixtures at the printed epsilon: never above a times that of the mechanisms, which others with the very same
+    models attain.
+    """
+    here, there = normal(0), normal(shift)
+    for epsilon, a in itertools.product((0.2, 1.0), (0.02, 0.2, 0.7)):
+        allowed = a * excess(epsilon, here, there)
+        found = []
+        for others in (here, there, normal(shift / 4), normal(shift / 2), (here + there) / 2, normal(shift / 2, 1.02)):
+            assert max(excess(epsilon, drawn, others) for drawn in (here, there)) <= excess(epsilon, here, there) * (1 + 1e-9)
+            found.append(excess(privacy.amplified(epsilon, a), *(a * drawn + (1 - a) * others for drawn in (here, there))))
+        assert max(found) <= allowed * (1 + 1e-9)
+        np.testing.assert_allclose(found[:2], allowed, rtol=1e-9)
+
+
+def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
+    """Models far from all others' show that their client took part: epsilon stays what it was, and delta alone is a times as large."""
+    for shift, epsilon, a in itertools.product((0.3, 1.0, 3.0), (0.2, 1.0), (0.02, 0.2, 0.7)):
+        here, there = normal(0), normal(shift)
+        pair = [a * drawn + (1 - a) * normal(60) for drawn in (here, there)]
+        amplified, allowed = privacy.amplified(epsilon, a), a * excess(epsilon, here, there)
+        np.testing.assert_allclose(excess(amplified, *pair), a * excess(amplified, here, there), rtol=1e-6)
+        assert excess(amplified, *pair) > 1.001 * allowed
+        np.testing.assert_allclose(excess(epsilon, *pair), allowed, rtol=1e-6)
+
+
+def released(setting: Setting, places: Numbers) -> Numbers:
+    """Density of the average of the drawn clients' models after a step, in units of their noise: over all draws, by enumeration.
+
+    places: each client's model without its noise.
+    """
+    draws = list(itertools.product(range(setting.num_clients), repeat=setting.num_selected))
+    if setting.scheme == "without_replacement":
+        draws = [draw for draw in draws if len(set(draw)) == setting.num_selected]
+    total = np.zeros_like(GRID)
+    for draw in draws:
+        times = np.bincount(draw, minlength=setting.num_clients) / setting.num_selected
+        total += normal(float(times @ places), float(np.linalg.norm(times)))
+    return total / len(draws)
+
+
+@pytest.mark.parametrize("scheme", ["without_replacement", "with_replacement"])
+@pytest.mark.parametrize(("num_clients", "num_selected"), [(3, 2), (6, 1)])
+def test_guarantee_of_a_round_by_enumeration(scheme: str, num_clients: int, num_selected: int) -> None:
+    """Exact deltas of what a round of one step on all data releases, at the printed epsilon; of either scheme.
+
+    They are within the guarantee where clients are alike. A client who stands apart is outside it if one of six is drawn (of three, two of
+    whom are drawn, what the formulas have to spare is enough), and protected by what holds against the server.
+    """
+    setting = PRINTED._replace(num_clients=num_clients, num_selected=num_selected, scheme=scheme, least_weight=1 / num_clients)
+    setting = setting._replace(local_steps=1, num_rounds=1, batch_fraction=1.0, delta_round=0.0)
+    for share in (0.01, 1.0):
+        run = setting._replace(step_size=share * setting.largest_step_size)
+        shift = 1 / run.noise_multiplier
+        found, told = guarantee(run), guarantee(run._replace(adversary="server"))
+        for reach, are_alike in ((0.0, True), (shift, True), (100.0, False)):
+            others = np.linspace(0, reach, num_clients)[1:]
+            pair = [released(run, np.array([own, *others])) for own in (0.0, shift)]
+            assert (excess(found.epsilon_sampled, *pair) <= found.delta_sampled) == (are_alike or num_clients == 3)
+            assert excess(told.epsilon_sampled, *pair) <= told.delta_sampled
 
 
 def test_delta_of_draws_with_replacement_by_enumeration() -> None:
@@ -282,6 +368,10 @@ def test_sensitivity_of_softmax_regression() -> None:
         ({"sensitivity": math.nan}, "sensitivity is nan, but must be above 0."),
         ({"least_weight": 0.0}, "least_weight is 0, but must be above 0 and at most 1 / N = 0.02."),
         ({"least_weight": 0.03}, "least_weight is 0.03, but must be above 0 and at most 1 / N = 0.02."),
+        (
+            {"least_weight": 0.019},
+            "least_weight is 0.019, but must be 1 / N = 0.02 without replacement, which is biased unless all weights are equal.",
+        ),
         ({"draw_probability": 0.01}, "draw_probability is 0.01, but must be None, or from 1 / N = 0.02 to 1."),
         ({"draw_probability": 1.1}, "draw_probability is 1.1, but must be None, or from 1 / N = 0.02 to 1."),
     ],
@@ -308,6 +398,15 @@ def test_what_the_corollaries_do_not_hold_for(change: dict, words: str) -> None:
             corollary(PRINTED._replace(step_size=1e-12, **change))
     with pytest.raises(ValueError, match=r"^step_size is 1e-05, .* conditions \(59\) and \(71\)\.$"):
         privacy.corollary_epsilon(PRINTED._replace(step_size=1e-5))
+
+
+def test_weights_may_be_unequal_where_they_do_no_harm() -> None:
+    """In schemes without bias; rounding of 1 / N is no difference."""
+    for scheme in ("full", "with_replacement"):
+        found = [guarantee(PRINTED._replace(scheme=scheme, least_weight=least)) for least in (0.019, 0.02)]
+        assert found[0].epsilon > found[1].epsilon
+    third = PRINTED._replace(num_clients=3, num_selected=2, least_weight=(1 - 1e-7) / 3)
+    np.testing.assert_allclose(guarantee(third).epsilon, guarantee(third._replace(least_weight=1 / 3)).epsilon, rtol=1e-6)
 
 
 def test_warns_of_a_delta_that_protects_nobody() -> None:

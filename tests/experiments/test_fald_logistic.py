@@ -1,0 +1,101 @@
+"""The experiment on a logistic regression as a user runs it, and how it compares draws."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import fald_gaussian, fald_logistic
+from fedjax_sim import ConfigError
+from fedjax_sim.problems import GaussianClients
+from fedjax_sim.results import load
+from tests.experiments.environment import environment
+
+
+def test_smoke_run(tmp_path: Path) -> None:
+    """It judges no claim; K = 1 changes nothing against itself."""
+    command = [sys.executable, "-m", "experiments.fald_logistic", "--smoke", "--out", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "claims.json",
+        "config.json",
+        "results.nc",
+        "summary.json",
+        "logistic.png",
+    }
+    assert json.loads((tmp_path / "out" / "claims.json").read_text()) == []
+    assert done.stdout.count("| 50 |") == 2 and "NUTS: R-hat at most 1.0" in done.stdout
+    results = load(tmp_path / "out")
+    assert results.summary["failed_lanes"] == 0
+    assert results.curves["K = 50"].mean_bias.dims == ("rho", "coefficient")
+    assert (results.curves["K = 1"].mean_paired == 0).all() and np.abs(results.curves["K = 50"].mean_paired).max() > 0.1
+
+
+def draws(num: int, correlation: float, seed: int) -> np.ndarray:
+    """Stationary normal chains of mean 1 and variance 4, in 30 coordinates: `f64[8, num, 30]`."""
+    random = np.random.default_rng(seed)
+    walk = random.normal(size=(8, num, 30))
+    for t in range(1, num):
+        walk[:, t] = correlation * walk[:, t - 1] + np.sqrt(1 - correlation**2) * walk[:, t]
+    return 1 + 2 * walk
+
+
+def test_moments_know_their_errors() -> None:
+    """Deviations from the truth have mean square one, in standard errors, and those of two samplers' difference too."""
+    for correlation in (0.0, 0.8):
+        found, other = (fald_logistic.moments(draws(2000, correlation, seed)) for seed in (0, 1))
+        off = [(found.mean.mean - 1) / found.mean.error, (found.log_deviation.mean - np.log(2)) / found.log_deviation.error]
+        off += [each.mean / each.error for each in fald_logistic.bias(found, other)]
+        assert all(0.5 < np.mean(np.square(each)) < 1.7 for each in off)
+        assert found.mixing.rhat.max() < 1.02
+    wider = fald_logistic.moments(draws(2000, 0.0, 2), excess=3.0)
+    np.testing.assert_allclose(wider.log_deviation.mean, 0, atol=0.15)
+
+
+def test_bias_is_in_units_of_the_reference() -> None:
+    """Draws shifted by half a standard deviation and wider by a tenth; those of the same noise have hardly an error."""
+    reference, other = draws(500, 0.5, 0), draws(500, 0.5, 1)
+    apart = fald_logistic.bias(fald_logistic.moments(2 + 1.1 * (other - 1)), fald_logistic.moments(reference))
+    assert apart.mean.deviation(0.5) < 4 and apart.mean.deviation(0.0) > 4
+    assert apart.deviation.deviation(np.log(1.1)) < 4 and apart.deviation.deviation(0.0) > 4
+    same = fald_logistic.paired_bias(2 + 1.1 * (reference - 1), reference)
+    np.testing.assert_allclose(same.mean.mean, 0.5, atol=0.05)
+    np.testing.assert_allclose(same.deviation.mean, np.log(1.1), rtol=1e-9)
+    assert same.mean.error.max() < 0.2 * apart.mean.error.min() and same.deviation.error.max() < 1e-9
+    unlike = fald_logistic.paired_bias(other, reference)
+    assert all(0.4 < np.mean(np.square(each.mean / each.error)) < 2 for each in unlike)
+
+
+def test_quadratic_clients_are_found() -> None:
+    """Wherever they are looked at; their biases are those of the exact laws of two clients with curvatures 1 and 4."""
+    random = np.random.default_rng(0)
+    roots = random.normal(size=(3, 2, 2))
+    problem = GaussianClients.of(roots @ roots.mT + np.eye(2), random.normal(size=(3, 2)), counts=np.array([1, 2, 5]))
+    found = fald_logistic.quadratics(problem, random.normal(size=(7, 2)).astype("float32"))
+    for each, expected in zip(found[:3], fald_gaussian.clients_of(problem)[:3], strict=True):
+        np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-5)
+    line = fald_gaussian.clients_of(fald_gaussian.r1())
+    for local_steps, rho, mean, variance in ((1, 0.0, 0.6, 0.426667), (5, 0.0, 0.496474, 0.473308), (20, 1.0, 0.212859, 0.518099)):
+        of_mean, of_deviation = fald_logistic.normal_bias(line, step_size=0.05, local_steps=local_steps, rho=rho)
+        np.testing.assert_allclose(of_mean, (mean - 0.6) / np.sqrt(0.4), atol=1e-5)
+        np.testing.assert_allclose(of_deviation, np.log(variance / 0.4) / 2, atol=1e-5)
+
+
+def test_the_problem_is_split_unevenly_and_starts_at_its_mode() -> None:
+    problem = fald_logistic.split_problem()
+    assert sorted(np.asarray(problem.counts).tolist()) == [54, 62, 76, 117, 117]
+    labels = [np.asarray(problem.labels)[row[:count]].mean() for row, count in zip(problem.index, problem.counts, strict=True)]
+    np.testing.assert_allclose((min(labels), max(labels)), (0.13, 0.98), atol=0.005)
+    np.testing.assert_allclose(jax.grad(problem.energy)(problem.start), 0, atol=1e-2)
+    assert float(problem.energy(problem.start)) < float(problem.energy(0.98 * problem.start))
+
+
+def test_the_reference_needs_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "blackjax", None)
+    with pytest.raises(ConfigError, match=r"^blackjax is None, but must be installed, as the reference is drawn by it\.$"):
+        fald_logistic.nuts(fald_logistic.split_problem(), 1)
