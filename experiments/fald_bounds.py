@@ -1,4 +1,4 @@
-"""FA-LD's bounds (arXiv 2112.05120, Sec. 5) against exact laws on Gaussian problems: claims 3 to 5. Only problems are drawn.
+"""FA-LD's bounds (arXiv 2112.05120, Sec. 5) against exact laws on Gaussian problems: claims 3 to 5. Nothing is simulated.
 
 R1: two clients with curvatures 1 and 4, centers -1 and 1. R2: five with curvature 2, centers -1 to 1. Others are random, with unequal
 weights and noisy gradients. Under partial participation laws are mixtures, and the W2 of their moments is a lower bound of their own

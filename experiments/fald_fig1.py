@@ -2,10 +2,10 @@
 
 (a) rounds until W2 is at most 1e-3 against the number K of local steps; (b) W2 at K = 10, for clients' means of different variance
 alpha; (c) W2 at K = 100 for different rho; (d, e) the target's density and samples at K = 10. Step size 1e-7 throughout; exact laws are
-drawn beside the chains. Runs are 1.3 times as long as the slowest exact law of a panel needs, and a round. Each curve has draws of the
-noise of its own. As 300 chains show W2 with an error as large as the accuracy, all is run ten times (three at K = 30,000): the first set of
-300 is the paper's figure, all give means and standard deviations. Last models of the first set at K = 10 are compared with as many exact
-draws by the energy distance. Claim 12.
+drawn beside the chains. Runs of panels a and b are 1.3 times as long as the slowest exact law needs at K = 1, and a round. Each curve has
+draws of the noise of its own. As 300 chains show W2 with an error as large as the accuracy, all is run ten times (three at K = 30,000): the
+first set of 300 is the paper's figure, all give means and standard deviations. Last models of the first set at K = 10 are compared with as
+many exact draws by the energy distance. Claim 12.
 """
 
 import itertools
@@ -19,14 +19,19 @@ from matplotlib.figure import Figure
 from experiments.fald_claims import verdict
 from experiments.fald_gaussian import (
     ALPHAS,
+    FAR,
+    LEAST_CHAINS,
     Repeated,
+    are_numbers,
     clients_of,
+    deviations,
     dissimilarity,
     draw_sets,
     equal_problem,
     exact_distances,
     first_within,
     kept,
+    largest,
     mean_of_finite,
     repeated,
     spread,
@@ -119,24 +124,50 @@ def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], Gauss
 
 
 def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
-    """Claim 12, on the exact laws and on the chains. A set that does not arrive counts as if it did a round after its end."""
+    """Claim 12: on the exact laws, and on chains that have to follow them and to arrive, most sets of them.
+
+    Means are of the sets that arrive.
+    """
     if smoke:
         return [verdict(12, {"exact": panels.exact}, None, "not judged: a smoke run is too short to reach the accuracy")]
-    means = {
-        alpha: {k: float(np.minimum(values, panels.ran[k].distance.shape[-1]).mean()) for k, values in own.items()}
-        for alpha, own in panels.found.items()
-    }
+    if panels.sizes.chains < LEAST_CHAINS:
+        return [verdict(12, {"exact": panels.exact}, None, f"not judged: {panels.sizes.chains} chains are too few")]
+    means = {alpha: {k: mean_of_finite(values) for k, values in own.items()} for alpha, own in panels.found.items()}
+    arrived = min(float(np.isfinite(own[k]).mean()) for own in panels.found.values() for k in (100, 3000))
+    far = largest_deviation(panels)
     rounds = {"exact": panels.exact, "chains": means}
     gains = {kind: {alpha: own[100] / own[3000] for alpha, own in each.items()} for kind, each in rounds.items()}
     still_falls = all(own[10_000] <= own[3000] for own in panels.exact.values())
-    largest = {kind: max(each.values()) for kind, each in gains.items()}
-    holds = all(20 <= value <= 40 for value in largest.values())
+    highest = {kind: max(each.values()) for kind, each in gains.items()}
+    lowest = {kind: min(each.values()) for kind, each in gains.items()}
+    holds = 20 <= lowest["exact"] <= highest["exact"] <= 40 and far < FAR and arrived > 0.5
     why = (
-        f"rounds at K = 100 over those at K = 3000: exactly {min(gains['exact'].values()):.1f} to {largest['exact']:.1f}, means of chains "
-        f"{min(gains['chains'].values()):.1f} to {largest['chains']:.1f}, as about 3000 / 100 steps make it; but K = 3000 is no optimum: "
-        f"exact rounds at K = 10000 are {'never more' if still_falls else 'more'}"
+        f"rounds at K = 100 over those at K = 3000: exactly {lowest['exact']:.1f} to {highest['exact']:.1f}, means of chains "
+        f"{lowest['chains']:.1f} to {highest['chains']:.1f}, as about 3000 / 100 steps make it; but K = 3000 is no optimum: exact rounds "
+        f"at K = 10000 are {'never more' if still_falls else 'more'}; chains up to {far:.1f} standard errors from exact laws, at least "
+        f"{arrived:.0%} of the sets arrive"
     )
-    return [verdict(12, {"gain": gains, "rounds": rounds, "chains' rounds": panels.found}, holds, why)]
+    return [verdict(12, {"gain": gains, "rounds": rounds, "chains' rounds": panels.found, "standard errors off": far}, holds, why)]
+
+
+def largest_deviation(panels: Panels) -> float:
+    """How far the first set's means and variances are from the exact ones, in standard errors: all K, alphas and rho, at three rounds.
+
+    Infinite if a distance of any set is no number.
+    """
+    if not are_numbers(*panels.ran.values(), *panels.mixed.values()):
+        return float("inf")
+    runs = [(own.first, i, k, 0.0, alpha) for k, own in panels.ran.items() for i, alpha in enumerate(panels.sizes.alphas)]
+    runs += [(own.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0]) for rho, own in panels.mixed.items()]
+    found = []
+    for own, i, local_steps, rho, alpha in runs:
+        num_rounds = own.distance.shape[-1] - 1
+        taken = oracle.one_round(panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
+        exact = oracle.rounds(taken, oracle.point(np.zeros(2)), num_rounds)
+        at = [1, num_rounds // 2, num_rounds]
+        law = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
+        found.append(deviations(law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains).max())
+    return largest(*found)
 
 
 def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
@@ -151,7 +182,8 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         label = f"{alpha:g} ({squares[alpha]:.0e})"
         first.loglog(steps, [panels.exact[alpha][k] for k in steps], color=f"C{i}", linestyle="--")
         shown = [panels.found[alpha][k] for k in steps]
-        means, errors = [mean_of_finite(own) for own in shown], [np.std(own[np.isfinite(own)]) for own in shown]
+        means = [mean_of_finite(own) for own in shown]
+        errors = [np.std(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0 for own in shown]
         first.errorbar(steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label)
         distance = panels.ran[10].distance[:, i]
         exact = exact_distances(clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10)

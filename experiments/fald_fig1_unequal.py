@@ -1,7 +1,8 @@
 """FA-LD's Fig. 1 (arXiv 2112.05120) with unequal Hessians: its panels where K, heterogeneity and rho can matter.
 
-All is as in `fald_fig1`, but that each client's covariance is turned and scaled, for three K and by three sets of chains. Claims 6 and 8,
-on exact laws and on chains that have to follow them; `fald_unequal` counts rounds with step sizes tuned for each K, and judges claim 7.
+All is as in `fald_fig1`, but that each client's covariance is turned and scaled, and K is small: at most heterogeneities and K the floor is
+above the accuracy, so that the rounds to it are infinite. Claims 6 and 8, on exact laws and on chains that have to follow them;
+`fald_unequal` counts rounds with step sizes tuned for each K, and judges claim 7.
 """
 
 import sys
@@ -10,31 +11,12 @@ import numpy as np
 
 from experiments import fald_fig1
 from experiments.fald_claims import verdict
-from experiments.fald_fig1 import MIXED_STEPS, STEP_SIZE, Panels
-from experiments.fald_gaussian import FAR, deviations, floor, largest, unequal_problem
+from experiments.fald_fig1 import MIXED_STEPS, STEP_SIZE, Panels, largest_deviation
+from experiments.fald_gaussian import FAR, LEAST_CHAINS, floor, unequal_problem
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.gaussians import Gaussian
-from fedjax_sim.theory import langevin_oracle as oracle
 
-FULL = fald_fig1.FULL._replace(sets=3, local_steps=(10, 100, 1000))
-SMOKE = fald_fig1.SMOKE
-
-
-def largest_deviation(panels: Panels) -> float:
-    """How far the first set's means and variances are from the exact ones, in standard errors: all K, alphas and rho, at three rounds."""
-    runs = [
-        (own.first, i, local_steps, 0.0, alpha) for local_steps, own in panels.ran.items() for i, alpha in enumerate(panels.sizes.alphas)
-    ]
-    runs += [(own.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0]) for rho, own in panels.mixed.items()]
-    far = 0.0
-    for own, i, local_steps, rho, alpha in runs:
-        num_rounds = own.distance.shape[-1] - 1
-        taken = oracle.one_round(panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
-        exact = oracle.rounds(taken, oracle.point(np.zeros(2)), num_rounds)
-        at = [1, num_rounds // 2, num_rounds]
-        found = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
-        far = largest(far, float(deviations(found, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains).max()))
-    return far
+FULL = fald_fig1.FULL._replace(local_steps=(1, 2, 5, 10, 20, 50))
+SMOKE = fald_fig1.SMOKE._replace(chains=100)
 
 
 def judge(panels: Panels) -> list[Verdict]:
@@ -50,10 +32,14 @@ def judge(panels: Panels) -> list[Verdict]:
         f"{late[0]:.1e} to {late[-1]:.1e}; {follow}"
     )
     falls = f"K = {MIXED_STEPS}, alpha = {first:g}: exact floors {by_rho[0]:.2e} at rho = 0 to {by_rho[-1]:.2e} at 1; {follow}"
-    return [
-        verdict(6, {"floors": by_alpha, "chains": late, "alphas": sizes.alphas}, bool((np.diff(by_alpha) > 0).all()) and far < FAR, rises),
-        verdict(8, {"floors": by_rho, "rhos": sizes.rhos}, bool((np.diff(by_rho) < 0).all()) and far < FAR, falls),
-    ]
+    found = {
+        6: ({"floors": by_alpha, "chains": late, "alphas": sizes.alphas}, bool((np.diff(by_alpha) > 0).all()), rises),
+        8: ({"floors": by_rho, "rhos": sizes.rhos}, bool((np.diff(by_rho) < 0).all()), falls),
+    }
+    if sizes.chains < LEAST_CHAINS:
+        few = f"not judged: {sizes.chains} chains are too few; "
+        return [verdict(number, measured, None, few + why) for number, (measured, _, why) in found.items()]
+    return [verdict(number, measured, holds and far < FAR, why) for number, (measured, holds, why) in found.items()]
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from experiments.fald_claims import verdict
 from experiments.fald_gaussian import (
     FAR,
-    Chains,
+    LEAST_CHAINS,
     Repeated,
+    are_numbers,
     clients_of,
     deviations,
     draw_sets,
@@ -47,8 +48,6 @@ PANELS: dict[str, Participation] = {
     "d": Participation("with_replacement", 30),
     "e": Participation("without_replacement", 30),
 }
-LEAST_CHAINS = 100
-"""How many chains are enough to tell whether they follow their exact laws."""
 ORDER = "dbeca"
 """From the largest floor to the smallest, derived."""
 FLOORS = {
@@ -90,16 +89,17 @@ class Late(NamedTuple):
     """Within these, by set."""
 
 
-def largest_deviation(clients: Clients, sizes: Sizes, ran: dict[str, Chains]) -> dict[str, float]:
-    """How far a panel's chains are from their exact means and variances, in standard errors, at any step size and any of three rounds.
+def largest_deviation(clients: Clients, sizes: Sizes, ran: dict[str, Repeated]) -> dict[str, float]:
+    """How far a panel's first chains are from their exact means and variances, in standard errors, at all step sizes and three rounds.
 
-    With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments.
+    With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments. Infinite if a distance of any
+    set is no number.
     """
     at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
     far = {}
-    for panel, own in ran.items():
-        who = PANELS[panel]
-        found = []
+    for panel, each in ran.items():
+        who, own = PANELS[panel], each.first
+        found = [] if are_numbers(each) else [np.inf]
         for i, eta in enumerate(sizes.step_sizes):
             taken = oracle.one_round(clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who)
             exact = oracle.rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
@@ -135,7 +135,7 @@ def floors(clients: Clients, sizes: Sizes) -> dict[str, list[float]]:
 def judge(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
     """Claim 13: the exact floors of these data, and chains that follow the exact laws; too few chains are not judged."""
     exact = floors(clients, sizes)
-    far = largest_deviation(clients, sizes, {panel: own.first for panel, own in ran.items()})
+    far = largest_deviation(clients, sizes, ran)
     ordered = all(exact[a][i] > exact[b][i] for a, b in itertools.pairwise(ORDER) for i in range(len(sizes.step_sizes)))
     largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
     vanishing = exact["a"][0] / exact["a"][-1]

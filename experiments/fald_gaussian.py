@@ -25,8 +25,8 @@ ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Variance of the clients' own means."""
 NUM_CLIENTS, DATA = 50, 0
 """Number of clients, and the seed of the data."""
-FAR = 5.0
-"""Standard errors that the largest of many deviations of chains from their exact laws may have."""
+FAR, LEAST_CHAINS = 5.0, 100
+"""Standard errors that the largest of many deviations of chains from their exact laws may have; and how many chains are enough to tell."""
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 """These models are two numbers: chains are worth batching even on a CPU."""
 
@@ -158,6 +158,7 @@ class Repeated(NamedTuple):
 
     first: Chains
     distance: np.ndarray  # f64[sets, problems, settings..., rounds + 1]
+    curves: xr.Dataset  # of all sets' sweeps, at their last round
 
 
 def repeated(
@@ -181,14 +182,18 @@ def repeated(
         return chains(problems, num_chains=num_chains, first_seed=first_seed + i * size, options=own, **how)
 
     first = ran(0)
-    return Repeated(first, np.stack([first.distance, *(ran(i).distance for i in range(1, sets))]))
+    distances, curves = [first.distance], [first.curves]
+    for i in range(1, sets):  # One set's models are enough to keep.
+        own = ran(i)
+        distances.append(own.distance)
+        curves.append(own.curves)
+    return Repeated(first, np.stack(distances), xr.concat(curves, "seed", data_vars="minimal", coords="minimal", combine_attrs="override"))
 
 
 def kept(ran: Repeated) -> xr.Dataset:
-    """The distances of all sets beside what the first one's sweep left at its end, to be written."""
-    curves = ran.first.curves
-    settings = [str(name) for name in curves["failed"].dims if name != "seed"]
-    return curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
+    """The distances beside what the sweeps left at their ends, to be written."""
+    settings = [str(name) for name in ran.curves["failed"].dims if name != "seed"]
+    return ran.curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
 
 
 def draw_sets(axes: Any, distance: np.ndarray, *, every: int = 1, color: str, label: str | None) -> None:
@@ -211,6 +216,11 @@ def deviations(law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.where(off == 0, 0.0, off / np.stack(np.broadcast_arrays(*errors)))
     return np.where(np.isnan(found), np.inf, found).max(axis=0)
+
+
+def are_numbers(*sets: Repeated) -> bool:
+    """Tell whether all distances of all sets are numbers."""
+    return all(bool(np.isfinite(own.distance).all()) for own in sets)
 
 
 def largest(*numbers: float) -> float:

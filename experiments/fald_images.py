@@ -95,8 +95,8 @@ def study(arguments: Arguments) -> Study:
     """Run everything, or read it from an earlier results folder."""
     if arguments.results is not None:
         found = load(arguments.results)
-        if "chosen" not in found.config:
-            raise ConfigError("results", arguments.results, "the folder of fald_fig3 or fald_fig4")
+        if not {"chosen", "further"} <= set(found.config):
+            raise ConfigError("results", arguments.results, "the folder of a run of fald_fig3 or fald_fig4 by this version")
         return Study(
             found.curves, found.config["chosen"], {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")}
         )

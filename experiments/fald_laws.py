@@ -18,6 +18,7 @@ from experiments.fald_claims import verdict
 from experiments.fald_gaussian import (
     FAR,
     LAYOUT,
+    LEAST_CHAINS,
     Chains,
     chains,
     clients_of,
@@ -312,6 +313,10 @@ def run(arguments: Arguments) -> Outcome:
     alone: list[Callable[[], Verdict]] = [judge_invariance, judge_floor, judge_order]
     sized: list[Callable[[Sizes], Verdict]] = [judge_noise, judge_alone]
     verdicts = [sgld, modes, mean, inflation, *(judge() for judge in alone), *(judge(sizes) for judge in sized)]
+    if sizes.chains < LEAST_CHAINS:
+        few = f"not judged: {sizes.chains} chains are too few; "
+        of_chains = {f"fald-{number}" for number in (1, 2, 11, 18, 19, 20)}
+        verdicts = [each._replace(holds=None, why=few + each.why) if each.id in of_chains else each for each in verdicts]
     verdicts.sort(key=lambda each: int(each.id.split("-")[1]))
     ran = {"R1, K = 1": sgld_ran, "R1, K = 100": modes_ran, **{f"R2, {name}": own for name, own in inflation_ran.items()}}
     curves: dict[str, xr.Dataset] = {name: own.curves for name, own in ran.items()}

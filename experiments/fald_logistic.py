@@ -278,7 +278,7 @@ def run(arguments: Arguments) -> Outcome:
     compared, curves = compare(problem, sizes, exact, arguments)
     columns = ("against NUTS", "against K = 1", "normal")
     header = ["rho", "K", *(f"{words} {column}" for words in ("mean", "log sd") for column in columns)]
-    errors = max(largest(found)[1] for each in compared for found in each.paired)
+    errors = max(float(found.error.max()) for each in compared for found in each.paired)
     words = [
         "Largest of all coefficients; in brackets the largest in standard errors; against K = 1 also root mean squares "
         f"(errors of single coefficients up to {errors:.3f})."

@@ -16,7 +16,9 @@ from matplotlib.figure import Figure
 from experiments.fald_claims import verdict
 from experiments.fald_gaussian import (
     FAR,
+    LEAST_CHAINS,
     Repeated,
+    are_numbers,
     clients_of,
     deviations,
     dissimilarity,
@@ -64,7 +66,7 @@ class Sizes(NamedTuple):
     counted: tuple[int, ...]
 
 
-FULL, SMOKE = Sizes(300, 10, {1: 400, 10: 80, 100: 20}, 20, COUNTED), Sizes(30, 2, {10: 3, 100: 3}, 3, (1, 10, 100))
+FULL, SMOKE = Sizes(300, 10, {1: 400, 10: 80, 100: 20}, 20, COUNTED), Sizes(100, 2, {10: 3, 100: 3}, 3, (1, 10, 100))
 RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
@@ -91,7 +93,10 @@ def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float])
 
 
 def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) -> float:
-    """How far the first sets' means and variances are from the exact ones, in standard errors, at any of three rounds."""
+    """How far the first sets' means and variances are from the exact ones, in standard errors, at any of three rounds.
+
+    Infinite if a distance of any set is no number.
+    """
     laws: list[tuple[np.ndarray, np.ndarray, float, dict[str, Any]]] = [
         (own.first.law.mean[i, j], own.first.law.covariance[i, j], alpha, {"step_size": STEP_SIZE, "local_steps": k, "rho": rho})
         for k, own in ran.fixed.items()
@@ -100,7 +105,7 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
     for k, own in ran.tuned.items():
         law = own.first.law
         laws.append((law.mean[0], law.covariance[0], RUN_ALPHAS[0], {"step_size": step_sizes[k], "local_steps": k, "rho": 0.0}))
-    far = 0.0
+    far = 0.0 if are_numbers(*ran.fixed.values(), *ran.tuned.values()) else float("inf")
     for mean, covariance, alpha, how in laws:
         num_rounds = len(mean) - 1
         exact = oracle.rounds(oracle.one_round(clients_of(unequal_problem(alpha)), **how), oracle.point(np.zeros(2)), num_rounds)
@@ -201,6 +206,9 @@ def run(arguments: Arguments) -> Outcome:
     by_alpha, floors = judge_heterogeneity(far)
     by_steps = judge_rounds(sizes, ran, counted)
     by_rho, widths = judge_rho(far)
+    if sizes.chains < LEAST_CHAINS:
+        few = f"not judged: {sizes.chains} chains are too few; "
+        by_alpha, by_rho = (each._replace(holds=None, why=few + each.why) for each in (by_alpha, by_rho))
     verdicts = [by_alpha, by_steps, by_rho]
     figure = Figure(figsize=(20, 9), layout="constrained")
     panels = figure.subplots(2, 4).ravel()

@@ -57,7 +57,7 @@ class Hyper(WeightedRounds):
     """How much 1 / eta grows with every step; 0 for a constant step size."""
     temperature: float = real(1.0, least=0)
     """tau."""
-    rho: float = real(0.0, least=0, most=1)
+    rho: float = real(0.0, least=0, most=1)  # a mixing weight; the noise's correlation is theory.langevin.noise_correlation
     """Weight of the noise that all clients share (not the correlation of their noise, which is less)."""
     gradient: str = choice("minibatch", ("minibatch", "exact"))
     batch_size: int = count(200)

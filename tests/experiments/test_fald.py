@@ -128,6 +128,8 @@ def test_verdict_on_floors() -> None:
         for wrong in (Gaussian(law.mean, 1.8 * law.covariance), Gaussian(law.mean + 0.01, law.covariance)):
             other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
             assert fald_fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
+        second = np.concatenate([ran[panel].distance, np.full_like(ran[panel].distance, np.nan)])
+        assert fald_fig2.judge(clients, sizes, ran | {panel: ran[panel]._replace(distance=second)}, late).holds is False
     assert fald_fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
     assert fald_fig2.judge(clients, sizes._replace(chains=99), ran, late).holds is None
 
@@ -161,7 +163,7 @@ def follow(clients: oracle.Clients, sizes: fald_fig2.Sizes) -> dict[str, fald_ga
         models = np.moveaxis(np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1)[None]
         law = fit(np.moveaxis(models, -3, -2))
         own = fald_gaussian.Chains(models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset())
-        ran[panel] = fald_gaussian.Repeated(own, own.distance[None])
+        ran[panel] = fald_gaussian.Repeated(own, own.distance[None], own.curves)
     return ran
 
 
@@ -177,22 +179,45 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
 
 
 def test_verdict_on_rounds_saved() -> None:
-    """Claim 12 asks for about 30 times fewer rounds at K = 3000 than at 100; a set that never arrives counts as arriving after its end."""
-    exact = {0.0: {100: 60.0, 3000: 2.0, 10_000: 1.0}}
-    sizes = fald_fig1.FULL._replace(alphas=(0.0,), local_steps=(100, 3000, 10_000))
+    """Claim 12 asks for 20 to 40 times fewer rounds of all exact laws at K = 3000 than at 100, and for chains that follow and arrive."""
+    sizes = fald_fig1.FULL._replace(alphas=(0.0, 1.0), local_steps=(100, 3000, 10_000), rhos=())
+    clients = {alpha: fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha)) for alpha in sizes.alphas}
+    random = np.random.default_rng(0)
 
-    def panels(at_3000: list[float]) -> fald_fig1.Panels:
-        found = {0.0: {100: np.array([55.0, 65.0]), 3000: np.array(at_3000), 10_000: np.ones(2)}}
-        chains = fald_gaussian.Chains(np.empty(0), Gaussian(np.empty(0), np.empty(0)), np.empty(0), xr.Dataset())
-        ran = {k: fald_gaussian.Repeated(chains, np.empty((2, 1, 71 if k == 100 else 6))) for k in sizes.local_steps}
-        return fald_fig1.Panels(sizes, {}, ran, {}, exact, found)
+    def chains(local_steps: int, num_rounds: int) -> fald_gaussian.Repeated:
+        mean, covariance = [], []
+        for own in clients.values():
+            taken = oracle.one_round(own, step_size=fald_fig1.STEP_SIZE, local_steps=local_steps, rho=0.0)
+            laws = oracle.rounds(taken, oracle.point(np.zeros(2)), num_rounds)
+            error = np.sqrt(np.diagonal(laws.covariance, axis1=-2, axis2=-1) / sizes.chains)
+            mean.append(laws.mean + error * random.normal(size=error.shape))
+            covariance.append(laws.covariance)
+        first = fald_gaussian.Chains(
+            np.empty(0), Gaussian(np.stack(mean), np.stack(covariance)), np.ones((2, num_rounds + 1)), xr.Dataset()
+        )
+        return fald_gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)), xr.Dataset())
 
-    judged = fald_fig1.judge(panels([2.0, 2.0]), smoke=False)[0]
-    assert judged.holds and judged.measured["gain"] == {"exact": {0.0: 30.0}, "chains": {0.0: 30.0}}
-    assert "never more" in judged.why
-    late = fald_fig1.judge(panels([2.0, np.inf]), smoke=False)[0]  # (2 + 6) / 2 rounds
-    assert late.measured["gain"]["chains"][0.0] == 15 and late.holds is False
-    assert fald_fig1.judge(panels([2.0, 2.0]), smoke=True)[0].holds is None
+    exact = {alpha: {100: 60.0, 3000: 2.0, 10_000: 1.0} for alpha in sizes.alphas}
+    found = {alpha: {100: np.array([55.0, 65.0, 60.0]), 3000: np.full(3, 2.0), 10_000: np.ones(3)} for alpha in sizes.alphas}
+    good = fald_fig1.Panels(sizes, clients, {k: chains(k, 12_000 // k + 1) for k in sizes.local_steps}, {}, exact, found)
+
+    def judged(**changes: Any) -> Any:
+        return fald_fig1.judge(good._replace(**changes), smoke=False)[0]
+
+    assert judged().holds and judged().measured["gain"] == {kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")}
+    assert "never more" in judged().why and 0.5 < judged().measured["standard errors off"] < 5
+    late = found | {1.0: found[1.0] | {3000: np.array([2.0, 5.0, np.inf])}}
+    assert judged(found=late).holds and judged(found=late).measured["gain"]["chains"][1.0] == pytest.approx(60 / 3.5)
+    assert judged(found=found | {1.0: found[1.0] | {3000: np.array([2.0, np.inf, np.inf])}}).holds is False
+    assert judged(exact=exact | {1.0: exact[1.0] | {3000: 4.0}}).holds is False
+    one = good.ran[100]
+    last = one.distance.copy()
+    last[2, 1, -1] = np.nan
+    assert judged(ran=good.ran | {100: one._replace(distance=last)}).holds is False
+    law = Gaussian(one.first.law.mean, 2 * one.first.law.covariance)
+    assert judged(ran=good.ran | {100: one._replace(first=one.first._replace(law=law))}).holds is False
+    assert judged(sizes=sizes._replace(chains=99)).holds is None
+    assert fald_fig1.judge(good, smoke=True)[0].holds is None
 
 
 def test_sets_of_chains_share_nothing() -> None:
@@ -204,7 +229,9 @@ def test_sets_of_chains_share_nothing() -> None:
         np.testing.assert_array_equal(ran.distance[i], fald_gaussian.chains(problems, first_seed=5 + 6 * i, **how).distance)
     np.testing.assert_array_equal(ran.first.distance, ran.distance[0])
     assert len(np.unique(ran.distance[:, :, -1])) == 4
-    assert fald_gaussian.kept(ran)["w2"].dims == ("set", "problem", "round")
+    written = fald_gaussian.kept(ran)
+    assert written["w2"].dims == ("set", "problem", "round")
+    assert written.seed.values.tolist() == list(range(5, 17)) and written.failed.shape == (12,)
 
 
 def test_first_round_within_an_accuracy() -> None:
