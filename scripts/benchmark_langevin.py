@@ -40,6 +40,7 @@ def _measure(dtype: str, turns: int) -> dict[str, Any]:
         "plain NumPy loop, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _numpy(problem, LOCAL_STEPS, ROUNDS)),
         "engine, K = 1": (SINGLE_STEPS // 10, lambda: _engine(problem, 1, SINGLE_STEPS // 10)),
         "engine, K = 1, one client": (SINGLE_STEPS, lambda: _engine(pooled, 1, SINGLE_STEPS)),
+        "plain NumPy loop, K = 1, one client": (SINGLE_STEPS, lambda: _numpy(pooled, 1, SINGLE_STEPS)),
         "blackjax SGLD": (SINGLE_STEPS, _blackjax(pooled, SINGLE_STEPS)),
     }
     programs = _programs_of(steps["engine, K = 100"][1])
@@ -55,6 +56,7 @@ def _measure(dtype: str, turns: int) -> dict[str, Any]:
         "chain-steps per second, whole calls": rate,
         "compiled programs of learning for the sweep": programs.count("jit(_advance)"),
         "engine over NumPy, K = 100": rate["engine, K = 100"] / rate["plain NumPy loop, K = 100"],
+        "engine of one client over NumPy, K = 1": rate["engine, K = 1, one client"] / rate["plain NumPy loop, K = 1, one client"],
         "engine of one client over blackjax, K = 1": rate["engine, K = 1, one client"] / rate["blackjax SGLD"],
     }
 
@@ -83,13 +85,13 @@ def _engine(problem: GaussianClients, local_steps: int, rounds: int) -> None:
 
 def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     """All chains and clients in one array, a Python loop over steps."""
-    centers, hessian = np.asarray(problem.centers), np.asarray(problem.hessians)[0]
+    centers, hessian = np.asarray(problem.centers), np.asarray(problem.hessians)[0]  # Weights are equal.
     random = np.random.default_rng(0)
     eta = np.repeat(np.asarray(STEP_SIZES, centers.dtype), CHAINS)[:, None, None]
-    deviation = np.sqrt(2 * eta * CLIENTS)
+    deviation = np.sqrt(2 * eta * len(centers))
     server = np.zeros((LANES, 1, 2), centers.dtype)
     for _ in range(rounds):
-        theta = np.repeat(server, CLIENTS, axis=1)
+        theta = np.repeat(server, len(centers), axis=1)
         for _ in range(local_steps):
             theta = theta - eta * ((theta - centers) @ hessian) + deviation * random.standard_normal(theta.shape, theta.dtype)
         server = theta.mean(axis=1, keepdims=True)
