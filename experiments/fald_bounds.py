@@ -16,11 +16,11 @@ from experiments.fald_claims import verdict
 from experiments.fald_gaussian import clients_of, floor, r1, r2, random_clients
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.gaussians import Gaussian, wasserstein2
-from fedjax_sim.theory import langevin as theory
-from fedjax_sim.theory import langevin_oracle as oracle
-from fedjax_sim.theory.langevin_oracle import FULL as EVERYONE
-from fedjax_sim.theory.langevin_oracle import Clients, Numbers, Participation, Real
+from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.theory.langevin import bounds as theory
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Numbers, Participation, Real
 
 RHOS = (0.0, 0.5, 1.0)
 LOCAL_STEPS = (1, 5, 20)
@@ -42,7 +42,7 @@ FULL, SMOKE = Sizes(300, 200, 20_000), Sizes(40, 40, 4000)
 class Case(NamedTuple):
     """A batch of problems with one number of clients, one of local steps, and one way of taking part."""
 
-    clients: Clients  # leaves [B, ...]
+    clients: GaussianTarget  # leaves [B, ...]
     rho: Numbers  # f64[B]
     step_size: Numbers  # f64[B]
     local_steps: int
@@ -66,7 +66,7 @@ def cases(num_problems: int) -> Iterator[Case]:
             for local_steps in LOCAL_STEPS:
                 yield case_of([clients] * len(rho), rho, of_largest, local_steps, who)
     random = np.random.default_rng(3)
-    groups: dict[tuple[int, int, Participation], list[tuple[Clients, float, float]]] = {}
+    groups: dict[tuple[int, int, Participation], list[tuple[GaussianTarget, float, float]]] = {}
     for clients in map(random_clients, range(num_problems)):
         n = clients.shape[0]
         for scheme in oracle.SCHEMES:
@@ -79,12 +79,12 @@ def cases(num_problems: int) -> Iterator[Case]:
         yield case_of(together, np.array(rhos), np.array(shares), local_steps, who)
 
 
-def case_of(problems: Sequence[Clients], rho: Numbers, of_largest: Numbers, local_steps: int, who: Participation) -> Case:
+def case_of(problems: Sequence[GaussianTarget], rho: Numbers, of_largest: Numbers, local_steps: int, who: Participation) -> Case:
     """Stack problems of one number of clients. of_largest: of each, its step size as a share of the largest one allowed."""
     noises = [np.broadcast_to(each.gradient_noise, each.hessians.shape) for each in problems]
     leaves = zip(*(each._replace(gradient_noise=noise) for each, noise in zip(problems, noises, strict=True)), strict=True)
-    clients = Clients(*(np.stack(leaf) for leaf in leaves))
-    allowed = np.asarray(theory.setting_of(clients, np.zeros(clients.shape[1]), rho).largest_step_size)
+    clients = GaussianTarget(*(np.stack(leaf) for leaf in leaves))
+    allowed = np.asarray(theory.setup_of(clients, np.zeros(clients.shape[1]), rho).largest_step_size)
     return Case(clients, rho, of_largest * allowed, local_steps, who)
 
 
@@ -115,7 +115,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     """The largest share of each bound: from the start on, through a round from the law at rest, and of lemmas that need no run."""
     clients = case.clients
     start = oracle.point(np.ones((len(case.rho), clients.shape[1])))
-    setting, goal = theory.setting_of(clients, start.mean, case.rho), oracle.target(clients)
+    setting, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target(clients)
     precision = np.einsum("bc,bcij->bij", clients.weights, clients.hessians)
     curvatures, eta = np.linalg.eigvalsh(precision), np.geomspace(1e-4, 1.999, 30)[:, None] / setting.strong_convexity
     # Of the stationary diffusion, along eigenvectors of the mean Hessian.
@@ -133,7 +133,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     return largest([alone, followed(case, setting, start, num_steps), at_rest])
 
 
-def contraction(clients: Clients, setting: theory.Setting) -> float:
+def contraction(clients: GaussianTarget, setting: theory.LangevinSetup) -> float:
     """The largest share of Lemma B.1, at models drawn at three scales, and at three step sizes up to the largest."""
     random, (num, n, dim) = np.random.default_rng(0), clients.centers.shape
     found = 0.0
@@ -151,7 +151,7 @@ def contraction(clients: Clients, setting: theory.Setting) -> float:
     return found
 
 
-def followed(case: Case, setting: theory.Setting, start: Gaussian, num_steps: int, before: int = 0) -> dict[str, float]:
+def followed(case: Case, setting: theory.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0) -> dict[str, float]:
     """The largest share of each bound on the way from a law of the model, at a synchronisation so many steps after the true start."""
     clients, eta, who = case.clients, case.step_size, case.who
     how: dict[str, Any] = {"step_size": eta, "local_steps": case.local_steps}
@@ -187,7 +187,7 @@ def followed(case: Case, setting: theory.Setting, start: Gaussian, num_steps: in
 
 
 def follow(
-    clients: Clients, start: Gaussian, step_sizes: Sequence[Real], local_steps: int, rho: Real, who: Participation
+    clients: GaussianTarget, start: Gaussian, step_sizes: Sequence[Real], local_steps: int, rho: Real, who: Participation
 ) -> tuple[Gaussian, Gaussian]:
     """Joint laws of all clients' models: after the local part of each step, and after 0, 1, ... steps. Time is the first axis."""
     n = clients.shape[0]
@@ -206,7 +206,7 @@ class Moments(NamedTuple):
     divergence: Numbers  # f64[T, B]  sum_c p_c E||theta^c - theta||^2
 
 
-def moments(clients: Clients, law: Gaussian) -> Moments:
+def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
     """Take the moments that lemmas bound from joint laws by step."""
     n, dim = clients.shape
     mean = law.mean.reshape(*law.mean.shape[:-1], n, dim)
@@ -238,10 +238,10 @@ def judge_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Verdict:
     return verdict(3, worst, are_met(worst), why)
 
 
-def decreasing_run(clients: Clients, local_steps: int, num_steps: int) -> Decreasing:
+def decreasing_run(clients: GaussianTarget, local_steps: int, num_steps: int) -> Decreasing:
     """Follow a batch of problems from 0 at decreasing step sizes, everyone averaged, without shared noise."""
     start, steps = np.zeros_like(clients.centers[:, 0]), np.arange(num_steps + 1)[:, None]
-    setting, goal = theory.setting_of(clients, start, 0.0), oracle.target(clients)
+    setting, goal = theory.setup_of(clients, start, 0.0), oracle.target(clients)
     sizes = np.asarray(theory.decreasing_step_size(setting, steps[:-1]))
     _, theta = follow(clients, oracle.point(start), list(sizes), local_steps, 0.0, EVERYONE)
     distance = wasserstein2(*oracle.average(clients, theta), *goal)
@@ -262,12 +262,12 @@ def judge_constant() -> Verdict:
     floors, slowest = {}, 0.0
     for name, problem in (("R1", r1()), ("R2", r2())):
         clients = clients_of(problem)
-        goal, setting = oracle.target(clients), theory.setting_of(clients, np.zeros(1), 0.0)
+        goal, setting = oracle.target(clients), theory.setup_of(clients, np.zeros(1), 0.0)
         floors[name] = [floor(clients, step_size=eta, local_steps=5) for eta in sizes]
         for eta in sizes:
             taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
             rest = oracle.stationary(taken)
-            laws = oracle.rounds(taken, oracle.point(np.full(1, 3.0)), 40)
+            laws = oracle.iterate_rounds(taken, oracle.point(np.full(1, 3.0)), 40)
             # By the triangle inequality W2 to the target exceeds the floor by no more than W2 to the law at rest.
             excess = wasserstein2(*laws, *rest)
             allowed = (1 - eta * setting.strong_convexity / 4) ** (5 * np.arange(41)) * excess[0]
@@ -300,11 +300,11 @@ def picture(late: Decreasing) -> Figure:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     clients = clients_of(r1())
-    setting = theory.setting_of(clients, np.zeros(1), 0.0)
+    setting = theory.setup_of(clients, np.zeros(1), 0.0)
     rounds = np.arange(81)
     for i, eta in enumerate((0.1, 0.02, 0.004)):
         taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
-        laws = oracle.rounds(taken, oracle.point(np.zeros(1)), 80)
+        laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), 80)
         left.semilogy(5 * rounds, wasserstein2(*laws, *oracle.target(clients)), color=f"C{i}", label=f"{eta:g}")
         left.semilogy(5 * rounds, theory.bound(setting, 5 * rounds, step_size=eta, local_steps=5), color=f"C{i}", linestyle="--")
     k = np.arange(1, 2001)

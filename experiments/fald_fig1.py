@@ -38,11 +38,11 @@ from experiments.fald_gaussian import (
 )
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
-from fedjax_sim.gaussians import Gaussian, wasserstein2
+from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.theory import langevin_oracle as oracle
-from fedjax_sim.theory.langevin_oracle import Clients
-from fedjax_sim.theory.langevin_rounds import rounds_to
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
+from fedjax_sim.theory.langevin.rounds import rounds_to
 
 STEP_SIZE, ACCURACY = 1e-7, 1e-3
 MIXED_STEPS, MOST_STEPS = 100, 100_000
@@ -74,7 +74,7 @@ class Panels(NamedTuple):
     """What was run, and the exact numbers beside."""
 
     sizes: Sizes
-    clients: dict[float, Clients]  # by alpha
+    clients: dict[float, GaussianTarget]  # by alpha
     ran: dict[int, Repeated]  # panels a and b, by K: problems by alpha
     mixed: dict[float, Repeated]  # panel c, by rho
     exact: dict[float, dict[int, float]]  # rounds to the accuracy, by alpha and K
@@ -86,7 +86,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], Gauss
     problems = [make(alpha) for alpha in sizes.alphas]
     clients = {alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)}
 
-    def needed(own: Clients, local_steps: int) -> float:
+    def needed(own: GaussianTarget, local_steps: int) -> float:
         start = oracle.point(np.zeros(2))
         return float(rounds_to(own, start, ACCURACY, step_size=STEP_SIZE, local_steps=local_steps, most_rounds=MOST_STEPS // local_steps))
 
@@ -163,7 +163,7 @@ def largest_deviation(panels: Panels) -> float:
     for own, i, local_steps, rho, alpha in runs:
         num_rounds = own.distance.shape[-1] - 1
         taken = oracle.one_round(panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
-        exact = oracle.rounds(taken, oracle.point(np.zeros(2)), num_rounds)
+        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
         at = [1, num_rounds // 2, num_rounds]
         law = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
         found.append(deviations(law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains).max())

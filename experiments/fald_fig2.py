@@ -34,11 +34,11 @@ from experiments.fald_gaussian import (
 )
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
-from fedjax_sim.gaussians import Gaussian
+from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.theory import langevin_oracle as oracle
-from fedjax_sim.theory.langevin_oracle import FULL as EVERYONE
-from fedjax_sim.theory.langevin_oracle import Clients, Participation
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 
 LOCAL_STEPS = 100
 PANELS: dict[str, Participation] = {
@@ -89,7 +89,7 @@ class Late(NamedTuple):
     """Within these, by set."""
 
 
-def largest_deviation(clients: Clients, sizes: Sizes, ran: dict[str, Repeated]) -> dict[str, float]:
+def largest_deviation(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]) -> dict[str, float]:
     """How far a panel's first chains are from their exact means and variances, in standard errors, at all step sizes and three rounds.
 
     With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments. Infinite if a distance of any
@@ -102,7 +102,7 @@ def largest_deviation(clients: Clients, sizes: Sizes, ran: dict[str, Repeated]) 
         found = [] if are_numbers(each) else [np.inf]
         for i, eta in enumerate(sizes.step_sizes):
             taken = oracle.one_round(clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who)
-            exact = oracle.rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
+            exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
             fitted = Gaussian(own.law.mean[0, i, at], own.law.covariance[0, i, at])
             shape = 3.0 if who == EVERYONE else kurtosis(own.models[0, i][:, at])
             found.append(deviations(fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.chains, shape).max())
@@ -110,7 +110,7 @@ def largest_deviation(clients: Clients, sizes: Sizes, ran: dict[str, Repeated]) 
     return far
 
 
-def late_distances(clients: Clients, sizes: Sizes, ran: dict[str, Repeated]) -> Late:
+def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]) -> Late:
     """Of the exact laws and of those fitted to the chains, over the same rounds: small steps have not arrived at their floor by then."""
     late = slice(-(sizes.rounds // 4 + 1), None)
 
@@ -124,7 +124,7 @@ def late_distances(clients: Clients, sizes: Sizes, ran: dict[str, Repeated]) -> 
     )
 
 
-def floors(clients: Clients, sizes: Sizes) -> dict[str, list[float]]:
+def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
     """W2 of the exact stationary laws, by panel and step size."""
     return {
         panel: [floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who) for eta in sizes.step_sizes]
@@ -132,7 +132,7 @@ def floors(clients: Clients, sizes: Sizes) -> dict[str, list[float]]:
     }
 
 
-def judge(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
+def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
     """Claim 13: the exact floors of these data, and chains that follow the exact laws; too few chains are not judged."""
     exact = floors(clients, sizes)
     far = largest_deviation(clients, sizes, ran)
@@ -187,7 +187,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> 
     }
 
 
-def outcome(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late, judged: Verdict, picture: str) -> Outcome:
+def outcome(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late, judged: Verdict, picture: str) -> Outcome:
     """Draw and lay out. picture: the name of its file."""
     figure = Figure(figsize=(16, 9), layout="constrained")
     places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()

@@ -13,12 +13,12 @@ from experiments.fald_claims import verdict
 from experiments.fald_fig2 import ORDER, PANELS, Late, Sizes, floors, largest_deviation, name_of
 from experiments.fald_gaussian import FAR, LEAST_CHAINS, Repeated, clients_of, unequal_problem
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.theory.langevin_oracle import Clients
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 
 FULL = fald_fig2.FULL._replace(sets=3)
 
 
-def judge(clients: Clients, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
+def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
     """Claim 10, on exact floors and on chains that have to follow the exact laws; too few chains are not judged."""
     exact = floors(clients, sizes)
     far = largest_deviation(clients, sizes, ran)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import xarray as xr
 
 import fedjax_sim
-from fedjax_sim.gaussians import Gaussian, fit, wasserstein2
-from fedjax_sim.problems import GaussianClients, gaussian_simulation
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory import langevin_oracle as oracle
-from fedjax_sim.theory.langevin_oracle import FULL, Clients, Participation
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Participation
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
 ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -33,7 +33,7 @@ LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 
 def equal_problem(alpha: float) -> GaussianClients:
     """The paper's simulation, in which all clients have one Hessian."""
-    return gaussian_simulation(DATA, alpha=alpha, covariance=COVARIANCE, dtype="float32")
+    return make_gaussian_clients(DATA, alpha=alpha, covariance=COVARIANCE, dtype="float32")
 
 
 def unequal_problem(alpha: float) -> GaussianClients:
@@ -42,7 +42,7 @@ def unequal_problem(alpha: float) -> GaussianClients:
     angles, scales = random.uniform(0, np.pi, NUM_CLIENTS), np.exp(random.uniform(-0.5, 0.5, NUM_CLIENTS))
     turns = np.stack([np.stack([np.cos(angles), -np.sin(angles)], -1), np.stack([np.sin(angles), np.cos(angles)], -1)], axis=1)
     covariances = scales[:, None, None] * turns @ COVARIANCE @ np.swapaxes(turns, 1, 2)
-    return gaussian_simulation(DATA, alpha=alpha, covariance=covariances, dtype="float32")
+    return make_gaussian_clients(DATA, alpha=alpha, covariance=covariances, dtype="float32")
 
 
 def line(curvatures: Any, centers: Any, counts: Any = 1) -> GaussianClients:
@@ -61,7 +61,7 @@ def r2(counts: Any = 1) -> GaussianClients:
     return line(2.0, np.linspace(-1, 1, 5), counts)
 
 
-def random_clients(seed: int) -> Clients:
+def random_clients(seed: int) -> GaussianTarget:
     """Two to five clients in the plane, of unequal weights and noisy gradients."""
     random = np.random.default_rng(seed)
     n = int(random.integers(2, 6))
@@ -69,33 +69,37 @@ def random_clients(seed: int) -> Clients:
     values = np.exp(random.uniform(-1, 1.5, (n, 1, 2)))
     noise = random.choice([0.0, 1.0]) * np.broadcast_to(np.eye(2), (n, 2, 2))
     centers = random.normal(size=(n, 2)) * random.choice([0.1, 1.0, 5.0])
-    return Clients((turns * values) @ np.swapaxes(turns, 1, 2), centers, random.dirichlet(np.full(n, 3.0)), random.uniform(0.1, 2), noise)
+    return GaussianTarget(
+        (turns * values) @ np.swapaxes(turns, 1, 2), centers, random.dirichlet(np.full(n, 3.0)), random.uniform(0.1, 2), noise
+    )
 
 
-def clients_of(problem: GaussianClients, temperature: float = 1.0) -> Clients:
+def clients_of(problem: GaussianClients, temperature: float = 1.0) -> GaussianTarget:
     """What the theory knows of a problem."""
     counts = np.asarray(problem.counts, float)
     factors = np.asarray(problem.noise, float)
     noise = factors @ np.swapaxes(factors, -1, -2)
-    return Clients(np.asarray(problem.hessians, float), np.asarray(problem.centers, float), counts / counts.sum(), temperature, noise)
+    return GaussianTarget(
+        np.asarray(problem.hessians, float), np.asarray(problem.centers, float), counts / counts.sum(), temperature, noise
+    )
 
 
-def dissimilarity(clients: Clients) -> float:
+def dissimilarity(clients: GaussianTarget) -> float:
     """gamma: the largest norm of a gradient of f^c at the optimum."""
     apart = oracle.target(clients).mean - clients.centers
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
 
 def exact_distances(
-    clients: Clients, num_rounds: int, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL
+    clients: GaussianTarget, num_rounds: int, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL
 ) -> np.ndarray:
     """W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
     taken = oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
-    laws = oracle.rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
+    laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
     return wasserstein2(*laws, *oracle.target(clients))
 
 
-def floor(clients: Clients, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL) -> float:
+def floor(clients: GaussianTarget, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL) -> float:
     """W2 of the exact stationary law to the target."""
     taken = oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
     return float(wasserstein2(*oracle.stationary(taken), *oracle.target(clients)))

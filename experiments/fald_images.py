@@ -25,9 +25,10 @@ from scipy import stats
 import fedjax_sim
 from experiments.fald_claims import verdict
 from experiments.support import Arguments, Verdict, table
-from fedjax_sim import datasets, partition, posterior, problems
+from fedjax_sim import datasets, partition, problems
+from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import LogisticRegression
-from fedjax_sim.results import load
+from fedjax_sim.reporting.results import load
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
 from fedjax_sim.types import Array, Key, Model, Problem
@@ -160,7 +161,7 @@ def _held_out(data: datasets.Dataset) -> datasets.Dataset:
 def _problems(data: datasets.Dataset, sizes: Sizes, num_seeds: int) -> list[Any]:
     model = FromZero(LogisticRegression(data.num_classes))
     splits = [partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed) for seed in range(num_seeds)]
-    return problems.classifications(model, data, splits)
+    return problems.make_classifications(model, data, splits)
 
 
 def _run(tasks: list[Any], sizes: Sizes, local_steps: int, step_sizes: Sequence[float], kept: Mapping[str, Any]) -> xr.Dataset:

@@ -34,15 +34,15 @@ from experiments.fald_gaussian import (
 )
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.gaussians import Gaussian
+from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory import langevin as theory
-from fedjax_sim.theory import langevin_oracle as oracle
-from fedjax_sim.theory import langevin_shared as shared
-from fedjax_sim.theory.langevin_oracle import FULL as EVERYONE
-from fedjax_sim.theory.langevin_oracle import Clients, Participation
+from fedjax_sim.theory.langevin import bounds as theory
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin import shared_noise as shared
+from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 
 STEP_SIZE, ROUNDS = 0.05, 8
 RHOS = (0.0, 0.5, 1.0)
@@ -86,7 +86,7 @@ def compare(problem: GaussianClients, num_chains: int, *, local_steps: int, who:
     far = 0.0
     for j, rho in enumerate(RHOS):
         taken = oracle.one_round(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho, participation=who)
-        exact = oracle.rounds(taken, oracle.point(np.zeros(1)), ROUNDS)
+        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), ROUNDS)
         law = Gaussian(ran.law.mean[0, j, at], ran.law.covariance[0, j, at])
         shape = 3.0 if who == EVERYONE else kurtosis(ran.models[0, j][:, at])
         far = largest(far, *deviations(law, Gaussian(exact.mean[at], exact.covariance[at]), num_chains, shape).ravel())
@@ -101,10 +101,10 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
     off = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
         clients = random_clients(seed)
-        eta = 0.5 * float(theory.setting_of(clients, np.zeros(2), rho).largest_step_size)
+        eta = 0.5 * float(theory.setup_of(clients, np.zeros(2), rho).largest_step_size)
         own = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
         whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
-        laws = [oracle.rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)]
+        laws = [oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
     agreement = compare(r1(), sizes.chains, local_steps=1)
     why = f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to {agreement.far:.1f} standard errors off"
@@ -148,7 +148,7 @@ def judge_invariance() -> Verdict:
     scale = float(np.sqrt(np.trace(reference.covariance)))
     for own, local_steps, rho in itertools.product((clients, gathered), (1, 10, 300), RHOS):
         taken = oracle.one_round(own, step_size=1e-7, local_steps=local_steps, rho=rho)
-        law = oracle.rounds(taken, oracle.point(np.ones(2)), total // local_steps)
+        law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), total // local_steps)
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
     why = (
@@ -193,7 +193,7 @@ def judge_alone(sizes: Sizes) -> Verdict:
 # Under partial participation: claims 9 to 11, 18 ----------------------------------------------------------------------------------------
 
 
-def uneven() -> Clients:
+def uneven() -> GaussianTarget:
     """Five clients of unequal curvature and equal weight."""
     return clients_of(line([1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 1.0, 0.5, 2.0, 0.0]))
 
@@ -220,7 +220,7 @@ def judge_order() -> Verdict:
     """Claim 10."""
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
 
-    def bias(scheme: str, num_selected: int, rho: float, clients: Clients) -> float:
+    def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
         return floor(clients, step_size=1e-3, local_steps=5, rho=rho, participation=Participation(scheme, num_selected))
 
     ordered, same, none = True, 0.0, 0.0
@@ -250,7 +250,7 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
     agreement = compare(problem, sizes.chains, local_steps=4, who=who)
     clients = clients_of(problem)
     mean = agreement.ran.models[0, :, :, -1, 0].astype(float).mean(axis=1)
-    after = oracle.rounds(oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0), oracle.point(np.zeros(1)), ROUNDS)
+    after = oracle.iterate_rounds(oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0), oracle.point(np.zeros(1)), ROUNDS)
     expected = float(after.mean[-1, 0])
     subsets = [np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)]
     uniform, right = float(np.mean(subsets)), float(oracle.target(clients).mean[0])

@@ -23,12 +23,13 @@ from sklearn.linear_model import LogisticRegression
 import fedjax_sim
 from experiments.sampling import Estimate, estimate
 from experiments.support import Arguments, Outcome, main, table
-from fedjax_sim import datasets, posterior
+from fedjax_sim import datasets
+from fedjax_sim.diagnostics import posterior
 from fedjax_sim.partition import dirichlet
-from fedjax_sim.problems import Logistic, logistic
+from fedjax_sim.problems import Logistic, make_logistic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory import langevin_oracle as oracle
+from fedjax_sim.theory.langevin import exact_laws as oracle
 
 STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5
 RHOS = (0.0, 1.0)
@@ -71,7 +72,7 @@ def split_problem() -> Logistic:
     """The regression among its clients, started at its mode."""
     data = datasets.load("breast_cancer")
     part = dirichlet(data.train_labels, num_clients=NUM_CLIENTS, alpha=0.5, seed=3, min_examples=30)
-    return at_mode(logistic(data, part, prior_precision=PRIOR_PRECISION))
+    return at_mode(make_logistic(data, part, prior_precision=PRIOR_PRECISION))
 
 
 def at_mode(problem: Logistic) -> Logistic:
@@ -141,7 +142,7 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
     return Bias(mean, Estimate(np.log(variances[0] / variances[1]) / 2, estimate(of_chains[0] - of_chains[1]).error))
 
 
-def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.Clients:
+def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
     """The normal approximation: quadratic energies with the clients' slopes and curvatures, averaged over the posterior.
 
     draws: of the posterior, `f[M, P]`.
@@ -154,7 +155,7 @@ def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.Clients:
     counts = np.asarray(problem.counts, float)
     slopes, hessians = (counts.sum() * np.asarray(leaf, float) for leaf in jax.jit(jax.vmap(averages))(jnp.arange(len(counts))))
     centers = draws.mean(axis=0) - np.linalg.solve(hessians, slopes[..., None])[..., 0]
-    return oracle.Clients(hessians, centers, counts / counts.sum())
+    return oracle.GaussianTarget(hessians, centers, counts / counts.sum())
 
 
 def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
@@ -163,7 +164,7 @@ def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
     return pooled[:: max(1, len(pooled) // num)]
 
 
-def normal_bias(clients: oracle.Clients, *, step_size: float, local_steps: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
+def normal_bias(clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
     """What `Bias` is of the exact laws of quadratic clients: of means and of standard deviations, `f64[P]` each."""
     goal = oracle.target(clients)
     law = oracle.stationary(oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho))

@@ -17,10 +17,10 @@ from experiments.fald_claims import verdict
 from experiments.fald_gaussian import clients_of, floor, unequal_problem
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
-from fedjax_sim.theory.langevin_oracle import Participation
-from fedjax_sim.theory.privacy import Setting, guarantee
+from fedjax_sim.theory.langevin.exact_laws import Participation
+from fedjax_sim.theory.langevin.privacy import PrivacySetup, guarantee
 
-RUN = Setting(50, 10, "without_replacement", 10, 100, 1e-7, 1.0, 0.5, 0.1, 1.0, 1 / 50, 1e-6, 1e-6, 1e-5)
+RUN = PrivacySetup(50, 10, "without_replacement", 10, 100, 1e-7, 1.0, 0.5, 0.1, 1.0, 1 / 50, 1e-6, 1e-6, 1e-5)
 VARIED: dict[str, tuple[Any, ...]] = {
     "step_size": tuple(np.geomspace(1e-9, 1e-5, 9)),
     "rho": (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98),

@@ -34,11 +34,11 @@ from experiments.fald_gaussian import (
 )
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
-from fedjax_sim.gaussians import Gaussian
-from fedjax_sim.theory import langevin as theory
-from fedjax_sim.theory import langevin_oracle as oracle
-from fedjax_sim.theory.langevin_oracle import Clients, Participation
-from fedjax_sim.theory.langevin_rounds import rounds_to, sufficient_steps, tuned_rounds
+from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.theory.langevin import bounds as theory
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
+from fedjax_sim.theory.langevin.rounds import rounds_to, sufficient_steps, tuned_rounds
 
 STEP_SIZE, ACCURACY = 1e-7, 5e-4
 ALPHAS = (0.0, 0.1, 1.0, 10.0)
@@ -108,7 +108,7 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
     far = 0.0 if are_numbers(*ran.fixed.values(), *ran.tuned.values()) else float("inf")
     for mean, covariance, alpha, how in laws:
         num_rounds = len(mean) - 1
-        exact = oracle.rounds(oracle.one_round(clients_of(unequal_problem(alpha)), **how), oracle.point(np.zeros(2)), num_rounds)
+        exact = oracle.iterate_rounds(oracle.one_round(clients_of(unequal_problem(alpha)), **how), oracle.point(np.zeros(2)), num_rounds)
         at = [1, num_rounds // 2, num_rounds]
         found = Gaussian(mean[at], covariance[at])
         far = largest(far, *deviations(found, Gaussian(exact.mean[at], exact.covariance[at]), num_chains).ravel())
@@ -146,7 +146,7 @@ def count_rounds(sizes: Sizes) -> Counted:
     """Count the rounds of exact laws, in both protocols, and of the bound."""
     clients, start = clients_of(unequal_problem(0.0)), oracle.point(np.zeros(2))
     noisy = clients._replace(gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape))
-    setting = theory.setting_of(clients, np.zeros(2), 0.0)
+    setting = theory.setup_of(clients, np.zeros(2), 0.0)
     counted: dict[str, dict[int, float]] = {"fixed": {}, "tuned": {}, "tuned, noisy gradients": {}, "bound": {}}
     step_sizes = {}
     for k in sizes.counted:
@@ -254,7 +254,7 @@ def run(arguments: Arguments) -> Outcome:
 
 def _participation(axes: Any) -> None:
     """Exact floors against the step size under partial participation, K = 100, as in Fig. 2."""
-    clients: Clients = clients_of(unequal_problem(0.0))
+    clients: GaussianTarget = clients_of(unequal_problem(0.0))
     sizes = np.geomspace(1e-9, 1e-6, 13)
     for c, (name, who) in enumerate(SCHEMES.items()):
         for rho, style in ((0.0, "-"), (1.0, ":")):

@@ -14,8 +14,8 @@ from experiments.favano_claims import verdict
 from experiments.sampling import FAR, Estimate, are_fast, by_speed, draw, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
-from fedjax_sim.theory import favano as theory
-from fedjax_sim.theory import favano_timing as timing
+from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.theory.favano import timing as timing
 from fedjax_sim.timelines import Trace
 from fedjax_sim.types import System, Timeline
 
@@ -174,7 +174,7 @@ def _times_figure(found: dict[str, Estimate]) -> Figure:
 def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figure]:
     """Claim 17: Table 1's rows at fixed s and constants, and staleness in the steps that begin within 5000 units."""
     numbers = np.array([50, 100, 200, 400, 800, 1600])
-    setting = theory.Setting(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
+    setting = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
     settings = [setting._replace(num_clients=int(n)) for n in numbers]
     orders = {
         "FAVANO": np.array([timing.favano_orders(each) for each in settings]),

@@ -21,7 +21,7 @@ from experiments.sampling import FAR, are_fast, by_speed, draw, estimate, verdic
 from experiments.support import Arguments, Outcome, Verdict, main
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano
-from fedjax_sim.theory import favano as theory
+from fedjax_sim.theory.favano import bounds as theory
 from fedjax_sim.types import EMPTY, Array, Event, Key, Plan
 
 REWEIGHTINGS = ("stochastic", "deterministic")

@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.support import Arguments
-from fedjax_sim import datasets, models, partition, plots, problems
-from fedjax_sim.augmentation import Augmentation
-from fedjax_sim.lowbit import LowBit
-from fedjax_sim.results import load
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.models.low_bit import LowBit
+from fedjax_sim.problems.augmentation import Augmentation
+from fedjax_sim.reporting import plots
+from fedjax_sim.reporting.results import load
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.types import Problem, System
@@ -210,7 +211,7 @@ def _tasks(
     for low_bit in {method.low_bit for method in methods.values()}:
         network = sizes.network(data.num_classes)
         network = network if low_bit is None else LowBit(network, *low_bit)
-        tasks = problems.classifications(network, data, shares, augmentation=study.augmentation, **scaling)
+        tasks = problems.make_classifications(network, data, shares, augmentation=study.augmentation, **scaling)
         for split in splits:
             made[split, low_bit] = [task for (own, _), task in zip(names, tasks, strict=True) if own == split]
     return made

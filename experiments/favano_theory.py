@@ -20,10 +20,10 @@ from experiments.favano_claims import verdict
 from experiments.sampling import FAR, are_fast, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
 from fedjax_sim.compression import luq
-from fedjax_sim.lowbit import straight_through, uniform
+from fedjax_sim.models.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.systems import favano
-from fedjax_sim.theory import favano as theory
+from fedjax_sim.theory.favano import bounds as theory
 from fedjax_sim.types import Algorithm, Array, Key, Plan, State
 
 REWEIGHTINGS = ("stochastic", "deterministic")
@@ -143,7 +143,7 @@ def with_gradient_at_mean(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
     return algorithm._replace(report=report)
 
 
-def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.Setting:
+def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.FavanoSetup:
     """The constants of the assumptions, which the quadratics meet with equality."""
     num_slow = int(np.ceil(case.slow_fraction * case.n - 1e-6))
     rates = [SLOW] * num_slow + [FAST] * (case.n - num_slow)
@@ -151,7 +151,7 @@ def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.Setti
     law = theory.step_law(rates, **window, max_steps=case.most_steps, law="runtime_geom")
     a, b = theory.reweighting_constants(theory.step_moments(law), max_steps=case.most_steps, reweighting=reweighting)
     middle = centers.mean(0)
-    return theory.Setting(
+    return theory.FavanoSetup(
         num_clients=case.n,
         num_contacted=case.s,
         max_steps=case.most_steps,

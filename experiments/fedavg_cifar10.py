@@ -10,7 +10,8 @@ from typing import Any
 import fedjax_sim
 from experiments.favano_runs import CIFAR10
 from experiments.support import Arguments, Outcome, main, table
-from fedjax_sim import datasets, models, partition, plots, problems
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.reporting import plots
 from fedjax_sim.systems import fedavg
 
 ROUNDS, CLIENTS, COHORT, BATCH, EPOCH = 100, 1000, 50, 10, 5
@@ -24,7 +25,7 @@ def run(arguments: Arguments) -> Outcome:
     seeds = arguments.seeds or 1
     shares = [partition.iid(data.train_labels, num_clients=clients, seed=seed) for seed in range(seeds)]
     scaling: dict[str, Any] = {} if data.train_images.shape[-1] == 1 else {"mean": CIFAR10.mean, "std": CIFAR10.std}
-    tasks = problems.classifications(models.SmallCNN(data.num_classes), data, shares, **scaling)
+    tasks = problems.make_classifications(models.SmallCNN(data.num_classes), data, shares, **scaling)
     hyper = fedavg.system.Hyper(num_clients=clients, num_selected=cohort, local_steps=EPOCH, batch_size=BATCH, lr=0.1)
     curves = fedjax_sim.sweep(
         fedavg.system, tasks, hyper, seeds=seeds, num_ticks=rounds, num_evals=10, progress=True, **arguments.kept("fedavg")

@@ -31,9 +31,9 @@ from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
-from fedjax_sim.theory import fedem as theory
-from fedjax_sim.theory import fedem_oracles as oracles
-from fedjax_sim.theory import vr_fedem as vr_theory
+from fedjax_sim.theory.fedem import bounds as theory
+from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import variance_reduction as vr_theory
 
 N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
@@ -76,7 +76,7 @@ def floors(sizes: Sizes) -> Study:
     for what, compression, p in cases:
         for spread in (2.0, 4.0):
             toy = Toy(clients_apart(N, M, DIM, spread=spread), KAPPA)
-            largest = theory.largest_step_size(theory.Setting(toy.known.constants, N, float(compression.omega(DIM)), p))
+            largest = theory.largest_step_size(theory.FedEMSetup(toy.known.constants, N, float(compression.omega(DIM)), p))
             gammas = [largest, largest / 2]
             fields = toy.known.local_fields
             square = np.sum(fields**2, axis=1)
@@ -121,7 +121,7 @@ def participation_study(sizes: Sizes) -> Study:
         levels[name] = own.mean_field.values[..., 50:].mean(axis=(1, 2)).tolist()
     exact = []
     for p in PARTICIPATIONS:
-        setting = theory.Setting(toy.known.constants, N, 1.0, p)
+        setting = theory.FedEMSetup(toy.known.constants, N, 1.0, p)
         args: dict[str, Any] = {"slope": toy.known.slope, "gamma": gamma, "k_max": 3000, "sigma2": sigma2, "mean_field": toy.first_field}
         exact.append(float(oracles.exact_moments(setting, **args).mean_field[-1]))
     ratios = [level / exact[-1] for level in exact]
@@ -159,7 +159,7 @@ def blocks_study(sizes: Sizes) -> Study:
     for block in sizes.blocks:
         compression = parse_compressor(f"block:norm=2:block={block}") if block > 1 else parse_compressor("identity")
         omega = float(compression.omega(dim))
-        setting = theory.Setting(toy.known.constants, num, omega)
+        setting = theory.FedEMSetup(toy.known.constants, num, omega)
         gamma = theory.largest_step_size(setting)
         hyper = fedem.Hyper(num_clients=num, batch_size=4, sampling="full", gamma=gamma, compression=compression)
         own = curves_of(fedem.system, toy.problem, hyper, num_ticks=80, num_evals=80, seeds=2)
@@ -173,7 +173,7 @@ def blocks_study(sizes: Sizes) -> Study:
     small = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     fewest = {}
     for omega in OMEGAS:
-        setting = theory.Setting(small.known.constants, N, omega)
+        setting = theory.FedEMSetup(small.known.constants, N, omega)
         best = math.inf
         for gamma in theory.largest_step_size(setting) * 0.8 ** np.arange(30):
             args: dict[str, Any] = {"slope": small.known.slope, "gamma": gamma, "k_max": 8000, "mean_field": small.first_field}
@@ -208,7 +208,7 @@ def clients_study(sizes: Sizes) -> Study:
     for num in numbers:
         toy = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
         sigma2 = float(toy.known.noise.mean()) / BATCH
-        setting = theory.Setting(toy.known.constants, num, 1.0)
+        setting = theory.FedEMSetup(toy.known.constants, num, 1.0)
         args: dict[str, Any] = {"slope": toy.known.slope, "gamma": gamma, "k_max": 3000, "mean_field": toy.first_field}
         exact.append(float(oracles.exact_moments(setting, sigma2=sigma2, **args).mean_field[-1]) / sigma2)
         if num <= 2 * N:
@@ -232,7 +232,7 @@ def clients_study(sizes: Sizes) -> Study:
 def alpha_study(sizes: Sizes) -> Study:
     """Claim 11: memories under exact omega = 1 and exact statistics, by alpha; the border of a frozen iterate is 1."""
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
-    gamma = theory.largest_step_size(theory.Setting(toy.known.constants, N, 1.0))
+    gamma = theory.largest_step_size(theory.FedEMSetup(toy.known.constants, N, 1.0))
     alphas, rounds = [0.01, 0.1, 0.5, 0.7, 1.5], 300
     hyper = fedem.Hyper(num_clients=N, batch_size=M, sampling="full", gamma=gamma, compression=SPARSE, memory_start="zero")
     options: dict[str, Any] = {"num_ticks": rounds, "num_evals": 60, "seeds": 5}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.latent.missing_values import Matrix, matrices
+from fedjax_sim.problems.latent.missing_values import Matrix, make_matrices
 from fedjax_sim.settings import ConfigError
 
 SERVERS = 10
@@ -51,7 +51,7 @@ class Visits(NamedTuple):
     def matrices(self, *, is_pooled: bool = False) -> Matrix:
         """One matrix per server, or one of all, in which visits to a cell are averaged."""
         server, servers = (np.zeros_like(self.server), 1) if is_pooled else (self.server, self.num_servers)
-        return matrices(server.tolist(), self.site.tolist(), self.time.tolist(), self.value.tolist(), (servers, *self.shape))
+        return make_matrices(server.tolist(), self.site.tolist(), self.time.tolist(), self.value.tolist(), (servers, *self.shape))
 
     @property
     def cells(self) -> np.ndarray:

@@ -28,9 +28,9 @@ from experiments.fedem_claims import SMOKE, verdict
 from experiments.fedem_counts import FULL, SMALL, SPARSE, SPARSE_SMALL, Sizes, Visits, poisson, read, regional, synthetic
 from experiments.fedem_runs import even, figure_of
 from experiments.support import Arguments, Outcome, main, table
-from fedjax_sim import latent
 from fedjax_sim.compression import BlockQuantization
-from fedjax_sim.plots import FACE, dress
+from fedjax_sim.problems import latent
+from fedjax_sim.reporting.plots import FACE, dress
 from fedjax_sim.systems import fedem
 
 RANK, HALF = 2, 0.5**0.5
@@ -48,7 +48,7 @@ def problem_of(visits: Visits, ridge: float, *, is_pooled: bool = False, start: 
     method, iterations = ("gram", 0) if visits.family == "gaussian" else ("alternating", 10)
     with jax.enable_x64(True):
         model = latent.MissingValues(visits.shape, RANK, visits.family, method, iterations, ridge)
-        return latent.estimation(model, examples, even(len(examples.values), 1), start=start)
+        return latent.make_estimation(model, examples, even(len(examples.values), 1), start=start)
 
 
 def fixed_point(problem: Any, most: int) -> tuple[np.ndarray, float, int]:

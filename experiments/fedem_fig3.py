@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from experiments.fedem_claims import SMOKE, verdict
 from experiments.fedem_runs import PAPER, curves_of, even, figure_of, mean_after
 from experiments.support import Arguments, Outcome, main, table
-from fedjax_sim import datasets, latent
-from fedjax_sim.latent.features import principal_components
+from fedjax_sim import datasets
+from fedjax_sim.problems import latent
+from fedjax_sim.problems.latent.features import principal_components
 from fedjax_sim.systems import fedem, vr_fedem
 
 COMPONENTS, DIMENSIONS, GAMMA, BATCH, INNER = 10, 20, 0.001, 20, 35
@@ -45,7 +46,7 @@ def run(arguments: Arguments) -> Outcome:
     features = principal_components(images, DIMENSIONS)
     each = len(features) // sizes.num_clients
     order = np.random.default_rng(0).permutation(len(features))[: each * sizes.num_clients]
-    problem = latent.estimation(latent.GaussianMixture(COMPONENTS), features[order], even(sizes.num_clients, each))
+    problem = latent.make_estimation(latent.GaussianMixture(COMPONENTS), features[order], even(sizes.num_clients, each))
     shared: dict[str, Any] = {"num_clients": sizes.num_clients, "batch_size": BATCH, "gamma": GAMMA, **PAPER}
     options: dict[str, Any] = {"seeds": sizes.seeds, "num_evals": 200, "wide": False}
     ticks = -(-sizes.epochs * each // BATCH)

@@ -14,13 +14,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from fedjax_sim import latent
 from fedjax_sim.compression import parse_compressor
-from fedjax_sim.latent.noisy_mean import Seen
 from fedjax_sim.partition import Partition
-from fedjax_sim.plots import COLORS, FACE, dress
+from fedjax_sim.problems import latent
+from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.reporting.plots import COLORS, FACE, dress
 from fedjax_sim.systems import fedem, vr_fedem
-from fedjax_sim.theory import fedem_oracles as oracles
+from fedjax_sim.theory.fedem import oracles as oracles
 from fedjax_sim.types import System
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
@@ -72,7 +72,7 @@ def synthetic(seed: int, *, num_clients: int, examples: int, is_sorted: bool = F
     component = np.sort(component) if is_sorted else component
     y = MEANS[component] + random.multivariate_normal(np.zeros(2), COVARIANCE, len(component))
     with jax.enable_x64(True):
-        return latent.estimation(latent.GaussianMixture(2, jnp.asarray(COVARIANCE)), y, even(num_clients, examples))
+        return latent.make_estimation(latent.GaussianMixture(2, jnp.asarray(COVARIANCE)), y, even(num_clients, examples))
 
 
 class Toy:
@@ -82,11 +82,11 @@ class Toy:
     """
 
     def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
-        self.known = oracles.noisy_mean(y, kappa, ridge)
+        self.known = oracles.noisy_mean_of(y, kappa, ridge)
         self.start = np.full(y.shape[2], start)
         with jax.enable_x64(True):
             seen = Seen(jnp.asarray(y.reshape(-1, y.shape[2])), jnp.asarray(np.broadcast_to(kappa, y.shape[:2]).ravel(), float))
-            self.problem = latent.estimation(latent.NoisyMean(ridge), seen, even(*y.shape[:2]), start=self.start)
+            self.problem = latent.make_estimation(latent.NoisyMean(ridge), seen, even(*y.shape[:2]), start=self.start)
 
     @property
     def gap(self) -> float:

@@ -18,13 +18,13 @@ from experiments.fedem_claims import verdict
 from experiments.fedem_runs import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim import latent
 from fedjax_sim.compression import parse_compressor
+from fedjax_sim.problems import latent
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import em, fedem, vr_fedem
-from fedjax_sim.theory import fedem as theory
-from fedjax_sim.theory import fedem_oracles as oracles
-from fedjax_sim.theory import vr_fedem as vr_theory
+from fedjax_sim.theory.fedem import bounds as theory
+from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import variance_reduction as vr_theory
 from fedjax_sim.types import Event, Plan, State
 
 FAR = 5.0
@@ -53,7 +53,7 @@ def mixture() -> Any:
     """Three Gaussians in four dimensions, covariance fitted; six clients of 40."""
     random = np.random.default_rng(1)
     y = random.normal(size=(240, 4)) @ random.normal(size=(4, 4)) / 2 + 2 * random.normal(size=(3, 4))[random.integers(0, 3, 240)]
-    return latent.estimation(latent.GaussianMixture(3), y, even(6, 40))
+    return latent.make_estimation(latent.GaussianMixture(3), y, even(6, 40))
 
 
 def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
@@ -205,7 +205,7 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
             drawn = np.asarray(fields(p, frozen))
             local = known.local_fields + known.slope * (known.optimum - np.asarray(frozen.server))
             delta2 = np.sum((np.asarray(frozen.memory.clients) - local) ** 2, axis=1) + known.noise / BATCH
-            setting = theory.Setting(known.constants, N, 1.0, p)
+            setting = theory.FedEMSetup(known.constants, N, 1.0, p)
             expected = theory.field_variance_bound(setting, delta2=float(delta2.mean()), sigma2=float(known.noise.mean()) / BATCH)
             shift = np.abs(drawn.mean(axis=0) - local.mean(axis=0)) / drawn.std(axis=0) * math.sqrt(sizes.draws)
             squares = np.sum((drawn - local.mean(axis=0)) ** 2, axis=1)
@@ -241,7 +241,7 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
     worst, compared = 0.0, 0
     for omega in (0.1, 1.0, 9.0):
         for p in (1.0, 0.75, 0.25):
-            setting = theory.Setting(known.constants, N, omega, p)
+            setting = theory.FedEMSetup(known.constants, N, omega, p)
             for gamma in theory.largest_step_size(setting) * np.array([1, 0.5, 0.25, 0.1, 0.02]):
                 run = oracles.exact_moments(setting, slope=known.slope, gamma=gamma, k_max=1000, sigma2=sigma2, mean_field=toy.first_field)
                 for k_max in (1, 10, 50, 200, 1000):
@@ -250,7 +250,7 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
     curves: dict[str, xr.Dataset] = {}
     table: dict[str, Any] = {}
     for p in (1.0, 0.5):
-        setting = theory.Setting(known.constants, N, 1.0, p)
+        setting = theory.FedEMSetup(known.constants, N, 1.0, p)
         gammas = [theory.largest_step_size(setting) / factor for factor in (1, 4)]
         hyper = fedem.Hyper(num_clients=N, batch_size=BATCH, participation=p, compression=BLOCKS)
         options: dict[str, Any] = {"seeds": sizes.repetitions, "num_ticks": sizes.rounds[-1], "num_evals": sizes.rounds[-1]}

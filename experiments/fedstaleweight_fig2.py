@@ -17,9 +17,10 @@ import fedjax_sim
 from experiments.fedstaleweight_claims import verdict
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
-from fedjax_sim import datasets, models, plots, problems
+from fedjax_sim import datasets, models, problems
 from fedjax_sim.models import DoubleConvNet
 from fedjax_sim.partition import label_groups
+from fedjax_sim.reporting import plots
 from fedjax_sim.systems import fedstaleweight
 
 SYSTEM = fedstaleweight.system
@@ -76,7 +77,7 @@ def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
         label_groups(data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed)
         for seed in range(panel.num_seeds)
     ]
-    tasks = problems.classifications(panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True)
+    tasks = problems.make_classifications(panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True)
     curves = {}
     for name, settings in METHODS.items():
         num_evals = ALG1_EVALS if name == ALG1 else NUM_EVALS

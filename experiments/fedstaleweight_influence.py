@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedstaleweight_claims import verdict
+from experiments.fedstaleweight_incentives import throttled_influence
 from experiments.sampling import FAR, draw, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main, table
-from fedjax_sim.fairness import fairness_report, influence
-from fedjax_sim.incentives import throttled_influence
-from fedjax_sim.plots import COLORS, FACE, GREY, dress
-from fedjax_sim.plots.fairness import Clients, influence_figure
+from fedjax_sim.diagnostics.fairness import fairness_report, influence
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.staleness import staleness_weights
+from fedjax_sim.reporting.plots import COLORS, FACE, GREY, dress
+from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
+from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.systems import fedstaleweight
 from fedjax_sim.theory import fedstaleweight as theory
 from fedjax_sim.types import Array, Params, Timeline
@@ -169,7 +169,7 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
         ),
     ]
     shown = {"buffer mean": "mean", "FedStaleWeight": "eq8", "FedStaleWeight, not normalised": "raw"}
-    picture = {label: Clients(share, np.mean([each.influence for each in reports[name]], axis=0)) for label, name in shown.items()}
+    picture = {label: ClientShares(share, np.mean([each.influence for each in reports[name]], axis=0)) for label, name in shown.items()}
     return verdicts, influence_figure(picture)
 
 
@@ -349,7 +349,7 @@ def bound_claim(sizes: Sizes) -> Verdict:
     left = float(np.mean((model - 0.5) ** 2))
     largest = int((np.arange(ticks)[:, None] - run.timelines[0].version).max())
     gradient = float(np.max(np.maximum(model, 1 - model)) ** 2)
-    setting = theory.Setting(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
+    setting = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
     right = float(theory.bound(setting, num_ticks=ticks).total)
     why = f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} against a bound of {right:.4f}"
     return verdict(17, {"vacuous": vacuous, "left": left, "right": right}, vacuous and left > right, why)

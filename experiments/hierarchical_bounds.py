@@ -22,8 +22,8 @@ from experiments.hierarchical_runs import fixed_clock
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
 from fedjax_sim.systems import fedavg, hierarchical
-from fedjax_sim.theory import hierarchical as theory
-from fedjax_sim.theory.hierarchical_timing import Delays
+from fedjax_sim.theory.hierarchical import bounds as theory
+from fedjax_sim.theory.hierarchical.timing import Delays
 from fedjax_sim.timelines import members
 from fedjax_sim.types import Algorithm, Array, Key, Plan, State
 

@@ -15,9 +15,9 @@ from experiments.hierarchical_claims import verdict
 from experiments.hierarchical_runs import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
 from experiments.sampling import draw, verdict_table
 from experiments.support import Arguments, Outcome, main, table
-from fedjax_sim.plots import COLORS
+from fedjax_sim.reporting.plots import COLORS
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory import hierarchical_timing as theory
+from fedjax_sim.theory.hierarchical import timing as theory
 from fedjax_sim.types import Timeline
 
 FAR = 5.0
@@ -25,7 +25,7 @@ FAR = 5.0
 TIE = 1e-9
 
 
-class Setting(NamedTuple):
+class DelaySetup(NamedTuple):
     """Groups, their delays, and the sync times that the paper runs them with."""
 
     sizes: tuple[int, ...]
@@ -44,17 +44,17 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "Fig. 3": Setting((10, 10), FIG3, (0, 5)),
-    "Fig. 6": Setting((500, 500), FIG6, (0, 5, 10, 20)),
-    "Fig. 7a": Setting((15, 15), FIG7, (0, 5, 20)),
-    "Fig. 7b": Setting((15, 15), FIG7, (0, 5, 20), 30.0),
-    "Fig. 8 as printed": Setting((850,) * 4, FIG8, (0, 12, 24)),
-    "Fig. 8, 16 a group": Setting((16,) * 4, FIG8, (0, 12, 24)),
-    "Fig. 9, M = 2": Setting((32,) * 2, FIG9, (0, 6)),
-    "Fig. 9, M = 4": Setting((16,) * 4, FIG9, (0, 6)),
-    "Fig. 9, M = 8": Setting((8,) * 8, FIG9, (0, 6)),
-    "Fig. 11, 20 + 20": Setting((20, 20), FIG11, (0, 12)),
-    "Fig. 11, 30 + 10": Setting((30, 10), FIG11, (0, 12)),
+    "Fig. 3": DelaySetup((10, 10), FIG3, (0, 5)),
+    "Fig. 6": DelaySetup((500, 500), FIG6, (0, 5, 10, 20)),
+    "Fig. 7a": DelaySetup((15, 15), FIG7, (0, 5, 20)),
+    "Fig. 7b": DelaySetup((15, 15), FIG7, (0, 5, 20), 30.0),
+    "Fig. 8 as printed": DelaySetup((850,) * 4, FIG8, (0, 12, 24)),
+    "Fig. 8, 16 a group": DelaySetup((16,) * 4, FIG8, (0, 12, 24)),
+    "Fig. 9, M = 2": DelaySetup((32,) * 2, FIG9, (0, 6)),
+    "Fig. 9, M = 4": DelaySetup((16,) * 4, FIG9, (0, 6)),
+    "Fig. 9, M = 8": DelaySetup((8,) * 8, FIG9, (0, 6)),
+    "Fig. 11, 20 + 20": DelaySetup((20, 20), FIG11, (0, 12)),
+    "Fig. 11, 30 + 10": DelaySetup((30, 10), FIG11, (0, 12)),
 }
 SYSTEM_TIME = 1000.0
 MOST_ROUNDS = 220
@@ -78,7 +78,7 @@ class Found(NamedTuple):
         return list(zip(self.least, self.most, self.allowed, strict=True))
 
 
-def compare(schedule: Timeline, setting: Setting, sync_time: float) -> Found:
+def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
     """Compare with the closed forms. schedule: leaves `[lanes, T, ...]`."""
     delays = setting.delays
     laws = [{"shift": float(c), "mean_exp": float(m)} for c, m in zip(delays.shift, delays.mean_exp, strict=True)]

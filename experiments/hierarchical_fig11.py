@@ -16,7 +16,7 @@ from experiments.support import Arguments, Outcome, main
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.datasets import Text
 from fedjax_sim.models import CharacterRNN
-from fedjax_sim.theory.hierarchical_timing import expected_idle, expected_rounds, linear_delays
+from fedjax_sim.theory.hierarchical.timing import expected_idle, expected_rounds, linear_delays
 
 FULL = runs.Size("tiny_shakespeare", 5, 1000.0, (0.5, 2.0), CharacterRNN)
 REDUCED = FULL._replace(seeds=2, network=partial(CharacterRNN, hidden=(64,), cell="gru"))
@@ -46,7 +46,7 @@ def run(arguments: Arguments) -> Outcome:
     size = size._replace(seeds=arguments.seeds or size.seeds, dataset=arguments.dataset or size.dataset)
     data = made_up_play() if arguments.smoke else datasets.load_text(size.dataset, data_dir=arguments.data_dir)
     parts = [deal(data, seed) for seed in range(size.seeds)]
-    tasks = problems.next_characters(size.network(data.num_classes), data, parts)
+    tasks = problems.make_next_characters(size.network(data.num_classes), data, parts)
     batch = {"batch_size": 4 if arguments.smoke else 32}
     curves: dict[str, xr.Dataset] = {}
     idle, rounds = {}, {}

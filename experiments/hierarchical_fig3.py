@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments import hierarchical_runs as runs
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, main
-from fedjax_sim.plots import COLORS
+from fedjax_sim.reporting.plots import COLORS
 
 LOOKS = 5
 """A round's ticks."""

@@ -13,7 +13,7 @@ import xarray as xr
 
 from experiments import hierarchical_runs as runs
 from experiments.support import Arguments, Outcome, main, table
-from fedjax_sim import plots
+from fedjax_sim.reporting import plots
 
 PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig4": ((5, 15), "dirichlet_groups", {"alpha": 0.1}),

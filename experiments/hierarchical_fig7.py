@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments import hierarchical_runs as runs
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.theory.hierarchical_timing import expected_rounds, linear_delays
+from fedjax_sim.theory.hierarchical.timing import expected_rounds, linear_delays
 
 SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 30.0, 60.0]
 

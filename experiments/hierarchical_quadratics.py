@@ -20,10 +20,10 @@ from experiments.hierarchical_claims import verdict
 from experiments.hierarchical_runs import FIG7, at, clock, fixed_clock
 from experiments.sampling import FAR, estimate, verdict_table
 from experiments.support import Arguments, Outcome, Verdict, main
-from fedjax_sim.plots import COLORS
+from fedjax_sim.reporting.plots import COLORS
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory import hierarchical_quadratics as theory
-from fedjax_sim.theory.hierarchical_timing import linear_delays
+from fedjax_sim.theory.hierarchical import quadratics as theory
+from fedjax_sim.theory.hierarchical.timing import linear_delays
 from fedjax_sim.types import Array, Key
 
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)

@@ -19,11 +19,12 @@ import fedjax_sim
 from experiments.hierarchical_claims import verdict
 from experiments.sampling import verdict_table
 from experiments.support import Arguments, Outcome, Verdict, table
-from fedjax_sim import datasets, models, partition, plots, problems
+from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.reporting import plots
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory.hierarchical_timing import linear_delays
+from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
 EQUAL = 1.0
@@ -104,7 +105,7 @@ def fixed_clock(shift: Sequence[float], mean: Sequence[float], exchange_shift: f
 def split(data: Dataset, size: Size, kind: str, num_clients: int, network: Any = None, **options: Any) -> list[Any]:
     """One problem per seed over the same images."""
     parts = [partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options) for seed in range(size.seeds)]
-    return list(problems.classifications(network or size.network(data.num_classes), data, parts))
+    return list(problems.make_classifications(network or size.network(data.num_classes), data, parts))
 
 
 def dirichlet(data: Dataset, size: Size, num_clients: int, alpha: float = 0.5, network: Any = None) -> list[Any]:

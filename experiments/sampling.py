@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.support import Verdict, table
-from fedjax_sim.lanes import keys_of
-from fedjax_sim.simulate import draw_timelines
+from fedjax_sim.engine.drawing import draw_timelines
+from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Clients, client_rates
+from fedjax_sim.timelines import ClientDelays, client_rates
 from fedjax_sim.types import System, Timeline
 
 FAR = 4.0
@@ -41,7 +41,7 @@ def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> T
     return jax.tree.map(lambda leaf: leaf.reshape(len(hypers), seeds, *leaf.shape[1:]), drawn)
 
 
-def are_fast(hyper: Clients, seeds: int) -> np.ndarray:
+def are_fast(hyper: ClientDelays, seeds: int) -> np.ndarray:
     """Tell the fast clients of each seed's lane: `bool[seeds, N]`."""
     with jax.enable_x64(True):
         keys = jnp.stack([stream(jax.random.key(seed), "timeline") for seed in range(seeds)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 import fedjax_sim
-from fedjax_sim.results import Folder, save
+from fedjax_sim.reporting.results import Folder, save
 from fedjax_sim.settings import ConfigError
 
 if TYPE_CHECKING:

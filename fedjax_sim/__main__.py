@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_sim.cli import main
+from fedjax_sim.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

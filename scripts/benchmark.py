@@ -43,11 +43,11 @@ from benchmark_langevin import bench_langevin  # noqa: E402
 from benchmark_timing import in_turns, wall  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
-from fedjax_sim import operations  # noqa: E402
 from fedjax_sim.datasets import Dataset  # noqa: E402
+from fedjax_sim.engine import step_cost  # noqa: E402
 from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, LogisticRegression, SmallCNN, resnet18, resnet20  # noqa: E402
 from fedjax_sim.partition import iid  # noqa: E402
-from fedjax_sim.problems import Classification, classifications  # noqa: E402
+from fedjax_sim.problems import Classification, make_classifications  # noqa: E402
 from fedjax_sim.systems import favano, fedavg  # noqa: E402
 
 RESULTS = Path(__file__).parent / "benchmark_results.json"
@@ -59,7 +59,9 @@ def image_problems(hidden: int, num: int = 1, *, size: int = 28, examples: int =
     images = rng.integers(0, 256, (examples + 1000, size, size, 1), dtype=np.uint8)
     labels = rng.integers(0, 10, examples + 1000).astype(np.int32)
     data = Dataset(images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random")
-    return classifications(network or MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)])
+    return make_classifications(
+        network or MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)]
+    )
 
 
 def plain_fedavg(problem: Classification, *, rounds: int, cohort: int, steps: int, batch: int, lr: float) -> Callable[[], Any]:
@@ -153,7 +155,7 @@ def bench_layout(turns: int) -> dict[str, Any]:
     for network, size, batch in (*((MLP((hidden,), 10), size, batch) for size, hidden, batch in perceptrons), (LeNet(10), 28, 32)):
         (problem,) = image_problems(0, size=size, examples=6000, network=network)
         hyper = fedavg.Hyper(batch_size=batch, lr=0.01)
-        work = operations.of_a_step(problem, jax.eval_shape(problem.init, jax.random.key(0)), batch)
+        work = step_cost.of_a_step(problem, jax.eval_shape(problem.init, jax.random.key(0)), batch)
         ticks = 40 if work < 1e7 else 4
 
         def run(slots: int, problem: Classification = problem, hyper: Any = hyper, ticks: int = ticks) -> float:

@@ -14,11 +14,11 @@ import numpy as np
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.lanes import keys_of
+from fedjax_sim.engine.drawing import draw_timelines
+from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import Partition, iid
-from fedjax_sim.problems import classification
-from fedjax_sim.simulate import draw_timelines
+from fedjax_sim.problems import make_classification
 from fedjax_sim.systems import fedstaleweight
 
 NUM_CLIENTS = (10_000, 100_000, 1_000_000)
@@ -105,7 +105,7 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     data = _random_images((28, 28, 1))
     partition = Partition(rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32))
-    problem = classification(LogisticRegression(10), data, partition)
+    problem = make_classification(LogisticRegression(10), data, partition)
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
     ticks = ARRIVALS_PER_CLIENT * num // BUFFER
     began = time.perf_counter()
@@ -138,7 +138,7 @@ def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
 
 def _script(ticks: int, turns: int) -> dict[str, Any]:
     data = _random_images((32, 32, 3))
-    problem = classification(MLP((128,), 10), data, iid(data.train_labels, num_clients=15, seed=0))
+    problem = make_classification(MLP((128,), 10), data, iid(data.train_labels, num_clients=15, seed=0))
     began = time.perf_counter()
     run = fedjax_sim.sweep(SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20, reports=False)
     seconds = time.perf_counter() - began

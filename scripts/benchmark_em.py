@@ -8,8 +8,8 @@ from benchmark_timing import in_turns, wall
 from sklearn.mixture import GaussianMixture as Reference
 
 import fedjax_sim
-from fedjax_sim import latent
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems import latent
 from fedjax_sim.systems import em, fedem, vr_fedem
 
 EXAMPLES, DIMENSIONS, COMPONENTS, CLIENTS, BATCH = 70_000, 20, 10, 100, 20
@@ -23,7 +23,7 @@ def bench_em(turns: int) -> dict[str, Any]:
     means = 1.5 * random.normal(size=(COMPONENTS, DIMENSIONS))
     y = (means[random.integers(0, COMPONENTS, EXAMPLES)] + random.normal(size=(EXAMPLES, DIMENSIONS))).astype("float32")
     partition = Partition(np.arange(EXAMPLES, dtype=np.int32).reshape(CLIENTS, -1), np.full(CLIENTS, EXAMPLES // CLIENTS))
-    problem = latent.estimation(latent.GaussianMixture(COMPONENTS), y, partition)
+    problem = latent.make_estimation(latent.GaussianMixture(COMPONENTS), y, partition)
     start = problem.init(jax.random.key(0))
     params = problem.maximise(start)
     natural = np.asarray(problem.natural(params))

@@ -12,7 +12,7 @@ import fedjax_sim
 from fedjax_sim import datasets
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.partition import iid
-from fedjax_sim.problems import Classification, classification
+from fedjax_sim.problems import Classification, make_classification
 from fedjax_sim.systems import hierarchical
 
 SETTINGS = {"sync_time": [0.0, 5.0, 12.0, 20.0, 24.0], "exchange_shift": [5.0, 10.0, 30.0, 60.0]}
@@ -27,7 +27,7 @@ def bench_hierarchical(turns: int) -> dict[str, Any]:
     batched, on one device and on all; batched but not sorted into batches of their like; and with a program for each setting.
     """
     data = datasets.load("digits")
-    problem = classification(LogisticRegression(10), data, iid(data.train_labels, num_clients=CLIENTS, seed=0))
+    problem = make_classification(LogisticRegression(10), data, iid(data.train_labels, num_clients=CLIENTS, seed=0))
     layouts = {}
     for num in sorted({1, jax.local_device_count()}):
         layouts[f"lane by lane, devices: {num}"] = fedjax_sim.Layout(lanes_at_once=False, lane_devices=num)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim
-from fedjax_sim.problems import GaussianClients, gaussian_simulation
-from fedjax_sim.simulate import COMPILE_EVENT
+from fedjax_sim.engine.compile_meter import COMPILE_EVENT
+from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.systems import langevin
 
 CHAINS, CLIENTS, LOCAL_STEPS, ROUNDS = 300, 50, 100, 3
@@ -33,7 +33,7 @@ def bench_langevin(turns: int) -> dict[str, Any]:
 
 
 def _measure(dtype: str, turns: int) -> dict[str, Any]:
-    problem = gaussian_simulation(0, alpha=0.0, dtype=dtype)
+    problem = make_gaussian_clients(0, alpha=0.0, dtype=dtype)
     pooled = GaussianClients.of(np.asarray(problem.hessians)[:1], problem.posterior().mean[None].astype(dtype), counts=50_000)
     steps = {
         "engine, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _engine(problem, LOCAL_STEPS, ROUNDS)),

@@ -14,11 +14,11 @@ import pytest
 from flax import struct
 from hypothesis import settings
 
-from fedjax_sim import latent
 from fedjax_sim.compression import BlockQuantization
-from fedjax_sim.latent.noisy_mean import Seen
+from fedjax_sim.engine.compile_meter import COMPILE_EVENT
 from fedjax_sim.partition import Partition
-from fedjax_sim.simulate import COMPILE_EVENT
+from fedjax_sim.problems import latent
+from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
 
@@ -136,7 +136,7 @@ def noisy_mean() -> Callable[..., latent.Estimation]:
         data = Seen(y.reshape(-1, dim).astype(dtype), kappa.ravel().astype(dtype))
         partition = Partition(np.arange(6 * num_clients).reshape(num_clients, 6), counts)
         given = None if start is None else np.full(dim, start)
-        return latent.estimation(WatchedMean(ridge=0.25), data, partition, start=given)
+        return latent.make_estimation(WatchedMean(ridge=0.25), data, partition, start=given)
 
     return make
 

@@ -10,8 +10,8 @@ the entropy of the entries. Which entries are kept at random follows from a seed
 """
 
 from fedjax_sim.compression.base import Compressor, Identity
+from fedjax_sim.compression.catalogue import COMPRESSORS, parse_compressor
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
-from fedjax_sim.compression.names import COMPRESSORS, parse_compressor
 from fedjax_sim.compression.powers import Luq, luq
 from fedjax_sim.compression.sparse import RandK, RandSparsification
 

@@ -1,6 +1,5 @@
 """Classification over a model."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 from flax import struct
 
-from fedjax_sim.augmentation import Augmentation
+from fedjax_sim.models.calls import takes_train
+from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
@@ -109,21 +108,15 @@ class Classification:
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def takes_train(model: Model) -> bool:
-    """Whether a model behaves otherwise in training, and its calls take `train` and `rngs` for it."""
-    call = model.__call__ if isinstance(model, nn.Module) else model.apply
-    return "train" in inspect.signature(call).parameters
-
-
-def classification(model: Model, dataset: Any, partition: Any, **options: Any) -> Classification:
+def make_classification(model: Model, dataset: Any, partition: Any, **options: Any) -> Classification:
     """Build a classification problem. dataset, partition: as `datasets.load` and the functions of `partition` return them.
 
     Options: those of `classifications`.
     """
-    return classifications(model, dataset, [partition], **options)[0]
+    return make_classifications(model, dataset, [partition], **options)[0]
 
 
-def classifications(
+def make_classifications(
     model: Model,
     dataset: Any,
     partitions: Sequence[Any],

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.gaussians import Gaussian
+from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
@@ -23,17 +23,17 @@ UNROLLED = 8
 
 
 @jax.custom_jvp
-def quadratic(x: Array, hessian: Array) -> Array:
+def quadratic_form(x: Array, hessian: Array) -> Array:
     """x' H x / 2 for a symmetric H, whose gradient is H x: `f[]`. x: `f[P]`. hessian: `f[P, P]`."""
     return jnp.sum(x * times(hessian, x)) / 2
 
 
-@partial(quadratic.defjvp, symbolic_zeros=True)
+@partial(quadratic_form.defjvp, symbolic_zeros=True)
 def _slope(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
     (x, hessian), (along, turn) = primals, tangents
     of_x, of_hessian = (None if isinstance(tangent, SymbolicZero) else tangent for tangent in (along, turn))
     slope = jnp.zeros((), x.dtype) if of_x is None else jnp.sum(times(hessian, x) * of_x)
-    return quadratic(x, hessian), slope if of_hessian is None else slope + quadratic(x, of_hessian)
+    return quadratic_form(x, hessian), slope if of_hessian is None else slope + quadratic_form(x, of_hessian)
 
 
 def times(matrix: Array, x: Array) -> Array:
@@ -59,7 +59,7 @@ class OneGaussian:
 
     def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
         """f^c(w) / n, without noise."""
-        return quadratic(params - self.center, self.hessian) / self.num_examples
+        return quadratic_form(params - self.center, self.hessian) / self.num_examples
 
 
 @struct.dataclass
@@ -123,7 +123,7 @@ class GaussianClients:
         return Gaussian(np.linalg.solve(whole, np.einsum("c,cij,cj->i", share, hessians, centers)), temperature * np.linalg.inv(whole))
 
 
-def gaussian_simulation(
+def make_gaussian_clients(
     seed: int,
     *,
     alpha: float,

@@ -67,7 +67,7 @@ class Logistic:
         return self.prior_precision / (2 * self.counts.sum()) * jnp.sum(jnp.square(params))
 
 
-def logistic(dataset: Any, partition: Any, *, prior_precision: float = 1.0, dtype: str = "float32") -> Logistic:
+def make_logistic(dataset: Any, partition: Any, *, prior_precision: float = 1.0, dtype: str = "float32") -> Logistic:
     """Build a logistic regression; starts from 0. dataset, partition: as `datasets.load` and the functions of `partition` return them."""
     if dataset.num_classes != 2:
         raise ConfigError("num_classes of the data set", dataset.num_classes, "2 for a logistic regression of two classes")

@@ -10,7 +10,8 @@ import optax
 from flax import struct
 
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
-from fedjax_sim.problems.classification import check_partition, takes_train
+from fedjax_sim.models.calls import takes_train
+from fedjax_sim.problems.classification import check_partition
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
@@ -63,7 +64,7 @@ class NextCharacter:
         return losses.sum(), is_right.sum().astype(losses.dtype), is_there.sum().astype(losses.dtype)
 
 
-def next_characters(model: Model, dataset: Text, partitions: Sequence[Any]) -> list[NextCharacter]:
+def make_next_characters(model: Model, dataset: Text, partitions: Sequence[Any]) -> list[NextCharacter]:
     """Build one problem per partition over the same sequences, which are held once; for a sweep with a partition per seed.
 
     model: gives logits `[B, L, dataset.num_classes]` of codes `i32[B, L]`, such as `models.CharacterRNN`. partitions: of

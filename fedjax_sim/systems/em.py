@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.aggregation import weighted_sum
-from fedjax_sim.expectation import broadcasts, local_statistics
+from fedjax_sim.clients.e_steps import local_statistics
+from fedjax_sim.server.aggregation import weighted_sum
+from fedjax_sim.server.approximation import broadcasts
 from fedjax_sim.settings import count, fixed, struct
-from fedjax_sim.timelines import Participants, participants
+from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Leaf, Plan, System, Timeline, Work, full_precision_bits
 
 
 @struct
-class Hyper(Participants):
+class Hyper(CoinRounds):
     """Settings of EM."""
 
     participation: float = fixed(1.0)
@@ -54,7 +55,7 @@ system = System(
     name="em",
     summary="classical expectation maximisation, every round over all examples of all clients",
     Hyper=Hyper,
-    timeline=participants,
+    timeline=schedule_coin_rounds,
     algorithm=algorithm,
     ticks_within=lambda hyper, time: time / hyper.round_time,
     overshoot=False,

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.aggregation import base_model_variance, mean_with_server, read_rows, scaled_progress, store_of, write_row
-from fedjax_sim.local import LocalTraining, local_sgd
-from fedjax_sim.participation import previous_visits
+from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
+from fedjax_sim.server.aggregation import base_model_variance, mean_with_server, read_rows, scaled_progress, store_of, write_row
 from fedjax_sim.settings import ConfigError, choice, struct, switch
-from fedjax_sim.timelines import STEP_COUNT_LAWS, Contacts, client_rates, contacts, step_counts
+from fedjax_sim.timelines import STEP_COUNT_LAWS, Contacts, client_rates, schedule_contacts, step_counts
+from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Timeline, Work
 
 REWEIGHTS = (
@@ -69,7 +69,7 @@ class State(NamedTuple):
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule periodic contacts; the weight of a slot is 1 / alpha."""
-    schedule, window = contacts(key, hyper, num_ticks)
+    schedule, window = schedule_contacts(key, hyper, num_ticks)
     return schedule._replace(weight=inverse_alpha(schedule, window, client_rates(key, hyper), hyper))
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_sim.aggregation import base_model_variance, read_rows, store_of, write_row
-from fedjax_sim.buffered import StaleArrivals, stale_arrivals
-from fedjax_sim.local import LocalTraining, local_sgd
+from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
+from fedjax_sim.server.aggregation import base_model_variance, read_rows, store_of, write_row
+from fedjax_sim.server.buffer import StaleArrivals, schedule_stale_arrivals
 from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
@@ -78,7 +78,7 @@ system = System(
     name="fedasync",
     summary="asynchronous mixing: every model that arrives is averaged into the server's, the less the staler it is",
     Hyper=Hyper,
-    timeline=stale_arrivals,
+    timeline=schedule_stale_arrivals,
     algorithm=algorithm,
     ticks_within=arrivals_within,
 )

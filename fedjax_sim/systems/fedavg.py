@@ -12,11 +12,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.aggregation import base_model_variance, replicate, store_of, weighted_sum, write_row
-from fedjax_sim.local import LocalTraining, local_sgd
-from fedjax_sim.messages import Compression, message_bits, received
+from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
+from fedjax_sim.compression.messages import Compression, message_bits, received
+from fedjax_sim.server.aggregation import base_model_variance, replicate, store_of, weighted_sum, write_row
 from fedjax_sim.settings import struct
-from fedjax_sim.timelines import Rounds, rounds
+from fedjax_sim.timelines import Rounds, schedule_rounds
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work, full_precision_bits
 
 
@@ -56,7 +56,7 @@ system = System(
     name="fedavg",
     summary="synchronous federated averaging: the server waits for the slowest client of its cohort",
     Hyper=Hyper,
-    timeline=rounds,
+    timeline=schedule_rounds,
     algorithm=algorithm,
     # Rounds of fast clients alone, each of mean length.
     ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate),

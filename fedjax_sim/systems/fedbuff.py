@@ -10,10 +10,10 @@ report where there are enough of them. Mean staleness is then 5.3 server steps w
 and 8.7 of the continuous clock (experiments/README.md has the accuracies).
 """
 
-from fedjax_sim.buffered import buffered_sgd
-from fedjax_sim.local import LocalTraining
+from fedjax_sim.clients.gradient_steps import LocalTraining
+from fedjax_sim.server.buffer import buffered_sgd
 from fedjax_sim.settings import real, struct
-from fedjax_sim.timelines import Arrivals, arrivals, arrivals_within
+from fedjax_sim.timelines import Arrivals, arrivals_within, schedule_arrivals
 from fedjax_sim.types import System
 
 
@@ -28,7 +28,7 @@ system = System(
     name="fedbuff",
     summary="buffered asynchronous aggregation: the server acts when Z updates have arrived",
     Hyper=Hyper,
-    timeline=arrivals,
+    timeline=schedule_arrivals,
     algorithm=buffered_sgd,
     ticks_within=arrivals_within,
 )

@@ -16,15 +16,16 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.expectation import Approximation, Expectation, chosen, fitting, local_statistics
-from fedjax_sim.memories import Memories, Memory, exchange, first_memory, traffic
+from fedjax_sim.clients.e_steps import Expectation, fitting, local_statistics
+from fedjax_sim.server.approximation import Approximation, chosen
+from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, traffic
 from fedjax_sim.settings import choice, struct
-from fedjax_sim.timelines import Participants, participants
+from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Work
 
 
 @struct
-class Hyper(Participants, Expectation, Approximation, Memories):
+class Hyper(CoinRounds, Expectation, Approximation, Memories):
     """Settings of FedEM: who takes part, the E-steps, the server's step, and messages with their memories."""
 
     counted: str = choice("all", ("all", "active"))
@@ -81,7 +82,7 @@ system = System(
     name="fedem",
     summary="expectation maximisation on compressed differences of expected statistics, with memories",
     Hyper=Hyper,
-    timeline=participants,
+    timeline=schedule_coin_rounds,
     algorithm=algorithm,
     ticks_within=lambda hyper, time: time / hyper.round_time,
     overshoot=False,

@@ -19,8 +19,8 @@ each update's own, eta_l = 0.01, eta_g = 1, times U(1, 2) and U(8, 12) of ten fa
 server models is not followed.
 """
 
-from fedjax_sim.buffered import StaleArrivals, buffered_sgd, stale_arrivals
-from fedjax_sim.local import LocalTraining
+from fedjax_sim.clients.gradient_steps import LocalTraining
+from fedjax_sim.server.buffer import StaleArrivals, buffered_sgd, schedule_stale_arrivals
 from fedjax_sim.settings import real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
 from fedjax_sim.types import System
@@ -40,7 +40,7 @@ system = System(
     name="fedstaleweight",
     summary="buffered asynchronous aggregation with weights from staleness that give slow clients their part",
     Hyper=Hyper,
-    timeline=stale_arrivals,
+    timeline=schedule_stale_arrivals,
     algorithm=buffered_sgd,
     ticks_within=arrivals_within,
 )

@@ -42,11 +42,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.aggregation import read_rows, replicate, squared_distance, weighted_sum, write_clients
-from fedjax_sim.local import BatchGradient, LocalTraining, batch_loss, local_sgd
+from fedjax_sim.clients.gradient_steps import BatchGradient, LocalTraining, batch_loss, local_sgd
+from fedjax_sim.server.aggregation import read_rows, replicate, squared_distance, weighted_sum, write_clients
 from fedjax_sim.settings import ConfigError, choice, count, redefault, struct, switch
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.timelines import Groups, group_rounds, group_rounds_within, members
+from fedjax_sim.timelines import Groups, group_rounds_within, members, schedule_group_rounds
 from fedjax_sim.types import Algorithm, Array, Event, Key, Leaf, Params, Plan, Problem, System, Timeline, Work, full_precision_bits
 
 
@@ -168,7 +168,7 @@ system = System(
     name="hierarchical",
     summary="groups with local servers iterate until a sync time; their progress is divided by their iterations and averaged",
     Hyper=Hyper,
-    timeline=group_rounds,
+    timeline=schedule_group_rounds,
     algorithm=algorithm,
     ticks_within=group_rounds_within,
     traffic=traffic,

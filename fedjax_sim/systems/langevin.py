@@ -31,12 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.aggregation import replicate, squared_distance, weighted_sum
-from fedjax_sim.langevin_noise import langevin_noise
-from fedjax_sim.local import Training, fresh_examples, local_steps
+from fedjax_sim.clients.gradient_steps import Training, fresh_examples, local_steps
+from fedjax_sim.clients.langevin_noise import add_langevin_noise
+from fedjax_sim.server.aggregation import replicate, squared_distance, weighted_sum
 from fedjax_sim.settings import ConfigError, choice, count, real, static, struct, switch
 from fedjax_sim.streams import shuffle_bits, stream
-from fedjax_sim.timelines import WeightedRounds, weighted_rounds
+from fedjax_sim.timelines import WeightedRounds, schedule_weighted_rounds
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
 
 
@@ -116,8 +116,8 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
             dynamics = optax.chain(
                 hyper.transform(),
                 optax.scale_by_schedule(lambda q: -eta(first + q)),
-                langevin_noise(stream(key, "shared noise"), eta, hyper.temperature * hyper.rho**2, first=first),
-                langevin_noise(stream(own, "private noise"), eta, private, first=first),
+                add_langevin_noise(stream(key, "shared noise"), eta, hyper.temperature * hyper.rho**2, first=first),
+                add_langevin_noise(stream(own, "private noise"), eta, private, first=first),
             )
             return Training(gradient, dynamics)
 
@@ -141,7 +141,7 @@ system = System(
     name="langevin",
     summary="federated averaging Langevin dynamics: local steps with noise, whose averages sample from the posterior",
     Hyper=Hyper,
-    timeline=weighted_rounds,
+    timeline=schedule_weighted_rounds,
     algorithm=algorithm,
     ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate),
     complete=complete,

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.aggregation import mean_with_server, read_rows, replicate, squared_distance, write_clients
+from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
 from fedjax_sim.compression import Identity
-from fedjax_sim.local import LocalTraining, local_sgd
-from fedjax_sim.messages import Compression, message_bits, num_parameters, received
+from fedjax_sim.compression.messages import Compression, message_bits, num_parameters, received
+from fedjax_sim.server.aggregation import mean_with_server, read_rows, replicate, squared_distance, write_clients
 from fedjax_sim.settings import struct
-from fedjax_sim.timelines import Contacts, contacts
+from fedjax_sim.timelines import Contacts, schedule_contacts
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Timeline, Work
 
 
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule periodic contacts, the same as FAVANO's from the same key."""
-    return contacts(key, hyper, num_ticks)[0]
+    return schedule_contacts(key, hyper, num_ticks)[0]
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:

@@ -19,16 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.aggregation import read_rows, replicate, write_clients
-from fedjax_sim.expectation import Approximation, Expectation, chosen, fitting, local_statistics
-from fedjax_sim.memories import Memories, Memory, exchange, first_memory, traffic
+from fedjax_sim.clients.e_steps import Expectation, fitting, local_statistics
+from fedjax_sim.server.aggregation import read_rows, replicate, write_clients
+from fedjax_sim.server.approximation import Approximation, chosen
+from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, traffic
 from fedjax_sim.settings import ConfigError, choice, real, redefault, struct
-from fedjax_sim.timelines import Participants, participants
+from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Timeline, Work
 
 
 @struct
-class Hyper(Participants, Expectation, Approximation, Memories):
+class Hyper(CoinRounds, Expectation, Approximation, Memories):
     """Settings of VR-FedEM: those of FedEM, and the inner loop's."""
 
     batch_size: int = redefault(Expectation, "batch_size", 5)
@@ -57,7 +58,7 @@ class State(NamedTuple):
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule rounds of all clients; those who do not take part have weight 0, and no steps only if they freeze."""
-    schedule = participants(key, hyper, num_ticks)
+    schedule = schedule_coin_rounds(key, hyper, num_ticks)
     return schedule if hyper.offline == "freeze" else schedule._replace(steps=jnp.ones_like(schedule.steps))
 
 

@@ -38,7 +38,7 @@ class Competition(NamedTuple):
     other_delay: float  # C: sum over the other slots of one over the rate, units of time
 
 
-class Setting(NamedTuple):
+class FedStaleWeightSetup(NamedTuple):
     """The constants of assumptions 1 to 5 and of the run."""
 
     buffer_size: int  # b; printed as K in "K = 1"
@@ -220,12 +220,12 @@ def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> i
     return -(-max_staleness_unbuffered // buffer_size)
 
 
-def is_step_small(setting: Setting) -> bool:
+def is_step_small(setting: FedStaleWeightSetup) -> bool:
     """Whether the theorem's condition on step sizes holds, eta_g eta_l^(q) Q <= 1 / L for each q."""
     return setting.server_lr * max(setting.client_lr) * len(setting.client_lr) * setting.smoothness <= 1
 
 
-def bound(setting: Setting, *, num_ticks: int) -> BoundTerms:
+def bound(setting: FedStaleWeightSetup, *, num_ticks: int) -> BoundTerms:
     """Compute the right side of (10), meant to bound the mean over t < T of the squared gradient of f at w_t. num_ticks: T.
 
     As printed, and no more than that: for b >= 2 it exceeds G, hence any squared gradient (`is_vacuous`). For b = 1 it is false, since it

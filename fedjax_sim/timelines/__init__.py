@@ -1,12 +1,21 @@
 """Schedules: when the server acts, whose work it receives, and from which of its models that work started."""
 
-from fedjax_sim.timelines.arrivals import Arrivals, arrivals, arrivals_within
-from fedjax_sim.timelines.contacts import Contacts, contacts
-from fedjax_sim.timelines.group_rounds import group_rounds, group_rounds_within
+from fedjax_sim.timelines.arrivals import Arrivals, arrivals_within, schedule_arrivals
+from fedjax_sim.timelines.coin_rounds import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.contacts import Contacts, schedule_contacts
+from fedjax_sim.timelines.group_rounds import group_rounds_within, schedule_group_rounds
 from fedjax_sim.timelines.groups import Groups, Members, members, paper_delays
-from fedjax_sim.timelines.laws import RUNTIME_LAWS, STEP_COUNT_LAWS, Clients, ClientTable, Speeds, client_rates, client_speeds, runtimes
-from fedjax_sim.timelines.participants import Participants, participants
-from fedjax_sim.timelines.rounds import Rounds, WeightedRounds, rounds, weighted_rounds
+from fedjax_sim.timelines.laws import (
+    RUNTIME_LAWS,
+    STEP_COUNT_LAWS,
+    ClientDelays,
+    ClientTable,
+    Speeds,
+    client_rates,
+    client_speeds,
+    runtimes,
+)
+from fedjax_sim.timelines.rounds import Rounds, WeightedRounds, schedule_rounds, schedule_weighted_rounds
 from fedjax_sim.timelines.trace import Trace, read_trace
 
 __all__ = [
@@ -14,27 +23,27 @@ __all__ = [
     "STEP_COUNT_LAWS",
     "Arrivals",
     "ClientTable",
-    "Clients",
+    "ClientDelays",
     "Contacts",
     "Groups",
     "Members",
-    "Participants",
+    "CoinRounds",
     "Rounds",
     "Speeds",
     "Trace",
     "WeightedRounds",
-    "arrivals",
+    "schedule_arrivals",
     "arrivals_within",
     "client_rates",
     "client_speeds",
-    "contacts",
-    "group_rounds",
+    "schedule_contacts",
+    "schedule_group_rounds",
     "group_rounds_within",
     "members",
     "paper_delays",
-    "participants",
+    "schedule_coin_rounds",
     "read_trace",
-    "rounds",
+    "schedule_rounds",
     "runtimes",
-    "weighted_rounds",
+    "schedule_weighted_rounds",
 ]

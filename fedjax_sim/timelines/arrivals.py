@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.participation import previous_visits
 from fedjax_sim.settings import ConfigError, choice, count, real, struct, switch
 from fedjax_sim.streams import stream
+from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
-from fedjax_sim.timelines.laws import Clients, Speeds, client_speeds, update_time
+from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, update_time
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = ("after_interaction", "own_finish", "free", "before_aggregation", "new_version", "fresh")
@@ -23,7 +23,7 @@ AT_ONCE = (*FREE, "new_version")
 
 
 @struct
-class Arrivals(Clients):
+class Arrivals(ClientDelays):
     """Settings of buffered arrivals."""
 
     buffer_size: int = count(10)
@@ -75,7 +75,7 @@ class Arrivals(Clients):
         return super().decided() | self.decided_by_trace(*own)
 
 
-def arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """Schedule buffered arrivals of updates of K steps each; weights are 1/Z."""
     if hyper.trace is not None:
         return _recorded(hyper, num_ticks)

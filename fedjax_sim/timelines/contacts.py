@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.participation import cohorts, previous_visits
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.laws import Clients, Speeds, client_speeds, runtimes
+from fedjax_sim.timelines.cohorts import cohorts, previous_visits
+from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct
-class Contacts(Clients):
+class Contacts(ClientDelays):
     """Settings of a server that contacts a uniform cohort every `server_wait + server_interact` units of time."""
 
     num_selected: int = count(20)
@@ -50,7 +50,7 @@ class Contacts(Clients):
         return super().decided() | self.decided_by_trace("carry_residual")
 
 
-def contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
+def schedule_contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
     """Schedule periodic contacts; weights are 1. Also returns the window of work behind each slot, `f64[T, S]` units of time.
 
     All clients start at time 0. A client contacted at a tick restarts from the model made there. Of a recorded trace, whose rows are

@@ -102,7 +102,7 @@ def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
     return shares / steps
 
 
-def group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
+def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
     """Schedule rounds of groups. A slot is a group, its client index the group's number; the exchange after the initial model is free.
 
     All ticks of a round have the version that it began with, and its last one makes the next; before it the weights are 0.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, choice, count, fixed, real, reals, redefault, static, struct
-from fedjax_sim.timelines.laws import RATES, SPREADS, Clients
+from fedjax_sim.timelines.laws import RATES, SPREADS, ClientDelays
 from fedjax_sim.types import EMPTY, Array
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
@@ -38,7 +38,7 @@ def _are_weights(value: Any) -> bool:
 
 
 @struct
-class Groups(Clients):
+class Groups(ClientDelays):
     """Groups of clients, the delays of their local iterations and of the global exchange, and how progress is weighted.
 
     An iteration of a group of n clients takes c + Exp(mean m), c = `shift_per_client` n + `shift` and m = `mean_per_client` n + `mean`; the
@@ -46,7 +46,7 @@ class Groups(Clients):
     defaults are those of the paper's Fig. 7(a): c = 1, m = 0.1, c_g = 10, m_g = 1 for two groups of 15 clients.
     """
 
-    num_clients: int = redefault(Clients, "num_clients", 30)
+    num_clients: int = redefault(ClientDelays, "num_clients", 30)
     local_steps: int = fixed(1)
     time_of: str = fixed("step")
     trace: Any = fixed(None)

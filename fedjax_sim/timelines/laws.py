@@ -59,7 +59,7 @@ def _is_table(value: Any) -> bool:
 
 
 @struct
-class Clients:
+class ClientDelays:
     """Clients of two speeds, or of speeds from a table.
 
     A client of rate r completes a local step (or, under `time_of="update"`, a whole update) after a time of mean 1/r. Its law:
@@ -159,7 +159,7 @@ class Speeds(NamedTuple):
     spread: Array  # f64[N]  relative to the mean time
 
 
-def client_speeds(key: Key, clients: Clients) -> Speeds:
+def client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     """Draw every client's speed. key: the lane's key."""
     if clients.client_table is not None:
         return Speeds(jnp.asarray(clients.client_table.rate), jnp.asarray(clients.client_table.spread))
@@ -171,7 +171,7 @@ def client_speeds(key: Key, clients: Clients) -> Speeds:
     return Speeds(*(jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float)) for slow, fast in pairs))
 
 
-def client_rates(key: Key, clients: Clients) -> Array:
+def client_rates(key: Key, clients: ClientDelays) -> Array:
     """Draw every client's rate, in local steps per unit of time: `f64[N]`. key: the lane's key."""
     return client_speeds(key, clients).rate
 
@@ -198,7 +198,7 @@ def runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
     return 1 + jnp.floor(standard / -jnp.log1p(-rate))
 
 
-def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients: Clients) -> Array:
+def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients: ClientDelays) -> Array:
     """Draw the running time of a client's update of K steps; the same whatever the order in which updates are asked for.
 
     client, update: `i32[...]`, the latter counted per client from 0. speeds: leaves `[N]`. Returns `f64[...]`.

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.participation import cohorts, draws, previous_visits
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.laws import Clients, Speeds, client_speeds, runtimes
+from fedjax_sim.timelines.cohorts import cohorts, draws, previous_visits
+from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class Rounds(Clients):
+class Rounds(ClientDelays):
     """Settings of synchronous rounds."""
 
     num_selected: int = count(20)
@@ -82,7 +82,7 @@ class WeightedRounds(Rounds):
         return weight / weight.sum()
 
 
-def rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
+def schedule_rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
     """Schedule synchronous rounds: everyone selected does K steps from the current model; weights are 1/S.
 
     A recorded trace gives the length of a client's work: its rows are used in order, over again when they are spent.
@@ -91,10 +91,10 @@ def rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
     return _synchronous(key, hyper, clients, jnp.full(clients.shape, 1 / hyper.num_selected))
 
 
-def weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) -> Timeline:
+def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) -> Timeline:
     """Schedule synchronous rounds of weighted clients; a client drawn more than once in a round works once, in one slot."""
     if hyper.participation == "without_replacement":
-        return rounds(key, hyper, num_ticks)
+        return schedule_rounds(key, hyper, num_ticks)
     share = hyper.shares()
     if hyper.participation == "full":
         shape = (num_ticks, hyper.num_clients)

@@ -17,8 +17,8 @@ from experiments import fald_fig1, fald_fig2, fald_fig2_unequal, fald_gaussian, 
 from experiments.fald_claims import CLAIMS
 from experiments.fald_fig1 import same_law
 from experiments.support import Arguments
-from fedjax_sim.gaussians import Gaussian, fit, wasserstein2
-from fedjax_sim.theory import langevin_oracle as oracle
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.theory.langevin import exact_laws as oracle
 from tests.experiments.environment import environment
 
 HOLDS: dict[str, dict[int, bool | None]] = {
@@ -145,13 +145,13 @@ def test_verdict_on_floors_with_unequal_hessians() -> None:
     assert fald_fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
 
 
-def follow(clients: oracle.Clients, sizes: fald_fig2.Sizes) -> dict[str, fald_gaussian.Repeated]:
+def follow(clients: oracle.GaussianTarget, sizes: fald_fig2.Sizes) -> dict[str, fald_gaussian.Repeated]:
     """Make up chains of all panels: independent draws from the exact laws of their rounds."""
     random = np.random.default_rng(0)
     ran = {}
     for panel, who in fald_fig2.PANELS.items():
         laws = [
-            oracle.rounds(
+            oracle.iterate_rounds(
                 oracle.one_round(clients, step_size=eta, local_steps=fald_fig2.LOCAL_STEPS, rho=0.0, participation=who),
                 oracle.point(np.zeros(2)),
                 sizes.rounds,
@@ -188,7 +188,7 @@ def test_verdict_on_rounds_saved() -> None:
         mean, covariance = [], []
         for own in clients.values():
             taken = oracle.one_round(own, step_size=fald_fig1.STEP_SIZE, local_steps=local_steps, rho=0.0)
-            laws = oracle.rounds(taken, oracle.point(np.zeros(2)), num_rounds)
+            laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
             error = np.sqrt(np.diagonal(laws.covariance, axis1=-2, axis2=-1) / sizes.chains)
             mean.append(laws.mean + error * random.normal(size=error.shape))
             covariance.append(laws.covariance)

@@ -8,9 +8,9 @@ import pytest
 
 from experiments import fald_bounds
 from experiments.fald_bounds import FULL, Sizes
-from fedjax_sim.theory import langevin as theory
-from fedjax_sim.theory.langevin_oracle import FULL as EVERYONE
-from fedjax_sim.theory.langevin_oracle import Participation
+from fedjax_sim.theory.langevin import bounds as theory
+from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
+from fedjax_sim.theory.langevin.exact_laws import Participation
 
 BOUNDS = {
     "start_bound": {"F.1"},

@@ -12,7 +12,7 @@ import pytest
 from experiments import fald_gaussian, fald_logistic
 from fedjax_sim import ConfigError
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.results import load
+from fedjax_sim.reporting.results import load
 from tests.experiments.environment import environment
 
 

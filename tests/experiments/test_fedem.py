@@ -14,7 +14,7 @@ import pytest
 from experiments import fedem_ablations, fedem_counts, fedem_fig1, fedem_fig2, fedem_fig3, fedem_theory
 from experiments.fedem_claims import CLAIMS
 from experiments.support import Arguments, Outcome
-from fedjax_sim import latent
+from fedjax_sim.problems import latent
 from fedjax_sim.settings import ConfigError
 from tests.experiments.environment import environment
 

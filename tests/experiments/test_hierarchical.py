@@ -21,8 +21,8 @@ from experiments import (
 from experiments.hierarchical_claims import CLAIMS
 from experiments.sampling import draw
 from experiments.support import Arguments
+from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
-from fedjax_sim.schedule import ticks_in_budget
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.groups import paper_delays

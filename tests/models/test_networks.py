@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from fedjax_sim.models import CONVOLUTIONS, MODELS, DoubleConvNet, LeNet, ResNet, SmallCNN, resnet18, resnet20
-from fedjax_sim.problems import takes_train
+from fedjax_sim.models.calls import takes_train
 
 SIZES = {
     "lenet on CIFAR-10": (LeNet(10), (32, 32, 3), 62_006),

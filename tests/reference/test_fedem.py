@@ -11,11 +11,12 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import Layout, latent
+from fedjax_sim import Layout
 from fedjax_sim.compression import BlockQuantization
-from fedjax_sim.expectation import STEP_FACTORS
-from fedjax_sim.latent.noisy_mean import Seen
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems import latent
+from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.server.approximation import STEP_FACTORS
 from fedjax_sim.streams import stream
 from tests.reference import fedem_loop, mixture
 
@@ -45,7 +46,7 @@ def data() -> np.ndarray:
 def problem(data: np.ndarray) -> latent.Estimation:
     partition = Partition(np.arange(N * M).reshape(N, M), np.full(N, M))
     with jax.enable_x64(True):
-        return latent.estimation(Watched(G), data.reshape(-1, 2), partition)
+        return latent.make_estimation(Watched(G), data.reshape(-1, 2), partition)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,9 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
             return {f"s{i}": statistics[i] for i in range(2)}
 
     with jax.enable_x64(True):
-        own = latent.estimation(WatchedMean(ridge=0.25), Seen(y, kappa), Partition(np.arange(M)[None], np.array([M])), start=np.ones(2))
+        own = latent.make_estimation(
+            WatchedMean(ridge=0.25), Seen(y, kappa), Partition(np.arange(M)[None], np.array([M])), start=np.ones(2)
+        )
         batches = jax.random.fold_in(stream(stream(jax.random.key(SEED), "learning"), "batches"), 0)
         places = [np.asarray(jax.random.randint(jax.random.fold_in(batches, k), (BATCH,), 0, M)) for k in range(TICKS)]
     run = simulate(system, own, hyper)

@@ -15,11 +15,11 @@ from scipy import stats
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.local import shuffled_examples
-from fedjax_sim.participation import cohorts
-from fedjax_sim.staleness import staleness_weights
+from fedjax_sim.clients.gradient_steps import shuffled_examples
+from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Speeds, client_speeds, runtimes
+from fedjax_sim.timelines.cohorts import cohorts
 from fedjax_sim.timelines.group_rounds import exchange_times, iteration_times
 from fedjax_sim.timelines.laws import update_time
 from tests.reference import favano_loop, fedavg_loop, fedbuff_loop, fedstaleweight_loop, hierarchical_loop, quafl_loop

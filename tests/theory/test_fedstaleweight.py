@@ -382,7 +382,7 @@ def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) 
     assert theory.max_staleness_bound(138, buffer_size=5) == 28
 
 
-def setting_of(**changes: object) -> theory.Setting:
+def setting_of(**changes: object) -> theory.FedStaleWeightSetup:
     """Quadratics 1/2 (w - c_i)^2 without noise, learnt with b = 1 and one local step."""
     defaults: dict = {
         "buffer_size": 1,
@@ -395,11 +395,11 @@ def setting_of(**changes: object) -> theory.Setting:
         "gradient_bound": 4.0,
         "initial_gap": 0.0,
     }
-    return theory.Setting(**(defaults | changes))
+    return theory.FedStaleWeightSetup(**(defaults | changes))
 
 
 def test_bound_of_a_worked_case() -> None:
-    setting = theory.Setting(
+    setting = theory.FedStaleWeightSetup(
         buffer_size=3,
         max_staleness=2,
         client_lr=(0.1, 0.2),

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedjax_sim.theory import hierarchical as bounds
-from fedjax_sim.theory import hierarchical_quadratics as quadratics
-from fedjax_sim.theory import hierarchical_timing as timing
-from fedjax_sim.theory.hierarchical_timing import Delays
+from fedjax_sim.theory.hierarchical import bounds as bounds
+from fedjax_sim.theory.hierarchical import quadratics as quadratics
+from fedjax_sim.theory.hierarchical import timing as timing
+from fedjax_sim.theory.hierarchical.timing import Delays
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, ClientTable, arrivals, client_rates, client_speeds
+from fedjax_sim.timelines import Arrivals, ClientTable, client_rates, client_speeds, schedule_arrivals
 from fedjax_sim.timelines.laws import update_time
 
 
@@ -42,7 +42,7 @@ def test_server_steps_and_who_makes_them(
 ) -> None:
     """Within 5 standard errors over seeds, and the precision of the expected numbers."""
     hyper = Arrivals(restart=restart, slow_fraction=slow_fraction)
-    schedule = draw(arrivals, hyper, num_ticks=950, seeds=12)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=950, seeds=12)
     ticks = [ticks_in_budget(time, 5000, overshoot=True) for time in schedule.time]
 
     def close(values: Any, expected: float, precision: float) -> None:
@@ -62,7 +62,7 @@ def test_server_steps_and_who_makes_them(
 def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
     """A step per time unit, and a buffer for everyone: all wait for each other (own finish: but not for the exchange)."""
     hyper = Arrivals(num_clients=5, buffer_size=5, local_steps=4, rate_fast=1.0, rate_slow=1.0, restart=restart)
-    schedule = draw(arrivals, hyper, num_ticks=12, seeds=2)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=12, seeds=2)
     # Own finish: a client restarts at max(own finish, start of the tick); the first tick starts at 0, the next ones where the last ended.
     expected = 7.0 * np.arange(1, 13) if restart != "own_finish" else None
     clock, finish, own = 0.0, 4.0, []
@@ -80,7 +80,7 @@ def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
 def test_ties_are_broken_at_random(draw: Callable) -> None:
     """Everybody finishes at once, and the first buffer takes two of five: each pair of slots is uniform over clients."""
     hyper = Arrivals(num_clients=5, buffer_size=2, local_steps=4, rate_fast=1.0, rate_slow=1.0)
-    first = draw(arrivals, hyper, num_ticks=2, seeds=600).clients[:, 0]
+    first = draw(schedule_arrivals, hyper, num_ticks=2, seeds=600).clients[:, 0]
     counts = np.bincount(first.ravel(), minlength=5)
     # 240 expected of each, standard deviation below 14.
     assert (np.abs(counts - 240) < 5 * 14).all()
@@ -90,7 +90,7 @@ FEW = Arrivals(num_clients=9, buffer_size=4, local_steps=3)
 
 
 def test_a_client_has_one_update_in_a_buffer_at_most_when_held_back(draw: Callable) -> None:
-    schedule = draw(arrivals, FEW, num_ticks=60, seeds=3)
+    schedule = draw(schedule_arrivals, FEW, num_ticks=60, seeds=3)
     assert all(len(set(row)) == 4 for row in schedule.clients.reshape(-1, 4).tolist())
     assert (np.diff(schedule.time, axis=1) >= 3).all()
 
@@ -98,7 +98,7 @@ def test_a_client_has_one_update_in_a_buffer_at_most_when_held_back(draw: Callab
 @pytest.mark.parametrize(("restart", "send_old_model"), [("after_interaction", False), ("after_interaction", True), ("fresh", False)])
 def test_versions_are_those_that_clients_hold(draw: Callable, restart: str, send_old_model: bool) -> None:
     """An update starts from what its client was sent at its last one: the model after that tick, or before it."""
-    schedule = draw(arrivals, FEW.replace(restart=restart, send_old_model=send_old_model), num_ticks=60, seeds=3)
+    schedule = draw(schedule_arrivals, FEW.replace(restart=restart, send_old_model=send_old_model), num_ticks=60, seeds=3)
     held = np.zeros(9, int)
     for t in range(60):
         clients = schedule.clients[0, t]
@@ -110,7 +110,7 @@ def test_versions_are_those_that_clients_hold(draw: Callable, restart: str, send
 def test_free_clients_never_wait(draw: Callable) -> None:
     """In the long run updates arrive at the sum of the clients' rates over K, whatever the exchange takes."""
     hyper = Arrivals(num_clients=6, buffer_size=3, local_steps=2, restart="free", server_interact=100.0)
-    schedule = draw(arrivals, hyper, num_ticks=2000, seeds=8)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=2000, seeds=8)
     rate = (4 / 2 + 2 / 16) / 2  # Two of six clients are slow.
     per_tick = np.diff(schedule.time[:, ::200], axis=1).ravel() / 200
     per_tick = per_tick[np.isfinite(per_tick)]
@@ -122,7 +122,7 @@ def test_free_clients_never_wait(draw: Callable) -> None:
 
 def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Callable) -> None:
     """Own aggregation included: after arrival number a, floor((a + 1) / Z) models have been made."""
-    schedule = draw(arrivals, FEW.replace(restart="free"), num_ticks=60, seeds=3)
+    schedule = draw(schedule_arrivals, FEW.replace(restart="free"), num_ticks=60, seeds=3)
     clients, version = schedule.clients[0].ravel(), schedule.version[0].ravel()
     assert any(len(set(row)) < 4 for row in schedule.clients[0].tolist())
     held = np.zeros(9, int)
@@ -136,7 +136,7 @@ def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Call
 def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> None:
     """One client in forty is two thousand times faster than the others, and does most updates. A longer schedule agrees."""
     hyper = Arrivals(num_clients=40, buffer_size=3, local_steps=2, restart="free", slow_fraction=39 / 40, rate_slow=1 / 4000)
-    short, long = (draw(arrivals, hyper, num_ticks=num) for num in (100, 800))
+    short, long = (draw(schedule_arrivals, hyper, num_ticks=num) for num in (100, 800))
     assert np.isfinite(long.time).all()
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :100])
@@ -150,7 +150,7 @@ def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> Non
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, restart: str) -> None:
     """Ties in time, which geometric times have many of, included."""
     hyper = FEW.replace(restart=restart, slow_fraction=0.0, rate_fast=0.8)
-    short, long = (draw(arrivals, hyper, num_ticks=num, seeds=3) for num in (17, 60))
+    short, long = (draw(schedule_arrivals, hyper, num_ticks=num, seeds=3) for num in (17, 60))
     assert short.time.dtype == np.float64
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
@@ -166,7 +166,7 @@ def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     hyper = Arrivals(
         num_clients=2, buffer_size=1, local_steps=1, slow_fraction=0.5, rate_fast=1.0, rate_slow=1 / 50, restart="free", server_interact=0.0
     )
-    schedule = draw(arrivals, hyper, num_ticks=10_000)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=10_000)
     staleness = (np.arange(10_000)[:, None] - schedule.version[0]).ravel()
     with jax.enable_x64(True):
         rate = np.asarray(client_rates(stream(jax.random.key(0), "timeline"), hyper))
@@ -182,7 +182,7 @@ def test_three_clients_of_constant_times(draw: Callable) -> None:
     """Worked out by hand: times 1.0, 1.3 and 3.1, and a buffer of two. Whoever fills the buffer takes the new model at once."""
     speeds = ClientTable(1 / np.array([1.0, 1.3, 3.1]))
     hyper = Arrivals(num_clients=3, buffer_size=2, local_steps=1, client_table=speeds, runtime_law="runtime_constant", restart="free")
-    schedule = draw(arrivals, hyper.replace(ties="client"), num_ticks=6)
+    schedule = draw(schedule_arrivals, hyper.replace(ties="client"), num_ticks=6)
     np.testing.assert_allclose(schedule.time[0], [1.3, 2.6, 3.1, 4.0, 5.2, 6.2], rtol=1e-15)
     np.testing.assert_array_equal(schedule.clients[0], [[0, 1], [0, 1], [0, 2], [1, 0], [0, 1], [0, 2]])
     np.testing.assert_array_equal(schedule.version[0], [[0, 0], [0, 1], [1, 0], [2, 2], [4, 3], [4, 3]])
@@ -210,7 +210,7 @@ def five(draw: Callable) -> Callable[..., Timeline]:
     def get(size: int, restart: str = "free") -> Timeline:
         if (restart, size) not in known:
             hyper = FIVE.replace(buffer_size=size, restart=restart)
-            known[restart, size] = draw(arrivals, hyper, num_ticks=NUM_ARRIVALS // size, seeds=LANES)
+            known[restart, size] = draw(schedule_arrivals, hyper, num_ticks=NUM_ARRIVALS // size, seeds=LANES)
         return known[restart, size]
 
     return get
@@ -403,7 +403,7 @@ WAITING_KINDS: dict[str, dict[str, Any]] = {
 def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None:
     """Against one event after the other, to the last bit."""
     hyper = WAITING.replace(buffer_size=size, **WAITING_KINDS[kind])
-    schedule = draw(arrivals, hyper, num_ticks=200, seeds=2)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=200, seeds=2)
     for seed in range(2):
         taken = times_of(hyper, seed, 402)
         if "length" in kind:
@@ -429,7 +429,7 @@ def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None
 
 def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> None:
     """So that nobody waits: each update starts from the version that its client's last one made."""
-    schedule = draw(arrivals, WAITING.replace(buffer_size=1), num_ticks=200, seeds=2)
+    schedule = draw(schedule_arrivals, WAITING.replace(buffer_size=1), num_ticks=200, seeds=2)
     held = np.zeros(6, int)
     for t, client in enumerate(schedule.clients[0, :, 0]):
         assert schedule.version[0, t, 0] == held[client]
@@ -441,7 +441,7 @@ def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> N
 def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
     """Under every reading client 0's times grow by the factor by which its rate falls; the others' are the same draws."""
     hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25, spread_slow=0.25)
-    schedule, slowed = (draw(arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2) for throttle in (1.0, 1 / 8))
+    schedule, slowed = (draw(schedule_arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2) for throttle in (1.0, 1 / 8))
     # Even its shortest time is longer than nearly all of the others'.
     taken = times_of(hyper, 0, 200)
     assert (taken[0] * 8 > taken[1:].max(axis=0)).all()

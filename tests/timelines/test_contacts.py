@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Contacts, client_rates, contacts
+from fedjax_sim.timelines import Contacts, client_rates, schedule_contacts
 
 FAST, SLOW = 1 / 2, 1 / 16
 K, PERIOD, SHARE = 20, 7, 0.2
@@ -23,7 +23,7 @@ class Drawn:
     """Schedules of a hundred clients, of whom twenty are contacted at a time, and every slot's rate."""
 
     def __init__(self, draw: Callable, hyper: Contacts, *, num_ticks: int, seeds: int):
-        drawn, self.window = draw(contacts, hyper, num_ticks=num_ticks, seeds=seeds)
+        drawn, self.window = draw(schedule_contacts, hyper, num_ticks=num_ticks, seeds=seeds)
         self.timeline: Timeline = drawn
         rates = rates_of(hyper, seeds)
         self.rate = np.stack([rates[seed][self.timeline.clients[seed]] for seed in range(seeds)])
@@ -123,7 +123,7 @@ FEW = Contacts(num_clients=7, num_selected=3, local_steps=9)
 
 
 def test_windows_and_versions_are_those_of_a_loop(draw: Callable) -> None:
-    schedule, window = draw(contacts, FEW.replace(server_wait=1.5, server_interact=0.25), num_ticks=40, seeds=[5])
+    schedule, window = draw(schedule_contacts, FEW.replace(server_wait=1.5, server_interact=0.25), num_ticks=40, seeds=[5])
     last: dict[int, int] = {}
     for t in range(40):
         clients = schedule.clients[0, t].tolist()
@@ -141,23 +141,23 @@ def test_windows_and_versions_are_those_of_a_loop(draw: Callable) -> None:
 def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
     """Rates of one: everyone does a step in each unit of time, up to K."""
     hyper = FEW.replace(server_wait=2.0, server_interact=1.0, rate_fast=1.0, rate_slow=1.0)
-    schedule, window = draw(contacts, hyper, num_ticks=40)
+    schedule, window = draw(schedule_contacts, hyper, num_ticks=40)
     np.testing.assert_array_equal(schedule.steps, np.minimum(window, 9))
-    strict, _ = draw(contacts, hyper.replace(strict_deadline=True), num_ticks=40)
+    strict, _ = draw(schedule_contacts, hyper.replace(strict_deadline=True), num_ticks=40)
     np.testing.assert_array_equal(strict.steps, np.minimum(window - 1, 9))
 
 
 def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
-    schedule, window = draw(contacts, Contacts(first_contact=0.0), num_ticks=1000, seeds=16)
+    schedule, window = draw(schedule_contacts, Contacts(first_contact=0.0), num_ticks=1000, seeds=16)
     assert schedule.time[0, 0] == 0
     assert not schedule.steps[0, 0].any()
     assert not window[0, 0].any()
     assert schedule.steps[0, 1].any()
-    counted, _ = draw(contacts, Contacts(first_contact=0.0, runtime_law="count_geom"), num_ticks=10)
+    counted, _ = draw(schedule_contacts, Contacts(first_contact=0.0, runtime_law="count_geom"), num_ticks=10)
     assert not counted.steps[0, 0].any()
     assert counted.steps[0, 1:].all()
     assert ticks_in_budget(schedule.time[0], 5000, overshoot=False) == 715
-    later, _ = draw(contacts, Contacts(), num_ticks=1000, seeds=16)
+    later, _ = draw(schedule_contacts, Contacts(), num_ticks=1000, seeds=16)
     np.testing.assert_array_equal(later.time - schedule.time, 7.0)
     np.testing.assert_array_equal(later.clients, schedule.clients)
     assert ticks_in_budget(later.time[0], 5000, overshoot=False) == 714
@@ -168,7 +168,7 @@ def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
 )
 def test_a_contact_at_the_end_of_the_budget_belongs_to_it(draw: Callable, wait: float, interact: float, budget: float, ticks: int) -> None:
     """Whatever the last bit of a product of numbers that are not whole."""
-    schedule, _ = draw(contacts, FEW.replace(server_wait=wait, server_interact=interact), num_ticks=50)
+    schedule, _ = draw(schedule_contacts, FEW.replace(server_wait=wait, server_interact=interact), num_ticks=50)
     assert ticks_in_budget(schedule.time[0], budget, overshoot=False) == ticks
 
 
@@ -180,7 +180,7 @@ def test_whole_windows_are_whole(draw: Callable) -> None:
     hyper = hyper.replace(first_contact=100.0)
     assert 100 * 4.35 < 435
     for strict, expected in ((False, 435), (True, 434)):
-        schedule, window = draw(contacts, hyper.replace(strict_deadline=strict), num_ticks=1)
+        schedule, window = draw(schedule_contacts, hyper.replace(strict_deadline=strict), num_ticks=1)
         assert window[0, 0, 0] == 435 and schedule.steps[0, 0, 0] == expected
 
 
@@ -192,14 +192,14 @@ def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"carry_residual": True}])
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, changes: dict[str, Any]) -> None:
-    short, long = (draw(contacts, FEW.replace(**changes), num_ticks=num) for num in (17, 40))
+    short, long = (draw(schedule_contacts, FEW.replace(**changes), num_ticks=num) for num in (17, 40))
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
 
 
 def test_times_are_in_64_bits(draw: Callable) -> None:
     """Contacts a tenth of a unit apart, after more than 2^24 tenths."""
-    schedule, _ = draw(contacts, FEW.replace(server_wait=0.1, server_interact=0.0, first_contact=2.0**25), num_ticks=40)
+    schedule, _ = draw(schedule_contacts, FEW.replace(server_wait=0.1, server_interact=0.0, first_contact=2.0**25), num_ticks=40)
     assert schedule.time.dtype == np.float64
     np.testing.assert_allclose(np.diff(schedule.time[0]), 0.1, rtol=1e-6)
     assert jnp.asarray(schedule.time).dtype == jnp.float32, "the test itself must not run in 64 bits"
@@ -210,7 +210,7 @@ def test_constant_times_that_fill_a_window_fit_into_it(draw: Callable, steps_in_
     """Whatever the last bits of their sum: six and ten sevenths are among those that come out too long."""
     rate = steps_in_a_window / 7
     hyper = Contacts(num_clients=3, num_selected=1, local_steps=50, runtime_law="runtime_constant", rate_fast=rate, rate_slow=rate)
-    schedule, window = draw(contacts, hyper, num_ticks=12)
+    schedule, window = draw(schedule_contacts, hyper, num_ticks=12)
     np.testing.assert_array_equal(schedule.steps, np.minimum(np.round(window / 7) * steps_in_a_window, 50))
-    strict, _ = draw(contacts, hyper.replace(strict_deadline=True), num_ticks=12)
+    strict, _ = draw(schedule_contacts, hyper.replace(strict_deadline=True), num_ticks=12)
     np.testing.assert_array_equal(strict.steps, np.minimum(np.round(window / 7) * steps_in_a_window - 1, 50))

@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, arrivals, arrivals_within, client_speeds, free_arrivals
+from fedjax_sim.timelines import Arrivals, arrivals_within, client_speeds, free_arrivals, schedule_arrivals
 from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.laws import update_time
 
@@ -356,7 +356,7 @@ def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draw
         if kind not in known:
             hyper = LOSSY.replace(**KINDS[kind])
             drawn = [draws_of(hyper, seed, ATTEMPTS) for seed in range(SEEDS)]
-            known[kind] = hyper, draw(arrivals, hyper, num_ticks=NUM_TICKS, seeds=SEEDS), drawn
+            known[kind] = hyper, draw(schedule_arrivals, hyper, num_ticks=NUM_TICKS, seeds=SEEDS), drawn
         return known[kind]
 
     return get
@@ -404,7 +404,9 @@ def test_ties_are_uniform_over_clients(lossy: Callable) -> None:
 
 def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(lossy: Callable, draw: Callable) -> None:
     hyper, schedule, _ = lossy("lost")
-    scaled = draw(arrivals, hyper.replace(rate_fast=hyper.rate_fast / 4, rate_slow=hyper.rate_slow / 4), num_ticks=NUM_TICKS, seeds=SEEDS)
+    scaled = draw(
+        schedule_arrivals, hyper.replace(rate_fast=hyper.rate_fast / 4, rate_slow=hyper.rate_slow / 4), num_ticks=NUM_TICKS, seeds=SEEDS
+    )
     np.testing.assert_array_equal(scaled.time, 4 * schedule.time)
     for name in ("clients", "version", "holds", "weight", "steps"):
         np.testing.assert_array_equal(getattr(scaled, name), getattr(schedule, name))
@@ -459,7 +461,7 @@ EQUAL = Arrivals(
 
 def test_equal_constant_times_lock_the_phases(draw: Callable) -> None:
     """A buffer for everyone, yet no synchronous rounds: the client that fills it has the new model, the others are one behind."""
-    schedule = draw(arrivals, EQUAL, num_ticks=40, seeds=8)
+    schedule = draw(schedule_arrivals, EQUAL, num_ticks=40, seeds=8)
     np.testing.assert_array_equal(schedule.time, np.tile(np.arange(1.0, 41), (8, 1)))
     np.testing.assert_array_equal(schedule.clients, np.broadcast_to(np.arange(5), (8, 40, 5)))
     staleness = np.arange(40)[:, None] - schedule.version[0]
@@ -473,7 +475,7 @@ def test_equal_constant_times_lock_the_phases(draw: Callable) -> None:
 def test_times_that_fill_windows_end_with_them(draw: Callable, on: int, off: int, fast: int, slow: int) -> None:
     """Whole constant times, in exact arithmetic. Clients that start off fill each window to its end, and then take the next one's model."""
     hyper = EQUAL.replace(rate_fast=1 / fast, rate_slow=1 / slow, on_time=float(on), off_time=float(off))
-    schedule = draw(arrivals, hyper, num_ticks=40, seeds=8)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=40, seeds=8)
     taken = [[Fraction(fast)] * 300] * 3 + [[Fraction(slow)] * 300] * 2
     start_off = 0
     for seed in range(8):

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.schedule import ticks_in_budget
+from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.settings import ConfigError, check, parse
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import ClientTable, Groups, group_rounds, group_rounds_within, members, paper_delays
+from fedjax_sim.timelines import ClientTable, Groups, group_rounds_within, members, paper_delays, schedule_group_rounds
 from fedjax_sim.timelines.group_rounds import aggregation_weights, exchange_times, group_work, iteration_times, sync_times
 from fedjax_sim.timelines.groups import AGGREGATIONS, delay_sizes, exchange_law, group_shares, iteration_law
 
@@ -108,7 +108,7 @@ def _works(num_rounds: int, keys: jax.Array, groups: Groups) -> Any:
     """Work `[L, ...]`, exchanges `[L, U]` and the clock `[L, U]` of many lanes."""
 
     def lane(key: jax.Array, groups: Groups) -> Any:
-        clock = group_rounds(key, groups, num_rounds * groups.ticks_per_round).time
+        clock = schedule_group_rounds(key, groups, num_rounds * groups.ticks_per_round).time
         return group_work(key, groups, num_rounds), exchange_times(key, groups, num_rounds), clock
 
     return jax.vmap(lane)(keys, groups)
@@ -232,8 +232,8 @@ def test_iterations_are_counted_until_the_sync_time_has_passed(delays: np.ndarra
 
 def test_rounds_cut_into_ticks(delays: np.ndarray, draw: Callable) -> None:
     """A tick has the iterations that were done in its part of the sync time; the last one those that were not, and the exchange."""
-    whole = draw(group_rounds, with_law("fig 6", 5.0), num_ticks=20)
-    cut = draw(group_rounds, with_law("fig 6", 5.0).replace(ticks_per_round=4), num_ticks=79)
+    whole = draw(schedule_group_rounds, with_law("fig 6", 5.0), num_ticks=20)
+    cut = draw(schedule_group_rounds, with_law("fig 6", 5.0).replace(ticks_per_round=4), num_ticks=79)
     done = np.stack([(np.cumsum(delays, axis=1) <= mark).sum(axis=1) for mark in (0.0, 1.25, 2.5, 3.75)], axis=1)
     steps = np.diff(np.concatenate([done, whole.steps[0][:, None]], axis=1), axis=1).reshape(80, 2)
     np.testing.assert_array_equal(cut.steps[0], steps[:79])
@@ -250,7 +250,7 @@ def test_rounds_cut_into_ticks(delays: np.ndarray, draw: Callable) -> None:
 def test_the_clock_by_hand(draw: Callable) -> None:
     """Iterations of 1 and 2, S = 5, an exchange of 3: five and three iterations, and a round of 9. An iteration ends at S exactly."""
     hyper = Groups(num_clients=4, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
-    schedule = draw(group_rounds, hyper, num_ticks=4)
+    schedule = draw(schedule_group_rounds, hyper, num_ticks=4)
     np.testing.assert_array_equal(schedule.steps[0], [[5, 3]] * 4)
     np.testing.assert_array_equal(schedule.time[0], [9.0, 18.0, 27.0, 36.0])
     assert ticks_in_budget(schedule.time[0], 20.0, overshoot=True) == 3
@@ -267,7 +267,7 @@ def test_the_sync_time_grows(draw: Callable) -> None:
     with jax.enable_x64(True):
         np.testing.assert_array_equal(sync_times(hyper, 7), [1, 2, 3, 4, 5, 5, 5])
         np.testing.assert_array_equal(sync_times(hyper.replace(sync_growth=0.0), 3), [5, 5, 5])
-    schedule = draw(group_rounds, hyper, num_ticks=7)
+    schedule = draw(schedule_group_rounds, hyper, num_ticks=7)
     np.testing.assert_array_equal(schedule.steps[0], [[1, 1], [2, 1], [3, 2], [4, 2], [5, 3], [5, 3], [5, 3]])
     np.testing.assert_array_equal(np.diff(schedule.time[0]), np.array([2, 4, 4, 6, 6, 6]) + 3.0)
 
@@ -275,7 +275,7 @@ def test_the_sync_time_grows(draw: Callable) -> None:
 def test_groups_isolated_until_the_end(draw: Callable) -> None:
     """S = T is a single round, whose ticks show what everyone has done by then."""
     hyper = Groups(num_clients=4, sync_time=100.0, ticks_per_round=4, **(CERTAIN | {"shift": (1.0, 7.0), "exchange_shift": 3.0}))
-    schedule = draw(group_rounds, hyper, num_ticks=4)
+    schedule = draw(schedule_group_rounds, hyper, num_ticks=4)
     np.testing.assert_array_equal(np.cumsum(schedule.steps[0], axis=0), [[25, 3], [50, 7], [75, 10], [100, 15]])
     np.testing.assert_array_equal(schedule.time[0], [25, 50, 75, 108])
     assert ticks_in_budget(schedule.time[0], 100.0, overshoot=True) is None
@@ -292,7 +292,7 @@ def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> 
     own = ClientTable(1 / np.array([1.0, 2.0, 3.0, 100.0, 0.5, 1.0]))
     hyper = Groups(client_table=own, runtime_law="runtime_constant", sync_time=6.5, **OF_CLIENTS)
     check(hyper)
-    schedule = draw(group_rounds, hyper, num_ticks=3)
+    schedule = draw(schedule_group_rounds, hyper, num_ticks=3)
     np.testing.assert_array_equal(schedule.steps[0], [[4, 3]] * 3)
     np.testing.assert_allclose(schedule.time[0], [12, 24, 36], rtol=1e-12)
     np.testing.assert_allclose(schedule.weight[0], [[2 / 5 / 4, 3 / 5 / 3]] * 3, rtol=1e-12)
@@ -301,10 +301,10 @@ def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> 
 def test_the_longest_of_exponential_delays(draw: Callable) -> None:
     """Of 2 and 3 clients of one rate: H_2 and H_3 means, of all H_5; within 5 standard errors."""
     hyper = Groups(rate_fast=0.5, slow_fraction=0.0, runtime_law="runtime_exp", sync_time=0.0, **OF_CLIENTS)
-    length = np.diff(draw(group_rounds, hyper, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
+    length = np.diff(draw(schedule_group_rounds, hyper, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
     assert_mean(length.ravel(), 2 * (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), 0.0)
     apart = hyper.replace(num_groups=1, association=(0, 0, -1, -1, -1, -1))
-    length = np.diff(draw(group_rounds, apart, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
+    length = np.diff(draw(schedule_group_rounds, apart, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
     assert_mean(length.ravel(), 2 * (1 + 1 / 2), 0.0)
 
 
@@ -344,7 +344,7 @@ def test_weights_of_the_aggregations() -> None:
 
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> None:
     hyper = with_law("fig 6", 5.0).replace(ticks_per_round=4)
-    short, long = (draw(group_rounds, hyper, num_ticks=num, seeds=3) for num in (41, 200))
+    short, long = (draw(schedule_group_rounds, hyper, num_ticks=num, seeds=3) for num in (41, 200))
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :41])
     assert short.time.dtype == np.float64

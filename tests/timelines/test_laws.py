@@ -18,15 +18,15 @@ from fedjax_sim.timelines import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
     Arrivals,
-    Clients,
+    ClientDelays,
     ClientTable,
     Contacts,
     Rounds,
     Speeds,
     client_speeds,
-    contacts,
-    rounds,
     runtimes,
+    schedule_contacts,
+    schedule_rounds,
 )
 from fedjax_sim.timelines.laws import SPREAD_LAWS, read_client_table, update_time
 
@@ -130,18 +130,18 @@ def test_clients_have_their_own_speeds(law: str) -> None:
 
 
 @jax.jit
-def _update_times(client: jax.Array, update: jax.Array, clients: Clients) -> jax.Array:
+def _update_times(client: jax.Array, update: jax.Array, clients: ClientDelays) -> jax.Array:
     key = jax.random.key(3)
     return update_time(key, client, update, client_speeds(key, clients), clients)
 
 
-def update_times(client: Any, update: Any, clients: Clients) -> np.ndarray:
+def update_times(client: Any, update: Any, clients: ClientDelays) -> np.ndarray:
     with jax.enable_x64(True):
         clients = jax.tree.map(lambda leaf: np.asarray(leaf, float), clients)
         return np.asarray(_update_times(jnp.asarray(client, "int32"), jnp.asarray(update, "int32"), clients))
 
 
-EXPONENTIAL = Clients(num_clients=3, local_steps=5, slow_fraction=1 / 3, slow_clients="last", runtime_law="runtime_exp")
+EXPONENTIAL = ClientDelays(num_clients=3, local_steps=5, slow_fraction=1 / 3, slow_clients="last", runtime_law="runtime_exp")
 
 
 @pytest.mark.parametrize(("time_of", "shape"), [("step", 5), ("update", 1)])
@@ -170,14 +170,14 @@ def test_constant_updates(time_of: str, times_taken: int) -> None:
     np.testing.assert_array_equal(update_times([0, 1, 2], [0, 7, 3], hyper), np.array([2.0, 2.0, 16.0]) * times_taken)
 
 
-def speeds(clients: Clients, seed: int = 0) -> Speeds:
+def speeds(clients: ClientDelays, seed: int = 0) -> Speeds:
     with jax.enable_x64(True):
         return jax.tree.map(np.asarray, client_speeds(jax.random.key(seed), clients))
 
 
 def test_the_last_clients_are_slow() -> None:
     """A third of eight is three, rounded up; spreads go with rates."""
-    hyper = Clients(num_clients=8, slow_clients="last", spread_fast=0.25, spread_slow=0.75, runtime_law="runtime_uniform")
+    hyper = ClientDelays(num_clients=8, slow_clients="last", spread_fast=0.25, spread_slow=0.75, runtime_law="runtime_uniform")
     rate, spread = speeds(hyper)
     np.testing.assert_array_equal(rate, [1 / 2] * 5 + [1 / 16] * 3)
     np.testing.assert_array_equal(spread, [0.25] * 5 + [0.75] * 3)
@@ -193,7 +193,7 @@ TABLE = ClientTable([0.5, 2.0, 0.125], [0.0, 0.5, 0.25])
 
 
 def test_speeds_from_a_table() -> None:
-    hyper = Clients(num_clients=3, client_table=TABLE, runtime_law="runtime_uniform")
+    hyper = ClientDelays(num_clients=3, client_table=TABLE, runtime_law="runtime_uniform")
     check(hyper)
     np.testing.assert_array_equal(speeds(hyper).rate, [0.5, 2.0, 0.125])
     np.testing.assert_array_equal(speeds(hyper).spread, [0.0, 0.5, 0.25])
@@ -201,8 +201,8 @@ def test_speeds_from_a_table() -> None:
     assert hyper.largest_rate == 2.0
     np.testing.assert_array_equal(ClientTable([1, 2], 0.5).spread, [0.5, 0.5])
     np.testing.assert_array_equal(ClientTable([1, 2]).spread, [0, 0])
-    assert Clients().mean_rate == pytest.approx((2 / 2 + 1 / 16) / 3)
-    assert Clients(rate_slow=0.75).largest_rate == 0.75
+    assert ClientDelays().mean_rate == pytest.approx((2 / 2 + 1 / 16) / 3)
+    assert ClientDelays(rate_slow=0.75).largest_rate == 0.75
 
 
 def test_tables_in_files(tmp_path: Path) -> None:
@@ -251,11 +251,11 @@ def test_tables_that_cannot_be(rate: Any, spread: Any, words: str) -> None:
 
 THREE: dict[str, Any] = {"num_clients": 3, "client_table": TABLE, "runtime_law": "runtime_uniform"}
 WIDE: dict[str, Any] = {"spread_fast": 1.5}
-REFUSED: list[tuple[Clients, str]] = [
-    (Clients(**THREE | {"num_clients": 4}), "client_table is 'of 3 rows', but must be of num_clients = 4 rows"),
+REFUSED: list[tuple[ClientDelays, str]] = [
+    (ClientDelays(**THREE | {"num_clients": 4}), "client_table is 'of 3 rows', but must be of num_clients = 4 rows"),
     *(
         (
-            Clients(**THREE, **{name: value}),
+            ClientDelays(**THREE, **{name: value}),
             f"{name} is {value!r}, but must be left at {default!r} with a table of clients, which decides it",
         )
         for name, value, default in (
@@ -267,31 +267,37 @@ REFUSED: list[tuple[Clients, str]] = [
             ("spread_slow", 0.5, 0.0),
         )
     ),
-    (Clients(**THREE | {"client_table": "clients.csv"}), "client_table is 'clients.csv', but must be a ClientTable"),
+    (ClientDelays(**THREE | {"client_table": "clients.csv"}), "client_table is 'clients.csv', but must be a ClientTable"),
     (
-        Clients(**THREE | {"runtime_law": "runtime_geom"}),
+        ClientDelays(**THREE | {"runtime_law": "runtime_geom"}),
         "client_table rate is 2.0, but must be at most 1, a probability, under runtime_geom",
     ),
-    (Clients(**THREE | {"runtime_law": "runtime_exp"}), "client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread"),
     (
-        Clients(num_clients=2, client_table=ClientTable([1, 1], [0.5, 1.25]), runtime_law="runtime_uniform"),
+        ClientDelays(**THREE | {"runtime_law": "runtime_exp"}),
+        "client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread",
+    ),
+    (
+        ClientDelays(num_clients=2, client_table=ClientTable([1, 1], [0.5, 1.25]), runtime_law="runtime_uniform"),
         "client_table spread is 1.25, but must be at most 1 under runtime_uniform",
     ),
     *(
-        (Clients(runtime_law=law, **{name: 0.1}), f"{name} is 0.1, but must be 0 under {law}, which has no spread")
+        (ClientDelays(runtime_law=law, **{name: 0.1}), f"{name} is 0.1, but must be 0 under {law}, which has no spread")
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")
     ),
-    (Clients(runtime_law="runtime_uniform", **WIDE), "spread_fast is 1.5, but must be at most 1 under runtime_uniform"),
-    (Clients(runtime_law="runtime_shifted_exp", spread_slow=1.01), "spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp"),
-    (Clients(runtime_law="runtime_pareto", spread_slow=1.0), "spread_slow is 1.0, but must be below 1 under runtime_pareto"),
-    (Clients(runtime_law="runtime_pareto", **WIDE), "spread_fast is 1.5, but must be below 1 under runtime_pareto"),
-    (Clients(spread_fast=-0.1), "spread_fast is -0.1, but must be a finite number at least 0"),
-    (Clients(rate_fast=1.25), "rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom"),
-    (Clients(rate_slow=1.25, runtime_law="count_geom"), "rate_slow is 1.25, but must be at most 1, a probability, under count_geom"),
-    (Clients(runtime_law="runtime_gamma"), "runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom"),
-    (Clients(slow_clients="first"), "slow_clients is 'first', but must be one of random, last"),
-    (Clients(time_of="round"), "time_of is 'round', but must be one of step, update"),
+    (ClientDelays(runtime_law="runtime_uniform", **WIDE), "spread_fast is 1.5, but must be at most 1 under runtime_uniform"),
+    (
+        ClientDelays(runtime_law="runtime_shifted_exp", spread_slow=1.01),
+        "spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp",
+    ),
+    (ClientDelays(runtime_law="runtime_pareto", spread_slow=1.0), "spread_slow is 1.0, but must be below 1 under runtime_pareto"),
+    (ClientDelays(runtime_law="runtime_pareto", **WIDE), "spread_fast is 1.5, but must be below 1 under runtime_pareto"),
+    (ClientDelays(spread_fast=-0.1), "spread_fast is -0.1, but must be a finite number at least 0"),
+    (ClientDelays(rate_fast=1.25), "rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom"),
+    (ClientDelays(rate_slow=1.25, runtime_law="count_geom"), "rate_slow is 1.25, but must be at most 1, a probability, under count_geom"),
+    (ClientDelays(runtime_law="runtime_gamma"), "runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom"),
+    (ClientDelays(slow_clients="first"), "slow_clients is 'first', but must be one of random, last"),
+    (ClientDelays(time_of="round"), "time_of is 'round', but must be one of step, update"),
     (Contacts(time_of="update"), "time_of is 'update', but must be \"step\", as contacts interrupt clients between steps"),
     *(
         (
@@ -305,7 +311,7 @@ REFUSED: list[tuple[Clients, str]] = [
 
 
 @pytest.mark.parametrize(("clients", "words"), REFUSED)
-def test_settings_that_are_refused(clients: Clients, words: str) -> None:
+def test_settings_that_are_refused(clients: ClientDelays, words: str) -> None:
     """In one sentence that names the setting, its value and what is allowed."""
     with pytest.raises(ConfigError) as error:
         check(clients)
@@ -316,18 +322,18 @@ def test_settings_that_are_refused(clients: Clients, words: str) -> None:
 @pytest.mark.parametrize(
     "clients",
     [
-        Clients(runtime_law="runtime_uniform", spread_fast=1.0),
-        Clients(runtime_law="runtime_shifted_exp", spread_slow=1.0),
-        Clients(runtime_law="runtime_pareto", spread_slow=0.99),
-        Clients(runtime_law="runtime_lognormal", spread_slow=2.0),
-        Clients(runtime_law="runtime_normal", spread_fast=2.0),
-        Clients(runtime_law="runtime_constant", rate_fast=2.0),
+        ClientDelays(runtime_law="runtime_uniform", spread_fast=1.0),
+        ClientDelays(runtime_law="runtime_shifted_exp", spread_slow=1.0),
+        ClientDelays(runtime_law="runtime_pareto", spread_slow=0.99),
+        ClientDelays(runtime_law="runtime_lognormal", spread_slow=2.0),
+        ClientDelays(runtime_law="runtime_normal", spread_fast=2.0),
+        ClientDelays(runtime_law="runtime_constant", rate_fast=2.0),
         Arrivals(time_of="update"),
         Rounds(time_of="update"),
         fedjax_sim.SYSTEMS["favano"].Hyper(runtime_law="runtime_lognormal", reweight="estimated"),
     ],
 )
-def test_settings_that_are_not(clients: Clients) -> None:
+def test_settings_that_are_not(clients: ClientDelays) -> None:
     check(clients)
 
 
@@ -336,7 +342,7 @@ def test_settings_that_are_not(clients: Clients) -> None:
 def test_rounds_of_constant_times(draw: Callable, time_of: str, taken: int, round_time: str) -> None:
     """As long as the slowest of the cohort takes, in all readings, and the exchange: 2 or 16 units a step (or update), and 3."""
     hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, slow_fraction=2 / 9, slow_clients="last", runtime_law="runtime_constant")
-    schedule = draw(rounds, hyper.replace(time_of=time_of, round_time=round_time), num_ticks=40)
+    schedule = draw(schedule_rounds, hyper.replace(time_of=time_of, round_time=round_time), num_ticks=40)
     slow = (schedule.clients[0] >= 7).any(axis=1)
     assert 5 < slow.sum() < 35
     np.testing.assert_array_equal(schedule.time[0], np.cumsum(np.where(slow, 16, 2) * taken + 3))
@@ -346,14 +352,14 @@ def test_rounds_of_constant_times(draw: Callable, time_of: str, taken: int, roun
 def test_rounds_of_uniform_times(draw: Callable) -> None:
     """The largest of four uniform times has a beta law."""
     hyper = Rounds(num_clients=4, num_selected=4, local_steps=5, slow_fraction=0.0, time_of="update", runtime_law="runtime_uniform")
-    schedule = draw(rounds, hyper.replace(spread_fast=0.5), num_ticks=1000, seeds=2)
+    schedule = draw(schedule_rounds, hyper.replace(spread_fast=0.5), num_ticks=1000, seeds=2)
     lengths = np.diff(schedule.time, axis=1, prepend=0.0).ravel() - 3
     assert stats.kstest(lengths, stats.beta(4, 1, 1, 2).cdf).pvalue > 1e-3
 
 
 def test_rounds_of_a_table(draw: Callable) -> None:
     hyper = Rounds(num_clients=3, num_selected=1, local_steps=4, client_table=ClientTable(TABLE.rate), runtime_law="runtime_constant")
-    schedule = draw(rounds, hyper, num_ticks=40)
+    schedule = draw(schedule_rounds, hyper, num_ticks=40)
     np.testing.assert_array_equal(np.diff(schedule.time[0], prepend=0), 3 + 4 / TABLE.rate[schedule.clients[0, :, 0]])
     assert len(set(schedule.clients.ravel())) == 3
 
@@ -362,7 +368,7 @@ def test_contacts_of_constant_times(draw: Callable) -> None:
     """Steps of 2 and of 16 units that fit between two contacts, at most K; a step that ends with the contact counts."""
     hyper = Contacts(num_clients=9, num_selected=3, local_steps=6, server_wait=4.0, server_interact=2.0)
     hyper = hyper.replace(slow_fraction=2 / 9, slow_clients="last", runtime_law="runtime_constant")
-    schedule, _ = draw(contacts, hyper, num_ticks=60)
+    schedule, _ = draw(schedule_contacts, hyper, num_ticks=60)
     last = np.zeros(9)
     for t, clients in enumerate(schedule.clients[0]):
         now = 6.0 * (t + 1)
@@ -375,7 +381,7 @@ def test_contacts_of_constant_times(draw: Callable) -> None:
 def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
     """Everyone is contacted every 7 units: k steps are done if k constant parts of 1 and k exponential ones of mean 1 fit in."""
     hyper = Contacts(num_clients=50, num_selected=50, local_steps=20, slow_fraction=0.0, runtime_law="runtime_shifted_exp", spread_fast=0.5)
-    steps = draw(contacts, hyper, num_ticks=60, seeds=2)[0].steps
+    steps = draw(schedule_contacts, hyper, num_ticks=60, seeds=2)[0].steps
     assert steps.max() <= 7
     reached = stats.gamma(np.arange(1, 8)).cdf(7 - np.arange(1, 8))
     expected = -np.diff(np.concatenate([[1], reached, [0]]))

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.timelines import Arrivals, Contacts, Rounds, Trace, arrivals, contacts, read_trace, rounds
+from fedjax_sim.timelines import Arrivals, Contacts, Rounds, Trace, read_trace, schedule_arrivals, schedule_contacts, schedule_rounds
 
 
 def recorded(num_clients: int = 6, rows: int = 90, *, seed: int = 0, whole: bool = False) -> Trace:
@@ -111,7 +111,7 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
     hyper = Contacts(
         num_clients=6, num_selected=2, local_steps=3, server_wait=2.0, server_interact=1.0, strict_deadline=strict, trace=trace
     )
-    schedule, _ = draw(contacts, hyper, num_ticks=25)
+    schedule, _ = draw(schedule_contacts, hyper, num_ticks=25)
     last = np.zeros(6)
     for t in range(25):
         now = schedule.time[0, t]
@@ -127,7 +127,7 @@ def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
     """From the first again when they are spent."""
     trace = recorded()
     hyper = Rounds(num_clients=6, num_selected=2, local_steps=3, server_interact=0.5, trace=trace)
-    schedule = draw(rounds, hyper, num_ticks=60)
+    schedule = draw(schedule_rounds, hyper, num_ticks=60)
     lengths = {i: (trace.finish - trace.start)[trace.client == i] for i in range(6)}
     visits, clock = np.zeros(6, int), 0.0
     for t in range(60):
@@ -144,7 +144,7 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
     """The server acts when a buffer is full and it is not at work; an update starts from what there was at its recorded start."""
     trace = recorded()
     hyper = Arrivals(num_clients=6, buffer_size=4, local_steps=3, server_interact=0.5, trace=trace)
-    schedule = draw(arrivals, hyper, num_ticks=30)
+    schedule = draw(schedule_arrivals, hyper, num_ticks=30)
     clock, made = 0.0, []
     for t in range(22):
         rows = slice(4 * t, 4 * t + 4)

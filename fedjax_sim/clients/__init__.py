@@ -1,0 +1,1 @@
+"""What clients do between two messages: gradient steps, E-steps and Langevin noise."""

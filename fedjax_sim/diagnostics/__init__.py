@@ -1,0 +1,1 @@
+"""Measures of results: predictions, posterior samples, Gaussians and fairness."""

@@ -1,0 +1,1 @@
+"""What servers do with the messages they receive: aggregation, weights, stores and memories."""

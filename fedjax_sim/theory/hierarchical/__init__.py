@@ -1,0 +1,1 @@
+"""The theory of hierarchical federated learning."""

@@ -1,0 +1,283 @@
+"""The command line as a user meets it: a process of its own, in an empty folder, with good input."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import fedjax_sim
+from fedjax_sim.cli import comparison
+from fedjax_sim.cli.commands import main
+from fedjax_sim.cli.defaults import defaults_of
+from fedjax_sim.settings import ConfigError
+
+ROOT = Path(fedjax_sim.__file__).parents[1]
+SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
+SMALL = [*(word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")), "--seeds", "2", "--time-budget", "60"]
+QUICK = [*SMALL, "--model", "logistic", "--evals", "3"]
+BUFFER = ["--set", "buffer_size=2"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return os.environ | {"PYTHONPATH": str(ROOT), "FEDJAX_SIM_CACHE": str(cache)}
+
+
+@pytest.fixture
+def call(environment, tmp_path):
+    """Runs `fedjax-sim` with words in an empty folder, and returns what it printed."""
+
+    def run(*words):
+        done = subprocess.run([sys.executable, "-m", "fedjax_sim", *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    return run
+
+
+def groups(path):
+    with xr.open_datatree(path / "results.nc", engine="h5netcdf") as tree:
+        return {name: node.to_dataset().load() for name, node in tree.children.items()}
+
+
+def test_without_words_it_tells_its_commands(call):
+    out = call()
+    assert all(command in out for command in ("list", "run", "timeline"))
+    assert call("--version").strip() == fedjax_sim.__version__
+    assert "--time-budget" in call("run", "--help")
+
+
+def test_list_names_everything(call):
+    out = call("list")
+    for name in (*fedjax_sim.SYSTEMS, "digits", "mnist", "classes", "dirichlet", "mlp32"):
+        assert re.search(rf"^ +{name} ", out, re.M), name
+    settings = call("list", "fedbuff")
+    assert "buffer_size" in settings
+    assert "after_interaction" in settings
+
+
+def test_run_without_a_system_is_the_main_job(call, tmp_path):
+    out = call("run", *QUICK, *BUFFER)
+    names = {"fedavg", "quafl", "fedbuff", "favano"}
+    assert all(name in out for name in names)
+    assert "Written to results " in out
+    folder = tmp_path / "results"
+    pictures = {"accuracy.png", "loss.png", "client_variance.png"}
+    assert {path.name for path in folder.iterdir()} == {"results.nc", "summary.json", "config.json"} | pictures
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary) == {"lanes", "failed_lanes", "seconds", "systems"}
+    assert (summary["lanes"], summary["failed_lanes"]) == (8, 0)
+    assert set(summary["seconds"]) == {"compile", "run"}
+    assert set(summary["systems"]) == names
+    curves = groups(folder)
+    for name, entry in summary["systems"].items():
+        assert set(entry) == {"final", "virtual_time", "ticks", "local_steps", "uplink_bits"}
+        assert {"accuracy", "loss"} <= set(entry["final"])
+        assert all(set(value) == {"mean", "std"} for value in entry["final"].values())
+        assert all(isinstance(entry[whole], int) and entry[whole] > 0 for whole in ("ticks", "local_steps", "uplink_bits"))
+        accuracy = curves[name]["accuracy"]
+        assert set(accuracy.dims) == {"seed", "eval"}
+        assert {"time", "ticks", "local_steps", "uplink_bits", "downlink_bits"} <= set(accuracy.coords)
+        assert entry["final"]["accuracy"]["mean"] == pytest.approx(float(accuracy.isel(eval=-1).mean()))
+    # The same initial model and the same contacts for all.
+    first = [data["accuracy"].isel(eval=0).values for data in curves.values()]
+    assert all(np.array_equal(first[0], each) for each in first)
+    assert np.array_equal(curves["quafl"]["local_steps"], curves["favano"]["local_steps"])
+    config = json.loads((folder / "config.json").read_text())
+    assert config["systems"]["favano"].items() >= SIZES.items()
+    assert config["systems"]["fedbuff"]["buffer_size"] == 2
+    assert config["partition"] == {"name": "classes", "classes": 2}
+    assert config["seeds"] == [0, 1]
+
+
+def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_path):
+    sizes = ["--components", "3", "--dimensions", "4", "--set", "num_clients=5", "--set", "batch_size=8", "--set", "gamma=0.02,0.1"]
+    out = call("run", "em", "fedem", *sizes, "--seeds", "2", "--time-budget", "30", "--evals", "3", "--set", "compression=block")
+    assert out.startswith("digits, partition iid, model gaussian_mixture")
+    assert "final objective" in out
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert (summary["lanes"], summary["failed_lanes"]) == (6, 0)
+    slow, fast = (entry["final"]["objective"]["mean"] for entry in summary["systems"]["fedem"]["settings"])
+    exact = summary["systems"]["em"]["final"]
+    assert exact["objective"]["mean"] < fast < slow
+    assert set(exact) >= {"mean_field", "pi_0", "pi_2", "least_weight", "least_eigenvalue"}
+    config = json.loads((tmp_path / "results" / "config.json").read_text())
+    assert (config["components"], config["dimensions"], config["systems"]["fedem"]["compression"]) == (3, 4, "block")
+    curves = groups(tmp_path / "results")
+    np.testing.assert_array_equal(curves["fedem"]["uplink_bits"] < curves["em"]["uplink_bits"], curves["fedem"]["ticks"] > 0)
+    pictures = {path.stem for path in (tmp_path / "results").glob("*.png")}
+    assert pictures >= {"objective", "mean_field", "field", "memory_error", "epochs"}
+    assert not any(name.startswith("pi_") for name in pictures)
+
+
+def test_a_second_run_takes_a_folder_of_its_own(call, tmp_path):
+    call("run", "fedavg", *QUICK)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}
+    out = call("run", "fedavg", *QUICK)
+    assert "Written to results-2 " in out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
+    assert groups(tmp_path / "results")["fedavg"].equals(groups(tmp_path / "results-2")["fedavg"])
+
+
+def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
+    own = [*BUFFER, "--set", "server_lr=0.5", "--set", "lr=0.1"]
+    out = call("run", "favano", "fedbuff", *QUICK, *own, "--set", "server_wait=2,4", "--out", "mine")
+    assert "favano server_wait=2" in out
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert [entry["set"] for entry in summary["systems"]["favano"]["settings"]] == [{"server_wait": 2.0}, {"server_wait": 4.0}]
+    assert "final" in summary["systems"]["fedbuff"]
+    assert summary["lanes"] == 6
+    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+    assert config["systems"]["favano"]["server_wait"] == [2.0, 4.0]
+    assert (config["systems"]["fedbuff"]["server_lr"], config["systems"]["favano"]["lr"]) == (0.5, 0.1)
+
+
+def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
+    """Speeds of clients where delays are drawn for groups, or a trace decides them; refused where nobody has a use for them."""
+
+    def rates(*systems, **texts):
+        entrants = comparison.contenders(systems, {name: text.split(",") for name, text in texts.items()}, defaults_of("digits"))
+        return [entrant.resolved()["rate_slow"] for entrant in entrants]
+
+    table = tmp_path / "rates.csv"
+    table.write_text("rate\n" + "0.5\n" * 30)
+    assert rates("fedavg", "hierarchical", rate_slow="0.1") == [0.1, 1 / 16]
+    assert rates("hierarchical", "fedavg", rate_slow="0.1,0.2") == [1 / 16, [0.1, 0.2]]
+    assert rates("fedavg", "hierarchical", rate_slow="0.1", delays="client") == [0.1, 0.1]
+    for systems, texts in (
+        (["hierarchical"], {}),
+        (["fedavg", "hierarchical"], {"delays": "group,client"}),  # used at one of its points
+        (["fedavg", "hierarchical"], {"client_table": str(table)}),
+    ):
+        with pytest.raises(ConfigError, match=r"^rate_slow is 0\.1, but must be left at 0\.0625 with "):
+            rates(*systems, rate_slow="0.1", **texts)
+
+
+def test_local_steps_are_swept_beside_the_steps_received(call, tmp_path):
+    sizes = [word.replace("local_steps=2", "local_steps=1,2") for word in QUICK]
+    call("run", "fedavg", *sizes)
+    entries = json.loads((tmp_path / "results" / "summary.json").read_text())["systems"]["fedavg"]["settings"]
+    assert [entry["set"] for entry in entries] == [{"local_steps": 1}, {"local_steps": 2}]
+    data = groups(tmp_path / "results")["fedavg"]
+    assert data["accuracy"].dims == ("local_steps_setting", "seed", "eval")
+    assert np.array_equal(data["local_steps"], data["ticks"] * SIZES["num_selected"] * data["local_steps_setting"])
+
+
+def test_diverged_lanes_are_reported_and_left_out(call, tmp_path):
+    words = [word for word in QUICK if word not in ("--seeds", "2")]
+    out = call("run", "fedavg", *words, "--seeds", "3,7", "--set", "lr=0.1,1e38")
+    assert "fedavg lr=1e+38: 2 of 2 lanes diverged (seeds 3, 7)" in out
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert (summary["lanes"], summary["failed_lanes"]) == (4, 2)
+    good, bad = summary["systems"]["fedavg"]["settings"]
+    assert bad["final"]["accuracy"] == {"mean": None, "std": None}
+    assert 0 <= good["final"]["accuracy"]["mean"] <= 1
+
+
+def test_own_data_partition_and_trace(call, tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    rows = [f"{client},{start},{start + 2 + client}" for start in range(0, 60, 10) for client in range(5)]
+    (tmp_path / "trace.csv").write_text("client,start,finish\n" + "\n".join(rows))
+    data = ("--dataset", "own.npz", "--partition", "dirichlet", "--alpha", "1")
+    words = [word for word in QUICK if word not in ("--time-budget", "60")]
+    out = call("run", "fedbuff", "quafl", *words, *BUFFER, "--time-budget", "40", *data, "--trace", "trace.csv")
+    assert out.startswith("own, partition dirichlet")
+
+
+def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 10, 10, 3)).astype(np.uint8), np.arange(60) % 3
+    np.savez(tmp_path / "cifar10_jpeg.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    words = [
+        "--dataset",
+        "cifar10_jpeg.npz",
+        "--model",
+        "cnn_small",
+        "--partition",
+        "iid",
+        "--low-bit",
+        "3,3,4",
+        "--convolution",
+        "patches",
+    ]
+    sizes = [word for word in SMALL if word not in ("--time-budget", "60")]
+    out = call("run", "favano", *sizes, "--time-budget", "25", *words, "--evals", "2")
+    assert out.startswith("cifar10_jpeg, partition iid, model cnn_small")
+    config = json.loads((tmp_path / "results" / "config.json").read_text())
+    assert (config["low_bit"], config["convolution"], config["augmentation"]) == ("3,3,4", "patches", "crop_flip")
+    assert (config["mean"], config["systems"]["favano"]["lr"]) == ([0.4914, 0.4822, 0.4465], 0.005)
+
+
+def test_timeline_needs_no_training(call, tmp_path):
+    out = call("timeline", "favano", "fedbuff", *SMALL, *BUFFER, "--set", "server_wait=2,4", "--out", "when")
+    assert "favano server_wait=4" in out
+    folder = tmp_path / "when"
+    assert {path.name for path in folder.iterdir()} == {"results.nc", "summary.json", "config.json", "timeline.png", "influence.png"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["systems"]["favano server_wait=2"]["time_per_tick"], summary["systems"]["favano server_wait=4"]["ticks"]) == (5.0, 8)
+    assert summary["systems"]["fedbuff"]["staleness_max"] >= summary["systems"]["fedbuff"]["staleness_mean"] > 0
+    assert set(groups(folder)["fedbuff"].dims) == {"seed", "tick", "slot", "client"}
+    facts = summary["systems"]["favano server_wait=2"]
+    assert 1 / 5 < facts["jain_index"] <= 1
+    assert 0 < facts["fast_influence"] < 1
+    np.testing.assert_allclose(groups(folder)["fedbuff"].influence.sum("client"), 1)
+
+
+def test_groups_are_drawn_and_swept(call, tmp_path):
+    """Their delays too, which may be several numbers of one setting; the schedule is that of the groups and not of the clients."""
+    words = ("--seeds", "2", "--time-budget", "100", "--set", "num_clients=6", "--set", "shift=0.85,1+7")
+    out = call("timeline", "hierarchical", *words, "--out", "when")
+    assert "hierarchical shift=(1.0, 7.0)" in out
+    summary = json.loads((tmp_path / "when" / "summary.json").read_text())["systems"]
+    assert summary["hierarchical shift=0.85"]["reports_per_tick"] == 2
+    assert summary["hierarchical shift=0.85"]["jain_index"] == pytest.approx(1)
+    assert summary["hierarchical shift=(1.0, 7.0)"]["steps_per_tick"] < summary["hierarchical shift=0.85"]["steps_per_tick"] - 1
+    assert groups(tmp_path / "when")["hierarchical shift=0.85"].sizes["client"] == 2
+
+
+def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path):
+    words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--out"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedjax_sim", *words, "broken", "--checkpoint-every", "0.001"], cwd=tmp_path, env=environment
+    )
+    steps = tmp_path / "broken" / "checkpoint" / "quafl" / "part_0" / "steps"
+    deadline = time.monotonic() + 120
+    while not any(path.name.isdigit() for path in steps.glob("*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "broken" / "summary.json").exists()
+    assert max(int(path.name) for path in steps.glob("*") if path.name.isdigit()) < 8
+
+    other = [sys.executable, "-m", "fedjax_sim", *words, "broken", "--resume", "--set", "lr=0.3"]
+    refused = subprocess.run(other, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "lr of the checkpoint in broken is 0.5, but must be 0.3" in refused.stderr
+
+    call(*words, "broken", "--resume")
+    call(*words, "whole")
+    broken, whole = groups(tmp_path / "broken"), groups(tmp_path / "whole")
+    assert set(broken) == {"quafl", "fedavg"}
+    for name in broken:
+        assert broken[name].equals(whole[name])
+    assert not (tmp_path / "broken" / "checkpoint").exists()
+
+
+def test_the_exit_code_is_returned(capsys):
+    assert main(["--version"]) == 0
+    assert main(["nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""Fairness measures: a schedule worked out by hand, special cases of the indices, and influence when slots are drawn independently."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim.diagnostics.fairness import (
+    client_staleness,
+    deviation,
+    entropy,
+    evenness,
+    fairness_report,
+    group_accuracy,
+    group_sums,
+    influence,
+    influence_per_time,
+    jain_index,
+    share_without,
+    time_to_first,
+    update_share,
+)
+from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
+from fedjax_sim.types import EMPTY, Timeline
+
+
+def timeline(time: list, clients: list, version: list, weight: list) -> Timeline:
+    integers = [np.array(each, "int32") for each in (clients, version)]
+    return Timeline(np.array(time, float), integers[0], integers[0] * 0 + 1, integers[1], np.array(weight, float), integers[1])
+
+
+# Client 2 is never heard; the empty slot has a version and a weight that must not be read; the first update of client 1 weighs nothing.
+SMALL = timeline(
+    time=[2, 3, 7, 8],
+    clients=[[1, 0], [0, EMPTY], [0, 0], [1, 0]],
+    version=[[0, 0], [1, -9], [0, 2], [1, 3]],
+    weight=[[0, 1], [1, 0.9], [0.5, 0.5], [0.6, 0.2]],
+)
+GROUPS = np.array([0, 1, 1])
+
+
+def test_parts_of_the_clients() -> None:
+    np.testing.assert_allclose(influence(SMALL, 3), [3.2 / 4, 0.6 / 4, 0])
+    np.testing.assert_allclose(influence_per_time(SMALL, 3), [3.2 / 8, 0.6 / 8, 0])
+    np.testing.assert_allclose(update_share(SMALL, 3), [5 / 7, 2 / 7, 0])
+    np.testing.assert_array_equal(time_to_first(SMALL, 3), [2, 8, np.inf])
+    mean, largest = client_staleness(SMALL, 3)
+    np.testing.assert_allclose(mean, [(0 + 0 + 2 + 0 + 0) / 5, (0 + 2) / 2, np.nan])
+    np.testing.assert_array_equal(largest, [2, 2, np.nan])
+    np.testing.assert_allclose(share_without(SMALL, GROUPS), [0, 2 / 4])
+    np.testing.assert_allclose(group_sums(np.array([0.5, 0.25, 3.0]), GROUPS), [0.5, 3.25])
+
+
+def test_a_leading_share_of_ticks_is_skipped() -> None:
+    """The first two ticks of four: time begins at 3, and staleness still counts from the first tick of all."""
+    np.testing.assert_allclose(influence(SMALL, 3, skip=0.5), [1.2 / 2, 0.6 / 2, 0])
+    np.testing.assert_allclose(influence_per_time(SMALL, 3, skip=0.5), [1.2 / 5, 0.6 / 5, 0])
+    np.testing.assert_allclose(update_share(SMALL, 3, skip=0.5), [3 / 4, 1 / 4, 0])
+    mean, largest = client_staleness(SMALL, 3, skip=0.5)
+    np.testing.assert_allclose(mean, [2 / 3, 2, np.nan])
+    np.testing.assert_array_equal(largest, [2, 2, np.nan])
+    np.testing.assert_allclose(share_without(SMALL, GROUPS, skip=0.5), [0, 1 / 2])
+
+
+def test_the_report_has_it_all() -> None:
+    report = fairness_report(SMALL, 3, GROUPS, skip=0.5)
+    np.testing.assert_allclose(report.influence, [0.6, 0.3, 0])
+    np.testing.assert_allclose(report.influence_per_time, [0.24, 0.12, 0])
+    np.testing.assert_allclose(report.update_share, [3 / 4, 1 / 4, 0])
+    np.testing.assert_array_equal(report.time_to_first, [2, 8, np.inf])
+    np.testing.assert_allclose(report.mean_staleness, [2 / 3, 2, np.nan])
+    np.testing.assert_array_equal(report.largest_staleness, [2, 2, np.nan])
+    assert report.jain_index == pytest.approx(0.9**2 / (3 * 0.45))
+    assert report.entropy == pytest.approx(np.log(3) - 2 / 3 * np.log(2))
+    assert report.evenness == pytest.approx(1 - 2 / 3 * np.log(2) / np.log(3))
+    assert report.deviation == pytest.approx(0.6 - 1 / 3 + 1 / 3 - 0.3 + 1 / 3)
+    np.testing.assert_allclose(report.group_influence, [0.6, 0.3])
+    np.testing.assert_allclose(report.group_update_share, [3 / 4, 1 / 4])
+    np.testing.assert_allclose(report.share_without, [0, 1 / 2])
+    assert fairness_report(SMALL, 3).share_without.size == 0
+
+
+def test_indices_of_equal_and_of_unequal_parts() -> None:
+    """k equal parts of ten: Jain's index k / 10, entropy log k, in whatever unit; unequal parts lie between."""
+    for k in (1, 3, 10):
+        parts = np.where(np.arange(10) < k, 0.2, 0.0)
+        for unit in (1, 50):
+            assert jain_index(unit * parts) == pytest.approx(k / 10)
+            assert entropy(unit * parts) == pytest.approx(np.log(k), abs=1e-12)
+            assert evenness(unit * parts) == pytest.approx(np.log10(k), abs=1e-12)
+    assert jain_index(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
+    assert entropy(np.array([1.0, 3.0])) == pytest.approx(np.log(4) - 0.75 * np.log(3))
+    assert evenness(np.array([7.0])) == 1
+    assert np.isnan([jain_index(np.zeros(3)), entropy(np.zeros(3)), evenness(np.zeros(3))]).all()
+
+
+def test_deviation_of_shares_of_arrivals() -> None:
+    """FedStaleWeight's experiment: ten clients with delays of 1.5 and five of 10 time units; and a target in proportion to data."""
+    share = np.array([1 / 1.5] * 10 + [1 / 10] * 5) / (10 / 1.5 + 5 / 10)
+    assert deviation(share) == pytest.approx(0.5271, abs=5e-5)
+    assert deviation(share, share) == 0
+    assert deviation(np.array([0.5, 0.5]), np.array([0.2, 0.8])) == pytest.approx(0.6)
+
+
+def test_accuracy_of_groups() -> None:
+    """A class without test examples matters only to groups that have it."""
+    shares = np.array([[0.25, 0.75, 0.0], [0.0, 0.5, 0.5]])
+    np.testing.assert_allclose(group_accuracy(np.array([1.0, 0.2, 0.6]), shares), [0.4, 0.4])
+    per_class = np.array([[0.0, 1.0, np.nan], [1.0, 0.0, 1.0]])
+    np.testing.assert_allclose(group_accuracy(per_class, shares), [[0.75, np.nan], [0.25, 0.5]])
+
+
+def independent_slots(share: np.ndarray, *, num_ticks: int, num_slots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Clients with exponential delays, who go on at once: each arrival is of client i with probability p_i, whatever came before."""
+    clients = np.random.default_rng(seed).choice(len(share), num_ticks * num_slots, p=share)
+    last = np.full(len(share), -1)
+    version = np.zeros_like(clients)
+    for arrival, client in enumerate(clients):
+        version[arrival] = (last[client] + 1) // num_slots
+        last[client] = arrival
+    return clients.reshape(-1, num_slots).astype("int32"), version.reshape(-1, num_slots).astype("int32")
+
+
+def test_influence_of_slow_clients_if_slots_are_independent() -> None:
+    """Ten clients with mean delay 1.5, five with 10, buffer of 5.
+
+    The plain mean gives shares of arrivals; Eq. 8, from averages over everything, what it gives with exact expectations: the mean over the
+    binomial number of slow slots. Its raw weights over b give equal influence. Six runs; within 5 standard errors, and 0.002 for averages
+    that have to settle.
+    """
+    is_slow = np.arange(15) >= 10
+    rate = np.where(is_slow, 1 / 10, 1 / 1.5)
+    share = rate / rate.sum()
+    slow = np.arange(6)
+    exact = (stats.binom.pmf(slow, 5, share[is_slow].sum()) * slow * 10 / (slow * 10 + (5 - slow) * 1.5)).sum()
+    assert exact == pytest.approx(0.1980, abs=5e-5)
+    expected = {"mean": share[is_slow].sum(), "normalised": exact, "raw": 1 / 3}
+    settings = {
+        "mean": StalenessWeights(weighting="mean"),
+        "normalised": StalenessWeights(average="cumulative"),
+        "raw": StalenessWeights(average="cumulative", normalised=False),
+    }
+    found: dict[str, list[float]] = {name: [] for name in settings}
+    for seed in range(6):
+        clients, version = independent_slots(share, num_ticks=8000, num_slots=5, seed=seed)
+        for name, own in settings.items():
+            with jax.enable_x64(True):
+                weight = np.asarray(staleness_weights(clients, np.arange(8000)[:, None] - version, own, num_clients=15))
+            part = influence(Timeline(np.arange(8000.0), clients, clients, version, weight, version), 15, skip=0.1)
+            found[name].append(group_sums(part, is_slow.astype(int))[1])
+    for name, values in found.items():
+        error = np.std(values, ddof=1) / np.sqrt(len(values))
+        assert error < 0.003
+        assert abs(np.mean(values) - expected[name]) < 5 * error + 0.002

@@ -1,0 +1,278 @@
+"""What the host reads off schedules: ticks in a budget, rows of the store, who holds what, work done before."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_sim import ConfigError, Timeline
+from fedjax_sim.engine.drawing import lengthen, ticks_in_budget
+from fedjax_sim.engine.schedule import _steps_before, lay_out, pad_evaluations, steps_before, store_rows
+from fedjax_sim.types import EMPTY
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("time", "budget", "overshoot", "expected"),
+    [
+        # A waiting server begins a tick when the one before has ended, and the last one runs past the budget.
+        ([4, 8, 12], 8, True, 2),
+        ([4, 8, 12, 16], 8.5, True, 3),
+        ([4, 8, 12, 16], 12, True, 3),
+        ([4, 8, 12], 13, True, None),
+        ([4, 8, 12], 3, True, 1),
+        # A periodic server acts within the budget, its end included.
+        ([7, 14, 21], 14, False, 2),
+        ([7, 14, 21], 13.9, False, 1),
+        ([7, 14, 21], 6, False, 0),
+        ([0, 7, 14], 6, False, 1),
+        ([7, 14, 21], 21, False, None),
+        # Ticks of time inf never happen, ticks of time nan are not known yet.
+        ([4, 8, INF], 100, True, 2),
+        ([4, 8, INF], 100, False, 2),
+        ([INF, INF], 100, True, 0),
+        ([4, 8, NAN], 100, True, None),
+        ([4, 8, NAN], 8, True, None),
+        ([4, 12, 16, NAN], 8, True, 2),
+        ([4, 8, NAN], 7, False, 1),
+        ([NAN, NAN], 7, False, None),
+    ],
+)
+def test_ticks_in_a_budget(time: list[float], budget: float, overshoot: bool, expected: int | None) -> None:
+    assert ticks_in_budget(np.array(time, float), budget, overshoot=overshoot) == expected
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=30), st.floats(0.05, 100))
+def test_ticks_in_a_budget_are_those_of_a_loop(gaps: list[float], budget: float) -> None:
+    """As a simulator with a clock counts them: `while clock < budget` for a waiting server, `while next <= budget` for a periodic one."""
+    time = np.cumsum(gaps)
+    clock, waiting = 0.0, 0
+    while clock < budget and waiting < len(time):
+        clock, waiting = time[waiting], waiting + 1
+    periodic = 0
+    while periodic < len(time) and time[periodic] <= budget:
+        periodic += 1
+    for overshoot, expected in ((True, waiting), (False, periodic)):
+        found = ticks_in_budget(time, budget, overshoot=overshoot)
+        assert found == (expected if expected < len(time) else None)
+
+
+def timeline_of(time: np.ndarray, clients: np.ndarray, **changes: np.ndarray) -> Timeline:
+    """A timeline whose other fields are fillers unless given."""
+    fill = {name: np.zeros(clients.shape, np.int32) for name in ("steps", "version", "holds")}
+    return Timeline(**({"time": time, "clients": clients, "weight": np.ones(clients.shape)} | fill | changes))
+
+
+def periodic(asked: int, *, known: int = 10**9) -> Timeline:
+    """Two lanes that act every 1 and every 2 units of time; the first `known` ticks are known, the rest not yet."""
+    time = np.arange(1, asked + 1) * np.array([[1.0], [2.0]])
+    time[:, known:] = NAN
+    return timeline_of(time, np.zeros((2, asked, 1), np.int32))
+
+
+def test_timelines_are_asked_for_until_every_lane_is_covered() -> None:
+    asked: list[int] = []
+
+    def draw(num: int) -> Timeline:
+        asked.append(num)
+        return periodic(num)
+
+    timelines, ticks = lengthen(draw, first=3, budget=20.0, num_ticks=None, overshoot=False)
+    assert asked == [3, 6, 12, 24]
+    assert ticks.tolist() == [20, 10]
+    assert timelines.time.shape == (2, 24)
+
+
+def test_unknown_ticks_are_asked_for_again() -> None:
+    """A free-running schedule knows its first arrivals only: here half of what was asked for."""
+    _, ticks = lengthen(lambda num: periodic(num, known=num // 2), first=0, budget=None, num_ticks=6, overshoot=True)
+    assert ticks.tolist() == [6, 6]
+
+
+def test_more_ticks_than_a_trace_holds() -> None:
+    ended = periodic(8)._replace(time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0))
+    with pytest.raises(ConfigError, match="num_ticks is 8, but must be at most the 5 ticks"):
+        lengthen(lambda num: ended, first=0, budget=None, num_ticks=8, overshoot=True)
+
+
+def test_a_budget_before_the_first_tick() -> None:
+    with pytest.raises(ConfigError, match=r"time_budget is 1.5, but must be at least 2"):
+        lengthen(periodic, first=8, budget=1.5, num_ticks=None, overshoot=False)
+
+
+def test_a_budget_that_no_timeline_reaches() -> None:
+    """Ticks that take no time: an end, not an endless loop."""
+
+    def still(num: int) -> Timeline:
+        return timeline_of(np.zeros((1, num)), np.zeros((1, num, 1), np.int32))
+
+    with pytest.raises(ConfigError, match="short enough"):
+        lengthen(still, first=2**22, budget=1.0, num_ticks=None, overshoot=True)
+
+
+@st.composite
+def reads(draw: Callable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Versions read at random ticks and held at random evaluations: version, present, held, ends."""
+    num_ticks, slots, clients = draw(st.integers(1, 14)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    version = np.array([[draw(st.integers(0, t)) for _ in range(slots)] for t in range(num_ticks)])
+    present = np.array([[draw(st.booleans()) for _ in range(slots)] for _ in range(num_ticks)])
+    ends = np.array(sorted({0, num_ticks} | set(draw(st.lists(st.integers(0, num_ticks), max_size=3)))))
+    held = np.array([[draw(st.integers(0, end)) for _ in range(clients)] for end in ends])
+    return version, present, held, ends
+
+
+@given(reads())
+def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(case: tuple[np.ndarray, ...]) -> None:
+    """Run the store with version numbers for models; and count, apart from that, how many versions are alive at once."""
+    version, present, held, ends = case
+    num_ticks = len(version)
+    row, rows = store_rows(version, present, held, ends)
+    scratch = rows - 1
+    store: dict[int, int] = {0: 0}
+    assert row[0] == 0
+
+    def look(end: int) -> None:
+        for v in held[list(ends).index(end)]:
+            assert store[row[v]] == v
+
+    if ends[0] == 0:
+        look(0)
+    for t in range(num_ticks):
+        for v in version[t][present[t]]:
+            assert row[v] != scratch
+            assert store[row[v]] == v
+        store[row[t + 1]] = t + 1
+        if t + 1 in ends:
+            look(t + 1)
+
+    # Moments: reads of tick t at 2 t, evaluations after t ticks at 2 t - 1, the writing of version v at 2 v - 2 + 1/2 (0: at -2).
+    last = dict.fromkeys(range(num_ticks + 1), -np.inf)
+    for t in range(num_ticks):
+        for v in version[t][present[t]]:
+            last[v] = max(last[v], 2 * t)
+    for end, versions in zip(ends, held, strict=True):
+        for v in versions:
+            last[v] = max(last[v], 2 * end - 1)
+    written = {v: 2 * v - 1.5 if v else -2.0 for v in last}
+    needed = [v for v in last if last[v] > written[v]]
+    alive = max((sum(written[u] <= written[v] < last[u] for u in needed) for v in needed), default=0)
+    # The initial model has row 0 even if nobody reads it.
+    assert rows - 1 == max(alive, 1)
+
+
+def test_steps_delivered_before() -> None:
+    """The second slot of one and the same client in a tick comes after the first."""
+    clients = np.array([[0, 1, 0], [1, EMPTY, 2], [0, 2, 1]])
+    steps = np.array([[3, 1, 2], [4, 0, 5], [6, 7, 8]])
+    assert steps_before(clients, steps).tolist() == [[0, 0, 3], [1, 0, 0], [5, 5, 5]]
+
+
+def example() -> tuple[Timeline, np.ndarray]:
+    """Two lanes of 5 and 3 ticks, two slots, three clients."""
+    clients = np.array([[[0, 1], [1, 2], [0, EMPTY], [2, 0], [1, 2]], [[2, 1], [0, 1], [2, 0], [0, 1], [1, 2]]], np.int32)
+    steps = np.where(clients == EMPTY, 9, np.arange(10).reshape(1, 5, 2) % 4)
+    version = np.array([[[0, 0], [1, 0], [1, -1], [2, 3], [2, 4]], [[0, 0], [0, 1], [1, 2], [2, 2], [2, 3]]], np.int32)
+    holds = np.broadcast_to(np.arange(1, 6, dtype=np.int32)[None, :, None], clients.shape)
+    time = np.array([[1.0, 2.5, 3.0, 7.0, 9.0], [2.0, 4.0, 5.0, 6.0, 8.0]])
+    return timeline_of(time, clients, steps=steps, version=version, holds=holds), np.array([5, 3])
+
+
+def test_a_schedule_is_cut_and_padded() -> None:
+    timelines, ticks = example()
+    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2)
+    assert schedule.events.clients.shape == (2, 2, 3, 2)
+    assert schedule.ticks.tolist() == [[0, 3, 5], [0, 3, 3]]
+    assert schedule.time.tolist() == [[0, 3.0, 9.0], [0, 5.0, 5.0]]
+    # Steps of the empty slot do not count, nor does what lies beyond a lane's end.
+    assert schedule.local_steps.tolist() == [[0, 0 + 1 + 2 + 3 + 0, 6 + 2 + 3 + 0 + 1], [0, 7, 7]]
+    assert schedule.messages.tolist() == [[0, 5, 9], [0, 6, 6]]
+    events = schedule.events
+    past_the_end = events.clients[1].reshape(6, 2)[3:]
+    assert (past_the_end == EMPTY).all()
+    assert (events.steps[1].reshape(6, 2)[3:] == 0).all()
+    assert (events.weight[1].reshape(6, 2)[3:] == 0).all()
+    assert (events.write[1].reshape(6)[3:] == schedule.rows - 1).all()
+    assert (events.read[1].reshape(6, 2)[3:] == schedule.rows - 1).all()
+    empty = events.clients[0] == EMPTY
+    assert (events.steps[0][empty] == 0).all()
+    assert (events.weight[0][empty] == 0).all()
+    assert events.tick[0].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_holders_count_every_client_once() -> None:
+    """At each evaluation, in the row of the version that the client holds."""
+    timelines, ticks = example()
+    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=5)
+    assert (schedule.holders.sum(axis=2) == 3).all()
+    # Lane 0 after three ticks: client 0 holds version 3, clients 1 and 2 hold version 2. Version v is written at tick v - 1.
+    write = schedule.events.write[0].ravel()
+    assert schedule.holders[0, 3, write[2]] == 1
+    assert schedule.holders[0, 3, write[1]] == 2
+    assert schedule.holders[0, 0, 0] == 3
+
+
+def test_as_many_evaluations_as_ticks_at_most() -> None:
+    timelines, ticks = example()
+    assert lay_out(timelines, ticks, num_clients=3, num_evals=1000).ticks.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 3]]
+
+
+def test_every_evaluation_is_after_ticks_of_its_own() -> None:
+    """Seven ticks in at most five evaluations are four of two ticks each, the last of them cut short."""
+    clients = np.zeros((1, 7, 1), np.int32)
+    timelines = timeline_of(np.arange(1.0, 8.0)[None], clients, steps=clients + 1, version=clients, holds=clients)
+    assert lay_out(timelines, np.array([7]), num_clients=1, num_evals=5).ticks.tolist() == [[0, 2, 4, 6, 7]]
+
+
+def test_more_steps_than_can_be_counted_are_refused() -> None:
+    clients = np.zeros((1, 4, 2), np.int32)
+    timelines = timeline_of(np.arange(1.0, 5.0)[None], clients, steps=clients + 2**29, version=clients, holds=clients)
+    assert lay_out(timelines, np.array([4]), num_clients=1, num_evals=4).rows
+    with pytest.raises(ConfigError, match="num_evals is 2, but must be larger"):
+        lay_out(timelines, np.array([4]), num_clients=1, num_evals=2)
+
+
+def test_a_store_for_work_alone_is_smaller() -> None:
+    """Everyone starts from the newest model: one row for it, and the next may take its place, however long old models are held."""
+    ticks = 40
+    version = np.arange(ticks, dtype=np.int32)[None, :, None]
+    clients = version % 20
+    timelines = timeline_of(np.arange(1.0, ticks + 1)[None], clients, steps=clients, version=version, holds=version)
+    write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10, keep_held=False).events.write
+    assert len(np.unique(write)) <= 3
+    write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10).events.write
+    assert len(np.unique(write)) > 5
+
+
+def test_the_example_of_the_docstring() -> None:
+    row, rows = store_rows(np.array([[0], [0], [1], [3]]), np.ones((4, 1), bool), np.zeros((2, 0), np.int32), np.array([0, 4]))
+    assert rows == 3
+    assert row.tolist() == [0, 1, 2, 0, 2]
+
+
+def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
+    timelines, ticks = example()
+    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2)
+    padded = pad_evaluations(schedule, 2)
+    assert padded.events.clients.shape == (2, 4, 3, 2)
+    assert (padded.events.clients[:, 2:] == EMPTY).all()
+    assert (padded.events.write[:, 2:] == schedule.rows - 1).all()
+    assert not padded.events.steps[:, 2:].any()
+    assert padded.events.tick[0].ravel().tolist() == list(range(12))
+    assert padded.holders.shape[1] == 5
+    np.testing.assert_array_equal(padded.holders[:, :3], schedule.holders)
+    np.testing.assert_array_equal(padded.events.clients[:, :2], schedule.events.clients)
+
+
+@pytest.mark.parametrize(
+    "slots", [[[2, 0, 1], [0, 1, 2]], [[2, EMPTY, EMPTY], [0, 1, 2]], [[2, 0, 2], [0, 1, 2]], [[1, 1, EMPTY], [0, 0, 0]]]
+)
+def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(slots: list[list[int]]) -> None:
+    """As by looking at one lane after the other, also where a client has two slots of a tick."""
+    steps = np.random.default_rng(0).integers(0, 9, (2, 20, 3))
+    clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)
+    steps = np.where(clients == EMPTY, 0, steps)
+    expected = [steps_before(own, each) for own, each in zip(clients, steps, strict=True)]
+    np.testing.assert_array_equal(_steps_before(clients, steps, 3), expected)

@@ -1,0 +1,238 @@
+"""Averages and weights of staleness: against a server in plain Python, the trace worked out by hand, bounds, and special cases."""
+
+import itertools
+from collections import deque
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
+from fedjax_sim.settings import ConfigError, check
+
+AVERAGED = ("eq8", "alg1", "code")
+OTHERS = ("code_exact", "mean", "exponential", "polynomial", "hinge")
+AVERAGES = ("window", "cumulative", "exponential", "none")
+RULES = [{"weighting": w, "average": a} for w in AVERAGED for a in AVERAGES] + [{"weighting": w} for w in OTHERS]
+EXACT = {"rtol": 1e-12, "atol": 1e-15}
+"""Rounding of 64 bits, a few operations long."""
+
+
+def weigh(clients: Any, staleness: Any, *, num_clients: int = 3, **settings: Any) -> np.ndarray:
+    with jax.enable_x64(True):
+        arrays = np.asarray(clients, "int32"), np.asarray(staleness, "int32")
+        return np.asarray(staleness_weights(*map(jax.numpy.asarray, arrays), StalenessWeights(**settings), num_clients=num_clients))
+
+
+def averages(clients: Any, staleness: Any, **settings: Any) -> np.ndarray:
+    with jax.enable_x64(True):
+        arrays = np.asarray(clients, "int32"), np.asarray(staleness, "int32")
+        return np.asarray(mean_staleness(*map(jax.numpy.asarray, arrays), StalenessWeights(**settings)))
+
+
+def schedule(seed: int, *, num_ticks: int = 16, num_slots: int = 4, num_clients: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Random updates: more slots than clients, some buffers of one client alone, and some without any staleness."""
+    random = np.random.default_rng(seed)
+    clients = random.integers(num_clients, size=(num_ticks, num_slots)) * (random.random((num_ticks, 1)) < 0.9)
+    staleness = random.geometric(0.3, size=clients.shape) - 1
+    return clients.astype("int32"), (staleness * (np.arange(num_ticks)[:, None] % 7 > 0)).astype("int32")
+
+
+class Client:
+    """What the server keeps of a client, written from the paper: values are pushed one by one, and read at any time."""
+
+    def __init__(self, rule: str, settings: StalenessWeights):
+        self.rule, self.settings = rule, settings
+        self.values: Any = deque(maxlen=settings.window) if rule == "window" else []
+        self.ema: float | None = None
+
+    def push(self, tau: int) -> None:
+        if self.rule == "code_exact" and len(self.values) == 5:
+            self.values.pop()
+        self.values.append(tau)
+        self.ema = tau if self.ema is None else self.settings.decay * self.ema + (1 - self.settings.decay) * tau
+
+    def read(self) -> float:
+        if not self.values:
+            return 0.0
+        if self.rule == "exponential":
+            assert self.ema is not None
+            return self.ema
+        return sum(self.values) / len(self.values)
+
+
+def formula(settings: StalenessWeights, own: int, average: float, size: int, num_clients: int) -> float:
+    match settings.weighting:
+        case "eq8":
+            return (average * size + 1) / num_clients
+        case "alg1":
+            return (average + 1) / num_clients
+        case "code" | "code_exact":
+            return average * size / num_clients
+        case "mean":
+            return 1.0
+        case "exponential":
+            return settings.base**own
+        case "polynomial":
+            return 1 / (1 + own) ** settings.exponent
+        case _:
+            late = own > settings.hinge_start
+            return 1 / (settings.hinge_slope * (own - settings.hinge_start) + 1) if late else 1.0
+
+
+def slow_server(
+    clients: np.ndarray, staleness: np.ndarray, settings: StalenessWeights, num_clients: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Averages and weights, one update after the other. Weightings by the own staleness have that as average."""
+    rule = "code_exact" if settings.weighting == "code_exact" else settings.average
+    is_own = settings.weighting in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
+    known = {client: Client(rule, settings) for client in range(num_clients)}
+    all_averages, all_weights = [], []
+    for row, taus in zip(clients.tolist(), staleness.tolist(), strict=True):
+        before = [known[client].read() for client in row]
+        for client, tau in zip(row, taus, strict=True):
+            known[client].push(tau)
+        after = [known[client].read() for client in row]
+        read = taus if is_own else after if settings.include_current else before
+        raw = [formula(settings, tau, average, len(row), num_clients) for tau, average in zip(taus, read, strict=True)]
+        is_normalised = settings.normalised or settings.weighting == "code_exact"
+        divisor = (sum(raw) or 1.0) if is_normalised else len(row)
+        all_averages.append([float(average) for average in read])
+        all_weights.append([each / divisor for each in raw])
+    return all_averages, all_weights
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
+def test_averages_and_weights_are_those_of_a_loop(rule: dict[str, str]) -> None:
+    numbers = {"window": 3, "decay": 0.7, "base": 0.6, "exponent": 0.8, "hinge_start": 1.5, "hinge_slope": 2.0}
+    for seed, include, normalised in itertools.product(range(4), (True, False), (True, False)):
+        settings = StalenessWeights(**rule, **numbers, include_current=include, normalised=normalised)
+        clients, staleness = schedule(seed)
+        expected_averages, expected_weights = slow_server(clients, staleness, settings, 3)
+        fields = {**rule, **numbers, "include_current": include, "normalised": normalised}
+        np.testing.assert_allclose(averages(clients, staleness, **fields), expected_averages, **EXACT)
+        np.testing.assert_allclose(weigh(clients, staleness, **fields), expected_weights, **EXACT)
+
+
+# Three clients with delays 1.0, 1.3 and 3.1, and a buffer of two, worked out by hand.
+CLIENTS = [[0, 1], [0, 1], [0, 2], [1, 0], [0, 1], [0, 2]]
+STALENESS = [[0, 0], [1, 0], [1, 2], [1, 1], [0, 1], [1, 2]]
+TRACE_AVERAGES = [[0, 0], [1 / 2, 0], [2 / 3, 2], [1 / 3, 3 / 4], [3 / 5, 1 / 2], [4 / 5, 2]]
+TRACE_EQ8 = [[0.5, 0.5], [0.666667, 0.333333], [0.318182, 0.681818], [0.4, 0.6], [0.523810, 0.476190], [0.342105, 0.657895]]
+TRACE_ALG1 = [[0.5, 0.5], [0.6, 0.4], [0.357143, 0.642857], [0.432432, 0.567568], [0.516129, 0.483871], [0.375, 0.625]]
+
+
+def test_the_trace_worked_out_by_hand() -> None:
+    six_digits = {"rtol": 0, "atol": 6e-7}
+    np.testing.assert_allclose(averages(CLIENTS, STALENESS), TRACE_AVERAGES, **EXACT)
+    np.testing.assert_allclose(weigh(CLIENTS, STALENESS), TRACE_EQ8, **six_digits)
+    np.testing.assert_allclose(weigh(CLIENTS, STALENESS, weighting="alg1"), TRACE_ALG1, **six_digits)
+    cumulative = {"average": "cumulative"}
+    np.testing.assert_allclose(averages(CLIENTS, STALENESS, **cumulative), [*TRACE_AVERAGES[:5], [2 / 3, 2]], **EXACT)
+    weights = weigh(CLIENTS, STALENESS, **cumulative)
+    np.testing.assert_allclose(weights, [*TRACE_EQ8[:5], [0.318182, 0.681818]], **six_digits)
+
+
+def test_duplicates_share_an_average() -> None:
+    """Client 0 sends twice: average 2 for both updates; without the current ones nothing is known; without averages each has its own."""
+    clients, staleness = [[0, 0, 1]], [[4, 0, 1]]
+    np.testing.assert_allclose(weigh(clients, staleness), [[7 / 18, 7 / 18, 4 / 18]], **EXACT)
+    np.testing.assert_allclose(weigh(clients, staleness, include_current=False), [[1 / 3, 1 / 3, 1 / 3]], **EXACT)
+    np.testing.assert_allclose(weigh(clients, staleness, average="none"), [[13 / 18, 1 / 18, 4 / 18]], **EXACT)
+
+
+def test_the_codes_window_keeps_the_first_four_and_the_latest() -> None:
+    staleness = np.array([3, 1, 4, 1, 5, 9, 2, 6])[:, None]
+    known = averages(np.zeros_like(staleness), staleness, weighting="code_exact", window=2)
+    np.testing.assert_allclose(known[:, 0], [3, 2, 8 / 3, 9 / 4, 14 / 5, 18 / 5, 11 / 5, 15 / 5], **EXACT)
+
+
+@pytest.mark.parametrize("weighting", ["code", "code_exact"])
+def test_the_code_ignores_a_buffer_without_staleness(weighting: str) -> None:
+    weights = weigh([[0, 1], [0, 2]], [[0, 0], [0, 1]], weighting=weighting)
+    np.testing.assert_array_equal(weights, [[0, 0], [0, 1]])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
+def test_normalised_weights_are_shares(rule: dict[str, str]) -> None:
+    """Not negative, sum 1; but for the code's when nothing in the buffer was ever stale."""
+    clients, staleness = schedule(3)
+    weights, known = weigh(clients, staleness, **rule), averages(clients, staleness, **rule)
+    assert (weights >= 0).all()
+    is_void = (known == 0).all(axis=1) & rule["weighting"].startswith("code")
+    np.testing.assert_allclose(weights.sum(axis=1), np.where(is_void, 0, 1), **EXACT)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_eq8_obeys_the_bounds_of_the_proof(average: str) -> None:
+    """1 / ((b - 1) (b tau + 1) + 1) <= alpha <= (b tau + 1) / (b (tau + 1)), tau the largest staleness."""
+    clients, staleness = schedule(4)
+    b, tau = clients.shape[1], staleness.max()
+    weights = weigh(clients, staleness, average=average)
+    assert weights.max() <= (b * tau + 1) / (b * (tau + 1)) + 1e-12
+    assert weights.min() >= 1 / ((b - 1) * (b * tau + 1) + 1) - 1e-12
+    extremes = weigh([[0, 1, 2, 3], [4, 5, 6, 7]], [[9, 0, 0, 0], [0, 9, 9, 9]], average=average)
+    np.testing.assert_allclose(extremes[:, 0], [37 / 40, 1 / 112], **EXACT)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
+def test_equal_staleness_gives_the_mean_and_one_slot_everything(rule: dict[str, str]) -> None:
+    clients, staleness = schedule(5)
+    np.testing.assert_allclose(weigh(clients, np.full_like(staleness, 3), **rule), 1 / 4, **EXACT)
+    alone = weigh(clients[:, :1], np.maximum(staleness[:, :1], 1), **rule)
+    np.testing.assert_allclose(alone, 1, **EXACT)
+    if not rule["weighting"].startswith("code"):
+        np.testing.assert_allclose(weigh(clients, np.zeros_like(staleness), **rule), 1 / 4, **EXACT)
+
+
+@pytest.mark.parametrize("weighting", ["eq8", "alg1", "code"])
+def test_only_raw_weights_depend_on_the_number_of_clients(weighting: str) -> None:
+    clients, staleness = schedule(6)
+    few, many = (weigh(clients, staleness, weighting=weighting, num_clients=n) for n in (3, 300))
+    np.testing.assert_allclose(few, many, **EXACT)
+    few, many = (weigh(clients, staleness, weighting=weighting, num_clients=n, normalised=False) for n in (3, 300))
+    np.testing.assert_allclose(few, 100 * many, **EXACT)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_names_of_clients_do_not_matter(average: str) -> None:
+    """Nor how large they are: nothing has the size of the largest."""
+    clients, staleness = schedule(7)
+    names = np.array([2**31 - 2, 3, 10**9])
+    for include in (True, False):
+        fields = {"average": average, "include_current": include}
+        np.testing.assert_allclose(weigh(names[clients], staleness, **fields), weigh(clients, staleness, **fields), **EXACT)
+
+
+def test_long_staleness_does_not_overflow() -> None:
+    stale = [[3000, 2999]]
+    np.testing.assert_allclose(weigh([[0, 1]], stale, weighting="exponential", base=2.0), [[2 / 3, 1 / 3]], rtol=1e-9)
+    np.testing.assert_allclose(weigh([[0, 1]], stale, weighting="exponential", base=0.5), [[1 / 3, 2 / 3]], rtol=1e-9)
+
+
+@pytest.mark.parametrize("rule", [{"weighting": "eq8", "average": average} for average in AVERAGES] + [{"weighting": w} for w in OTHERS])
+def test_compiled_lanes_are_those_alone(rule: dict[str, str]) -> None:
+    """Lanes differ in schedule and in every traced setting."""
+    schedules = [schedule(seed) for seed in range(3)]
+    clients, staleness = (np.stack(each) for each in zip(*schedules, strict=True))
+    numbers = {
+        "decay": np.array([0.1, 0.5, 0.9]),
+        "base": np.array([0.5, 2.0, 1.5]),
+        "exponent": np.array([0.0, 0.5, 2.0]),
+        "hinge_start": np.array([0.0, 1.0, 2.0]),
+        "hinge_slope": np.array([1.0, 0.0, 3.0]),
+    }
+    with jax.enable_x64(True):
+        lanes = jax.vmap(lambda c, s, settings: staleness_weights(c, s, settings, num_clients=3))
+        together = np.asarray(jax.jit(lanes)(clients, staleness, StalenessWeights(**rule, **numbers)))
+    alone = [weigh(*schedules[i], **rule, **{name: float(each[i]) for name, each in numbers.items()}) for i in range(3)]
+    np.testing.assert_allclose(together, alone, **EXACT)
+    assert together.dtype == np.float64
+
+
+def test_settings_are_checked() -> None:
+    check(StalenessWeights())
+    for bad in ({"weighting": "eq9"}, {"average": "median"}, {"window": 0}, {"decay": 1.5}, {"base": 0.0}, {"exponent": -1.0}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(bad))} is"):
+            check(StalenessWeights(**bad))

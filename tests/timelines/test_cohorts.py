@@ -1,0 +1,100 @@
+"""Cohorts and earlier visits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedjax_sim.timelines.cohorts import cohorts, draws, previous_visits
+from fedjax_sim.types import EMPTY
+
+jitted = jax.jit(previous_visits)
+
+
+def test_cohorts_are_uniform_without_replacement() -> None:
+    """Each of the 20 ordered pairs of 5 clients equally often: chi-square, p-value above 1e-3."""
+    drawn = np.asarray(cohorts(jax.random.key(0), 5, 2, 10_000))
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    counts = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
+    assert stats.chisquare(counts[counts > 0]).pvalue > 1e-3
+    assert (counts > 0).sum() == 20
+
+
+def test_consecutive_cohorts_are_independent() -> None:
+    """Whether a client is contacted says nothing about the next tick: chi-square over the four cases, for every client."""
+    drawn = np.asarray(cohorts(jax.random.key(1), 5, 2, 10_000))
+    for client in range(5):
+        present = (drawn == client).any(axis=1)
+        # Every second pair, so that pairs do not overlap.
+        both = np.bincount(2 * present[0:-1:2] + present[1::2], minlength=4)
+        expected = np.array([0.36, 0.24, 0.24, 0.16]) * both.sum()
+        assert stats.chisquare(both, expected).pvalue > 1e-3 / 5
+
+
+def test_a_row_depends_on_key_and_tick_alone() -> None:
+    long = cohorts(jax.random.key(2), 50, 6, 40)
+    np.testing.assert_array_equal(cohorts(jax.random.key(2), 50, 6, 9), long[:9])
+    np.testing.assert_array_equal(cohorts(jax.random.key(2), 50, 2, 40), long[:, :2])
+    assert not np.array_equal(cohorts(jax.random.key(3), 50, 6, 40), long)
+
+
+def test_a_cohort_of_everyone_is_everyone() -> None:
+    drawn = np.sort(cohorts(jax.random.key(0), 7, 7, 20), axis=1)
+    np.testing.assert_array_equal(drawn, np.broadcast_to(np.arange(7), (20, 7)))
+
+
+@given(
+    st.sampled_from([1, 3]).flatmap(
+        lambda slots: st.lists(st.lists(st.integers(0, 4), min_size=slots, max_size=slots), min_size=8, max_size=8)
+    )
+)
+def test_previous_visits_are_those_of_a_loop(rows: list[list[int]]) -> None:
+    """A client may stand several times in a tick, which then counts as an earlier visit."""
+    previous, visit = map(np.asarray, jitted(jnp.array(rows, "int32")))
+    last: dict[int, int] = {}
+    count: dict[int, int] = {}
+    for t, row in enumerate(rows):
+        for slot, client in enumerate(row):
+            assert previous[t, slot] == last.get(client, -1)
+            assert visit[t, slot] == count.get(client, 0)
+            last[client], count[client] = t, count.get(client, 0) + 1
+
+
+SHARE = np.array([0.1, 0.2, 0.3, 0.4])
+
+
+def shares_drawn(num_draws: int, num_ticks: int) -> np.ndarray:
+    """How often each client was drawn in each tick, over the number of draws: `[T, N]`."""
+    drawn = draws(jax.random.key(4), jnp.asarray(SHARE), num_draws, num_ticks)
+    clients, times = np.asarray(drawn.clients), np.asarray(drawn.times)
+    assert ((clients == EMPTY) == (times == 0)).all()
+    found = np.zeros((num_ticks, len(SHARE) + 1))
+    np.add.at(found, (np.arange(num_ticks)[:, None], clients), times)
+    # Every client stands in one slot at most, and all draws are there.
+    assert all(len(set(row[row != EMPTY].tolist())) == (row != EMPTY).sum() for row in clients)
+    np.testing.assert_array_equal(found.sum(axis=1), num_draws)
+    return found[:, :-1] / num_draws
+
+
+def test_draws_are_multinomial() -> None:
+    """Means p and covariances (diag(p) - p p') / S of the shares, within five standard errors; other ticks, other draws."""
+    num = 10_000
+    found = shares_drawn(3, num)
+    covariance = (np.diag(SHARE) - np.outer(SHARE, SHARE)) / 3
+    centred = found - SHARE
+    np.testing.assert_array_less(np.abs(centred.mean(axis=0)), 5 * np.sqrt(np.diag(covariance) / num))
+    products = centred[:, :, None] * centred[:, None, :]
+    np.testing.assert_array_less(np.abs(products.mean(axis=0) - covariance), 5 * products.std(axis=0) / np.sqrt(num))
+    lagged = centred[1:, :, None] * centred[:-1, None, :]
+    np.testing.assert_array_less(np.abs(lagged.mean(axis=0)), 5 * lagged.std(axis=0) / np.sqrt(num))
+
+
+def test_more_draws_than_clients() -> None:
+    assert (shares_drawn(9, 200) > 1 / 9).any()
+
+
+def test_draws_of_a_tick_depend_on_key_and_tick_alone() -> None:
+    long = draws(jax.random.key(2), jnp.asarray(SHARE), 3, 40)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:9]), draws(jax.random.key(2), jnp.asarray(SHARE), 3, 9), long)
