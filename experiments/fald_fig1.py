@@ -81,14 +81,27 @@ class Panels(NamedTuple):
     found: dict[float, dict[int, np.ndarray]]  # those of the chains, f64[sets]
 
 
-def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], GaussianClients]) -> Panels:
+def run_panels(
+    sizes: Sizes, arguments: Arguments, make: Callable[[float], GaussianClients]
+) -> Panels:
     """Run the chains of panels a and b, by K, and of panel c, by rho; all of different seeds. make: the problem of an alpha."""
     problems = [make(alpha) for alpha in sizes.alphas]
-    clients = {alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)}
+    clients = {
+        alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)
+    }
 
     def needed(own: GaussianTarget, local_steps: int) -> float:
         start = oracle.point(np.zeros(2))
-        return float(rounds_to(own, start, ACCURACY, step_size=STEP_SIZE, local_steps=local_steps, most_rounds=MOST_STEPS // local_steps))
+        return float(
+            rounds_to(
+                own,
+                start,
+                ACCURACY,
+                step_size=STEP_SIZE,
+                local_steps=local_steps,
+                most_rounds=MOST_STEPS // local_steps,
+            )
+        )
 
     # A second model within reach for long rounds: the first may miss the accuracy by its sampling error.
     length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
@@ -118,8 +131,13 @@ def run_panels(sizes: Sizes, arguments: Arguments, make: Callable[[float], Gauss
             step_size=STEP_SIZE,
             local_steps=MIXED_STEPS,
         )
-    exact = {alpha: {k: needed(own, k) for k in sizes.local_steps} for alpha, own in clients.items()}
-    found = {alpha: {k: first_within(own.distance[:, i], ACCURACY) for k, own in ran.items()} for i, alpha in enumerate(sizes.alphas)}
+    exact = {
+        alpha: {k: needed(own, k) for k in sizes.local_steps} for alpha, own in clients.items()
+    }
+    found = {
+        alpha: {k: first_within(own.distance[:, i], ACCURACY) for k, own in ran.items()}
+        for i, alpha in enumerate(sizes.alphas)
+    }
     return Panels(sizes, clients, ran, mixed, exact, found)
 
 
@@ -129,14 +147,36 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
     Means are of the sets that arrive.
     """
     if smoke:
-        return [verdict(12, {"exact": panels.exact}, None, "not judged: a smoke run is too short to reach the accuracy")]
+        return [
+            verdict(
+                12,
+                {"exact": panels.exact},
+                None,
+                "not judged: a smoke run is too short to reach the accuracy",
+            )
+        ]
     if panels.sizes.chains < LEAST_CHAINS:
-        return [verdict(12, {"exact": panels.exact}, None, f"not judged: {panels.sizes.chains} chains are too few")]
-    means = {alpha: {k: mean_of_finite(values) for k, values in own.items()} for alpha, own in panels.found.items()}
-    arrived = min(float(np.isfinite(own[k]).mean()) for own in panels.found.values() for k in (100, 3000))
+        return [
+            verdict(
+                12,
+                {"exact": panels.exact},
+                None,
+                f"not judged: {panels.sizes.chains} chains are too few",
+            )
+        ]
+    means = {
+        alpha: {k: mean_of_finite(values) for k, values in own.items()}
+        for alpha, own in panels.found.items()
+    }
+    arrived = min(
+        float(np.isfinite(own[k]).mean()) for own in panels.found.values() for k in (100, 3000)
+    )
     far = largest_deviation(panels)
     rounds = {"exact": panels.exact, "chains": means}
-    gains = {kind: {alpha: own[100] / own[3000] for alpha, own in each.items()} for kind, each in rounds.items()}
+    gains = {
+        kind: {alpha: own[100] / own[3000] for alpha, own in each.items()}
+        for kind, each in rounds.items()
+    }
     still_falls = all(own[10_000] <= own[3000] for own in panels.exact.values())
     highest = {kind: max(each.values()) for kind, each in gains.items()}
     lowest = {kind: min(each.values()) for kind, each in gains.items()}
@@ -147,7 +187,19 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
         f"at K = 10000 are {'never more' if still_falls else 'more'}; chains up to {far:.1f} standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
-    return [verdict(12, {"gain": gains, "rounds": rounds, "chains' rounds": panels.found, "standard errors off": far}, holds, why)]
+    return [
+        verdict(
+            12,
+            {
+                "gain": gains,
+                "rounds": rounds,
+                "chains' rounds": panels.found,
+                "standard errors off": far,
+            },
+            holds,
+            why,
+        )
+    ]
 
 
 def largest_deviation(panels: Panels) -> float:
@@ -157,16 +209,29 @@ def largest_deviation(panels: Panels) -> float:
     """
     if not are_numbers(*panels.ran.values(), *panels.mixed.values()):
         return float("inf")
-    runs = [(own.first, i, k, 0.0, alpha) for k, own in panels.ran.items() for i, alpha in enumerate(panels.sizes.alphas)]
-    runs += [(own.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0]) for rho, own in panels.mixed.items()]
+    runs = [
+        (own.first, i, k, 0.0, alpha)
+        for k, own in panels.ran.items()
+        for i, alpha in enumerate(panels.sizes.alphas)
+    ]
+    runs += [
+        (own.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0])
+        for rho, own in panels.mixed.items()
+    ]
     found = []
     for own, i, local_steps, rho, alpha in runs:
         num_rounds = own.distance.shape[-1] - 1
-        taken = oracle.one_round(panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
+        taken = oracle.one_round(
+            panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho
+        )
         exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
         at = [1, num_rounds // 2, num_rounds]
         law = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
-        found.append(deviations(law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains).max())
+        found.append(
+            deviations(
+                law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains
+            ).max()
+        )
     return largest(*found)
 
 
@@ -184,18 +249,34 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         shown = [panels.found[alpha][k] for k in steps]
         means = [mean_of_finite(own) for own in shown]
         errors = [np.std(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0 for own in shown]
-        first.errorbar(steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label)
+        first.errorbar(
+            steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label
+        )
         distance = panels.ran[10].distance[:, i]
-        exact = exact_distances(clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10)
+        exact = exact_distances(
+            clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10
+        )
         second.semilogy(exact, color=f"C{i}", linestyle="--")
         draw_sets(second, distance, color=f"C{i}", label=label)
     for j, (rho, own) in enumerate(panels.mixed.items()):
-        exact = exact_distances(clients[sizes.alphas[0]], sizes.rounds, step_size=STEP_SIZE, local_steps=MIXED_STEPS, rho=rho)
+        exact = exact_distances(
+            clients[sizes.alphas[0]],
+            sizes.rounds,
+            step_size=STEP_SIZE,
+            local_steps=MIXED_STEPS,
+            rho=rho,
+        )
         third.semilogy(exact, color=f"C{j}", linestyle="--")
         draw_sets(third, own.distance[:, 0], color=f"C{j}", label=f"{rho:g}")
-    first.set(xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="(a) dashed: exact")
+    first.set(
+        xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="(a) dashed: exact"
+    )
     second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10; dashed: exact")
-    third.set(xlabel="rounds", ylabel="W2", title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho; dashed: exact")
+    third.set(
+        xlabel="rounds",
+        ylabel="W2",
+        title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho; dashed: exact",
+    )
     first.legend(title="alpha (gamma squared)")
     third.legend(title="rho")
     second.axhline(ACCURACY, color="grey", linewidth=0.6)
@@ -207,9 +288,18 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]
     rows = []
     for alpha in sizes.alphas:
-        rows.append([f"alpha = {alpha:g}, exact", *(f"{value:g}" for value in panels.exact[alpha].values())])
-        rows.append([f"alpha = {alpha:g}, chains", *(spread(values) for values in panels.found[alpha].values())])
-    curves = {f"K = {k}": kept(own) for k, own in panels.ran.items()} | {f"rho = {rho:g}": kept(own) for rho, own in panels.mixed.items()}
+        rows.append(
+            [f"alpha = {alpha:g}, exact", *(f"{value:g}" for value in panels.exact[alpha].values())]
+        )
+        rows.append(
+            [
+                f"alpha = {alpha:g}, chains",
+                *(spread(values) for values in panels.found[alpha].values()),
+            ]
+        )
+    curves = {f"K = {k}": kept(own) for k, own in panels.ran.items()} | {
+        f"rho = {rho:g}": kept(own) for rho, own in panels.mixed.items()
+    }
     text = "\n\n".join(
         [
             table(header, rows),
@@ -218,7 +308,13 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             verdict_table(verdicts),
         ]
     )
-    config = {**sizes._asdict(), "step_size": STEP_SIZE, "gamma_squared": squares, "w2_of_samples": match, "p_value": p_value}
+    config = {
+        **sizes._asdict(),
+        "step_size": STEP_SIZE,
+        "gamma_squared": squares,
+        "w2_of_samples": match,
+        "p_value": p_value,
+    }
     return Outcome(curves, {picture: figure}, verdicts, config, text)
 
 
@@ -242,7 +338,9 @@ def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: 
     random = np.random.default_rng(seed)
     num = len(models)
     both = np.concatenate([models, random.multivariate_normal(*goal, size=num)])
-    both = (both - goal.mean) @ np.linalg.inv(np.linalg.cholesky(goal.covariance)).T  # coordinates of equal importance
+    both = (both - goal.mean) @ np.linalg.inv(
+        np.linalg.cholesky(goal.covariance)
+    ).T  # coordinates of equal importance
     apart = np.linalg.norm(both[:, None] - both[None], axis=-1)
     side = np.repeat([1.0, -1.0], num)
     sides = np.stack([side, *(random.permutation(side) for _ in range(shuffles))])
@@ -262,7 +360,9 @@ def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> fl
     right.contour(x, y, density, levels=4, colors="white", linewidths=0.6)
     right.set(title=f"(e) {len(samples)} samples, K = 10; lines: target")
     centred = samples - samples.mean(axis=0)
-    return float(wasserstein2(samples.mean(axis=0), centred.T @ centred / (len(samples) - 1), *goal))
+    return float(
+        wasserstein2(samples.mean(axis=0), centred.T @ centred / (len(samples) - 1), *goal)
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,12 @@ def judge(panels: Panels) -> list[Verdict]:
     far, sizes = largest_deviation(panels), panels.sizes
     by_alpha = [floor(own, step_size=STEP_SIZE, local_steps=10) for own in panels.clients.values()]
     late = [float(panels.ran[10].distance[:, i, -1].mean()) for i in range(len(sizes.alphas))]
-    by_rho = [floor(panels.clients[sizes.alphas[0]], step_size=STEP_SIZE, local_steps=MIXED_STEPS, rho=rho) for rho in sizes.rhos]
+    by_rho = [
+        floor(
+            panels.clients[sizes.alphas[0]], step_size=STEP_SIZE, local_steps=MIXED_STEPS, rho=rho
+        )
+        for rho in sizes.rhos
+    ]
     first, last = sizes.alphas[0], sizes.alphas[-1]
     follow = f"chains up to {far:.1f} standard errors from exact laws"
     rises = (
@@ -33,18 +38,30 @@ def judge(panels: Panels) -> list[Verdict]:
     )
     falls = f"K = {MIXED_STEPS}, alpha = {first:g}: exact floors {by_rho[0]:.2e} at rho = 0 to {by_rho[-1]:.2e} at 1; {follow}"
     found = {
-        6: ({"floors": by_alpha, "chains": late, "alphas": sizes.alphas}, bool((np.diff(by_alpha) > 0).all()), rises),
+        6: (
+            {"floors": by_alpha, "chains": late, "alphas": sizes.alphas},
+            bool((np.diff(by_alpha) > 0).all()),
+            rises,
+        ),
         8: ({"floors": by_rho, "rhos": sizes.rhos}, bool((np.diff(by_rho) < 0).all()), falls),
     }
     if sizes.chains < LEAST_CHAINS:
         few = f"not judged: {sizes.chains} chains are too few; "
-        return [verdict(number, measured, None, few + why) for number, (measured, _, why) in found.items()]
-    return [verdict(number, measured, holds and far < FAR, why) for number, (measured, holds, why) in found.items()]
+        return [
+            verdict(number, measured, None, few + why)
+            for number, (measured, _, why) in found.items()
+        ]
+    return [
+        verdict(number, measured, holds and far < FAR, why)
+        for number, (measured, holds, why) in found.items()
+    ]
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    panels = fald_fig1.run_panels(fald_fig1.sizes_of(arguments, FULL, SMOKE), arguments, unequal_problem)
+    panels = fald_fig1.run_panels(
+        fald_fig1.sizes_of(arguments, FULL, SMOKE), arguments, unequal_problem
+    )
     return fald_fig1.outcome(panels, judge(panels), "fig1_unequal.png")
 
 

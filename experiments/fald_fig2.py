@@ -71,7 +71,10 @@ class Sizes(NamedTuple):
     """Those with chains; all have exact laws."""
 
 
-FULL, SMOKE = Sizes(300, 10, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"), Sizes(20, 2, (1e-6, 1e-7), 3, "b")
+FULL, SMOKE = (
+    Sizes(300, 10, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"),
+    Sizes(20, 2, (1e-6, 1e-7), 3, "b"),
+)
 
 
 def name_of(participation: Participation) -> str:
@@ -89,7 +92,9 @@ class Late(NamedTuple):
     """Within these, by set."""
 
 
-def largest_deviation(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]) -> dict[str, float]:
+def largest_deviation(
+    clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]
+) -> dict[str, float]:
     """How far a panel's first chains are from their exact means and variances, in standard errors, at all step sizes and three rounds.
 
     With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments. Infinite if a distance of any
@@ -101,11 +106,17 @@ def largest_deviation(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repe
         who, own = PANELS[panel], each.first
         found = [] if are_numbers(each) else [np.inf]
         for i, eta in enumerate(sizes.step_sizes):
-            taken = oracle.one_round(clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who)
+            taken = oracle.one_round(
+                clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who
+            )
             exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
             fitted = Gaussian(own.law.mean[0, i, at], own.law.covariance[0, i, at])
             shape = 3.0 if who == EVERYONE else kurtosis(own.models[0, i][:, at])
-            found.append(deviations(fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.chains, shape).max())
+            found.append(
+                deviations(
+                    fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.chains, shape
+                ).max()
+            )
         far[panel] = largest(*found)
     return far
 
@@ -115,7 +126,9 @@ def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeate
     late = slice(-(sizes.rounds // 4 + 1), None)
 
     def exact(eta: float, who: Participation) -> float:
-        distances = exact_distances(clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
+        distances = exact_distances(
+            clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
+        )
         return float(distances[late].mean())
 
     return Late(
@@ -127,7 +140,10 @@ def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeate
 def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
     """W2 of the exact stationary laws, by panel and step size."""
     return {
-        panel: [floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who) for eta in sizes.step_sizes]
+        panel: [
+            floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
+            for eta in sizes.step_sizes
+        ]
         for panel, who in PANELS.items()
     }
 
@@ -136,25 +152,39 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
     """Claim 13: the exact floors of these data, and chains that follow the exact laws; too few chains are not judged."""
     exact = floors(clients, sizes)
     far = largest_deviation(clients, sizes, ran)
-    ordered = all(exact[a][i] > exact[b][i] for a, b in itertools.pairwise(ORDER) for i in range(len(sizes.step_sizes)))
+    ordered = all(
+        exact[a][i] > exact[b][i]
+        for a, b in itertools.pairwise(ORDER)
+        for i in range(len(sizes.step_sizes))
+    )
     largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
     vanishing = exact["a"][0] / exact["a"][-1]
     typical = {
         panel: [
-            exact[panel][sizes.step_sizes.index(eta)] / mean for eta, mean in zip(FLOORS_AT, means, strict=True) if eta in sizes.step_sizes
+            exact[panel][sizes.step_sizes.index(eta)] / mean
+            for eta, mean in zip(FLOORS_AT, means, strict=True)
+            if eta in sizes.step_sizes
         ]
         for panel, means in FLOORS.items()
     }
-    words = ", ".join(f"{name_of(PANELS[panel])} {exact[panel][sizes.step_sizes.index(1e-7)]:.2e}" for panel in ORDER)
+    words = ", ".join(
+        f"{name_of(PANELS[panel])} {exact[panel][sizes.step_sizes.index(1e-7)]:.2e}"
+        for panel in ORDER
+    )
     why = (
         f"exact floors at 1e-7: {words}; from step size {sizes.step_sizes[0]:g} to {sizes.step_sizes[-1]:g} partial ones change by a "
         f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up to {max(far.values()):.1f} standard errors "
         "off their exact laws"
     )
     as_usual = all(abs(x - 1) < 0.15 for own in typical.values() for x in own)
-    holds: bool | None = ordered and largest_share < 1.6 and vanishing > 5 and as_usual and max(far.values()) < FAR
+    holds: bool | None = (
+        ordered and largest_share < 1.6 and vanishing > 5 and as_usual and max(far.values()) < FAR
+    )
     if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
-        holds, why = None, f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}"
+        holds, why = (
+            None,
+            f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}",
+        )
     measured = {
         "exact": exact,
         "exact, last quarter of rounds": late.exact,
@@ -187,14 +217,23 @@ def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> 
     }
 
 
-def outcome(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late, judged: Verdict, picture: str) -> Outcome:
+def outcome(
+    clients: GaussianTarget,
+    sizes: Sizes,
+    ran: dict[str, Repeated],
+    late: Late,
+    judged: Verdict,
+    picture: str,
+) -> Outcome:
     """Draw and lay out. picture: the name of its file."""
     figure = Figure(figsize=(16, 9), layout="constrained")
     places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
     places[-1].axis("off")
     for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
         for i, eta in enumerate(sizes.step_sizes):
-            own = exact_distances(clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
+            own = exact_distances(
+                clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
+            )
             axes.semilogy(own, color=f"C{i}", linestyle="--", linewidth=1)
             if panel in ran:
                 draw_sets(axes, ran[panel].distance[:, 0, i], color=f"C{i}", label=f"{eta:g}")
@@ -207,15 +246,22 @@ def outcome(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], lat
             name_of(PANELS[panel]),
             *(
                 f"{stays:.2e} / {then:.2e} / {spread(np.array(found), '.1e')}"
-                for stays, then, found in zip(lasting[panel], late.exact[panel], late.chains[panel], strict=True)
+                for stays, then, found in zip(
+                    lasting[panel], late.exact[panel], late.chains[panel], strict=True
+                )
             ),
         ]
         for panel in ran
     ]
-    header = ["W2: exact floor / exact, last quarter of rounds / chains, the same rounds", *(f"{eta:g}" for eta in sizes.step_sizes)]
+    header = [
+        "W2: exact floor / exact, last quarter of rounds / chains, the same rounds",
+        *(f"{eta:g}" for eta in sizes.step_sizes),
+    ]
     text = table(header, rows) + "\n\n" + verdict_table([judged])
     curves = {f"panel {panel}": kept(own) for panel, own in ran.items()}
-    return Outcome(curves, {picture: figure}, [judged], {**sizes._asdict(), "local_steps": LOCAL_STEPS}, text)
+    return Outcome(
+        curves, {picture: figure}, [judged], {**sizes._asdict(), "local_steps": LOCAL_STEPS}, text
+    )
 
 
 def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:

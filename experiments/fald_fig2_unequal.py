@@ -22,7 +22,11 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
     """Claim 10, on exact floors and on chains that have to follow the exact laws; too few chains are not judged."""
     exact = floors(clients, sizes)
     far = largest_deviation(clients, sizes, ran)
-    ordered = all(exact[a][i] > exact[b][i] for a, b in itertools.pairwise(ORDER) for i in range(len(sizes.step_sizes)))
+    ordered = all(
+        exact[a][i] > exact[b][i]
+        for a, b in itertools.pairwise(ORDER)
+        for i in range(len(sizes.step_sizes))
+    )
     at = sizes.step_sizes.index(1e-7)
     words = ", ".join(f"{name_of(PANELS[panel])} {exact[panel][at]:.2e}" for panel in ORDER)
     why = (
@@ -32,8 +36,16 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
     )
     holds: bool | None = ordered and max(far.values()) < FAR
     if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
-        holds, why = None, f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}"
-    measured = {"exact": exact, "last quarter of rounds": late._asdict(), "standard errors off": far, "step sizes": sizes.step_sizes}
+        holds, why = (
+            None,
+            f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}",
+        )
+    measured = {
+        "exact": exact,
+        "last quarter of rounds": late._asdict(),
+        "standard errors off": far,
+        "step sizes": sizes.step_sizes,
+    }
     return verdict(10, measured, holds, why)
 
 
@@ -43,7 +55,9 @@ def run(arguments: Arguments) -> Outcome:
     clients = clients_of(problem)
     ran = fald_fig2.run_panels(sizes, arguments, problem)
     late = fald_fig2.late_distances(clients, sizes, ran)
-    return fald_fig2.outcome(clients, sizes, ran, late, judge(clients, sizes, ran, late), "fig2_unequal.png")
+    return fald_fig2.outcome(
+        clients, sizes, ran, late, judge(clients, sizes, ran, late), "fig2_unequal.png"
+    )
 
 
 if __name__ == "__main__":

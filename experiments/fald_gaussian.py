@@ -39,8 +39,17 @@ def equal_problem(alpha: float) -> GaussianClients:
 def unequal_problem(alpha: float) -> GaussianClients:
     """The same with each client's covariance turned by an angle of its own and scaled by 0.6 to 1.6: unequal Hessians."""
     random = np.random.default_rng(1)
-    angles, scales = random.uniform(0, np.pi, NUM_CLIENTS), np.exp(random.uniform(-0.5, 0.5, NUM_CLIENTS))
-    turns = np.stack([np.stack([np.cos(angles), -np.sin(angles)], -1), np.stack([np.sin(angles), np.cos(angles)], -1)], axis=1)
+    angles, scales = (
+        random.uniform(0, np.pi, NUM_CLIENTS),
+        np.exp(random.uniform(-0.5, 0.5, NUM_CLIENTS)),
+    )
+    turns = np.stack(
+        [
+            np.stack([np.cos(angles), -np.sin(angles)], -1),
+            np.stack([np.sin(angles), np.cos(angles)], -1),
+        ],
+        axis=1,
+    )
     covariances = scales[:, None, None] * turns @ COVARIANCE @ np.swapaxes(turns, 1, 2)
     return make_gaussian_clients(DATA, alpha=alpha, covariance=covariances, dtype="float32")
 
@@ -48,7 +57,9 @@ def unequal_problem(alpha: float) -> GaussianClients:
 def line(curvatures: Any, centers: Any, counts: Any = 1) -> GaussianClients:
     """Clients on a line, started at 0."""
     centers = np.asarray(centers, "float32")[:, None]
-    return GaussianClients.of(np.broadcast_to(np.asarray(curvatures, "float32"), len(centers)), centers, counts=counts)
+    return GaussianClients.of(
+        np.broadcast_to(np.asarray(curvatures, "float32"), len(centers)), centers, counts=counts
+    )
 
 
 def r1() -> GaussianClients:
@@ -70,7 +81,11 @@ def random_clients(seed: int) -> GaussianTarget:
     noise = random.choice([0.0, 1.0]) * np.broadcast_to(np.eye(2), (n, 2, 2))
     centers = random.normal(size=(n, 2)) * random.choice([0.1, 1.0, 5.0])
     return GaussianTarget(
-        (turns * values) @ np.swapaxes(turns, 1, 2), centers, random.dirichlet(np.full(n, 3.0)), random.uniform(0.1, 2), noise
+        (turns * values) @ np.swapaxes(turns, 1, 2),
+        centers,
+        random.dirichlet(np.full(n, 3.0)),
+        random.uniform(0.1, 2),
+        noise,
     )
 
 
@@ -80,7 +95,11 @@ def clients_of(problem: GaussianClients, temperature: float = 1.0) -> GaussianTa
     factors = np.asarray(problem.noise, float)
     noise = factors @ np.swapaxes(factors, -1, -2)
     return GaussianTarget(
-        np.asarray(problem.hessians, float), np.asarray(problem.centers, float), counts / counts.sum(), temperature, noise
+        np.asarray(problem.hessians, float),
+        np.asarray(problem.centers, float),
+        counts / counts.sum(),
+        temperature,
+        noise,
     )
 
 
@@ -91,17 +110,34 @@ def dissimilarity(clients: GaussianTarget) -> float:
 
 
 def exact_distances(
-    clients: GaussianTarget, num_rounds: int, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL
+    clients: GaussianTarget,
+    num_rounds: int,
+    *,
+    step_size: float,
+    local_steps: int,
+    rho: float = 0.0,
+    participation: Participation = FULL,
 ) -> np.ndarray:
     """W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
-    taken = oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
+    taken = oracle.one_round(
+        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
+    )
     laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
     return wasserstein2(*laws, *oracle.target(clients))
 
 
-def floor(clients: GaussianTarget, *, step_size: float, local_steps: int, rho: float = 0.0, participation: Participation = FULL) -> float:
+def floor(
+    clients: GaussianTarget,
+    *,
+    step_size: float,
+    local_steps: int,
+    rho: float = 0.0,
+    participation: Participation = FULL,
+) -> float:
     """W2 of the exact stationary law to the target."""
-    taken = oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
+    taken = oracle.one_round(
+        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
+    )
     return float(wasserstein2(*oracle.stationary(taken), *oracle.target(clients)))
 
 
@@ -133,7 +169,9 @@ def chains(
     problems: of one number of clients and one dimension. options: of `sweep`. first_seed: seeds are this one and as many after it as
     there are chains. hyper: FA-LD's settings.
     """
-    each = langevin.system.Hyper(num_clients=problems[0].centers.shape[0], gradient="exact", temperature=temperature, **hyper)
+    each = langevin.system.Hyper(
+        num_clients=problems[0].centers.shape[0], gradient="exact", temperature=temperature, **hyper
+    )
     run = fedjax_sim.sweep(
         langevin.system,
         [problem for problem in problems for _ in range(num_chains)],
@@ -153,7 +191,12 @@ def chains(
     models = np.moveaxis(models, len(shape), 0)
     law = fit(np.moveaxis(models, -3, -2))
     goals = [problem.posterior(temperature) for problem in problems]
-    distance = np.stack([wasserstein2(mean, covariance, *goal) for mean, covariance, goal in zip(*law, goals, strict=True)])
+    distance = np.stack(
+        [
+            wasserstein2(mean, covariance, *goal)
+            for mean, covariance, goal in zip(*law, goals, strict=True)
+        ]
+    )
     return Chains(models, law, distance, run.curves.isel(eval=[-1]))
 
 
@@ -183,7 +226,9 @@ def repeated(
 
     def ran(i: int) -> Chains:
         own = options(name if i == 0 else f"{name}, set {i}")
-        return chains(problems, num_chains=num_chains, first_seed=first_seed + i * size, options=own, **how)
+        return chains(
+            problems, num_chains=num_chains, first_seed=first_seed + i * size, options=own, **how
+        )
 
     first = ran(0)
     distances, curves = [first.distance], [first.curves]
@@ -191,7 +236,11 @@ def repeated(
         own = ran(i)
         distances.append(own.distance)
         curves.append(own.curves)
-    return Repeated(first, np.stack(distances), xr.concat(curves, "seed", data_vars="minimal", coords="minimal", combine_attrs="override"))
+    return Repeated(
+        first,
+        np.stack(distances),
+        xr.concat(curves, "seed", data_vars="minimal", coords="minimal", combine_attrs="override"),
+    )
 
 
 def kept(ran: Repeated) -> xr.Dataset:
@@ -200,14 +249,20 @@ def kept(ran: Repeated) -> xr.Dataset:
     return ran.curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
 
 
-def draw_sets(axes: Any, distance: np.ndarray, *, every: int = 1, color: str, label: str | None) -> None:
+def draw_sets(
+    axes: Any, distance: np.ndarray, *, every: int = 1, color: str, label: str | None
+) -> None:
     """Draw the first set's distances against rounds times `every`, and the range of all. distance: `f64[sets, rounds + 1]`."""
     at = every * np.arange(distance.shape[1])
     axes.semilogy(at, distance[0], linewidth=0.8, color=color, label=label)
-    axes.fill_between(at, distance.min(axis=0), distance.max(axis=0), color=color, alpha=0.2, linewidth=0)
+    axes.fill_between(
+        at, distance.min(axis=0), distance.max(axis=0), color=color, alpha=0.2, linewidth=0
+    )
 
 
-def deviations(law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt.ArrayLike = 3.0) -> np.ndarray:
+def deviations(
+    law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt.ArrayLike = 3.0
+) -> np.ndarray:
     """Distances of fitted means and variances from the exact ones in standard errors, the larger of the two: `f64[..., P]`.
 
     kurtosis: fourth moment over the squared variance, `f64[..., P]`; 3 for normal laws. What is equal is off by 0, also where there is no
@@ -215,7 +270,10 @@ def deviations(law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt
     """
     exact = np.diagonal(expected.covariance, axis1=-2, axis2=-1)
     variance = np.diagonal(law.covariance, axis1=-2, axis2=-1)
-    errors = np.sqrt(exact / num_chains), exact * np.sqrt((np.asarray(kurtosis) - 1) / (num_chains - 1))
+    errors = (
+        np.sqrt(exact / num_chains),
+        exact * np.sqrt((np.asarray(kurtosis) - 1) / (num_chains - 1)),
+    )
     off = np.stack(np.broadcast_arrays(np.abs(law.mean - expected.mean), np.abs(variance - exact)))
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.where(off == 0, 0.0, off / np.stack(np.broadcast_arrays(*errors)))
@@ -254,5 +312,9 @@ def mean_of_finite(values: npt.ArrayLike) -> float:
 def spread(values: np.ndarray, form: str = ".3g") -> str:
     """Mean and standard deviation, in words; of how many, if some are infinite. values: `f64[sets]`."""
     finite = values[np.isfinite(values)]
-    words = f"{finite.mean():{form}} ± {finite.std(ddof=1):{form}}" if len(finite) > 1 else f"{mean_of_finite(values):{form}}"
+    words = (
+        f"{finite.mean():{form}} ± {finite.std(ddof=1):{form}}"
+        if len(finite) > 1
+        else f"{mean_of_finite(values):{form}}"
+    )
     return words if len(finite) == len(values) else f"{words} ({len(finite)} of {len(values)})"

@@ -97,9 +97,15 @@ def study(arguments: Arguments) -> Study:
     if arguments.results is not None:
         found = load(arguments.results)
         if not {"chosen", "further"} <= set(found.config):
-            raise ConfigError("results", arguments.results, "the folder of a run of fald_fig3 or fald_fig4 by this version")
+            raise ConfigError(
+                "results",
+                arguments.results,
+                "the folder of a run of fald_fig3 or fald_fig4 by this version",
+            )
         return Study(
-            found.curves, found.config["chosen"], {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")}
+            found.curves,
+            found.config["chosen"],
+            {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")},
         )
     sizes = SMOKE if arguments.smoke else REDUCED if arguments.reduced else FULL
     if arguments.seeds is not None:
@@ -111,25 +117,40 @@ def study(arguments: Arguments) -> Study:
     held_out: dict[str, Any] = {}
     for data in sizes.data:
         whole = datasets.load(data, data_dir=arguments.data_dir)
-        tuning, final = [_problems(part, sizes, num) for part, num in ((_held_out(whole), 1), (whole, sizes.seeds))]
+        tuning, final = [
+            _problems(part, sizes, num)
+            for part, num in ((_held_out(whole), 1), (whole, sizes.seeds))
+        ]
         for local_steps in sizes.local_steps:
             name = name_of(whole.name, local_steps)
             last = tune(tuning, sizes, local_steps, f"{name}, held out", arguments)
             chosen[name] = {str(metric): best(values) for metric, values in last.items()}
-            held_out[name] = {str(metric): values.to_series().to_dict() for metric, values in last.items()}
+            held_out[name] = {
+                str(metric): values.to_series().to_dict() for metric, values in last.items()
+            }
             wanted = sorted(set(chosen[name].values()))
             curves[name] = _run(final, sizes, local_steps, wanted, arguments.kept(name))
-    words = "handwritten digits, 5 clients, 40 rounds" if arguments.smoke else f"{sizes.rounds} rounds" if arguments.reduced else ""
+    words = (
+        "handwritten digits, 5 clients, 40 rounds"
+        if arguments.smoke
+        else f"{sizes.rounds} rounds"
+        if arguments.reduced
+        else ""
+    )
     config = {**sizes._asdict(), "chosen": chosen, "held_out": held_out, "words": words}
     return Study(curves, chosen, config)
 
 
-def tune(tuning: list[Any], sizes: Sizes, local_steps: int, name: str, arguments: Arguments) -> xr.Dataset:
+def tune(
+    tuning: list[Any], sizes: Sizes, local_steps: int, name: str, arguments: Arguments
+) -> xr.Dataset:
     """Last scores of runs for tuning, with the dimension step_size: at those of the grid and as many further ones as it takes."""
 
     def tried(step_sizes: Sequence[float], name: str) -> xr.Dataset:
         ran = _run(tuning, sizes, local_steps, step_sizes, arguments.kept(name))
-        return ran[[prefix + metric for prefix in WARM_UPS for metric in METRICS]].isel(sample=-1, seed=0, drop=True)
+        return ran[[prefix + metric for prefix in WARM_UPS for metric in METRICS]].isel(
+            sample=-1, seed=0, drop=True
+        )
 
     last = tried(sizes.step_sizes, name)
     for step_size in sizes.further:
@@ -160,14 +181,27 @@ def _held_out(data: datasets.Dataset) -> datasets.Dataset:
 
 def _problems(data: datasets.Dataset, sizes: Sizes, num_seeds: int) -> list[Any]:
     model = FromZero(LogisticRegression(data.num_classes))
-    splits = [partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed) for seed in range(num_seeds)]
+    splits = [
+        partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed)
+        for seed in range(num_seeds)
+    ]
     return problems.make_classifications(model, data, splits)
 
 
-def _run(tasks: list[Any], sizes: Sizes, local_steps: int, step_sizes: Sequence[float], kept: Mapping[str, Any]) -> xr.Dataset:
+def _run(
+    tasks: list[Any],
+    sizes: Sizes,
+    local_steps: int,
+    step_sizes: Sequence[float],
+    kept: Mapping[str, Any],
+) -> xr.Dataset:
     """Sample, average predictions, score: metrics with dimensions (step_size, seed, sample)."""
     hyper = langevin.system.Hyper(
-        num_clients=sizes.num_clients, batch_size=sizes.batch_size, temperature=0.05, rho=0.0, local_steps=local_steps
+        num_clients=sizes.num_clients,
+        batch_size=sizes.batch_size,
+        temperature=0.05,
+        rho=0.0,
+        local_steps=local_steps,
     )
     run = fedjax_sim.sweep(
         langevin.system,
@@ -186,7 +220,10 @@ def _run(tasks: list[Any], sizes: Sizes, local_steps: int, step_sizes: Sequence[
         scores = _predictive(tasks[0], run.samples, 1 + dropped)
         for metric, values in scores.items():
             padded = np.pad(values, ((0, 0), (dropped, 0)), constant_values=np.nan)
-            found[prefix + metric] = (("step_size", "seed", "sample"), padded.reshape(len(step_sizes), len(tasks), -1))
+            found[prefix + metric] = (
+                ("step_size", "seed", "sample"),
+                padded.reshape(len(step_sizes), len(tasks), -1),
+            )
     return run.curves.isel(eval=[-1]).assign(found)
 
 
@@ -202,7 +239,9 @@ def scores(ran: Study, data: str, metric: str) -> np.ndarray:
     values = []
     for local_steps in ran.config["local_steps"]:
         name = name_of(data, local_steps)
-        values.append(ran.curves[name][metric].sel(step_size=ran.chosen[name][metric]).isel(sample=-1).values)
+        values.append(
+            ran.curves[name][metric].sel(step_size=ran.chosen[name][metric]).isel(sample=-1).values
+        )
     return np.array(values, float)
 
 
@@ -216,17 +255,28 @@ def picture(ran: Study, prefix: str) -> Figure:
     rows = data_of(ran)
     figure = Figure(figsize=(15, 4.2 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), 3, squeeze=False)
-    for axes, (data, metric) in zip(panels.ravel(), ((data, metric) for data in rows for metric in METRICS), strict=True):
+    for axes, (data, metric) in zip(
+        panels.ravel(), ((data, metric) for data in rows for metric in METRICS), strict=True
+    ):
         for local_steps in ran.config["local_steps"]:
             name = name_of(data, local_steps)
             step_size = ran.chosen[name][prefix + metric]
             values = ran.curves[name][prefix + metric].sel(step_size=step_size).values
             rounds = ran.config["every"] * np.arange(1, values.shape[-1] + 1)
             axes.plot(rounds, values.mean(axis=0), label=f"K = {local_steps}, {step_size:g}")
-            axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), alpha=0.2, linewidth=0)
-        low, high = (np.nanquantile([line.get_ydata()[-1] for line in axes.lines], q) for q in (0, 1))
+            axes.fill_between(
+                rounds, values.min(axis=0), values.max(axis=0), alpha=0.2, linewidth=0
+            )
+        low, high = (
+            np.nanquantile([line.get_ydata()[-1] for line in axes.lines], q) for q in (0, 1)
+        )
         margin = 0.6 * (high - low) + 1e-4
-        axes.set(xlabel="rounds", ylabel=metric, title=f"{data}; K, step size", ylim=(low - margin, high + margin))
+        axes.set(
+            xlabel="rounds",
+            ylabel=metric,
+            title=f"{data}; K, step size",
+            ylim=(low - margin, high + margin),
+        )
         axes.legend(fontsize=8)
     return figure
 
@@ -237,15 +287,33 @@ def text_of(ran: Study, prefix: str) -> str:
     for data in data_of(ran):
         for k, local_steps in enumerate(ran.config["local_steps"]):
             name = name_of(data, local_steps)
-            cells = [_cell(scores(ran, data, prefix + metric)[k], metric, ran.chosen[name][prefix + metric]) for metric in METRICS]
+            cells = [
+                _cell(
+                    scores(ran, data, prefix + metric)[k], metric, ran.chosen[name][prefix + metric]
+                )
+                for metric in METRICS
+            ]
             one = ran.chosen[name][prefix + "brier"]
             single = [
-                _cell(ran.curves[name][prefix + metric].sel(step_size=one).isel(sample=-1).values, metric, None) for metric in METRICS
+                _cell(
+                    ran.curves[name][prefix + metric].sel(step_size=one).isel(sample=-1).values,
+                    metric,
+                    None,
+                )
+                for metric in METRICS
             ]
             rows.append([data, local_steps, *cells, *single])
     header = ["data", "K", *METRICS, *(f"{metric}, Brier's step size" for metric in METRICS)]
-    edge = [f"{name} ({metric})" for name, own in ran.chosen.items() for metric, value in own.items() if value in _ends(ran, name, metric)]
-    return table(header, rows) + f"\n\nchosen at an end of the step sizes tried: {', '.join(edge) or 'none'}"
+    edge = [
+        f"{name} ({metric})"
+        for name, own in ran.chosen.items()
+        for metric, value in own.items()
+        if value in _ends(ran, name, metric)
+    ]
+    return (
+        table(header, rows)
+        + f"\n\nchosen at an end of the step sizes tried: {', '.join(edge) or 'none'}"
+    )
 
 
 def _ends(ran: Study, name: str, metric: str) -> tuple[float, float]:
@@ -257,7 +325,9 @@ def _ends(ran: Study, name: str, metric: str) -> tuple[float, float]:
 def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
     scale, digits = (100, 2) if metric == "accuracy" else (1, 4)
     spread = f" ± {scale * values.std():.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * values.mean():.{digits}f}{spread}" + (f" ({step_size:g})" if step_size else "")
+    return f"{scale * values.mean():.{digits}f}{spread}" + (
+        f" ({step_size:g})" if step_size else ""
+    )
 
 
 def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
@@ -275,8 +345,12 @@ def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
         return verdict(14, worst, None, f"not judged: {missing}; {shown}")
     one = steps.index(1)
     others = [k for k in range(len(steps)) if k != one]
-    above = {panel: max(_doubt(values[panel][k], values[panel][one]) for k in others) for panel in named}
-    below = {panel: min(_doubt(values[panel][one], values[panel][k]) for k in others) for panel in named}
+    above = {
+        panel: max(_doubt(values[panel][k], values[panel][one]) for k in others) for panel in named
+    }
+    below = {
+        panel: min(_doubt(values[panel][one], values[panel][k]) for k in others) for panel in named
+    }
     against = [panel for panel in named if below[panel] <= DOUBT / (len(named) * len(others))]
     untold = [panel for panel in named if above[panel] > DOUBT and panel not in against]
     why = f"{shown}; {_words(ran)}; another K is worse in: {', '.join(against) or 'none'}; cannot be told in: {', '.join(untold) or 'none'}"
@@ -294,12 +368,18 @@ def judge_best(ran: Study, prefixes: Sequence[str]) -> Verdict:
     values = _panels(ran, prefixes)
     best = {panel: steps[int(own.mean(axis=1).argmax())] for panel, own in values.items()}
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
-    missing = _missing(ran) or (len(prefixes) < 2 and "runs with and without warm-up have to be compared")
+    missing = _missing(ran) or (
+        len(prefixes) < 2 and "runs with and without warm-up have to be compared"
+    )
     if missing:
         return verdict(15, best, None, f"not judged: {missing}; {shown}")
     level = DOUBT / (len(values) * (len(steps) - 1))
     kept = {
-        panel: {k for i, k in enumerate(steps) if all(_doubt(own[j], own[i]) > level for j in range(len(steps)) if j != i)}
+        panel: {
+            k
+            for i, k in enumerate(steps)
+            if all(_doubt(own[j], own[i]) > level for j in range(len(steps)) if j != i)
+        }
         for panel, own in values.items()
     }
     pairs: dict[str, list[tuple[str, str]]] = {
@@ -309,14 +389,35 @@ def judge_best(ran: Study, prefixes: Sequence[str]) -> Verdict:
             for prefix in prefixes
             for one, other in itertools.combinations(METRICS, 2)
         ],
-        "warm-up": [(_panel(data, metric, ""), _panel(data, metric, "warm_")) for data in data_of(ran) for metric in METRICS],
+        "warm-up": [
+            (_panel(data, metric, ""), _panel(data, metric, "warm_"))
+            for data in data_of(ran)
+            for metric in METRICS
+        ],
     }
-    proved = {kind: [pair for pair in own if not kept[pair[0]] & kept[pair[1]]] for kind, own in pairs.items()}
-    seen = {kind: any(best[one] != best[other] for one, other in own) for kind, own in pairs.items()}
+    proved = {
+        kind: [pair for pair in own if not kept[pair[0]] & kept[pair[1]]]
+        for kind, own in pairs.items()
+    }
+    seen = {
+        kind: any(best[one] != best[other] for one, other in own) for kind, own in pairs.items()
+    }
     holds = True if all(proved.values()) else None if all(seen.values()) else False
-    found = "; ".join(f"by {kind} {', '.join(' and '.join(pair) for pair in own) or 'none'}" for kind, own in proved.items())
+    found = "; ".join(
+        f"by {kind} {', '.join(' and '.join(pair) for pair in own) or 'none'}"
+        for kind, own in proved.items()
+    )
     why = f"{shown}; {_words(ran)}; best K that differ beyond doubt: {found}"
-    return verdict(15, {"best": best, "not beaten": {panel: sorted(own) for panel, own in kept.items()}, "differ": proved}, holds, why)
+    return verdict(
+        15,
+        {
+            "best": best,
+            "not beaten": {panel: sorted(own) for panel, own in kept.items()},
+            "differ": proved,
+        },
+        holds,
+        why,
+    )
 
 
 def _panel(data: str, metric: str, prefix: str) -> str:
@@ -326,7 +427,9 @@ def _panel(data: str, metric: str, prefix: str) -> str:
 def _panels(ran: Study, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
     """Last values by panel, larger is better, those of runs that diverged least: `f64[K, seeds]`."""
     return {
-        _panel(data, metric, prefix): np.nan_to_num(sign * scores(ran, data, prefix + metric), nan=-np.inf)
+        _panel(data, metric, prefix): np.nan_to_num(
+            sign * scores(ran, data, prefix + metric), nan=-np.inf
+        )
         for data in data_of(ran)
         for prefix in prefixes
         for metric, sign in METRICS.items()
@@ -346,7 +449,10 @@ def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
 
 def _missing(ran: Study) -> str:
     """What keeps a study from being judged at all."""
-    return str(ran.config["words"] or ("" if ran.config["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds"))
+    return str(
+        ran.config["words"]
+        or ("" if ran.config["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds")
+    )
 
 
 def _words(ran: Study) -> str:

@@ -67,7 +67,9 @@ class Agreement(NamedTuple):
     ran: Chains
 
 
-def compare(problem: GaussianClients, num_chains: int, *, local_steps: int, who: Participation = EVERYONE) -> Agreement:
+def compare(
+    problem: GaussianClients, num_chains: int, *, local_steps: int, who: Participation = EVERYONE
+) -> Agreement:
     """Run chains for three values of rho and compare their means and variances with the exact ones, after 1, 2, 4 and 8 rounds.
 
     With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments.
@@ -85,11 +87,18 @@ def compare(problem: GaussianClients, num_chains: int, *, local_steps: int, who:
     clients, at = clients_of(problem), [1, 2, 4, 8]
     far = 0.0
     for j, rho in enumerate(RHOS):
-        taken = oracle.one_round(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho, participation=who)
+        taken = oracle.one_round(
+            clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho, participation=who
+        )
         exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), ROUNDS)
         law = Gaussian(ran.law.mean[0, j, at], ran.law.covariance[0, j, at])
         shape = 3.0 if who == EVERYONE else kurtosis(ran.models[0, j][:, at])
-        far = largest(far, *deviations(law, Gaussian(exact.mean[at], exact.covariance[at]), num_chains, shape).ravel())
+        far = largest(
+            far,
+            *deviations(
+                law, Gaussian(exact.mean[at], exact.covariance[at]), num_chains, shape
+            ).ravel(),
+        )
     return Agreement(far, ran)
 
 
@@ -104,11 +113,17 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
         eta = 0.5 * float(theory.setup_of(clients, np.zeros(2), rho).largest_step_size)
         own = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
         whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
-        laws = [oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)]
+        laws = [
+            oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)
+        ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
     agreement = compare(r1(), sizes.chains, local_steps=1)
     why = f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to {agreement.far:.1f} standard errors off"
-    measured = {"largest difference": off, "largest deviation": agreement.far, "chains": sizes.chains}
+    measured = {
+        "largest difference": off,
+        "largest deviation": agreement.far,
+        "chains": sizes.chains,
+    }
     return verdict(1, measured, off < EXACT and agreement.far < FAR, why), agreement.ran
 
 
@@ -116,18 +131,36 @@ def judge_noise(sizes: Sizes) -> Verdict:
     """Claim 2: flat energies, unequal weights; the average, and single clients by drawing one."""
     flat = line(0.0, np.zeros(5), COUNTS)
     weights = np.array(COUNTS) / sum(COUNTS)
-    options: dict[str, Any] = {"settings": {"rho": RHOS}, "num_ticks": ROUNDS, "num_evals": ROUNDS, "keep_models": True}
+    options: dict[str, Any] = {
+        "settings": {"rho": RHOS},
+        "num_ticks": ROUNDS,
+        "num_evals": ROUNDS,
+        "keep_models": True,
+    }
     options |= {"reports": False, "layout": LAYOUT, "seeds": sizes.chains}
-    hyper = langevin.system.Hyper(num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4)
+    hyper = langevin.system.Hyper(
+        num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4
+    )
     far = 0.0
     for who, num_selected in (("full", 1), ("with_replacement", 1)):
-        run = fedjax_sim.sweep(langevin.system, flat, hyper.replace(participation=who, num_selected=num_selected), **options)
-        moved = np.diff(np.asarray(run.samples, float)[..., 0].reshape(3, sizes.chains, ROUNDS + 1), axis=-1)
-        drawn = np.stack([timeline.clients[:, 0] for timeline in run.timelines]).reshape(3, sizes.chains, ROUNDS)
+        run = fedjax_sim.sweep(
+            langevin.system,
+            flat,
+            hyper.replace(participation=who, num_selected=num_selected),
+            **options,
+        )
+        moved = np.diff(
+            np.asarray(run.samples, float)[..., 0].reshape(3, sizes.chains, ROUNDS + 1), axis=-1
+        )
+        drawn = np.stack([timeline.clients[:, 0] for timeline in run.timelines]).reshape(
+            3, sizes.chains, ROUNDS
+        )
         for j, rho in enumerate(RHOS):
             groups = [(moved[j].ravel(), 1.0)]
             if who != "full":
-                groups = [(moved[j][drawn[j] == c], rho**2 + (1 - rho**2) / weights[c]) for c in range(5)]
+                groups = [
+                    (moved[j][drawn[j] == c], rho**2 + (1 - rho**2) / weights[c]) for c in range(5)
+                ]
             for increments, temperature in groups:
                 square = increments**2 / (2 * STEP_SIZE * 4 * temperature)
                 far = largest(far, abs(square.mean() - 1) / np.sqrt(2 / len(square)))
@@ -151,31 +184,43 @@ def judge_invariance() -> Verdict:
         law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), total // local_steps)
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
-    why = (
-        f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, three rho and clients' centers apart or in one"
-    )
+    why = f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, three rho and clients' centers apart or in one"
     return verdict(17, {"largest relative difference": off}, off < 1e-9, why)
 
 
 def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
     """Claim 19."""
-    law = oracle.stationary(oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0))
+    law = oracle.stationary(
+        oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0)
+    )
     agreement = compare(r1(), sizes.chains, local_steps=100)
     mean = float(law.mean[0])
     why = f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to {agreement.far:.1f} standard errors off"
     holds = abs(mean - 0.002969) < 6e-7 and agreement.far < FAR
-    return verdict(19, {"mean": mean, "largest deviation": agreement.far}, holds, why), agreement.ran
+    return verdict(
+        19, {"mean": mean, "largest deviation": agreement.far}, holds, why
+    ), agreement.ran
 
 
 def judge_alone(sizes: Sizes) -> Verdict:
     """Claim 20: one round of many steps of one client of R1, drawn at random; at rho = 0 it is to sample its own posterior."""
     problem, eta, num_steps = r1(), 0.01, 1000
-    hyper = langevin.system.Hyper(num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps)
+    hyper = langevin.system.Hyper(
+        num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
+    )
     hyper = hyper.replace(participation="with_replacement", num_selected=1)
-    options: dict[str, Any] = {"settings": {"rho": RHOS}, "num_ticks": 1, "num_evals": 1, "reports": False, "layout": LAYOUT}
+    options: dict[str, Any] = {
+        "settings": {"rho": RHOS},
+        "num_ticks": 1,
+        "num_evals": 1,
+        "reports": False,
+        "layout": LAYOUT,
+    }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.chains, **options)
     models = np.asarray(run.models, float).reshape(3, sizes.chains)
-    drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(3, sizes.chains)
+    drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(
+        3, sizes.chains
+    )
     clients = clients_of(problem)
     far, wide = 0.0, 0.0
     for (j, rho), c in itertools.product(enumerate(RHOS), range(2)):
@@ -187,7 +232,9 @@ def judge_alone(sizes: Sizes) -> Verdict:
         far = largest(far, abs(own.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(own) - 1)))
         wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
     why = f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), wider by {wide:.1%} at most for the step size"
-    return verdict(20, {"largest deviation": far, "step size": eta, "largest excess": wide}, far < FAR, why)
+    return verdict(
+        20, {"largest deviation": far, "step size": eta, "largest excess": wide}, far < FAR, why
+    )
 
 
 # Under partial participation: claims 9 to 11, 18 ----------------------------------------------------------------------------------------
@@ -202,17 +249,28 @@ def judge_floor() -> Verdict:
     """Claim 9: W2 as the step size goes to 0 at K = 5, for rho below 1 and 1."""
     sizes = (1e-3, 1e-5, 1e-7)
     found = {}
-    for scheme, rho in itertools.product(("with_replacement", "without_replacement"), (0.0, 0.5, 0.9, 1.0)):
+    for scheme, rho in itertools.product(
+        ("with_replacement", "without_replacement"), (0.0, 0.5, 0.9, 1.0)
+    ):
         who = Participation(scheme, 2)
         found[f"{scheme.replace('_', ' ')}, rho = {rho:g}"] = [
-            floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who) for eta in sizes
+            floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
+            for eta in sizes
         ]
-    stays = all(values[-1] > 0.9 * values[-2] > 1e-3 for name, values in found.items() if not name.endswith("rho = 1"))
-    vanishes = all(values[-1] < 0.02 * values[0] for name, values in found.items() if name.endswith("rho = 1"))
+    stays = all(
+        values[-1] > 0.9 * values[-2] > 1e-3
+        for name, values in found.items()
+        if not name.endswith("rho = 1")
+    )
+    vanishes = all(
+        values[-1] < 0.02 * values[0] for name, values in found.items() if name.endswith("rho = 1")
+    )
     shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in found.items())
     why = f"W2 at step size {sizes[-1]:g}: {shown}. With all noise shared the bias does vanish, against the bound (K = 5, S = 2 of 5)"
     if stays and vanishes:
-        return verdict(9, {"step sizes": sizes, "W2": found}, False, f"holds for rho < 1 alone: {why}")
+        return verdict(
+            9, {"step sizes": sizes, "W2": found}, False, f"holds for rho < 1 alone: {why}"
+        )
     return verdict(9, {"step sizes": sizes, "W2": found}, stays, why)
 
 
@@ -221,7 +279,13 @@ def judge_order() -> Verdict:
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
 
     def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
-        return floor(clients, step_size=1e-3, local_steps=5, rho=rho, participation=Participation(scheme, num_selected))
+        return floor(
+            clients,
+            step_size=1e-3,
+            local_steps=5,
+            rho=rho,
+            participation=Participation(scheme, num_selected),
+        )
 
     ordered, same, none = True, 0.0, 0.0
     for clients in (uneven(), clients_of(r2())):
@@ -240,7 +304,12 @@ def judge_order() -> Verdict:
         f"W2 falls in S and rho and is smaller without replacement, S = 1 to 5 of 5, five rho, equal and unequal curvatures; at S = 1 the "
         f"schemes differ by {same:.0e}, at S = N the second from full participation by {none:.0e}"
     )
-    return verdict(10, {"difference at S = 1": same, "difference at S = N": none}, ordered and same < 1e-7 and none < 1e-7, why)
+    return verdict(
+        10,
+        {"difference at S = 1": same, "difference at S = N": none},
+        ordered and same < 1e-7 and none < 1e-7,
+        why,
+    )
 
 
 def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
@@ -250,12 +319,25 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
     agreement = compare(problem, sizes.chains, local_steps=4, who=who)
     clients = clients_of(problem)
     mean = agreement.ran.models[0, :, :, -1, 0].astype(float).mean(axis=1)
-    after = oracle.iterate_rounds(oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0), oracle.point(np.zeros(1)), ROUNDS)
+    after = oracle.iterate_rounds(
+        oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0),
+        oracle.point(np.zeros(1)),
+        ROUNDS,
+    )
     expected = float(after.mean[-1, 0])
-    subsets = [np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)]
+    subsets = [
+        np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)
+    ]
     uniform, right = float(np.mean(subsets)), float(oracle.target(clients).mean[0])
     try:
-        chains([problem], num_chains=3, num_rounds=1, participation="without_replacement", num_selected=2, step_size=STEP_SIZE)
+        chains(
+            [problem],
+            num_chains=3,
+            num_rounds=1,
+            participation="without_replacement",
+            num_selected=2,
+            step_size=STEP_SIZE,
+        )
         refused = False
     except ConfigError:
         refused = True
@@ -265,7 +347,12 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
         f"refuses unequal weights"
     )
     holds = agreement.far < FAR and refused and abs(uniform - right) > 0.1
-    measured = {"means": mean.tolist(), "expected": expected, "without replacement": uniform, "target": right}
+    measured = {
+        "means": mean.tolist(),
+        "expected": expected,
+        "without replacement": uniform,
+        "target": right,
+    }
     return verdict(11, measured, holds, why), agreement
 
 
@@ -282,11 +369,21 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
         clients = clients_of(problem)
         variances[name] = []
         for rho in (0.0, 0.7, 1.0):
-            taken = oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who)
-            closed = shared.shared_hessian_stationary(clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who)
-            off = largest(off, np.abs(oracle.stationary(taken).covariance - closed.covariance).max())
+            taken = oracle.one_round(
+                clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
+            )
+            closed = shared.shared_hessian_stationary(
+                clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
+            )
+            off = largest(
+                off, np.abs(oracle.stationary(taken).covariance - closed.covariance).max()
+            )
             variances[name].append(float(closed.covariance[0, 0]))
-        far[name], ran[name] = unequal if name.endswith("weights") else compare(problem, sizes.chains, local_steps=4, who=who)
+        far[name], ran[name] = (
+            unequal
+            if name.endswith("weights")
+            else compare(problem, sizes.chains, local_steps=4, who=who)
+        )
     printed = {
         "with replacement": (1.630862, 1.115072, 0.578230),
         "with replacement, unequal weights": (1.624372, 1.108583, 0.571741),
@@ -298,7 +395,12 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
         f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within {table:.0e} of the printed ones; chains "
         f"up to {worst:.1f} standard errors off"
     )
-    return verdict(18, {"variances": variances, "largest deviation": far}, off < EXACT and table < 6e-7 and worst < FAR, why), ran
+    return verdict(
+        18,
+        {"variances": variances, "largest deviation": far},
+        off < EXACT and table < 6e-7 and worst < FAR,
+        why,
+    ), ran
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -312,13 +414,27 @@ def run(arguments: Arguments) -> Outcome:
     inflation, inflation_ran = judge_inflation(sizes, agreement)
     alone: list[Callable[[], Verdict]] = [judge_invariance, judge_floor, judge_order]
     sized: list[Callable[[Sizes], Verdict]] = [judge_noise, judge_alone]
-    verdicts = [sgld, modes, mean, inflation, *(judge() for judge in alone), *(judge(sizes) for judge in sized)]
+    verdicts = [
+        sgld,
+        modes,
+        mean,
+        inflation,
+        *(judge() for judge in alone),
+        *(judge(sizes) for judge in sized),
+    ]
     if sizes.chains < LEAST_CHAINS:
         few = f"not judged: {sizes.chains} chains are too few; "
         of_chains = {f"fald-{number}" for number in (1, 2, 11, 18, 19, 20)}
-        verdicts = [each._replace(holds=None, why=few + each.why) if each.id in of_chains else each for each in verdicts]
+        verdicts = [
+            each._replace(holds=None, why=few + each.why) if each.id in of_chains else each
+            for each in verdicts
+        ]
     verdicts.sort(key=lambda each: int(each.id.split("-")[1]))
-    ran = {"R1, K = 1": sgld_ran, "R1, K = 100": modes_ran, **{f"R2, {name}": own for name, own in inflation_ran.items()}}
+    ran = {
+        "R1, K = 1": sgld_ran,
+        "R1, K = 100": modes_ran,
+        **{f"R2, {name}": own for name, own in inflation_ran.items()},
+    }
     curves: dict[str, xr.Dataset] = {name: own.curves for name, own in ran.items()}
     return Outcome(curves, {}, verdicts, sizes._asdict(), verdict_table(verdicts))
 

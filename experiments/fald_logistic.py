@@ -77,7 +77,9 @@ def split_problem() -> Logistic:
 
 def at_mode(problem: Logistic) -> Logistic:
     """Start from the posterior's mode."""
-    ridge = LogisticRegression(C=1 / float(problem.prior_precision), fit_intercept=False, tol=1e-8, max_iter=10_000)
+    ridge = LogisticRegression(
+        C=1 / float(problem.prior_precision), fit_intercept=False, tol=1e-8, max_iter=10_000
+    )
     fitted = ridge.fit(np.asarray(problem.inputs, float), np.asarray(problem.labels, int))
     return replace(problem, start=jnp.asarray(fitted.coef_[0], problem.start.dtype))
 
@@ -94,7 +96,9 @@ def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np
 
     def chain(key: Any) -> Any:
         warm, drawn = jax.random.split(key)
-        (state, parameters), _ = blackjax.window_adaptation(blackjax.nuts, density).run(warm, problem.start, 500)
+        (state, parameters), _ = blackjax.window_adaptation(blackjax.nuts, density).run(
+            warm, problem.start, 500
+        )
         kernel = blackjax.nuts(density, **parameters)
 
         def step(state: Any, key: Any) -> tuple[Any, Any]:
@@ -126,7 +130,10 @@ def bias(found: Moments, reference: Moments) -> Bias:
     scale = np.exp(reference.log_deviation.mean)
     mean, deviation = (
         Estimate((own.mean - other.mean) / unit, np.hypot(own.error, other.error) / unit)
-        for own, other, unit in ((found.mean, reference.mean, scale), (found.log_deviation, reference.log_deviation, 1.0))
+        for own, other, unit in (
+            (found.mean, reference.mean, scale),
+            (found.log_deviation, reference.log_deviation, 1.0),
+        )
     )
     return Bias(mean, deviation)
 
@@ -138,8 +145,16 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
     variances = [np.square(each).mean(axis=(0, 1)) for each in centred]
     scale = np.sqrt(variances[1])
     mean = estimate((pair[0].mean(axis=1) - pair[1].mean(axis=1)) / scale)
-    of_chains = [np.square(each).mean(axis=1) / variance / 2 for each, variance in zip(centred, variances, strict=True)]
-    return Bias(mean, Estimate(np.log(variances[0] / variances[1]) / 2, estimate(of_chains[0] - of_chains[1]).error))
+    of_chains = [
+        np.square(each).mean(axis=1) / variance / 2
+        for each, variance in zip(centred, variances, strict=True)
+    ]
+    return Bias(
+        mean,
+        Estimate(
+            np.log(variances[0] / variances[1]) / 2, estimate(of_chains[0] - of_chains[1]).error
+        ),
+    )
 
 
 def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
@@ -149,11 +164,18 @@ def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
     """
 
     def averages(client: Any) -> Any:
-        slopes, curvatures = (jax.vmap(of(problem.client_loss), (0, None, None)) for of in (jax.grad, jax.hessian))
-        return slopes(draws, client, None).mean(axis=0), curvatures(draws, client, None).mean(axis=0)
+        slopes, curvatures = (
+            jax.vmap(of(problem.client_loss), (0, None, None)) for of in (jax.grad, jax.hessian)
+        )
+        return slopes(draws, client, None).mean(axis=0), curvatures(draws, client, None).mean(
+            axis=0
+        )
 
     counts = np.asarray(problem.counts, float)
-    slopes, hessians = (counts.sum() * np.asarray(leaf, float) for leaf in jax.jit(jax.vmap(averages))(jnp.arange(len(counts))))
+    slopes, hessians = (
+        counts.sum() * np.asarray(leaf, float)
+        for leaf in jax.jit(jax.vmap(averages))(jnp.arange(len(counts)))
+    )
     centers = draws.mean(axis=0) - np.linalg.solve(hessians, slopes[..., None])[..., 0]
     return oracle.GaussianTarget(hessians, centers, counts / counts.sum())
 
@@ -164,21 +186,31 @@ def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
     return pooled[:: max(1, len(pooled) // num)]
 
 
-def normal_bias(clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
+def normal_bias(
+    clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float
+) -> tuple[np.ndarray, np.ndarray]:
     """What `Bias` is of the exact laws of quadratic clients: of means and of standard deviations, `f64[P]` each."""
     goal = oracle.target(clients)
-    law = oracle.stationary(oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho))
+    law = oracle.stationary(
+        oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho)
+    )
     variance = np.diagonal(goal.covariance)
-    return (law.mean - goal.mean) / np.sqrt(variance), np.log(np.diagonal(law.covariance) / variance) / 2
+    return (law.mean - goal.mean) / np.sqrt(variance), np.log(
+        np.diagonal(law.covariance) / variance
+    ) / 2
 
 
-def chains(problem: Logistic, sizes: Sizes, local_steps: int, options: dict[str, Any]) -> tuple[np.ndarray, xr.Dataset]:
+def chains(
+    problem: Logistic, sizes: Sizes, local_steps: int, options: dict[str, Any]
+) -> tuple[np.ndarray, xr.Dataset]:
     """Run FA-LD for all rho: models every hundred local steps `f[rhos, chains, samples, P]`, and the end of the sweep's curves."""
     num_samples = sizes.burn_in + sizes.samples
     run = fedjax_sim.sweep(
         langevin.system,
         problem,
-        langevin.Hyper(num_clients=NUM_CLIENTS, local_steps=local_steps, step_size=STEP_SIZE, gradient="exact"),
+        langevin.Hyper(
+            num_clients=NUM_CLIENTS, local_steps=local_steps, step_size=STEP_SIZE, gradient="exact"
+        ),
         seeds=sizes.chains,
         settings={"rho": RHOS},
         num_ticks=(num_samples - 1) * EVERY // local_steps,
@@ -203,7 +235,9 @@ class Compared(NamedTuple):
     normal: tuple[np.ndarray, np.ndarray]
 
 
-def compare(problem: Logistic, sizes: Sizes, exact: np.ndarray, arguments: Arguments) -> tuple[list[Compared], dict[str, xr.Dataset]]:
+def compare(
+    problem: Logistic, sizes: Sizes, exact: np.ndarray, arguments: Arguments
+) -> tuple[list[Compared], dict[str, xr.Dataset]]:
     """Run all K, and compare them with exact draws."""
     reference, clients = moments(exact), quadratics(problem, thin(exact))
     compared: list[Compared] = []
@@ -218,10 +252,17 @@ def compare(problem: Logistic, sizes: Sizes, exact: np.ndarray, arguments: Argum
         for rho, draws, one in zip(RHOS, models, single, strict=True):
             found = moments(draws)
             normal = normal_bias(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
-            own.append(Compared(rho, local_steps, found, bias(found, reference), paired_bias(draws, one), normal))
+            own.append(
+                Compared(
+                    rho, local_steps, found, bias(found, reference), paired_bias(draws, one), normal
+                )
+            )
         compared += own
         leaves = {
-            f"{leaf}_{kind}{suffix}": (dims, np.stack([getattr(getattr(getattr(each, kind), leaf), field) for each in own]))
+            f"{leaf}_{kind}{suffix}": (
+                dims,
+                np.stack([getattr(getattr(getattr(each, kind), leaf), field) for each in own]),
+            )
             for leaf, kind in itertools.product(Bias._fields, ("bias", "paired"))
             for field, suffix in (("mean", ""), ("error", "_error"))
         }
@@ -237,15 +278,32 @@ def figure_of(compared: list[Compared]) -> Figure:
         for c, rho in enumerate(RHOS):
             own = [each for each in compared if each.rho == rho]
             steps = np.array([each.local_steps for each in own])
-            for kind, style, label in (("bias", "o", "against NUTS"), ("paired", "x", "against K = 1, same noise")):
-                found = [largest(getattr(each, kind)[p]) for each in own if kind == "bias" or each.local_steps > 1]
+            for kind, style, label in (
+                ("bias", "o", "against NUTS"),
+                ("paired", "x", "against K = 1, same noise"),
+            ):
+                found = [
+                    largest(getattr(each, kind)[p])
+                    for each in own
+                    if kind == "bias" or each.local_steps > 1
+                ]
                 at = steps[-len(found) :] * 1.03 ** (2 * c - 1)
                 words = f"{label}, rho = {rho:g}"
-                axes.errorbar(at, *np.transpose(found), fmt=style, color=f"C{c}", markersize=5, capsize=2, label=words)
+                axes.errorbar(
+                    at,
+                    *np.transpose(found),
+                    fmt=style,
+                    color=f"C{c}",
+                    markersize=5,
+                    capsize=2,
+                    label=words,
+                )
             expected = np.array([np.abs(each.normal[p]).max() for each in own])
             is_any = expected > NOTHING
             axes.plot(steps[is_any], expected[is_any], "--", color=f"C{c}", linewidth=1)
-        axes.set(xlabel="local steps K", ylabel="largest bias", xscale="log", yscale="log", title=title)
+        axes.set(
+            xlabel="local steps K", ylabel="largest bias", xscale="log", yscale="log", title=title
+        )
     axes.plot([], [], "--", color="grey", linewidth=1, label="normal approximation")
     axes.legend(fontsize=8)
     return figure
@@ -263,8 +321,16 @@ def rows(compared: list[Compared]) -> list[list[str]]:
     for each in sorted(compared, key=lambda each: (each.rho, each.local_steps)):
         line = [f"{each.rho:g}", f"{each.local_steps}"]
         for found, paired, normal in zip(each.bias, each.paired, each.normal, strict=True):
-            changed = f"{largest(paired)[0]:.3f}, {np.sqrt(np.mean(np.square(paired.mean))):.3f}" if each.local_steps > 1 else ""
-            line += [f"{largest(found)[0]:.3f} ({found.deviation(0.0):.1f})", changed, f"{np.abs(normal).max():.3f}"]
+            changed = (
+                f"{largest(paired)[0]:.3f}, {np.sqrt(np.mean(np.square(paired.mean))):.3f}"
+                if each.local_steps > 1
+                else ""
+            )
+            line += [
+                f"{largest(found)[0]:.3f} ({found.deviation(0.0):.1f})",
+                changed,
+                f"{np.abs(normal).max():.3f}",
+            ]
         lines.append(line)
     return lines
 
@@ -278,14 +344,24 @@ def run(arguments: Arguments) -> Outcome:
     exact = nuts(problem, sizes.draws)
     compared, curves = compare(problem, sizes, exact, arguments)
     columns = ("against NUTS", "against K = 1", "normal")
-    header = ["rho", "K", *(f"{words} {column}" for words in ("mean", "log sd") for column in columns)]
+    header = [
+        "rho",
+        "K",
+        *(f"{words} {column}" for words in ("mean", "log sd") for column in columns),
+    ]
     errors = max(float(found.error.max()) for each in compared for found in each.paired)
     words = [
         "Largest of all coefficients; in brackets the largest in standard errors; against K = 1 also root mean squares "
         f"(errors of single coefficients up to {errors:.3f})."
     ]
-    for name, mixings in (("NUTS", [moments(exact).mixing]), ("FA-LD", [each.moments.mixing for each in compared])):
-        rhat, ess = max(each.rhat.max() for each in mixings), min(each.ess.min() for each in mixings)
+    for name, mixings in (
+        ("NUTS", [moments(exact).mixing]),
+        ("FA-LD", [each.moments.mixing for each in compared]),
+    ):
+        rhat, ess = (
+            max(each.rhat.max() for each in mixings),
+            min(each.ess.min() for each in mixings),
+        )
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
     text = table(header, rows(compared)) + "\n\n" + "\n".join(words)
     config = {**sizes._asdict(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}

@@ -20,7 +20,9 @@ from experiments.support import Arguments, Outcome, Verdict, main, table
 from fedjax_sim.theory.langevin.exact_laws import Participation
 from fedjax_sim.theory.langevin.privacy import PrivacySetup, guarantee
 
-RUN = PrivacySetup(50, 10, "without_replacement", 10, 100, 1e-7, 1.0, 0.5, 0.1, 1.0, 1 / 50, 1e-6, 1e-6, 1e-5)
+RUN = PrivacySetup(
+    50, 10, "without_replacement", 10, 100, 1e-7, 1.0, 0.5, 0.1, 1.0, 1 / 50, 1e-6, 1e-6, 1e-5
+)
 VARIED: dict[str, tuple[Any, ...]] = {
     "step_size": tuple(np.geomspace(1e-9, 1e-5, 9)),
     "rho": (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98),
@@ -39,7 +41,9 @@ def distance(rho: float) -> float:
     """Stationary W2 at the run's settings."""
     clients = clients_of(unequal_problem(0.0))
     who = Participation(RUN.scheme, RUN.num_selected)
-    return floor(clients, step_size=RUN.step_size, local_steps=RUN.local_steps, rho=rho, participation=who)
+    return floor(
+        clients, step_size=RUN.step_size, local_steps=RUN.local_steps, rho=rho, participation=who
+    )
 
 
 def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
@@ -47,18 +51,34 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
     schemes = ("without_replacement", "with_replacement")
     epsilons, deltas = {}, {}
     for name, values in VARIED.items():
-        found = [[guarantee(RUN._replace(scheme=scheme, **{name: value})) for value in values] for scheme in schemes]
+        found = [
+            [guarantee(RUN._replace(scheme=scheme, **{name: value})) for value in values]
+            for scheme in schemes
+        ]
         epsilons[name] = np.array([[each.epsilon for each in row] for row in found])
         deltas[name] = np.array([[each.delta for each in row] for row in found])
     rising = {name: bool((np.diff(values) > 0).all()) for name, values in epsilons.items()}
-    rising |= {f"delta, {name}": bool((np.diff(deltas[name][0]) > 0).all()) for name in ("num_selected", "num_rounds")}
+    rising |= {
+        f"delta, {name}": bool((np.diff(deltas[name][0]) > 0).all())
+        for name in ("num_selected", "num_rounds")
+    }
     off = 0.0
     for step_size, expected in PRINTED.items():
         both = [guarantee(RUN._replace(step_size=step_size, scheme=scheme)) for scheme in schemes]
-        off = max(off, float(np.max(np.abs(np.array([(g.epsilon, g.delta) for g in both]).ravel() / expected - 1))))
+        off = max(
+            off,
+            float(
+                np.max(
+                    np.abs(np.array([(g.epsilon, g.delta) for g in both]).ravel() / expected - 1)
+                )
+            ),
+        )
     largest = RUN._replace(step_size=RUN.largest_step_size)
     at_largest = guarantee(largest).epsilon_batch / (2 * RUN.batch_fraction)
-    near = guarantee(RUN._replace(rho=1 - 1e-5, step_size=1e-12)).epsilon / guarantee(RUN._replace(rho=0.0, step_size=1e-12)).epsilon
+    near = (
+        guarantee(RUN._replace(rho=1 - 1e-5, step_size=1e-12)).epsilon
+        / guarantee(RUN._replace(rho=0.0, step_size=1e-12)).epsilon
+    )
     try:
         guarantee(RUN._replace(rho=1.0))
         infinite = False
@@ -66,7 +86,14 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
         infinite = True
     accuracy = np.array([distance(rho) for rho in VARIED["rho"]])
     trades = bool((np.diff(accuracy) < 0).all() and rising["rho"])
-    holds = all(rising.values()) and off < 1e-5 and abs(at_largest - 1) < 1e-9 and infinite and near > 50 and trades
+    holds = (
+        all(rising.values())
+        and off < 1e-5
+        and abs(at_largest - 1) < 1e-9
+        and infinite
+        and near > 50
+        and trades
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         guarantee(RUN._replace(scheme="with_replacement"), num_examples=50_000)
@@ -77,7 +104,9 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
         "epsilon at rho = 1 - 1e-5 over that at 0": near,
         "refused at rho = 1": infinite,
         "W2 by rho": dict(zip(map(str, VARIED["rho"]), accuracy.tolist(), strict=True)),
-        "epsilon by rho": dict(zip(map(str, VARIED["rho"]), epsilons["rho"][0].tolist(), strict=True)),
+        "epsilon by rho": dict(
+            zip(map(str, VARIED["rho"]), epsilons["rho"][0].tolist(), strict=True)
+        ),
         "warned of delta with replacement": len(caught) > 0,
     }
     why = (
@@ -102,11 +131,19 @@ def run(arguments: Arguments) -> Outcome:
     panels[4].plot(epsilons["rho"][0], accuracy, marker="o", markersize=3)
     for rho, x, y in zip(VARIED["rho"], epsilons["rho"][0], accuracy, strict=True):
         panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
-    panels[4].set(xlabel="epsilon", ylabel="stationary W2", yscale="log", title="rho beside its points")
-    both = [list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)]
+    panels[4].set(
+        xlabel="epsilon", ylabel="stationary W2", yscale="log", title="rho beside its points"
+    )
+    both = [
+        list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
+    ]
     cells = [[f"{epsilon:.4g}, {delta:.2g}" for epsilon, delta in column] for column in both]
     rows = [[f"{x:.2g}", *row] for x, *row in zip(VARIED["step_size"], *cells, strict=True)]
-    text = table(["step size", "epsilon, delta without replacement", "with replacement"], rows) + "\n\n" + verdict_table([judged])
+    text = (
+        table(["step size", "epsilon, delta without replacement", "with replacement"], rows)
+        + "\n\n"
+        + verdict_table([judged])
+    )
     return Outcome({}, {"privacy.png": figure}, [judged], {}, text)
 
 

@@ -10,7 +10,10 @@ from experiments.favano_runs import METHODS, MNIST, as_groups, final_percent, pi
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 2/3 fast"
-SHOWN = {name: METHODS[name] for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")}
+SHOWN = {
+    name: METHODS[name]
+    for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
+}
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -20,7 +23,13 @@ def run(arguments: Arguments) -> Outcome:
     figure = picture(by_method, "accuracy", title=ran.title(COLUMN))
     rows = [[method, f"{value:.1f}"] for method, value in final.items()]
     text = table(["method", "final accuracy, %"], rows)
-    return Outcome(as_groups(ran.curves), {"fig1.png": figure}, [verdict(9, final, None, JUDGED_BY_TABLE2)], ran.config, text)
+    return Outcome(
+        as_groups(ran.curves),
+        {"fig1.png": figure},
+        [verdict(9, final, None, JUDGED_BY_TABLE2)],
+        ran.config,
+        text,
+    )
 
 
 if __name__ == "__main__":

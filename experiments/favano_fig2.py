@@ -11,7 +11,10 @@ from experiments.favano_runs import METHODS, MNIST, as_groups, final_percent, pi
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 1/9 fast"
-SHOWN = {name: METHODS[name] for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")}
+SHOWN = {
+    name: METHODS[name]
+    for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
+}
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -23,7 +26,10 @@ def run(arguments: Arguments) -> Outcome:
         "fig2_left.png": picture(by_method, "accuracy", title=title),
         "fig2_right.png": picture(by_method, "client_variance", title=title),
     }
-    variance = {method: float(data.client_variance.isel(eval=-1).mean()) for method, data in by_method.items()}
+    variance = {
+        method: float(data.client_variance.isel(eval=-1).mean())
+        for method, data in by_method.items()
+    }
     judged = verdict(9, {"accuracy": final, "variance": variance}, None, JUDGED_BY_TABLE2)
     rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in SHOWN]
     text = table(["method", "final accuracy, %", "final variance"], rows)

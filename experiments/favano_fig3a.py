@@ -10,12 +10,28 @@ import numpy as np
 import xarray as xr
 
 from experiments.favano_claims import SMOKE, verdict
-from experiments.favano_runs import CIFAR10, METHODS, as_groups, final_percent, picture, runs, size_words
+from experiments.favano_runs import (
+    CIFAR10,
+    METHODS,
+    as_groups,
+    final_percent,
+    picture,
+    runs,
+    size_words,
+)
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "non-IID, 2/3 fast"
 SHOWN = {
-    name: METHODS[name] for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic", "FAVANO, alpha = 1")
+    name: METHODS[name]
+    for name in (
+        "FedAvg",
+        "QuAFL",
+        "FedBuff, lr",
+        "FedBuff, fresh, lr",
+        "FAVANO, stochastic",
+        "FAVANO, alpha = 1",
+    )
 }
 FAVANO, FEDBUFF = "FAVANO, stochastic", "FedBuff, lr"
 
@@ -28,7 +44,11 @@ def run(arguments: Arguments) -> Outcome:
     rest = max(final["FedAvg"], final["QuAFL"])
     holds = min(final[FAVANO], final[FEDBUFF]) > rest and wobble[FEDBUFF] > wobble[FAVANO]
     why = f"holds if {FAVANO!r} and {FEDBUFF!r} end above FedAvg and QuAFL, and the latter is less steady; {size_words(ran)}"
-    judged = verdict(13, {"final": final, "unsteadiness": wobble}, *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)))
+    judged = verdict(
+        13,
+        {"final": final, "unsteadiness": wobble},
+        *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)),
+    )
     rows = [[method, f"{final[method]:.1f}", f"{wobble[method]:.2f}"] for method in final]
     text = table(["method", "final accuracy, %", "unsteadiness, points"], rows)
     figures = {"fig3a.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}

@@ -8,7 +8,14 @@ import sys
 
 from experiments.favano_claims import SMOKE, verdict
 from experiments.favano_fig3a import FAVANO, SHOWN
-from experiments.favano_runs import TINY_IMAGENET, as_groups, final_percent, picture, runs, size_words
+from experiments.favano_runs import (
+    TINY_IMAGENET,
+    as_groups,
+    final_percent,
+    picture,
+    runs,
+    size_words,
+)
 from experiments.support import Arguments, Outcome, main, table
 
 COLUMN = "IID"
@@ -21,7 +28,10 @@ def run(arguments: Arguments) -> Outcome:
     holds = final[FAVANO] > max(final["FedAvg"], final["QuAFL"], final["FedBuff, lr"])
     why = f"holds if {FAVANO!r} ends above FedAvg, QuAFL and 'FedBuff, lr'; {size_words(ran)}"
     judged = verdict(14, final, *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)))
-    text = table(["method", "final accuracy, %"], [[method, f"{value:.1f}"] for method, value in final.items()])
+    text = table(
+        ["method", "final accuracy, %"],
+        [[method, f"{value:.1f}"] for method, value in final.items()],
+    )
     figures = {"fig3b.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
 

@@ -19,7 +19,10 @@ def run(arguments: Arguments) -> Outcome:
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
     judged = verdict(9, {f"virtual time to {TARGET:.0%}": reached}, None, JUDGED_BY_TABLE2)
-    rows = [[method, "not reached" if time is None else f"{time:.0f}"] for method, time in reached.items()]
+    rows = [
+        [method, "not reached" if time is None else f"{time:.0f}"]
+        for method, time in reached.items()
+    ]
     text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
     return Outcome(as_groups(ran.curves), panels(ran, COLUMN, "fig5"), [judged], ran.config, text)
 

@@ -18,8 +18,16 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw all panels, report the time to 30 % accuracy."""
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
-    judged = verdict(13, {f"virtual time to {TARGET:.0%}": reached}, None, "judged by favano_fig3a on the same runs")
-    rows = [[method, "not reached" if time is None else f"{time:.0f}"] for method, time in reached.items()]
+    judged = verdict(
+        13,
+        {f"virtual time to {TARGET:.0%}": reached},
+        None,
+        "judged by favano_fig3a on the same runs",
+    )
+    rows = [
+        [method, "not reached" if time is None else f"{time:.0f}"]
+        for method, time in reached.items()
+    ]
     text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
     return Outcome(as_groups(ran.curves), panels(ran, COLUMN, "fig6"), [judged], ran.config, text)
 

@@ -8,7 +8,15 @@ accelerator; `--reduced` is smaller on the same images, and says how. `--dataset
 import sys
 
 from experiments.favano_claims import SMOKE, verdict
-from experiments.favano_runs import CIFAR10, Method, as_groups, final_percent, picture, runs, size_words
+from experiments.favano_runs import (
+    CIFAR10,
+    Method,
+    as_groups,
+    final_percent,
+    picture,
+    runs,
+    size_words,
+)
 from experiments.support import Arguments, Outcome, main, table
 from fedjax_sim.systems import favano
 
@@ -23,7 +31,11 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read all pairs, draw the figure, judge claim 15."""
     num_clients = CIFAR10.sizes(arguments._replace(seeds=None)).shared.get("num_clients", 100)
     sizes = [max(1, round(share * num_clients)) for share in SHARES]
-    methods = {f"{bits}, s = {s}": Method(favano.system, {"num_selected": s}, BITS[bits]) for s in sizes for bits in BITS}
+    methods = {
+        f"{bits}, s = {s}": Method(favano.system, {"num_selected": s}, BITS[bits])
+        for s in sizes
+        for bits in BITS
+    }
     ran = runs(arguments, CIFAR10, [COLUMN], methods)
     final = final_percent(ran, COLUMN)
     whole, low = ([final[f"{bits}, s = {s}"] for s in sizes] for bits in BITS)
@@ -32,7 +44,10 @@ def run(arguments: Arguments) -> Outcome:
     numbers = ", ".join(f"{x:.1f}" for x in lost)
     why = f"holds if accuracy grows with s and QNN loses under {CLOSE:g} points; lost {numbers}; {size_words(ran)}"
     judged = verdict(15, final, *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)))
-    text = table(["method", "final accuracy, %"], [[method, f"{value:.1f}"] for method, value in final.items()])
+    text = table(
+        ["method", "final accuracy, %"],
+        [[method, f"{value:.1f}"] for method, value in final.items()],
+    )
     figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
 

@@ -64,24 +64,42 @@ class Logistic:
 
 
 @partial(jax.jit, static_argnums=0)
-def server_step(plan: Plan, problem: Any, hyper: Any, state: favano.State, event: Event) -> favano.State:
+def server_step(
+    plan: Plan, problem: Any, hyper: Any, state: favano.State, event: Event
+) -> favano.State:
     """One server step of the package."""
     return favano.algorithm(problem, hyper, plan).step(jax.random.key(0), state, event)[0]
 
 
-def identity_error(random: np.random.Generator, n: int, s: int, most_steps: int, size: int, ticks: int = 25) -> float:
+def identity_error(
+    random: np.random.Generator, n: int, s: int, most_steps: int, size: int, ticks: int = 25
+) -> float:
     """Follow a random problem with random cohorts, steps and weights; returns the largest error over the largest move of the mean."""
     inputs, signs = random.normal(size=(n, 8, size)), random.choice([-1.0, 1.0], (n, 8))
     lr = float(random.uniform(0.05, 1))
-    hyper = favano.system.Hyper(num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1)
+    hyper = favano.system.Hyper(
+        num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1
+    )
     server, held = random.normal(size=size), np.zeros(n, np.int32)
     state = favano.State(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
     errors, moves = [], []
     for t in range(ticks):
         clients = random.permutation(n)[:s].astype(np.int32)
-        steps, weight = random.integers(0, most_steps + 1, s, dtype=np.int32), np.exp(random.normal(size=s))
+        steps, weight = (
+            random.integers(0, most_steps + 1, s, dtype=np.int32),
+            np.exp(random.normal(size=s)),
+        )
         nowhere = np.zeros(s, np.int32)
-        event = Event(np.int32(t), clients, steps, held[clients], weight, nowhere, held[clients], np.int32(t + 1))
+        event = Event(
+            np.int32(t),
+            clients,
+            steps,
+            held[clients],
+            weight,
+            nowhere,
+            held[clients],
+            np.int32(t + 1),
+        )
         before = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
         progress = np.zeros(size)
         for client, num, scale in zip(clients, steps, weight, strict=True):
@@ -90,7 +108,13 @@ def identity_error(random: np.random.Generator, n: int, s: int, most_steps: int,
                 slope = -signs[client] / (1 + np.exp(signs[client] * (inputs[client] @ local)))
                 gradient = slope @ inputs[client] / len(slope)
                 progress, local = progress + scale * gradient, local - lr * gradient
-        state = server_step(Plan(rows=ticks + 1), Logistic(jnp.asarray(inputs), jnp.asarray(signs)), hyper, state, event)
+        state = server_step(
+            Plan(rows=ticks + 1),
+            Logistic(jnp.asarray(inputs), jnp.asarray(signs)),
+            hyper,
+            state,
+            event,
+        )
         held[clients] = t + 1
         after = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
         moves.append(np.linalg.norm(after - before))
@@ -105,7 +129,9 @@ def judge_identity(sizes: Sizes) -> Verdict:
     with jax.enable_x64(True):
         errors = [identity_error(random, *shape) for shape in shapes for _ in range(sizes.problems)]
     why = f"largest relative error {max(errors):.1e} over {len(errors)} logistic problems of 25 server steps, arbitrary weights, float64"
-    return verdict(1, {"relative_error": max(errors), "problems": len(errors)}, max(errors) < 1e-11, why)
+    return verdict(
+        1, {"relative_error": max(errors), "problems": len(errors)}, max(errors) < 1e-11, why
+    )
 
 
 # Claim 2 ------------------------------------------------------------------------------------------------------------------------------
@@ -114,21 +140,39 @@ def judge_identity(sizes: Sizes) -> Verdict:
 def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verdict:
     """Claim 2: step counts and alpha from the clock at n = 100, s = 20, K = 20; skewed independent gradients of given mean and variance."""
     random, mean, deviation = np.random.default_rng(2), 1.5, 2.0
-    law = theory.step_law([1 / 2, 1 / 16], contact_probability=0.2, round_time=7, max_steps=20, law="runtime_geom")
+    law = theory.step_law(
+        [1 / 2, 1 / 16], contact_probability=0.2, round_time=7, max_steps=20, law="runtime_geom"
+    )
     measured, far = {}, []
     for reweighting in REWEIGHTINGS:
         hyper = favano.system.Hyper(reweight=reweighting)
         timeline = draw(favano.system, [hyper], sizes.lanes, ticks)
-        clients, steps, weight = (leaf[0, :, warm:] for leaf in (timeline.clients, timeline.steps, timeline.weight))
+        clients, steps, weight = (
+            leaf[0, :, warm:] for leaf in (timeline.clients, timeline.steps, timeline.weight)
+        )
         noise = deviation * (random.gamma(np.maximum(steps, 1)) - steps) * (steps > 0)
         reweighted = weight * (steps * mean + noise)
-        found = [estimate(by_speed(x, clients, are_fast(hyper, sizes.lanes))) for x in (reweighted, (reweighted - mean) ** 2)]
-        stated = theory.reweighted_variance(theory.step_moments(law), mean=mean, variance=deviation**2, reweighting=reweighting)
-        far += [each.deviation(expected) for each, expected in zip(found, (mean, stated), strict=True)]
-        measured[reweighting] = {"mean": found[0].mean, "variance": found[1].mean, "stated_mean": mean, "stated_variance": stated}
+        found = [
+            estimate(by_speed(x, clients, are_fast(hyper, sizes.lanes)))
+            for x in (reweighted, (reweighted - mean) ** 2)
+        ]
+        stated = theory.reweighted_variance(
+            theory.step_moments(law), mean=mean, variance=deviation**2, reweighting=reweighting
+        )
+        far += [
+            each.deviation(expected) for each, expected in zip(found, (mean, stated), strict=True)
+        ]
+        measured[reweighting] = {
+            "mean": found[0].mean,
+            "variance": found[1].mean,
+            "stated_mean": mean,
+            "stated_variance": stated,
+        }
     draws = sizes.lanes * (ticks - warm) * 20
     why = f"means and variances of fast and slow at most {max(far):.1f} standard errors from the stated ones, {draws} contacts each"
-    return verdict(2, {"largest_deviation": max(far), "contacts": draws, **measured}, max(far) < FAR, why)
+    return verdict(
+        2, {"largest_deviation": max(far), "contacts": draws, **measured}, max(far) < FAR, why
+    )
 
 
 # Claim 3 ------------------------------------------------------------------------------------------------------------------------------
@@ -152,9 +196,20 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
     def one(server: Array, bases: Array, progress: Array, cohort: Array) -> Array:
         row = jnp.maximum(cohort, 0)
         present = cohort != EMPTY
-        event = Event(jnp.int32(0), cohort, present.astype("int32"), row, jnp.ones(n), jnp.zeros_like(row), row, jnp.int32(n))
+        event = Event(
+            jnp.int32(0),
+            cohort,
+            present.astype("int32"),
+            row,
+            jnp.ones(n),
+            jnp.zeros_like(row),
+            row,
+            jnp.int32(n),
+        )
         state = favano.State(server, jnp.concatenate([bases, server[None]]))
-        return server_step(Plan(rows=n + 1), Quadratic.of(bases - progress), hyper, state, event).server
+        return server_step(
+            Plan(rows=n + 1), Quadratic.of(bases - progress), hyper, state, event
+        ).server
 
     over_cohorts = jax.vmap(one, (None, None, None, 0))
     return jax.vmap(over_cohorts, (0, 0, 0, None))(server, bases, progress, cohorts)
@@ -168,26 +223,43 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
         shrunk: list[np.ndarray] = []
         masks = np.array([mask for mask in itertools.product([False, True], repeat=n) if any(mask)])
         cohorts = np.where(masks, np.arange(n), EMPTY).astype(np.int32)
-        server, bases = random.normal(size=(sizes.instances, 2)), random.normal(size=(sizes.instances, n, 2))
+        server, bases = (
+            random.normal(size=(sizes.instances, 2)),
+            random.normal(size=(sizes.instances, n, 2)),
+        )
         scale = 10 ** random.uniform(-2, 2, (sizes.instances, 1, 1))
         # Progress away from the mean does the most harm.
-        outwards = (np.arange(sizes.instances) % 2)[:, None, None] * (bases.mean(1, keepdims=True) - bases)
+        outwards = (np.arange(sizes.instances) % 2)[:, None, None] * (
+            bases.mean(1, keepdims=True) - bases
+        )
         progress = scale * (outwards + 0.3 * random.normal(size=bases.shape))
         before = potential(server, bases)
         for moved in (np.zeros_like(bases), progress):
             with jax.enable_x64(True):
                 servers = np.asarray(after_contacts(server, bases, moved, cohorts))
-            after = potential(servers, np.where(masks[:, :, None], servers[:, :, None], bases[:, None]))
+            after = potential(
+                servers, np.where(masks[:, :, None], servers[:, :, None], bases[:, None])
+            )
             for s in range(1, n + 1):
                 expected = after[:, masks.sum(1) == s].mean(1)
                 if not moved.any():
-                    exact = [theory.expected_potential(*each, num_contacted=s) for each in zip(server, bases, strict=True)]
+                    exact = [
+                        theory.expected_potential(*each, num_contacted=s)
+                        for each in zip(server, bases, strict=True)
+                    ]
                     errors.append(np.max(np.abs(expected - exact) / before))
                     shrunk.append(expected / before)
                 grown = 3 * s**2 / n * np.sum(moved**2, axis=(1, 2))
-                ratios += [np.max(expected / ((1 - rate(n, s)) * before + grown)) for rate in (theory.kappa, theory.kappa_sharp)]
+                ratios += [
+                    np.max(expected / ((1 - rate(n, s)) * before + grown))
+                    for rate in (theory.kappa, theory.kappa_sharp)
+                ]
     num = 5 * sizes.instances
-    measured = {"error_of_formula": max(errors), "largest_share_of_bound": max(ratios), "instances": num}
+    measured = {
+        "error_of_formula": max(errors),
+        "largest_share_of_bound": max(ratios),
+        "instances": num,
+    }
     why = f"formula off by {max(errors):.0e} of Phi, E[Phi] up to {max(ratios):.3f} of its bounds; {num} instances, all cohorts, n = 2 to 6"
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -199,9 +271,17 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
             sizes_of_cohort,
             rates,
             marker="o",
-            label={"kappa_star": "exact, server at the mean", "kappa_sharp": "kappa'", "kappa": "kappa"}[name],
+            label={
+                "kappa_star": "exact, server at the mean",
+                "kappa_sharp": "kappa'",
+                "kappa": "kappa",
+            }[name],
         )
-    axes.set(xlabel="clients contacted, of 6", ylabel="share of the potential lost in a server step", title="No progress, random models")
+    axes.set(
+        xlabel="clients contacted, of 6",
+        ylabel="share of the potential lost in a server step",
+        title="No progress, random models",
+    )
     axes.legend()
     return verdict(3, measured, max(errors) < 1e-11 and max(ratios) <= 1, why), figure
 
@@ -213,7 +293,9 @@ def run(arguments: Arguments) -> Outcome:
         sizes = sizes._replace(lanes=max(2, arguments.seeds))
     contraction, figure = judge_contraction(sizes)
     verdicts = [judge_identity(sizes), judge_reweighting(sizes), contraction]
-    return Outcome({}, {"contraction.png": figure}, verdicts, sizes._asdict(), verdict_table(verdicts))
+    return Outcome(
+        {}, {"contraction.png": figure}, verdicts, sizes._asdict(), verdict_table(verdicts)
+    )
 
 
 if __name__ == "__main__":

@@ -99,27 +99,49 @@ class Study(NamedTuple):
             raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
         sizes = self.smoke if arguments.smoke else self.reduced if arguments.reduced else self.full
         assert sizes is not None
-        return sizes._replace(num_seeds=arguments.seeds or sizes.num_seeds, dataset=arguments.dataset or sizes.dataset)
+        return sizes._replace(
+            num_seeds=arguments.seeds or sizes.num_seeds, dataset=arguments.dataset or sizes.dataset
+        )
 
 
 TINY = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "local_steps": 5, "batch_size": 16}
 MNIST = Study(
     full=Sizes("mnist", 10, 5000.0, {}, partial(models.MLP, (32,))),
-    smoke=Sizes("digits", 2, 350.0, TINY, partial(models.MLP, (32,)), "handwritten digits, 20 clients"),
+    smoke=Sizes(
+        "digits", 2, 350.0, TINY, partial(models.MLP, (32,)), "handwritten digits, 20 clients"
+    ),
 )
 SMALLER = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "batch_size": 32, "lr": 0.1}
 CIFAR10 = Study(
     full=Sizes("cifar10", 3, 10_000.0, {"lr": 0.005}, models.resnet20),
-    reduced=Sizes("cifar10", 2, 4200.0, SMALLER, models.LeNet, "LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200"),
-    smoke=Sizes("digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"),
+    reduced=Sizes(
+        "cifar10",
+        2,
+        4200.0,
+        SMALLER,
+        models.LeNet,
+        "LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200",
+    ),
+    smoke=Sizes(
+        "digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"
+    ),
     augmentation=Augmentation(),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2023, 0.1994, 0.2010),
 )
 TINY_IMAGENET = Study(
     full=Sizes("tiny_imagenet", 3, 10_000.0, {"lr": 0.1}, models.resnet18),
-    reduced=Sizes("tiny_imagenet", 1, 1400.0, SMALLER, models.LeNet, "LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400"),
-    smoke=Sizes("digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"),
+    reduced=Sizes(
+        "tiny_imagenet",
+        1,
+        1400.0,
+        SMALLER,
+        models.LeNet,
+        "LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400",
+    ),
+    smoke=Sizes(
+        "digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"
+    ),
     augmentation=Augmentation(pad=0),
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
@@ -142,13 +164,21 @@ class Runs(NamedTuple):
 
     def of(self, column: str) -> dict[str, xr.Dataset]:
         """One column's curves by method."""
-        return {name.removesuffix(f" | {column}"): data for name, data in self.curves.items() if name.endswith(f" | {column}")}
+        return {
+            name.removesuffix(f" | {column}"): data
+            for name, data in self.curves.items()
+            if name.endswith(f" | {column}")
+        }
 
 
-def runs(arguments: Arguments, study: Study, columns: Sequence[str], methods: Mapping[str, Method]) -> Runs:
+def runs(
+    arguments: Arguments, study: Study, columns: Sequence[str], methods: Mapping[str, Method]
+) -> Runs:
     """Run methods x columns x seeds, or read them from an earlier results folder."""
     if arguments.results is not None:
-        return _earlier(arguments, [f"{method} | {column}" for column in columns for method in methods])
+        return _earlier(
+            arguments, [f"{method} | {column}" for column in columns for method in methods]
+        )
     sizes = study.sizes(arguments)
     tasks = _tasks(study, sizes, arguments.data_dir, columns, methods)
     curves, resolved = {}, {}
@@ -157,7 +187,9 @@ def runs(arguments: Arguments, study: Study, columns: Sequence[str], methods: Ma
         for column in columns:
             split, slow_fraction = COLUMNS[column]
             hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
-            resolved[f"{name} | {column}"] = {field: getattr(hyper, field) for field in fields(system.Hyper)} | {
+            resolved[f"{name} | {column}"] = {
+                field: getattr(hyper, field) for field in fields(system.Hyper)
+            } | {
                 "partition": split,
                 "low_bit": low_bit,
             }
@@ -188,32 +220,54 @@ def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
     found = load(str(arguments.results))
     missing = [name for name in wanted if _group(name) not in found.curves]
     if missing:
-        raise ConfigError("results", arguments.results, f"the folder of a run with {missing[0]!r}, such as one of favano_table2")
+        raise ConfigError(
+            "results",
+            arguments.results,
+            f"the folder of a run with {missing[0]!r}, such as one of favano_table2",
+        )
     for name in ("smoke", "seeds"):
         if getattr(arguments, name) and getattr(arguments, name) != found.config[name]:
-            raise ConfigError(name, getattr(arguments, name), f"left out, or {found.config[name]!r} as in {arguments.results}")
-    facts = {name: found.config[name] for name in ("dataset", "seeds", "time_budget", "model", "smoke", "reduced", "settings")}
+            raise ConfigError(
+                name,
+                getattr(arguments, name),
+                f"left out, or {found.config[name]!r} as in {arguments.results}",
+            )
+    facts = {
+        name: found.config[name]
+        for name in ("dataset", "seeds", "time_budget", "model", "smoke", "reduced", "settings")
+    }
     return Runs({name: found.curves[_group(name)] for name in wanted}, facts)
 
 
 def _tasks(
-    study: Study, sizes: Sizes, data_dir: str | None, columns: Sequence[str], methods: Mapping[str, Method]
+    study: Study,
+    sizes: Sizes,
+    data_dir: str | None,
+    columns: Sequence[str],
+    methods: Mapping[str, Method],
 ) -> dict[tuple[str, tuple[int, int, int] | None], list[Problem]]:
     """Per split and bits, a problem per seed; all share the images and, padded to one shape, the compiled programs."""
     data = datasets.load(sizes.dataset, data_dir=data_dir)
     num_clients = sizes.shared.get("num_clients", 100)
     splits = sorted({COLUMNS[column].partition for column in columns})
     names = [(split, seed) for split in splits for seed in range(sizes.num_seeds)]
-    shares = [partition.make(split, data.train_labels, num_clients=num_clients, seed=seed) for split, seed in names]
+    shares = [
+        partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
+        for split, seed in names
+    ]
     in_color = data.train_images.shape[-1] == np.size(study.mean)
     scaling: dict[str, Any] = {"mean": study.mean, "std": study.std} if in_color else {}
     made: dict[tuple[str, tuple[int, int, int] | None], list[Problem]] = {}
     for low_bit in {method.low_bit for method in methods.values()}:
         network = sizes.network(data.num_classes)
         network = network if low_bit is None else LowBit(network, *low_bit)
-        tasks = problems.make_classifications(network, data, shares, augmentation=study.augmentation, **scaling)
+        tasks = problems.make_classifications(
+            network, data, shares, augmentation=study.augmentation, **scaling
+        )
         for split in splits:
-            made[split, low_bit] = [task for (own, _), task in zip(names, tasks, strict=True) if own == split]
+            made[split, low_bit] = [
+                task for (own, _), task in zip(names, tasks, strict=True) if own == split
+            ]
     return made
 
 
@@ -222,7 +276,9 @@ def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     return {_group(name): data for name, data in curves.items()}
 
 
-def picture(curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time") -> Figure:
+def picture(
+    curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time"
+) -> Figure:
     """Draw a metric of several methods, the variance on a logarithmic axis."""
     figure = plots.curves_figure(curves, metric, against=against)
     figure.suptitle(title)
@@ -233,8 +289,15 @@ def picture(curves: Mapping[str, xr.Dataset], metric: str, *, title: str, agains
 
 def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:
     """Loss, accuracy and variance against time, local steps and server steps: nine pictures."""
-    pairs = itertools.product(("loss", "accuracy", "client_variance"), ("time", "local_steps", "ticks"))
-    return {f"{name}_{metric}_{axis}.png": picture(ran.of(column), metric, title=ran.title(column), against=axis) for metric, axis in pairs}
+    pairs = itertools.product(
+        ("loss", "accuracy", "client_variance"), ("time", "local_steps", "ticks")
+    )
+    return {
+        f"{name}_{metric}_{axis}.png": picture(
+            ran.of(column), metric, title=ran.title(column), against=axis
+        )
+        for metric, axis in pairs
+    }
 
 
 def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, float | None]:
@@ -246,7 +309,9 @@ def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, flo
     for method, data in curves.items():
         good = data.isel(seed=~data.failed.values)
         above = good.accuracy.mean("seed").values >= accuracy
-        found[method] = float(good.time.mean("seed").values[np.argmax(above)]) if above.any() else None
+        found[method] = (
+            float(good.time.mean("seed").values[np.argmax(above)]) if above.any() else None
+        )
     return found
 
 
@@ -264,7 +329,9 @@ def final_percent(ran: Runs, column: str) -> dict[str, float]:
 def percent(data: xr.Dataset) -> tuple[float, float]:
     """Final test accuracy in percent: mean and standard deviation over seeds (of n - 1 degrees of freedom) that did not diverge."""
     final = 100 * data.accuracy.isel(eval=-1).values[~data.failed.values].astype(float)
-    return float(final.mean()) if final.size else float("nan"), float(final.std(ddof=1)) if final.size > 1 else float("nan")
+    return float(final.mean()) if final.size else float("nan"), float(
+        final.std(ddof=1)
+    ) if final.size > 1 else float("nan")
 
 
 def _hyper(system: System, settings: Mapping[str, Any]) -> Any:

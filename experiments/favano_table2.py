@@ -17,10 +17,26 @@ from experiments.support import Arguments, Outcome, Verdict, main, table
 IID, FAST, SLOW = COLUMNS
 
 PAPER: dict[str, dict[str, tuple[float, float]]] = {
-    "FedAvg": {"IID": (93.4, 0.3), "non-IID, 2/3 fast": (38.7, 7.7), "non-IID, 1/9 fast": (44.8, 6.9)},
-    "QuAFL": {"IID": (92.3, 0.9), "non-IID, 2/3 fast": (40.7, 6.7), "non-IID, 1/9 fast": (45.5, 4.0)},
-    "FedBuff": {"IID": (96.0, 0.1), "non-IID, 2/3 fast": (85.1, 3.2), "non-IID, 1/9 fast": (67.3, 5.5)},
-    "FAVANO": {"IID": (95.1, 0.1), "non-IID, 2/3 fast": (88.9, 0.9), "non-IID, 1/9 fast": (87.3, 2.3)},
+    "FedAvg": {
+        "IID": (93.4, 0.3),
+        "non-IID, 2/3 fast": (38.7, 7.7),
+        "non-IID, 1/9 fast": (44.8, 6.9),
+    },
+    "QuAFL": {
+        "IID": (92.3, 0.9),
+        "non-IID, 2/3 fast": (40.7, 6.7),
+        "non-IID, 1/9 fast": (45.5, 4.0),
+    },
+    "FedBuff": {
+        "IID": (96.0, 0.1),
+        "non-IID, 2/3 fast": (85.1, 3.2),
+        "non-IID, 1/9 fast": (67.3, 5.5),
+    },
+    "FAVANO": {
+        "IID": (95.1, 0.1),
+        "non-IID, 2/3 fast": (88.9, 0.9),
+        "non-IID, 1/9 fast": (87.3, 2.3),
+    },
 }
 """Table 2: final test accuracy in percent, mean and standard deviation over 10 runs."""
 
@@ -33,15 +49,32 @@ def run(arguments: Arguments) -> Outcome:
     """Run all cells, compare with the paper, judge claims 9 to 12."""
     ran = runs(arguments, MNIST, list(COLUMNS), METHODS)
     curves = ran.curves
-    cells: Cells = {method: {column: percent(curves[f"{method} | {column}"]) for column in COLUMNS} for method in METHODS}
-    rows = [[method, *(_cell(cells[method][column]) for column in COLUMNS), *_facts(curves[f"{method} | {FAST}"])] for method in METHODS]
-    rows += [[f"{method} (paper)", *(_cell(PAPER[method][column]) for column in COLUMNS), "", ""] for method in PAPER]
+    cells: Cells = {
+        method: {column: percent(curves[f"{method} | {column}"]) for column in COLUMNS}
+        for method in METHODS
+    }
+    rows = [
+        [
+            method,
+            *(_cell(cells[method][column]) for column in COLUMNS),
+            *_facts(curves[f"{method} | {FAST}"]),
+        ]
+        for method in METHODS
+    ]
+    rows += [
+        [f"{method} (paper)", *(_cell(PAPER[method][column]) for column in COLUMNS), "", ""]
+        for method in PAPER
+    ]
     figures = {
-        f"accuracy_{i}.png": picture({m: curves[f"{m} | {column}"] for m in METHODS}, "accuracy", title=ran.title(column))
+        f"accuracy_{i}.png": picture(
+            {m: curves[f"{m} | {column}"] for m in METHODS}, "accuracy", title=ran.title(column)
+        )
         for i, column in enumerate(COLUMNS)
     }
     header = ["final accuracy, %", *COLUMNS, "server steps", "local steps"]
-    return Outcome(as_groups(curves), figures, verdicts(cells, ran.config), ran.config, table(header, rows))
+    return Outcome(
+        as_groups(curves), figures, verdicts(cells, ran.config), ran.config, table(header, rows)
+    )
 
 
 READING = "FedBuff, lr"
@@ -54,9 +87,14 @@ def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
     The paper settles neither FedBuff's clock nor its learning rate: claims are judged in the default reading, and what they would be in
     the others is given beside. No claim is judged if a method has diverged in all seeds.
     """
-    mean = {method: {column: values[0] for column, values in row.items()} for method, row in cells.items()}
+    mean = {
+        method: {column: values[0] for column, values in row.items()}
+        for method, row in cells.items()
+    }
     readings = [method for method in mean if method.startswith("FedBuff")]
-    favano, quafl, fedavg, adopting = (mean[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg", "FAVANO, alpha = 1"))
+    favano, quafl, fedavg, adopting = (
+        mean[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg", "FAVANO, alpha = 1")
+    )
 
     def lead(reading: str) -> dict[str, float]:
         return {column: favano[column] - mean[reading][column] for column in (FAST, SLOW)}
@@ -74,15 +112,36 @@ def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
 
     def close_on_iid(reading: str) -> bool:
         best_two = (mean[reading][IID], favano[IID])
-        return abs(best_two[0] - best_two[1]) <= 1 and min(best_two) > max(quafl[IID], fedavg[IID]) and min(quafl[IID], fedavg[IID]) > 92
+        return (
+            abs(best_two[0] - best_two[1]) <= 1
+            and min(best_two) > max(quafl[IID], fedavg[IID])
+            and min(quafl[IID], fedavg[IID]) > 92
+        )
 
     def closes_the_gap(_: str) -> bool:
-        return favano[FAST] - quafl[FAST] > 10 and all(quafl[column] < adopting[column] for column in (FAST, SLOW))
+        return favano[FAST] - quafl[FAST] > 10 and all(
+            quafl[column] < adopting[column] for column in (FAST, SLOW)
+        )
 
     judged: list[tuple[int, Callable[[str], bool], Any, str]] = [
-        (9, ordered, {"lead": {reading: lead(reading) for reading in readings}}, "the order in both non-IID columns, and a growing lead"),
-        (10, unequal_drops, {"points lost": {m: drop(mean[m]) for m in mean}}, "FAVANO loses under 5 points and FedBuff over 10"),
-        (11, close_on_iid, {m: mean[m][IID] for m in mean}, "FedBuff and FAVANO within a point, above the others, all above 92"),
+        (
+            9,
+            ordered,
+            {"lead": {reading: lead(reading) for reading in readings}},
+            "the order in both non-IID columns, and a growing lead",
+        ),
+        (
+            10,
+            unequal_drops,
+            {"points lost": {m: drop(mean[m]) for m in mean}},
+            "FAVANO loses under 5 points and FedBuff over 10",
+        ),
+        (
+            11,
+            close_on_iid,
+            {m: mean[m][IID] for m in mean},
+            "FedBuff and FAVANO within a point, above the others, all above 92",
+        ),
         (
             12,
             closes_the_gap,
@@ -93,12 +152,24 @@ def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
     if config["smoke"]:
         return [verdict(number, measured, None, SMOKE) for number, _, measured, _ in judged]
     if any(math.isnan(value) for row in mean.values() for value in row.values()):
-        return [verdict(number, measured, None, "not judged: a method has diverged in all seeds") for number, _, measured, _ in judged]
+        return [
+            verdict(number, measured, None, "not judged: a method has diverged in all seeds")
+            for number, _, measured, _ in judged
+        ]
     how = f"{config['dataset']}, {config['seeds']} seeds, means of final accuracy in %; FAVANO stochastic; {READING!r} is FedBuff"
     found = []
     for number, holds, measured, words in judged:
-        others = ", ".join(f"{reading!r} {holds(reading)}" for reading in readings if reading != READING)
-        found.append(verdict(number, measured, bool(holds(READING)), f"holds if {words}; {how}; in its other readings: {others}"))
+        others = ", ".join(
+            f"{reading!r} {holds(reading)}" for reading in readings if reading != READING
+        )
+        found.append(
+            verdict(
+                number,
+                measured,
+                bool(holds(READING)),
+                f"holds if {words}; {how}; in its other readings: {others}",
+            )
+        )
     return found
 
 

@@ -46,12 +46,22 @@ class Visits(NamedTuple):
 
     def part(self, chosen: np.ndarray) -> "Visits":
         """Some of the visits."""
-        return self._replace(**{name: getattr(self, name)[chosen] for name in ("server", "site", "time", "value")})
+        return self._replace(
+            **{name: getattr(self, name)[chosen] for name in ("server", "site", "time", "value")}
+        )
 
     def matrices(self, *, is_pooled: bool = False) -> Matrix:
         """One matrix per server, or one of all, in which visits to a cell are averaged."""
-        server, servers = (np.zeros_like(self.server), 1) if is_pooled else (self.server, self.num_servers)
-        return make_matrices(server.tolist(), self.site.tolist(), self.time.tolist(), self.value.tolist(), (servers, *self.shape))
+        server, servers = (
+            (np.zeros_like(self.server), 1) if is_pooled else (self.server, self.num_servers)
+        )
+        return make_matrices(
+            server.tolist(),
+            self.site.tolist(),
+            self.time.tolist(),
+            self.value.tolist(),
+            (servers, *self.shape),
+        )
 
     @property
     def cells(self) -> np.ndarray:
@@ -92,10 +102,15 @@ def poisson(sizes: Sizes, seed: int = 0) -> Visits:
 
 def _abundances(sizes: Sizes, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Of the sites, and of the cells."""
-    abundance, trend = np.exp(0.6 * random.normal(size=sizes.sites)), 0.5 * random.normal(size=sizes.sites)
+    abundance, trend = (
+        np.exp(0.6 * random.normal(size=sizes.sites)),
+        0.5 * random.normal(size=sizes.sites),
+    )
     month = np.arange(sizes.months)
     season = 2 + np.sin(2 * np.pi * month / 12)
-    return abundance, np.outer(abundance, season) + 2 * np.outer(trend, (month - sizes.months / 2) / sizes.months)
+    return abundance, np.outer(abundance, season) + 2 * np.outer(
+        trend, (month - sizes.months / 2) / sizes.months
+    )
 
 
 def _observers(sizes: Sizes, random: np.random.Generator) -> np.ndarray:
@@ -104,7 +119,13 @@ def _observers(sizes: Sizes, random: np.random.Generator) -> np.ndarray:
     return np.repeat(random.integers(0, SERVERS, sizes.observers), visits)
 
 
-def _seen(truth: np.ndarray, server: np.ndarray, site: np.ndarray, noise: float, random: np.random.Generator) -> Visits:
+def _seen(
+    truth: np.ndarray,
+    server: np.ndarray,
+    site: np.ndarray,
+    noise: float,
+    random: np.random.Generator,
+) -> Visits:
     time = random.integers(0, truth.shape[1], len(server))
     value = truth[site, time] + noise * random.normal(size=len(server))
     return Visits(server, site, time, value, truth.shape, truth)
@@ -121,16 +142,31 @@ def read(path: Path, seed: int = 0) -> Visits:
     names = set(reader.fieldnames or ())
     of_count = next((name for name in ("count", "birds") if name in names), None)
     of_year = next((name for name in ("winter", "year") if name in names), None)
-    if "site" not in names or of_count is None or not ("time" in names or (of_year and "month" in names)):
-        raise ConfigError("columns of the dataset", ", ".join(sorted(names)), "site, count (or birds), time (or year or winter, and month)")
+    if (
+        "site" not in names
+        or of_count is None
+        or not ("time" in names or (of_year and "month" in names))
+    ):
+        raise ConfigError(
+            "columns of the dataset",
+            ", ".join(sorted(names)),
+            "site, count (or birds), time (or year or winter, and month)",
+        )
     if not rows:
         raise ConfigError("rows of the dataset", 0, "at least one")
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
-            raise ConfigError("row of the dataset", number, f"a row of {len(names)} values, as its header")
+            raise ConfigError(
+                "row of the dataset", number, f"a row of {len(names)} values, as its header"
+            )
     try:
         value = np.array([float(row[of_count] or 0) for row in rows])
-        when = [(0, float(row["time"])) if "time" in names else (float(row[str(of_year)]), float(row["month"])) for row in rows]
+        when = [
+            (0, float(row["time"]))
+            if "time" in names
+            else (float(row[str(of_year)]), float(row["month"]))
+            for row in rows
+        ]
     except ValueError as error:
         raise ConfigError("a number of the dataset", str(error), "a number") from None
     if not (np.isfinite(value) & (value >= 0)).all():
@@ -138,14 +174,24 @@ def read(path: Path, seed: int = 0) -> Visits:
     if not np.isfinite(when).all():
         raise ConfigError("times of the dataset", "nan or inf", "finite")
     if "time" not in names and of_year == "winter" and max(month for _, month in when) > 9:
-        raise ConfigError("month of a winter", max(month for _, month in when), "numbered in order of time from 1, not as in the calendar")
+        raise ConfigError(
+            "month of a winter",
+            max(month for _, month in when),
+            "numbered in order of time from 1, not as in the calendar",
+        )
     random = np.random.default_rng(seed)
     sites = np.unique([row["site"] for row in rows], return_inverse=True)
     times = np.unique(np.array(when), axis=0, return_inverse=True)
     of_group = next((name for name in ("server", "observer") if name in names), None)
-    groups = np.unique([row[of_group] for row in rows], return_inverse=True)[1] if of_group else np.arange(len(rows))
+    groups = (
+        np.unique([row[of_group] for row in rows], return_inverse=True)[1]
+        if of_group
+        else np.arange(len(rows))
+    )
     is_dealt = of_group != "server"
     server = random.integers(0, SERVERS, groups.max() + 1)[groups] if is_dealt else groups
     num_servers = SERVERS if is_dealt else int(groups.max()) + 1
     shape = (len(sites[0]), len(times[0]))
-    return Visits(server, sites[1], times[1].ravel(), np.log1p(value), shape, num_servers=num_servers)
+    return Visits(
+        server, sites[1], times[1].ravel(), np.log1p(value), shape, num_servers=num_servers
+    )

@@ -13,7 +13,15 @@ import numpy as np
 import xarray as xr
 
 from experiments.fedem_claims import SMOKE, verdict
-from experiments.fedem_runs import FULL_MIXTURE, SMALL_MIXTURE, SPLITS, curves_of, figure_of, mean_after, span
+from experiments.fedem_runs import (
+    FULL_MIXTURE,
+    SMALL_MIXTURE,
+    SPLITS,
+    curves_of,
+    figure_of,
+    mean_after,
+    span,
+)
 from experiments.support import Arguments, Outcome, main, table
 from fedjax_sim.systems import fedem, vr_fedem
 
@@ -37,13 +45,28 @@ def run(arguments: Arguments) -> Outcome:
         hyper, ticks = sizes.fedem()
         kept = arguments.kept(f"FedEM, {split}")
         ways = {"aggregation": ["fedem", "naive"]}
-        both = curves_of(fedem.system, problems, hyper, num_ticks=ticks, settings=ways, **options, **kept)
-        curves |= {f"FedEM, {split}": both.sel(aggregation="fedem"), f"naive, {split}": both.sel(aggregation="naive")}
+        both = curves_of(
+            fedem.system, problems, hyper, num_ticks=ticks, settings=ways, **options, **kept
+        )
+        curves |= {
+            f"FedEM, {split}": both.sel(aggregation="fedem"),
+            f"naive, {split}": both.sel(aggregation="naive"),
+        }
         reduced, ticks = sizes.vr_fedem()
         kept = arguments.kept(f"VR-FedEM, {split}")
-        curves[f"VR-FedEM, {split}"] = curves_of(vr_fedem.system, problems, reduced, num_ticks=ticks, **options, **kept)
-    half = {name: {metric: mean_after(own, metric, sizes.epochs / 2) for metric in ("field", "mean_field")} for name, own in curves.items()}
-    last = {metric: curves["VR-FedEM, iid"][metric].isel(eval=-1).values for metric in ("field", "mean_field")}
+        curves[f"VR-FedEM, {split}"] = curves_of(
+            vr_fedem.system, problems, reduced, num_ticks=ticks, **options, **kept
+        )
+    half = {
+        name: {
+            metric: mean_after(own, metric, sizes.epochs / 2) for metric in ("field", "mean_field")
+        }
+        for name, own in curves.items()
+    }
+    last = {
+        metric: curves["VR-FedEM, iid"][metric].isel(eval=-1).values
+        for metric in ("field", "mean_field")
+    }
     apart = np.abs(last["field"] / last["mean_field"] - 1)
     fedem_field, fedem_mean = half["FedEM, iid"]["field"], half["FedEM, iid"]["mean_field"]
     holds = bool(apart.max() < 0.2 and (last["field"] < 1e-3 * fedem_field).all())
@@ -52,12 +75,29 @@ def run(arguments: Arguments) -> Outcome:
         f"{span(last['field'])}, ||h||^2 {span(last['mean_field'])}, apart by at most {apart.max():.0%}; "
         f"{_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
     )
-    measured = {"FedEM": {name: list(values) for name, values in half["FedEM, iid"].items()}, "VR-FedEM at the end": last}
-    rows = [[name, *(span(own[metric]) for metric in ("field", "mean_field"))] for name, own in half.items()]
-    figures = {f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, own) for name, own in curves.items()}
-    judged = verdict(18, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why)
-    config = {**sizes._asdict(), "second half": {name: {k: list(v) for k, v in own.items()} for name, own in half.items()}}
-    text = table(["second half of the epochs, lowest and highest seed", "||H||^2", "||h||^2"], rows) + f"\n\n{judged.id}: {judged.why}"
+    measured = {
+        "FedEM": {name: list(values) for name, values in half["FedEM, iid"].items()},
+        "VR-FedEM at the end": last,
+    }
+    rows = [
+        [name, *(span(own[metric]) for metric in ("field", "mean_field"))]
+        for name, own in half.items()
+    ]
+    figures = {
+        f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, own)
+        for name, own in curves.items()
+    }
+    judged = verdict(
+        18, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
+    )
+    config = {
+        **sizes._asdict(),
+        "second half": {name: {k: list(v) for k, v in own.items()} for name, own in half.items()},
+    }
+    text = (
+        table(["second half of the epochs, lowest and highest seed", "||H||^2", "||h||^2"], rows)
+        + f"\n\n{judged.id}: {judged.why}"
+    )
     return Outcome(curves, figures, [judged], config, text)
 
 
@@ -65,16 +105,29 @@ def _outside(values: Sequence[np.ndarray]) -> str:
     """Say which seeds are outside of LEVELS, for the values `[seeds]` of each."""
     found = []
     for (name, (least, most)), own in zip(LEVELS.items(), values, strict=True):
-        seeds = [f"{seed} ({value:.2g})" for seed, value in enumerate(own) if not least <= value <= most]
-        found.append(f"{name} {least:g} to {most:g}: {'seeds ' + ', '.join(seeds) if seeds else 'none'}")
+        seeds = [
+            f"{seed} ({value:.2g})" for seed, value in enumerate(own) if not least <= value <= most
+        ]
+        found.append(
+            f"{name} {least:g} to {most:g}: {'seeds ' + ', '.join(seeds) if seeds else 'none'}"
+        )
     return f"seeds outside of the levels expected, {'; '.join(found)}"
 
 
 def _figure(name: str, own: xr.Dataset) -> Any:
     """The paper's panel: blue ||h||^2, red ||H||^2, of the first seed, as it shows one run."""
     first = own.isel(seed=0)
-    lines = {"||h||^2": (first.epochs.values, first.mean_field.values), "||H||^2": (first.epochs.values, first.field.values)}
-    return figure_of(lines, x="epochs", y="squared norm", title=f"{name}, seed 0", styles=["--" if name.startswith("VR") else "-", "-"])
+    lines = {
+        "||h||^2": (first.epochs.values, first.mean_field.values),
+        "||H||^2": (first.epochs.values, first.field.values),
+    }
+    return figure_of(
+        lines,
+        x="epochs",
+        y="squared norm",
+        title=f"{name}, seed 0",
+        styles=["--" if name.startswith("VR") else "-", "-"],
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,18 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem_claims import SMOKE, verdict
-from experiments.fedem_counts import FULL, SMALL, SPARSE, SPARSE_SMALL, Sizes, Visits, poisson, read, regional, synthetic
+from experiments.fedem_counts import (
+    FULL,
+    SMALL,
+    SPARSE,
+    SPARSE_SMALL,
+    Sizes,
+    Visits,
+    poisson,
+    read,
+    regional,
+    synthetic,
+)
 from experiments.fedem_runs import even, figure_of
 from experiments.support import Arguments, Outcome, main, table
 from fedjax_sim.compression import BlockQuantization
@@ -42,7 +53,9 @@ RIDGES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
 """On pooled cells; over the number of servers in FedMissEM, whose F is the servers' mean."""
 
 
-def problem_of(visits: Visits, ridge: float, *, is_pooled: bool = False, start: np.ndarray | None = None) -> Any:
+def problem_of(
+    visits: Visits, ridge: float, *, is_pooled: bool = False, start: np.ndarray | None = None
+) -> Any:
     """The estimation problem, in float64, of the servers or of all cells pooled."""
     examples = visits.matrices(is_pooled=is_pooled)
     method, iterations = ("gram", 0) if visits.family == "gaussian" else ("alternating", 10)
@@ -82,28 +95,53 @@ class Fit(NamedTuple):
 
 
 def fit(
-    problem: Any, visits: Visits, *, rounds: int, gamma: float, alpha: float, batch: latent.CellSampling, kept: Mapping[str, Any]
+    problem: Any,
+    visits: Visits,
+    *,
+    rounds: int,
+    gamma: float,
+    alpha: float,
+    batch: latent.CellSampling,
+    kept: Mapping[str, Any],
 ) -> Fit:
     """Run FedMissEM; its epochs are of cells, all of which the memories' start takes."""
-    hyper = fedem.Hyper(num_clients=visits.num_servers, sampling="full", batch_size=1, gamma=gamma, alpha=alpha, compression=batch)
+    hyper = fedem.Hyper(
+        num_clients=visits.num_servers,
+        sampling="full",
+        batch_size=1,
+        gamma=gamma,
+        alpha=alpha,
+        compression=batch,
+    )
     with jax.enable_x64(True):
         ran = fedjax_sim.sweep(fedem.system, problem, hyper, num_ticks=rounds, num_evals=50, **kept)
         matrix = problem.model.means(problem.maximise(jnp.asarray(ran.models[0])))
         per_visit = visits.num_servers / len(visits.value)
-        cells = visits.shape[0] * visits.shape[1] + (ran.curves.epochs - 1) * (batch.rows * batch.columns)
-        return Fit(ran.curves.assign(epochs=per_visit * cells), np.asarray(matrix).reshape(visits.shape))
+        cells = visits.shape[0] * visits.shape[1] + (ran.curves.epochs - 1) * (
+            batch.rows * batch.columns
+        )
+        return Fit(
+            ran.curves.assign(epochs=per_visit * cells), np.asarray(matrix).reshape(visits.shape)
+        )
 
 
 def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
     """The paper's mini-batch, and half of the cells, divided by their share or not."""
 
     def sampling(rows: int, columns: int, *, unbiased: bool) -> latent.CellSampling:
-        quantizer = BlockQuantization(block=4, row=columns)  # Blocks of a site's times, whose last one may be shorter.
-        return latent.CellSampling(shape=shape, rows=rows, columns=columns, unbiased=unbiased, compression=quantizer)
+        quantizer = BlockQuantization(
+            block=4, row=columns
+        )  # Blocks of a site's times, whose last one may be shorter.
+        return latent.CellSampling(
+            shape=shape, rows=rows, columns=columns, unbiased=unbiased, compression=quantizer
+        )
 
     rows, columns = (max(1, round(size * HALF)) for size in shape)
     ten = sampling(min(10, shape[0]), min(10, shape[1]), unbiased=False)
-    return {PAPERS: ten, **{name: sampling(rows, columns, unbiased=name == OURS) for name in (OURS, UNDIVIDED)}}
+    return {
+        PAPERS: ten,
+        **{name: sampling(rows, columns, unbiased=name == OURS) for name in (OURS, UNDIVIDED)},
+    }
 
 
 def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:
@@ -132,7 +170,9 @@ def smoothed(values: np.ndarray, span: float = 0.5) -> np.ndarray:
     out = np.empty_like(place)
     for i, center in enumerate(place):
         distance = np.abs(place - center)
-        weight = np.clip(1 - (distance / np.sort(distance)[reach - 1]) ** 3, 0, None) ** 1.5  # square roots of the weights
+        weight = (
+            np.clip(1 - (distance / np.sort(distance)[reach - 1]) ** 3, 0, None) ** 1.5
+        )  # square roots of the weights
         design = np.stack([np.ones_like(place), place - center], axis=1)
         out[i] = np.linalg.lstsq(design * weight[:, None], values * weight, rcond=None)[0][0]
     return out
@@ -144,15 +184,28 @@ def filled_up(visits: Visits) -> np.ndarray:
     return np.asarray(examples.values * examples.seen).mean(axis=0).ravel()
 
 
-def run_all(visits: Visits, ridge: float, rounds: int, most: int, arguments: Arguments) -> tuple[dict[str, Fit], float, np.ndarray, int]:
+def run_all(
+    visits: Visits, ridge: float, rounds: int, most: int, arguments: Arguments
+) -> tuple[dict[str, Fit], float, np.ndarray, int]:
     """All runs from `filled_up`; F and matrix of EM, after `most` steps or less, and how many."""
     problem = problem_of(visits, ridge / visits.num_servers, start=filled_up(visits))
     fits = {}
     for name, batch in batches(visits.shape).items():
         is_paper = name == PAPERS
-        many = max(1, round(150 * len(visits.value) / (visits.num_servers * 100))) if is_paper else rounds
+        many = (
+            max(1, round(150 * len(visits.value) / (visits.num_servers * 100)))
+            if is_paper
+            else rounds
+        )
         options = {"gamma": 1e-4, "alpha": 1e-3} if is_paper else OUR_STEPS
-        fits[name] = fit(problem, visits, rounds=many if not arguments.smoke else rounds, batch=batch, kept=arguments.kept(name), **options)
+        fits[name] = fit(
+            problem,
+            visits,
+            rounds=many if not arguments.smoke else rounds,
+            batch=batch,
+            kept=arguments.kept(name),
+            **options,
+        )
     matrix, loss, steps = fixed_point(problem, most)
     return fits, loss, matrix, steps
 
@@ -164,12 +217,24 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     most = 3000 if arguments.smoke else 20_000
     fits, loss, limit, steps = run_all(visits, 0.0, sizes.rounds, most, arguments)
     rows, found = [], {}
-    for name, matrix in [*((name, own.matrix) for name, own in fits.items()), ("EM, to its end", limit)]:
+    for name, matrix in [
+        *((name, own.matrix) for name, own in fits.items()),
+        ("EM, to its end", limit),
+    ]:
         rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
         trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
-        objective = fits[name].curves.objective.values[0] if name in fits else np.array([loss, loss])
-        found[name] = {"RMSE": rmse, "trend": trend, "F at first": float(objective[0]), "F": float(objective[-1])}
-        rows.append([name, f"{objective[0]:.6g}", f"{objective[-1]:.6g}", f"{rmse:.3f}", f"{trend:.4f}"])
+        objective = (
+            fits[name].curves.objective.values[0] if name in fits else np.array([loss, loss])
+        )
+        found[name] = {
+            "RMSE": rmse,
+            "trend": trend,
+            "F at first": float(objective[0]),
+            "F": float(objective[-1]),
+        }
+        rows.append(
+            [name, f"{objective[0]:.6g}", f"{objective[-1]:.6g}", f"{rmse:.3f}", f"{trend:.4f}"]
+        )
     scale = float(np.sqrt(np.mean(limit**2)))
     for name, own in fits.items():
         field = own.curves.mean_field.values[0]
@@ -187,19 +252,32 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
         f"{found[PAPERS]['trend']:.3f}, {found[PAPERS]['RMSE']:.3f}"
     )
     holds = bool(ends and falls and steps < most)
-    judged = verdict(20, found, None if arguments.smoke else holds, SMOKE if arguments.smoke else why)
+    judged = verdict(
+        20, found, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
+    )
     seen = np.zeros(visits.shape, bool)
     seen[visits.site, visits.time] = True
     figures = {
-        f"fig2_{name.split(',')[0].replace(chr(39), '')}.png": trend_figure(fits[name].matrix, seen, f"{name} run")
+        f"fig2_{name.split(',')[0].replace(chr(39), '')}.png": trend_figure(
+            fits[name].matrix, seen, f"{name} run"
+        )
         for name in (PAPERS, OURS)
     }
     figures["fig2_objective.png"] = figure_of(
-        {name: (own.curves.ticks.values[0], np.maximum(own.curves.objective.values[0] - loss, 1e-12)) for name, own in fits.items()},
+        {
+            name: (
+                own.curves.ticks.values[0],
+                np.maximum(own.curves.objective.values[0] - loss, 1e-12),
+            )
+            for name, own in fits.items()
+        },
         x="rounds",
         y="F less EM's limit",
     )
-    text = table(["", "F at first", "F", "RMSE to the truth", "correlation of the trend"], rows) + f"\n\n{judged.id}: {judged.why}"
+    text = (
+        table(["", "F at first", "F", "RMSE to the truth", "correlation of the trend"], rows)
+        + f"\n\n{judged.id}: {judged.why}"
+    )
     config = {
         **sizes._asdict(),
         "visits": len(visits.value),
@@ -207,7 +285,13 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
         "EM's steps": steps,
         "found": found,
     }
-    return Outcome({f"FedMissEM, {name}": own.curves for name, own in fits.items()}, figures, [judged], config, text)
+    return Outcome(
+        {f"FedMissEM, {name}": own.curves for name, own in fits.items()},
+        figures,
+        [judged],
+        config,
+        text,
+    )
 
 
 class Variant(NamedTuple):
@@ -233,18 +317,52 @@ def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], di
         assert truth is not None
         start = filled_up(visits) if visits.family == "gaussian" else None
         problem = problem_of(visits, ridge / visits.num_servers, start=start)
-        own = fit(problem, visits, rounds=rounds, batch=batches(visits.shape)[OURS], kept=arguments.kept(name), **OUR_STEPS)
+        own = fit(
+            problem,
+            visits,
+            rounds=rounds,
+            batch=batches(visits.shape)[OURS],
+            kept=arguments.kept(name),
+            **OUR_STEPS,
+        )
         limit, loss, steps = fixed_point(problem, most)
         curves[f"FedMissEM, {name}"] = own.curves
-        matrices = {"FedMissEM": own.matrix, "EM": limit.reshape(truth.shape), "site and time means": additive(visits)}
-        rmse = {key: float(np.sqrt(np.mean((matrix - truth) ** 2))) for key, matrix in matrices.items()}
-        trend = {key: float(np.corrcoef(matrix.sum(axis=0), truth.sum(axis=0))[0, 1]) for key, matrix in matrices.items()}
+        matrices = {
+            "FedMissEM": own.matrix,
+            "EM": limit.reshape(truth.shape),
+            "site and time means": additive(visits),
+        }
+        rmse = {
+            key: float(np.sqrt(np.mean((matrix - truth) ** 2))) for key, matrix in matrices.items()
+        }
+        trend = {
+            key: float(np.corrcoef(matrix.sum(axis=0), truth.sum(axis=0))[0, 1])
+            for key, matrix in matrices.items()
+        }
         share = len(np.unique(visits.cells)) / truth.size
         last = float(own.curves.objective.values[0, -1])
-        found[name] = {"RMSE": rmse, "trend": trend, "F": last, "EM's F": loss, "EM's steps": steps, "ridge": ridge, "seen": share}
+        found[name] = {
+            "RMSE": rmse,
+            "trend": trend,
+            "F": last,
+            "EM's F": loss,
+            "EM's steps": steps,
+            "ridge": ridge,
+            "seen": share,
+        }
         shown = [" / ".join(f"{value:.3f}" for value in each.values()) for each in (rmse, trend)]
-        rows.append([name, len(visits.value), f"{share:.1%}", f"{last:.6g} / {loss:.6g}", steps, *shown])
-    header = ["", "visits", "cells seen", "F: FedMissEM / EM", "EM's steps", "RMSE: FedMissEM / EM / means", "trend: the same"]
+        rows.append(
+            [name, len(visits.value), f"{share:.1%}", f"{last:.6g} / {loss:.6g}", steps, *shown]
+        )
+    header = [
+        "",
+        "visits",
+        "cells seen",
+        "F: FedMissEM / EM",
+        "EM's steps",
+        "RMSE: FedMissEM / EM / means",
+        "trend: the same",
+    ]
     return table(header, rows), curves, found
 
 
@@ -263,7 +381,10 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         return float(np.sqrt(np.mean((matrix[on.site, on.time] - on.value) ** 2)))
 
     steps = 300 if arguments.smoke else 3000
-    by_ridge = {ridge: rmse(fixed_point(problem_of(first, ridge, is_pooled=True), steps)[0], tune) for ridge in RIDGES}
+    by_ridge = {
+        ridge: rmse(fixed_point(problem_of(first, ridge, is_pooled=True), steps)[0], tune)
+        for ridge in RIDGES
+    }
     ridge = min(by_ridge, key=by_ridge.__getitem__)
     rounds = 300 if arguments.smoke else 2000
     fits, loss, limit, _ = run_all(train, ridge, rounds, steps, arguments)
@@ -277,8 +398,15 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
     }
     seen = np.zeros(visits.shape, bool)
     seen[train.site, train.time] = True
-    figures = {"fig2_counts.png": trend_figure(np.expm1(np.maximum(fits[OURS].matrix, 0)), seen, f"{path.name}, FedMissEM, counts")}
-    lines = {name: (own.curves.ticks.values[0], np.maximum(own.curves.objective.values[0] - loss, 1e-12)) for name, own in fits.items()}
+    figures = {
+        "fig2_counts.png": trend_figure(
+            np.expm1(np.maximum(fits[OURS].matrix, 0)), seen, f"{path.name}, FedMissEM, counts"
+        )
+    }
+    lines = {
+        name: (own.curves.ticks.values[0], np.maximum(own.curves.objective.values[0] - loss, 1e-12))
+        for name, own in fits.items()
+    }
     figures["fig2_objective.png"] = figure_of(lines, x="rounds", y="F less EM's limit")
     why = f"not judged on {path.name}, whose truth is unknown; RMSE of log(1 + count) on {len(test.value)} cells withheld is in `measured`"
     judged = verdict(20, found, None, why)
@@ -289,11 +417,22 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         "visits": len(visits.value),
         "share of cells seen": len(cells) / (visits.shape[0] * visits.shape[1]),
         "ridge": ridge,
-        "RMSE by ridge, on a tenth for tuning": {str(each): value for each, value in by_ridge.items()},
+        "RMSE by ridge, on a tenth for tuning": {
+            str(each): value for each, value in by_ridge.items()
+        },
         "RMSE": found,
     }
-    text = table(["predicting cells withheld", "RMSE of log(1 + count)"], [[name, f"{value:.4f}"] for name, value in found.items()])
-    return Outcome({f"FedMissEM, {name}": own.curves for name, own in fits.items()}, figures, [judged], config, text)
+    text = table(
+        ["predicting cells withheld", "RMSE of log(1 + count)"],
+        [[name, f"{value:.4f}"] for name, value in found.items()],
+    )
+    return Outcome(
+        {f"FedMissEM, {name}": own.curves for name, own in fits.items()},
+        figures,
+        [judged],
+        config,
+        text,
+    )
 
 
 def additive(train: Visits) -> np.ndarray:
@@ -303,8 +442,14 @@ def additive(train: Visits) -> np.ndarray:
     num_rows = np.maximum(np.bincount(train.site, minlength=len(rows)), 1)
     num_columns = np.maximum(np.bincount(train.time, minlength=len(columns)), 1)
     for _ in range(50):
-        rows = np.bincount(train.site, train.value - mean - columns[train.time], minlength=len(rows)) / num_rows
-        columns = np.bincount(train.time, train.value - mean - rows[train.site], minlength=len(columns)) / num_columns
+        rows = (
+            np.bincount(train.site, train.value - mean - columns[train.time], minlength=len(rows))
+            / num_rows
+        )
+        columns = (
+            np.bincount(train.time, train.value - mean - rows[train.site], minlength=len(columns))
+            / num_columns
+        )
     return mean + rows[:, None] + columns[None]
 
 
@@ -315,7 +460,9 @@ def run(arguments: Arguments) -> Outcome:
     outcome = synthetic_study(SMALL if arguments.smoke else FULL, arguments)
     text, curves, found = variants_study(arguments)
     return outcome._replace(
-        curves={**outcome.curves, **curves}, config={**outcome.config, "variants": found}, text=f"{outcome.text}\n\n{text}"
+        curves={**outcome.curves, **curves},
+        config={**outcome.config, "variants": found},
+        text=f"{outcome.text}\n\n{text}",
     )
 
 

@@ -39,20 +39,36 @@ FULL, SMALL = Sizes("mnist", 100, 1000, 1), Sizes("digits", 10, 12, 1)
 def run(arguments: Arguments) -> Outcome:
     """Run both systems from the same starts."""
     sizes = SMALL if arguments.smoke else FULL
-    sizes = sizes._replace(seeds=arguments.seeds or sizes.seeds, dataset=arguments.dataset or sizes.dataset)
+    sizes = sizes._replace(
+        seeds=arguments.seeds or sizes.seeds, dataset=arguments.dataset or sizes.dataset
+    )
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     images = np.concatenate([data.train_images, data.test_images])
     pixels = int((images.reshape(len(images), -1) == 0).all(axis=0).sum())
     features = principal_components(images, DIMENSIONS)
     each = len(features) // sizes.num_clients
     order = np.random.default_rng(0).permutation(len(features))[: each * sizes.num_clients]
-    problem = latent.make_estimation(latent.GaussianMixture(COMPONENTS), features[order], even(sizes.num_clients, each))
-    shared: dict[str, Any] = {"num_clients": sizes.num_clients, "batch_size": BATCH, "gamma": GAMMA, **PAPER}
+    problem = latent.make_estimation(
+        latent.GaussianMixture(COMPONENTS), features[order], even(sizes.num_clients, each)
+    )
+    shared: dict[str, Any] = {
+        "num_clients": sizes.num_clients,
+        "batch_size": BATCH,
+        "gamma": GAMMA,
+        **PAPER,
+    }
     options: dict[str, Any] = {"seeds": sizes.seeds, "num_evals": 200, "wide": False}
     ticks = -(-sizes.epochs * each // BATCH)
     loops = -(-sizes.epochs * each // (each + 2 * BATCH * INNER))
     curves = {
-        "FedEM": curves_of(fedem.system, problem, fedem.Hyper(**shared), num_ticks=ticks, **options, **arguments.kept("FedEM")),
+        "FedEM": curves_of(
+            fedem.system,
+            problem,
+            fedem.Hyper(**shared),
+            num_ticks=ticks,
+            **options,
+            **arguments.kept("FedEM"),
+        ),
         "VR-FedEM": curves_of(
             vr_fedem.system,
             problem,
@@ -70,26 +86,51 @@ def run(arguments: Arguments) -> Outcome:
         f"{len(order)} images, {sizes.epochs} epochs: FedEM's ||H||^2 over the second half {field['FedEM'].mean():.2g}, VR-FedEM's at the "
         f"end {last.mean():.2g}; second differences of the weights between evaluations {rough['FedEM']:.1e} and {rough['VR-FedEM']:.1e}"
     )
-    measured = {"FedEM": field["FedEM"].tolist(), "VR-FedEM at the end": last.tolist(), "roughness of weights": rough}
-    judged = verdict(19, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why)
+    measured = {
+        "FedEM": field["FedEM"].tolist(),
+        "VR-FedEM at the end": last.tolist(),
+        "roughness of weights": rough,
+    }
+    judged = verdict(
+        19, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
+    )
     figures: dict[str, Figure] = {}
     for name, own in curves.items():
         epochs, label = own.epochs.values[0], name.lower().replace("-", "_")
         weights = {f"component {g}": (epochs, own[f"pi_{g}"].values[0]) for g in range(COMPONENTS)}
-        figures[f"fig3_{label}_weights.png"] = figure_of(weights, x="epochs", y="weights", title=name, log=False)
-        figures[f"fig3_{label}_field.png"] = figure_of({"||H||^2": (epochs, own.field.values[0])}, x="epochs", y="||H||²", title=name)
+        figures[f"fig3_{label}_weights.png"] = figure_of(
+            weights, x="epochs", y="weights", title=name, log=False
+        )
+        figures[f"fig3_{label}_field.png"] = figure_of(
+            {"||H||^2": (epochs, own.field.values[0])}, x="epochs", y="||H||²", title=name
+        )
     rows = [
-        [name, f"{field[name].mean():.3g}", *(f"{float(own[m].isel(eval=-1).mean()):.4g}" for m in ("field", "mean_field", "objective"))]
+        [
+            name,
+            f"{field[name].mean():.3g}",
+            *(
+                f"{float(own[m].isel(eval=-1).mean()):.4g}"
+                for m in ("field", "mean_field", "objective")
+            ),
+        ]
         for name, own in curves.items()
     ]
     config = {**sizes._asdict(), "images": len(order), "pixels always 0": pixels}
     text = table(["", "||H||^2, second half", "||H||^2, end", "||h||^2, end", "F, end"], rows)
-    return Outcome(curves, figures, [judged], config, f"{text}\n\n{pixels} pixels are always 0\n{judged.id}: {judged.why}")
+    return Outcome(
+        curves,
+        figures,
+        [judged],
+        config,
+        f"{text}\n\n{pixels} pixels are always 0\n{judged.id}: {judged.why}",
+    )
 
 
 def _roughness(own: xr.Dataset) -> float:
     """Mean second difference of the weights between evaluations of the second half, of which a steady drift is no part."""
-    weights = np.stack([own[f"pi_{g}"].values[:, own.sizes["eval"] // 2 :] for g in range(COMPONENTS)])
+    weights = np.stack(
+        [own[f"pi_{g}"].values[:, own.sizes["eval"] // 2 :] for g in range(COMPONENTS)]
+    )
     return float(np.abs(np.diff(weights, n=2, axis=-1)).mean())
 
 

@@ -40,18 +40,31 @@ class Mixture(NamedTuple):
 
     def problems(self, *, is_sorted: bool) -> list[latent.Estimation]:
         """One for each seed."""
-        return [synthetic(seed, num_clients=self.num_clients, examples=self.examples, is_sorted=is_sorted) for seed in range(self.seeds)]
+        return [
+            synthetic(
+                seed, num_clients=self.num_clients, examples=self.examples, is_sorted=is_sorted
+            )
+            for seed in range(self.seeds)
+        ]
 
     def fedem(self) -> tuple[fedem.Hyper, int]:
         """The settings of FedEM in Fig. 1, and rounds of so many epochs."""
-        hyper = fedem.Hyper(num_clients=self.num_clients, batch_size=self.examples // 5, gamma=0.01, **PAPER)
+        hyper = fedem.Hyper(
+            num_clients=self.num_clients, batch_size=self.examples // 5, gamma=0.01, **PAPER
+        )
         return hyper, 5 * self.epochs
 
     def vr_fedem(self) -> tuple[vr_fedem.Hyper, int]:
         """The settings of VR-FedEM in Fig. 1, and inner steps of so many epochs, an outer loop being three."""
         batch = self.examples // 20
         inner = self.examples // batch
-        hyper = vr_fedem.Hyper(num_clients=self.num_clients, batch_size=batch, inner_steps=float(inner), gamma=0.01, **PAPER)
+        hyper = vr_fedem.Hyper(
+            num_clients=self.num_clients,
+            batch_size=batch,
+            inner_steps=float(inner),
+            gamma=0.01,
+            **PAPER,
+        )
         return hyper, -(-self.epochs // 3) * inner
 
 
@@ -62,17 +75,24 @@ SPLITS = {"iid": False, "sorted": True}
 
 def even(num_clients: int, examples: int) -> Partition:
     """Consecutive examples, equally many for each client."""
-    return Partition(np.arange(num_clients * examples).reshape(num_clients, examples), np.full(num_clients, examples))
+    return Partition(
+        np.arange(num_clients * examples).reshape(num_clients, examples),
+        np.full(num_clients, examples),
+    )
 
 
-def synthetic(seed: int, *, num_clients: int, examples: int, is_sorted: bool = False) -> latent.Estimation:
+def synthetic(
+    seed: int, *, num_clients: int, examples: int, is_sorted: bool = False
+) -> latent.Estimation:
     """Two Gaussians in the plane of known covariance, in float64. is_sorted: all clients but one have examples of one component."""
     random = np.random.default_rng(seed)
     component = random.choice(2, num_clients * examples, p=WEIGHTS)
     component = np.sort(component) if is_sorted else component
     y = MEANS[component] + random.multivariate_normal(np.zeros(2), COVARIANCE, len(component))
     with jax.enable_x64(True):
-        return latent.make_estimation(latent.GaussianMixture(2, jnp.asarray(COVARIANCE)), y, even(num_clients, examples))
+        return latent.make_estimation(
+            latent.GaussianMixture(2, jnp.asarray(COVARIANCE)), y, even(num_clients, examples)
+        )
 
 
 class Toy:
@@ -85,8 +105,13 @@ class Toy:
         self.known = oracles.noisy_mean_of(y, kappa, ridge)
         self.start = np.full(y.shape[2], start)
         with jax.enable_x64(True):
-            seen = Seen(jnp.asarray(y.reshape(-1, y.shape[2])), jnp.asarray(np.broadcast_to(kappa, y.shape[:2]).ravel(), float))
-            self.problem = latent.make_estimation(latent.NoisyMean(ridge), seen, even(*y.shape[:2]), start=self.start)
+            seen = Seen(
+                jnp.asarray(y.reshape(-1, y.shape[2])),
+                jnp.asarray(np.broadcast_to(kappa, y.shape[:2]).ravel(), float),
+            )
+            self.problem = latent.make_estimation(
+                latent.NoisyMean(ridge), seen, even(*y.shape[:2]), start=self.start
+            )
 
     @property
     def gap(self) -> float:
@@ -99,13 +124,21 @@ class Toy:
         return self.known.slope**2 * float(np.sum((self.start - self.known.optimum) ** 2))
 
 
-def clients_apart(num_clients: int, examples: int, dim: int, *, spread: float, seed: int = 0) -> np.ndarray:
+def clients_apart(
+    num_clients: int, examples: int, dim: int, *, spread: float, seed: int = 0
+) -> np.ndarray:
     """Examples of unit variance around the clients' centers, `f64[N, M, q]`; spread: of the centers around 1/2."""
     random = np.random.default_rng(seed)
-    return random.normal(size=(num_clients, examples, dim)) + spread * random.normal(size=(num_clients, 1, dim)) + 0.5
+    return (
+        random.normal(size=(num_clients, examples, dim))
+        + spread * random.normal(size=(num_clients, 1, dim))
+        + 0.5
+    )
 
 
-def curves_of(system: System, problem: Any, hyper: Any, *, wide: bool = True, **options: Any) -> xr.Dataset:
+def curves_of(
+    system: System, problem: Any, hyper: Any, *, wide: bool = True, **options: Any
+) -> xr.Dataset:
     """Run a sweep, in 64 bits unless told otherwise, and hand over its curves."""
     with jax.enable_x64(wide):
         return fedjax_sim.sweep(system, problem, hyper, **options).curves
@@ -122,7 +155,13 @@ def span(values: np.ndarray) -> str:
 
 
 def figure_of(
-    lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, x: str, y: str, title: str = "", log: bool = True, styles: Sequence[str] = ()
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    x: str,
+    y: str,
+    title: str = "",
+    log: bool = True,
+    styles: Sequence[str] = (),
 ) -> Figure:
     """Draw named lines of places and values `[V]`, on a logarithmic scale unless told otherwise."""
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
@@ -136,7 +175,9 @@ def figure_of(
     axes.set_ylabel(y, color=FACE)
     axes.set_title(title, loc="left", fontsize=10, color=FACE)
     if len(lines) > 1:
-        beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(lines) > len(COLORS) else {}
+        beside: dict[str, Any] = (
+            {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(lines) > len(COLORS) else {}
+        )
         axes.legend(frameon=False, fontsize=9, **beside)
     dress(axes)
     return figure

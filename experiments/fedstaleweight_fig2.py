@@ -61,23 +61,35 @@ SMALL = Panel("digits", 60, 2, lambda num: models.LogisticRegression(num), 8)
 def panels(arguments: Arguments) -> list[Panel]:
     """What is asked for on the command line."""
     if arguments.smoke:
-        return [SMALL._replace(num_seeds=arguments.seeds or 2), SMALL._replace(num_seeds=arguments.seeds or 2, claim=9)]
+        return [
+            SMALL._replace(num_seeds=arguments.seeds or 2),
+            SMALL._replace(num_seeds=arguments.seeds or 2, claim=9),
+        ]
     asked = (
         list(PANELS)
         if arguments.dataset is None
         else ["cifar10" if Path(arguments.dataset).stem.startswith("cifar10") else "fashion_mnist"]
     )
-    return [PANELS[name]._replace(dataset=arguments.dataset or name, num_seeds=arguments.seeds or PANELS[name].num_seeds) for name in asked]
+    return [
+        PANELS[name]._replace(
+            dataset=arguments.dataset or name, num_seeds=arguments.seeds or PANELS[name].num_seeds
+        )
+        for name in asked
+    ]
 
 
 def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
     """All methods on the same partitions, initial models, schedules and mini-batches."""
     data = datasets.load(panel.dataset, data_dir=arguments.data_dir)
     shares = [
-        label_groups(data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed)
+        label_groups(
+            data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed
+        )
         for seed in range(panel.num_seeds)
     ]
-    tasks = problems.make_classifications(panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True)
+    tasks = problems.make_classifications(
+        panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True
+    )
     curves = {}
     for name, settings in METHODS.items():
         num_evals = ALG1_EVALS if name == ALG1 else NUM_EVALS
@@ -86,7 +98,9 @@ def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
             tasks,
             SYSTEM.Hyper(**settings),
             seeds=panel.num_seeds,
-            num_ticks=num_evals * -(-panel.num_ticks // NUM_EVALS) if name == ALG1 else panel.num_ticks,
+            num_ticks=num_evals * -(-panel.num_ticks // NUM_EVALS)
+            if name == ALG1
+            else panel.num_ticks,
             num_evals=num_evals,
             progress=True,
             **arguments.kept(f"panel {panel.claim} - {name}"),
@@ -113,7 +127,9 @@ def final(data: xr.Dataset, metric: str = "accuracy") -> np.ndarray:
 def interval(differences: np.ndarray) -> tuple[float, float]:
     """The mean of paired differences, and half its 95 % interval."""
     num = len(differences)
-    return float(differences.mean()), float(T95.get(num, 2.2) * differences.std(ddof=1) / np.sqrt(num)) if num > 1 else float("nan")
+    return float(differences.mean()), float(
+        T95.get(num, 2.2) * differences.std(ddof=1) / np.sqrt(num)
+    ) if num > 1 else float("nan")
 
 
 def first_reached(data: xr.Dataset, level: float) -> int | None:
@@ -122,27 +138,46 @@ def first_reached(data: xr.Dataset, level: float) -> int | None:
     return int(data.ticks.isel(seed=0).values[np.argmax(above)]) if above.any() else None
 
 
-def judge(panel: Panel, curves: Mapping[str, xr.Dataset], *, is_smoke: bool) -> dict[int, tuple[Any, bool | None, str]]:
+def judge(
+    panel: Panel, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
+) -> dict[int, tuple[Any, bool | None, str]]:
     """What one panel says of the claims: measured, verdict, and why."""
     gain, half = interval(final(curves[OURS]) - final(curves[BASELINE]))
     where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.num_seeds} seeds"
     means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
     sooner = first_reached(curves[OURS], means[BASELINE] / 100)
-    groups = {group: {name: float(final(curves[name], f"accuracy_{group}_labels").mean()) for name in means} for group in ("slow", "fast")}
+    groups = {
+        group: {
+            name: float(final(curves[name], f"accuracy_{group}_labels").mean()) for name in means
+        }
+        for group in ("slow", "fast")
+    }
     rise, fall = (groups[group][OURS] - groups[group][BASELINE] for group in ("slow", "fast"))
     until = {name: curves[name].isel(eval=slice(ALG1_EVALS + 1)) for name in (OURS, ALG1)}
     between, half_between = interval(final(until[OURS]) - final(until[ALG1]))
     compared = int(curves[ALG1].ticks.isel(seed=0, eval=-1))
     fails = {name: int(data.failed.sum()) for name, data in curves.items()}
     found: dict[int, tuple[Any, bool | None, str]] = {
-        panel.claim: ({"accuracy": means, "gain": gain}, gain > half, f"gain {gain:.2f} +- {half:.2f} points; {where}"),
+        panel.claim: (
+            {"accuracy": means, "gain": gain},
+            gain > half,
+            f"gain {gain:.2f} +- {half:.2f} points; {where}",
+        ),
         10: (
             {"server steps to the baseline's final accuracy": sooner},
             sooner is not None and sooner < panel.num_ticks,
             f"after {sooner}; {where}",
         ),
-        11: (groups, rise > 0 and -fall < rise, f"labels 0-3 {rise:+.2f}, labels 4-9 {fall:+.2f} points; {where}"),
-        19: ({"diverged": fails}, fails[OURS] == 0, f"{fails[OURS]} of {panel.num_seeds} runs diverged; {where}"),
+        11: (
+            groups,
+            rise > 0 and -fall < rise,
+            f"labels 0-3 {rise:+.2f}, labels 4-9 {fall:+.2f} points; {where}",
+        ),
+        19: (
+            {"diverged": fails},
+            fails[OURS] == 0,
+            f"{fails[OURS]} of {panel.num_seeds} runs diverged; {where}",
+        ),
         20: (
             {"difference": between},
             None,
@@ -154,15 +189,23 @@ def judge(panel: Panel, curves: Mapping[str, xr.Dataset], *, is_smoke: bool) -> 
     return found
 
 
-def both(of_panels: list[dict[int, tuple[Any, bool | None, str]]], datasets_run: list[str]) -> list[Verdict]:
+def both(
+    of_panels: list[dict[int, tuple[Any, bool | None, str]]], datasets_run: list[str]
+) -> list[Verdict]:
     """One verdict for each claim: what was run must agree."""
     verdicts = []
     for number in sorted(set().union(*of_panels)):
         own = [each[number] for each in of_panels if number in each]
         said = [holds for _, holds, _ in own]
         holds = None if None in said else all(said)
-        measured = None if all(x is None for x, _, _ in own) else {name: x for name, (x, _, _) in zip(datasets_run, own, strict=False)}
-        verdicts.append(verdict(number, measured, holds, "; ".join(dict.fromkeys(why for _, _, why in own))))
+        measured = (
+            None
+            if all(x is None for x, _, _ in own)
+            else {name: x for name, (x, _, _) in zip(datasets_run, own, strict=False)}
+        )
+        verdicts.append(
+            verdict(number, measured, holds, "; ".join(dict.fromkeys(why for _, _, why in own)))
+        )
     return verdicts
 
 
@@ -175,23 +218,39 @@ def run(arguments: Arguments) -> Outcome:
         judged.append(judge(panel, own, is_smoke=arguments.smoke))
         letter = "A" if panel.claim == 8 else "B"
         for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
-            figures[f"panel_{letter}_{metric}.png"] = plots.curves_figure(own, metric, against="ticks")
+            figures[f"panel_{letter}_{metric}.png"] = plots.curves_figure(
+                own, metric, against="ticks"
+            )
         for name, data in own.items():
             curves[f"panel {letter}, {name}"] = data
-            values = [final(data, metric) for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")]
+            values = [
+                final(data, metric)
+                for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")
+            ]
             rows.append(
                 [
                     panel.dataset,
                     name,
                     int(data.ticks.isel(seed=0, eval=-1)),
-                    *(f"{x.mean():.2f} +- {x.std(ddof=1) if len(x) > 1 else float('nan'):.2f}" for x in values),
+                    *(
+                        f"{x.mean():.2f} +- {x.std(ddof=1) if len(x) > 1 else float('nan'):.2f}"
+                        for x in values
+                    ),
                 ]
             )
     verdicts = both(judged, [panel.dataset for panel in asked])
     text = (
-        verdict_table(verdicts) + "\n\n" + table(["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"], rows)
+        verdict_table(verdicts)
+        + "\n\n"
+        + table(
+            ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
+            rows,
+        )
     )
-    told = [{"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.num_seeds} for panel in asked]
+    told = [
+        {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.num_seeds}
+        for panel in asked
+    ]
     config = {"panels": told, "smoke": arguments.smoke}
     return Outcome(curves, figures, verdicts, config, text)
 

@@ -17,7 +17,9 @@ from fedjax_sim.settings import check
 from fedjax_sim.types import System, Timeline
 
 
-def throttled_influence(system: System, hyper: Any, shares: Sequence[float], *, seeds: int, num_ticks: int) -> np.ndarray:
+def throttled_influence(
+    system: System, hyper: Any, shares: Sequence[float], *, seeds: int, num_ticks: int
+) -> np.ndarray:
     """Influence of client 0 if it works at shares of its own rate, all others at theirs: `f64[shares, seeds]`.
 
     system: one with buffered arrivals, whose settings `hyper` have a `throttle`. Seeds are common to all shares.
@@ -27,5 +29,8 @@ def throttled_influence(system: System, hyper: Any, shares: Sequence[float], *, 
         check(each)
     keys = keys_of([*range(seeds)] * len(shares))
     drawn = draw_timelines(system, keys, [each for each in hypers for _ in range(seeds)], num_ticks)
-    each = [influence(Timeline(*(leaf[i] for leaf in drawn)), hyper.num_clients)[0] for i in range(len(keys))]
+    each = [
+        influence(Timeline(*(leaf[i] for leaf in drawn)), hyper.num_clients)[0]
+        for i in range(len(keys))
+    ]
     return np.reshape(each, (len(shares), seeds))

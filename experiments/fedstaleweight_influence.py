@@ -74,7 +74,10 @@ class Sizes(NamedTuple):
     counterexample_ticks: int
 
 
-FULL, SMOKE = Sizes(6, 16_000, BUFFERS, 6000, 8000, 300_000), Sizes(3, 4000, FEW_BUFFERS, 1000, 4000, 30_000)
+FULL, SMOKE = (
+    Sizes(6, 16_000, BUFFERS, 6000, 8000, 300_000),
+    Sizes(3, 4000, FEW_BUFFERS, 1000, 4000, 30_000),
+)
 
 
 def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline:
@@ -82,7 +85,9 @@ def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline
 
     Nobody waits for the server here, so they are the same whatever the buffer.
     """
-    drawn = draw(SYSTEM, [hyper.replace(buffer_size=1, weighting="mean") for hyper in hypers], lanes, num)
+    drawn = draw(
+        SYSTEM, [hyper.replace(buffer_size=1, weighting="mean") for hyper in hypers], lanes, num
+    )
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), drawn)
 
 
@@ -97,9 +102,20 @@ def buffered(alone: Timeline, buffer_size: int = 5, **settings: Any) -> Timeline
     clients, version = cut(alone.clients), cut(alone.version // buffer_size)
     staleness = np.arange(num_ticks)[:, None] - version
     with jax.enable_x64(True):
-        weigh = jax.jit(jax.vmap(partial(staleness_weights, settings=HYPER.replace(**settings), num_clients=NUM)))
+        weigh = jax.jit(
+            jax.vmap(
+                partial(staleness_weights, settings=HYPER.replace(**settings), num_clients=NUM)
+            )
+        )
         weight = np.asarray(weigh(clients, staleness))
-    return Timeline(cut(alone.time)[..., -1], clients, cut(alone.steps), version, weight, cut(alone.holds // buffer_size))
+    return Timeline(
+        cut(alone.time)[..., -1],
+        clients,
+        cut(alone.steps),
+        version,
+        weight,
+        cut(alone.holds // buffer_size),
+    )
 
 
 def lane(drawn: Timeline, i: int) -> Timeline:
@@ -107,7 +123,9 @@ def lane(drawn: Timeline, i: int) -> Timeline:
     return Timeline(*(leaf[i] for leaf in drawn))
 
 
-def slow_influence(drawn: Timeline, num_clients: int = NUM, groups: np.ndarray = GROUPS) -> np.ndarray:
+def slow_influence(
+    drawn: Timeline, num_clients: int = NUM, groups: np.ndarray = GROUPS
+) -> np.ndarray:
     """Influence of the slow group in each lane: `f64[lanes]`."""
     each = [influence(lane(drawn, i), num_clients) for i in range(len(drawn.time))]
     return np.array([own[groups == SLOW].sum() for own in each])
@@ -126,9 +144,17 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "alg1": ALG1, "raw": RAW}
     alone = arrivals(sizes.lanes, 5 * sizes.ticks)
     drawn = {name: buffered(alone, **settings) for name, settings in ways.items()}
-    reports = {name: [fairness_report(lane(each, i), NUM, GROUPS) for i in range(sizes.lanes)] for name, each in drawn.items()}
-    slow = {name: estimate(np.array([each.group_influence[SLOW] for each in own])) for name, own in reports.items()}
-    apart = {name: float(np.mean([each.deviation for each in own])) for name, own in reports.items()}
+    reports = {
+        name: [fairness_report(lane(each, i), NUM, GROUPS) for i in range(sizes.lanes)]
+        for name, each in drawn.items()
+    }
+    slow = {
+        name: estimate(np.array([each.group_influence[SLOW] for each in own]))
+        for name, own in reports.items()
+    }
+    apart = {
+        name: float(np.mean([each.deviation for each in own])) for name, own in reports.items()
+    }
     share = np.mean([each.update_share for each in reports["mean"]], axis=0)
     stale = np.mean([each.mean_staleness for each in reports["mean"]], axis=0)
     expected = theory.expected_staleness(RATE / RATE.sum(), buffer_size=HYPER.buffer_size)
@@ -136,11 +162,21 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
     estimated = theory.share_from_staleness(stale, buffer_size=HYPER.buffer_size)
     missed = np.abs(estimated / share - 1).max()
     verdicts = [
-        verdict(1, {"fast": stale[:NUM_FAST].mean(), "slow": stale[NUM_FAST:].mean()}, bool(off < 0.02), f"largest error {off:.2%} of 2 %"),
-        verdict(2, {"largest error": missed}, bool(missed < 0.02), f"largest error {missed:.2%} of 2 %"),
+        verdict(
+            1,
+            {"fast": stale[:NUM_FAST].mean(), "slow": stale[NUM_FAST:].mean()},
+            bool(off < 0.02),
+            f"largest error {off:.2%} of 2 %",
+        ),
+        verdict(
+            2, {"largest error": missed}, bool(missed < 0.02), f"largest error {missed:.2%} of 2 %"
+        ),
         verdict(
             3,
-            {"slow influence": float(slow["mean"].mean), "slow share": float(share[NUM_FAST:].sum())},
+            {
+                "slow influence": float(slow["mean"].mean),
+                "slow share": float(share[NUM_FAST:].sum()),
+            },
             bool(
                 abs(slow["mean"].mean - STATED["mean"]) < 0.002
                 and np.allclose(reports["mean"][0].influence, reports["mean"][0].update_share)
@@ -149,8 +185,16 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
         ),
         verdict(
             4,
-            {"slow influence": float(slow["eq8"].mean), "deviation, mean": apart["mean"], "deviation, eq8": apart["eq8"]},
-            bool(abs(slow["eq8"].mean - 0.2) < 0.01 and abs(apart["mean"] - 0.527) < 0.01 and abs(apart["eq8"] - 0.262) < 0.01),
+            {
+                "slow influence": float(slow["eq8"].mean),
+                "deviation, mean": apart["mean"],
+                "deviation, eq8": apart["eq8"],
+            },
+            bool(
+                abs(slow["eq8"].mean - 0.2) < 0.01
+                and abs(apart["mean"] - 0.527) < 0.01
+                and abs(apart["eq8"] - 0.262) < 0.01
+            ),
             f"{slow['eq8'].mean:.4f} +- {slow['eq8'].error:.4f}; deviation {apart['mean']:.3f} and {apart['eq8']:.3f}",
         ),
         verdict(
@@ -164,32 +208,57 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
         verdict(
             20,
             {name: float(slow[name].mean) for name in ("eq8", "alg1")},
-            bool(all(abs(slow[name].mean - STATED[name]) < 0.01 for name in ("eq8", "alg1")) and slow["alg1"].mean < slow["eq8"].mean),
+            bool(
+                all(abs(slow[name].mean - STATED[name]) < 0.01 for name in ("eq8", "alg1"))
+                and slow["alg1"].mean < slow["eq8"].mean
+            ),
             f"{slow['eq8'].mean:.4f} and {slow['alg1'].mean:.4f}; their accuracies are in fedstaleweight_fig2",
         ),
     ]
-    shown = {"buffer mean": "mean", "FedStaleWeight": "eq8", "FedStaleWeight, not normalised": "raw"}
-    picture = {label: ClientShares(share, np.mean([each.influence for each in reports[name]], axis=0)) for label, name in shown.items()}
+    shown = {
+        "buffer mean": "mean",
+        "FedStaleWeight": "eq8",
+        "FedStaleWeight, not normalised": "raw",
+    }
+    picture = {
+        label: ClientShares(share, np.mean([each.influence for each in reports[name]], axis=0))
+        for label, name in shown.items()
+    }
     return verdicts, influence_figure(picture)
 
 
 def _averages(alone: Timeline) -> Verdict:
-    found = {name: float(slow_influence(buffered(alone, **own)).mean()) for name, own in AVERAGES.items()}
+    found = {
+        name: float(slow_influence(buffered(alone, **own)).mean()) for name, own in AVERAGES.items()
+    }
     spread = max(found.values()) - min(found.values())
     return verdict(7, found, bool(spread < 0.005), f"they differ by {spread:.4f}")
 
 
 def _bounds(drawn: Timeline) -> Verdict:
-    least, most = theory.weight_bounds(int(staleness_of(drawn).max()), buffer_size=HYPER.buffer_size)
+    least, most = theory.weight_bounds(
+        int(staleness_of(drawn).max()), buffer_size=HYPER.buffer_size
+    )
     inside = bool((drawn.weight >= least - 1e-12).all() and (drawn.weight <= most + 1e-12).all())
     grid = [(b, tau) for b in range(1, 9) for tau in range(40)]
     gap = max(
-        abs(float(theory.squared_weight_gap(tau, buffer_size=b)) - float(theory.squared_weight_gap_printed(tau, buffer_size=b)))
+        abs(
+            float(theory.squared_weight_gap(tau, buffer_size=b))
+            - float(theory.squared_weight_gap_printed(tau, buffer_size=b))
+        )
         for b, tau in grid
     )
-    measured = {"least": float(drawn.weight.min()), "most": float(drawn.weight.max()), "bounds": [float(least), float(most)], "U": gap}
+    measured = {
+        "least": float(drawn.weight.min()),
+        "most": float(drawn.weight.max()),
+        "bounds": [float(least), float(most)],
+        "U": gap,
+    }
     return verdict(
-        16, measured, inside and gap < 1e-12, f"weights {drawn.weight.min():.4f} to {drawn.weight.max():.4f}; U within {gap:.0e}"
+        16,
+        measured,
+        inside and gap < 1e-12,
+        f"weights {drawn.weight.min():.4f} to {drawn.weight.max():.4f}; U within {gap:.0e}",
     )
 
 
@@ -201,24 +270,47 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
     alone = arrivals(min(sizes.lanes, 3), sizes.buffer_ticks * max(sizes.buffers))
     found = {}
     for average in ("cumulative", "window 5"):
-        cut = {b: jax.tree.map(lambda leaf, b=b: leaf[:, : sizes.buffer_ticks * b], alone) for b in sizes.buffers}
-        found[average] = np.array([slow_influence(buffered(cut[b], b, **AVERAGES[average])).mean() for b in sizes.buffers])
+        cut = {
+            b: jax.tree.map(lambda leaf, b=b: leaf[:, : sizes.buffer_ticks * b], alone)
+            for b in sizes.buffers
+        }
+        found[average] = np.array(
+            [slow_influence(buffered(cut[b], b, **AVERAGES[average])).mean() for b in sizes.buffers]
+        )
     rising, window = found["cumulative"], dict(zip(sizes.buffers, found["window 5"], strict=True))
     far = FAIR - dict(zip(sizes.buffers, rising, strict=True))[5]
-    holds = bool((np.diff(rising) > 0).all() and rising[-1] < FAIR + 0.01 and abs(rising[0] - 0.0698) < 0.005 and far > 0.1)
+    holds = bool(
+        (np.diff(rising) > 0).all()
+        and rising[-1] < FAIR + 0.01
+        and abs(rising[0] - 0.0698) < 0.005
+        and far > 0.1
+    )
     overshoots = window[30] > FAIR and window[60] > FAIR
-    measured = {name: dict(zip(map(str, sizes.buffers), values.tolist(), strict=True)) for name, values in found.items()}
+    measured = {
+        name: dict(zip(map(str, sizes.buffers), values.tolist(), strict=True))
+        for name, values in found.items()
+    }
     why = f"cumulative {rising[0]:.3f} at b = 1 to {rising[-1]:.3f} at b = 60; window {window[30]:.3f} at 30 and {window[60]:.3f} at 60"
     lines = {name: (np.array(sizes.buffers), values) for name, values in found.items()}
-    return verdict(5, measured, holds and bool(overshoots), why), _lines(lines, "buffer size b", log=True)
+    return verdict(5, measured, holds and bool(overshoots), why), _lines(
+        lines, "buffer size b", log=True
+    )
 
 
 def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
     """Influence of the slow group against how many times as fast the fast clients are, at b = 5."""
-    ways: dict[str, dict[str, Any]] = {"FedStaleWeight": {}, "Algorithm 1's formula": ALG1, "buffer mean": MEAN}
+    ways: dict[str, dict[str, Any]] = {
+        "FedStaleWeight": {},
+        "Algorithm 1's formula": ALG1,
+        "buffer mean": MEAN,
+    }
     alone = arrivals(2, sizes.ticks, [HYPER.replace(rate_fast=ratio / 10) for ratio in RATIOS])
     found = {
-        name: slow_influence(buffered(alone, **settings)).reshape(len(RATIOS), 2).mean(axis=1).tolist() for name, settings in ways.items()
+        name: slow_influence(buffered(alone, **settings))
+        .reshape(len(RATIOS), 2)
+        .mean(axis=1)
+        .tolist()
+        for name, settings in ways.items()
     }
     lines = {name: (np.array(RATIOS), np.array(values)) for name, values in found.items()}
     return found, _lines(lines, "speed of the fast over that of the slow", log=True)
@@ -228,22 +320,46 @@ def staleness_claim(sizes: Sizes) -> Verdict:
     """The same arrivals, with a buffer and without."""
     num = sizes.ticks // 4
     alone = staleness_of(arrivals(2, num * 5)).reshape(2, -1)
-    with_buffer = staleness_of(jax.tree.map(lambda leaf: leaf[0], draw(SYSTEM, [HYPER], 2, num))).reshape(2, -1)
+    with_buffer = staleness_of(
+        jax.tree.map(lambda leaf: leaf[0], draw(SYSTEM, [HYPER], 2, num))
+    ).reshape(2, -1)
     holds = bool(((alone // 5 <= with_buffer) & (with_buffer <= -(-alone // 5))).all())
-    measured = {"largest without": int(alone.max()), "largest with a buffer of 5": int(with_buffer.max())}
-    return verdict(15, measured, holds, f"{with_buffer.size} updates; largest {alone.max()} and {with_buffer.max()}")
+    measured = {
+        "largest without": int(alone.max()),
+        "largest with a buffer of 5": int(with_buffer.max()),
+    }
+    return verdict(
+        15,
+        measured,
+        holds,
+        f"{with_buffer.size} updates; largest {alone.max()} and {with_buffer.max()}",
+    )
 
 
 def _lines(
-    lines: Mapping[str, tuple[np.ndarray, np.ndarray]], x: str, *, log: bool = False, y: str = "influence of the slow group"
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    x: str,
+    *,
+    log: bool = False,
+    y: str = "influence of the slow group",
 ) -> Figure:
     figure = Figure(figsize=(7, 4.8), layout="constrained")
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):
-        axes.plot(places, values, marker="o", markersize=4, color=COLORS[i % len(COLORS)], label=name)
+        axes.plot(
+            places, values, marker="o", markersize=4, color=COLORS[i % len(COLORS)], label=name
+        )
     if y.endswith("group"):
         axes.axhline(FAIR, color=GREY, linewidth=0.8)
-        axes.annotate("equal", (1, FAIR), (-4, 4), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", color=FACE)
+        axes.annotate(
+            "equal",
+            (1, FAIR),
+            (-4, 4),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            color=FACE,
+        )
     if log:
         axes.set_xscale("log")
     axes.set_xlabel(x, color=FACE)
@@ -258,16 +374,26 @@ def _lines(
 
 def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
     """The table of throttling."""
-    ways: dict[str, dict[str, Any]] = {"buffer mean": MEAN, "FedStaleWeight": {}, "reverse exponential": REVERSE}
+    ways: dict[str, dict[str, Any]] = {
+        "buffer mean": MEAN,
+        "FedStaleWeight": {},
+        "reverse exponential": REVERSE,
+    }
     found = {
-        name: throttled_influence(SYSTEM, HYPER.replace(**settings), THROTTLES, seeds=sizes.lanes, num_ticks=sizes.ticks)
+        name: throttled_influence(
+            SYSTEM, HYPER.replace(**settings), THROTTLES, seeds=sizes.lanes, num_ticks=sizes.ticks
+        )
         .mean(axis=1)
         .tolist()
         for name, settings in ways.items()
     }
     expected = [
         float(
-            theory.expected_influence([phi * RATE[0], RATE[0], RATE[-1]], num_clients=[1, NUM_FAST - 1, NUM - NUM_FAST], buffer_size=5)[0]
+            theory.expected_influence(
+                [phi * RATE[0], RATE[0], RATE[-1]],
+                num_clients=[1, NUM_FAST - 1, NUM - NUM_FAST],
+                buffer_size=5,
+            )[0]
         )
         for phi in THROTTLES
     ]
@@ -279,9 +405,14 @@ def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
         + ", ".join(f"{x:.4f}" for x in found["reverse exponential"])
     )
     header = ["share of its rate", *ways, "FedStaleWeight, theory of independent slots"]
-    rows = [[f"{phi:g}", *(f"{values[i]:.4f}" for values in found.values()), f"{expected[i]:.4f}"] for i, phi in enumerate(THROTTLES)]
+    rows = [
+        [f"{phi:g}", *(f"{values[i]:.4f}" for values in found.values()), f"{expected[i]:.4f}"]
+        for i, phi in enumerate(THROTTLES)
+    ]
     lines = {name: (np.array(THROTTLES), np.array(values)) for name, values in found.items()}
-    measured = {name: dict(zip(map(str, THROTTLES), values, strict=True)) for name, values in found.items()}
+    measured = {
+        name: dict(zip(map(str, THROTTLES), values, strict=True)) for name, values in found.items()
+    }
     figure = _lines(lines, "share of its rate at which one fast client reports", y="its influence")
     return verdict(12, measured, falls and bool(gains), why), table(header, rows), figure
 
@@ -301,19 +432,34 @@ def utility_claims() -> list[Verdict]:
         }
     peak = theory.competition(RATE, slot_client=np.r_[0, 10, 11, 12, 13], client=0)
     top = float(theory.optimal_report(peak))
-    peaks = float(theory.utility_slope(0.99 * top, peak)) > 0 > float(theory.utility_slope(1.01 * top, peak))
+    peaks = (
+        float(theory.utility_slope(0.99 * top, peak))
+        > 0
+        > float(theory.utility_slope(1.01 * top, peak))
+    )
     right = [best[f"{k} slow"]["truthful"] == (k <= 1) for k in range(5)]
     slopes = {
-        f"b = {b}": float(theory.utility_slope(1.0, theory.competition(np.ones(6), slot_client=np.arange(b), client=0))) for b in (2, 5, 6)
+        f"b = {b}": float(
+            theory.utility_slope(
+                1.0, theory.competition(np.ones(6), slot_client=np.arange(b), client=0)
+            )
+        )
+        for b in (2, 5, 6)
     }
     gains = ", ".join(f"{own['gain']:.1%}" for own in best.values())
     return [
-        verdict(13, best, peaks and all(right), f"gain by throttling with 0 to 4 slow ones of 4 others: {gains}"),
+        verdict(
+            13,
+            best,
+            peaks and all(right),
+            f"gain by throttling with 0 to 4 slow ones of 4 others: {gains}",
+        ),
         verdict(
             14,
             slopes,
             slopes["b = 2"] > 0 and slopes["b = 5"] > 0 and abs(slopes["b = 6"]) < 1e-12,
-            "slope of utility at the true rate for n = 6: " + ", ".join(f"{x:.2g} at {name}" for name, x in slopes.items()),
+            "slope of utility at the true rate for n = 6: "
+            + ", ".join(f"{x:.2g} at {name}" for name, x in slopes.items()),
         ),
     ]
 
@@ -329,18 +475,30 @@ def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "raw": RAW}
     for name, settings in ways.items():
         run = fedjax_sim.sweep(
-            SYSTEM, problem, HYPER.replace(**settings), seeds=sizes.lanes, num_ticks=sizes.quadratic_ticks, num_evals=EVALS
+            SYSTEM,
+            problem,
+            HYPER.replace(**settings),
+            seeds=sizes.lanes,
+            num_ticks=sizes.quadratic_ticks,
+            num_evals=EVALS,
         )
         curves[f"quadratic, {name}"] = run.curves
         late[name] = estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
-    holds = all(abs(late[name].mean - value) < 0.006 + FAR * late[name].error for name, value in expected.items())
+    holds = all(
+        abs(late[name].mean - value) < 0.006 + FAR * late[name].error
+        for name, value in expected.items()
+    )
     why = ", ".join(f"{name} {own.mean:.4f} +- {own.error:.4f}" for name, own in late.items())
-    return verdict(18, {name: float(own.mean) for name, own in late.items()}, bool(holds), why), curves
+    return verdict(
+        18, {name: float(own.mean) for name, own in late.items()}, bool(holds), why
+    ), curves
 
 
 def bound_claim(sizes: Sizes) -> Verdict:
     """Vacuous for b >= 2; for b = 1 two clients with optima 0 and 1 of unequal speed."""
-    vacuous = all(bool(theory.is_vacuous(tau, buffer_size=b)) for b in range(2, 20) for tau in range(1, 40))
+    vacuous = all(
+        bool(theory.is_vacuous(tau, buffer_size=b)) for b in range(2, 20) for tau in range(1, 40)
+    )
     lr, ticks = 0.001, sizes.counterexample_ticks
     hyper = HYPER.replace(num_clients=2, slow_fraction=0.5, buffer_size=1, lr=lr)
     problem = Watched.of(np.array([[0.0], [1.0]]), start=0.5)
@@ -352,7 +510,9 @@ def bound_claim(sizes: Sizes) -> Verdict:
     setting = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
     right = float(theory.bound(setting, num_ticks=ticks).total)
     why = f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} against a bound of {right:.4f}"
-    return verdict(17, {"vacuous": vacuous, "left": left, "right": right}, vacuous and left > right, why)
+    return verdict(
+        17, {"vacuous": vacuous, "left": left, "right": right}, vacuous and left > right, why
+    )
 
 
 def stability_claim(sizes: Sizes) -> Verdict:
@@ -363,13 +523,21 @@ def stability_claim(sizes: Sizes) -> Verdict:
     ways: dict[str, dict[str, Any]] = {"buffer mean": MEAN, "FedStaleWeight": {}}
     for name, settings in ways.items():
         run = fedjax_sim.sweep(
-            SYSTEM, problem, HYPER.replace(**settings), seeds=2, settings={"lr": rates}, num_ticks=sizes.quadratic_ticks, num_evals=4
+            SYSTEM,
+            problem,
+            HYPER.replace(**settings),
+            seeds=2,
+            settings={"lr": rates},
+            num_ticks=sizes.quadratic_ticks,
+            num_evals=4,
         )
         loss = run.curves.loss.isel(eval=-1).max("seed").values
         bad = ~(loss < 10)
         least[name] = rates[int(np.argmax(bad))] if bad.any() else None
     stable = all(value is None or value > 0.01 for value in least.values())
-    words = ", ".join(f"{name} {'never' if value is None else f'from {value:g}'}" for name, value in least.items())
+    words = ", ".join(
+        f"{name} {'never' if value is None else f'from {value:g}'}" for name, value in least.items()
+    )
     return verdict(19, least, stable, f"quadratics; of step sizes up to 1 diverges: {words}")
 
 
@@ -382,9 +550,22 @@ def run(arguments: Arguments) -> Outcome:
     ratios, speeds = ratio_study(sizes)
     throttle, throttle_table, throttling = throttling_claim(sizes)
     fixed, curves = fixed_point_claim(sizes)
-    verdicts += [by_buffer, throttle, *utility_claims(), staleness_claim(sizes), bound_claim(sizes), fixed, stability_claim(sizes)]
+    verdicts += [
+        by_buffer,
+        throttle,
+        *utility_claims(),
+        staleness_claim(sizes),
+        bound_claim(sizes),
+        fixed,
+        stability_claim(sizes),
+    ]
     verdicts.sort(key=lambda each: int(each.id.rsplit("-", 1)[1]))
-    figures = {"influence.png": clients, "buffers.png": buffers, "speeds.png": speeds, "throttling.png": throttling}
+    figures = {
+        "influence.png": clients,
+        "buffers.png": buffers,
+        "speeds.png": speeds,
+        "throttling.png": throttling,
+    }
     config = {
         "seeds": sizes.lanes,
         "ticks": sizes.ticks,

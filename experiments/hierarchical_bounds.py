@@ -43,7 +43,9 @@ class Logistic:
     def make(cls, seed: int) -> "Logistic":
         random, num = np.random.default_rng(seed), sum(SIZES)
         inputs = random.normal(size=(num, 12, 4)) + random.normal(size=(num, 1, 4))
-        inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True) * random.uniform(1.0, 1.5, (num, 12, 1))
+        inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True) * random.uniform(
+            1.0, 1.5, (num, 12, 1)
+        )
         labels = np.sign(inputs @ random.normal(size=4) + 0.3 * random.normal(size=(num, 12)))
         return cls(jnp.asarray(inputs, "float32"), jnp.asarray(labels, "float32"))
 
@@ -54,13 +56,23 @@ class Logistic:
     @property
     def smoothness(self) -> float:
         """L, of the client whose is largest."""
-        return max(float(np.linalg.eigvalsh(a.T @ a / len(a))[-1]) for a in np.asarray(self.inputs, float)) / 4
+        return (
+            max(
+                float(np.linalg.eigvalsh(a.T @ a / len(a))[-1])
+                for a in np.asarray(self.inputs, float)
+            )
+            / 4
+        )
 
     def init(self, key: Key) -> Array:
         return jnp.array([2.0, -2.0, 1.0, 0.0])
 
     def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
-        return jnp.mean(jax.nn.softplus(-self.labels[client, examples] * (self.inputs[client, examples] @ params)))
+        return jnp.mean(
+            jax.nn.softplus(
+                -self.labels[client, examples] * (self.inputs[client, examples] @ params)
+            )
+        )
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:
         return self.measure(params, jnp.arange(self.labels.shape[0]))
@@ -124,12 +136,20 @@ def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
 SYSTEM = hierarchical.system._replace(algorithm=watched)
 
 
-def play(problem: Any, seeds: int, settings: Mapping[str, Sequence[float]], changes: Mapping[str, Any], num_ticks: int) -> xr.Dataset:
+def play(
+    problem: Any,
+    seeds: int,
+    settings: Mapping[str, Sequence[float]],
+    changes: Mapping[str, Any],
+    num_ticks: int,
+) -> xr.Dataset:
     """Sweep seeds on the fixed delays, looking at every tick."""
     common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
     hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
     options = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
-    return fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=seeds, settings=settings, **options).curves
+    return fedjax_sim.sweep(
+        SYSTEM, problem, hyper, seeds=seeds, settings=settings, **options
+    ).curves
 
 
 class Means(NamedTuple):
@@ -183,14 +203,18 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
 def judge_centralised(problem: Logistic) -> Verdict:
     """Claim 4, against FedAvg with one local step of every client."""
     common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
-    flat = fedavg.Hyper(**{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"})
+    flat = fedavg.Hyper(
+        **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
+    )
     options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50, "reports": False}
     expected = fedjax_sim.simulate(fedavg.system, problem, flat, **options).curves.loss.values
     worst = 0.0
     for sizes in ((8,), (3, 5), (1, 2, 5)):
         clock = fixed_clock([1.0] * len(sizes), [0.1] * len(sizes), 1.0, 0.1)
         hyper = hierarchical.Hyper(**{**common, **clock, "sync_time": 0.0, "group_sizes": sizes})
-        found = fedjax_sim.simulate(hierarchical.system, problem, hyper, **options).curves.loss.values
+        found = fedjax_sim.simulate(
+            hierarchical.system, problem, hyper, **options
+        ).curves.loss.values
         worst = max(worst, float(np.max(np.abs(found / expected - 1))))
     why = f"losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all clients by {worst:.0e} at most"
     return verdict(4, {"largest relative difference": worst}, worst < 1e-5, why)
@@ -200,27 +224,58 @@ def judge_lemma(means: Means, lr: float) -> Verdict:
     """Claim 5."""
     weight = np.array(SIZES) / sum(SIZES)
     square = means.constants.gradient_square
-    sharp = theory.deviation_bound_sharp(means.iterations, lr=lr, gradient_square=square, group_weight=weight)
-    loose = theory.deviation_bound(means.iterations, lr=lr, gradient_square=square, group_size=SIZES)
+    sharp = theory.deviation_bound_sharp(
+        means.iterations, lr=lr, gradient_square=square, group_weight=weight
+    )
+    loose = theory.deviation_bound(
+        means.iterations, lr=lr, gradient_square=square, group_size=SIZES
+    )
     ratio, slack = float(np.max(means.deviation / loose)), float(np.max(means.deviation / sharp))
     problem = Opposed(jnp.repeat(jnp.array([1.0, -1.0]), jnp.array(SIZES)), jnp.array([3.0, 4.0]))
     data = play(problem, 1, {}, {"sync_time": 3.0, "lr": 0.25}, 1)
     attained = float(data.deviation_0.values.ravel()[-1]) ** 0.5
     expected = 0.25 * 5 * (3 + 1 - 2 * float(weight[0]))
-    holds = bool(np.all(means.deviation <= sharp) and np.all(sharp <= loose) and abs(attained / expected - 1) < 1e-6)
+    holds = bool(
+        np.all(means.deviation <= sharp)
+        and np.all(sharp <= loose)
+        and abs(attained / expected - 1) < 1e-6
+    )
     why = (
         f"measured over (18) at most {ratio:.3f}, over the sharp bound {slack:.3f}; "
         f"opposing gradients {attained:.6f}, expected {expected:.6f}"
     )
-    return verdict(5, {"over bound": ratio, "over sharp bound": slack, "attained": attained, "expected": expected}, holds, why)
+    return verdict(
+        5,
+        {
+            "over bound": ratio,
+            "over sharp bound": slack,
+            "attained": attained,
+            "expected": expected,
+        },
+        holds,
+        why,
+    )
 
 
 def judge_global(means: Means, lr: float) -> Verdict:
     """Claim 6."""
-    terms: dict[str, Any] = {"lr": lr, "constants": means.constants, "group_size": SIZES, "descent": means.descent}
-    whole, direct = theory.global_bound(means.iterations, **terms), theory.global_bound_direct(means.iterations, **terms)
+    terms: dict[str, Any] = {
+        "lr": lr,
+        "constants": means.constants,
+        "group_size": SIZES,
+        "descent": means.descent,
+    }
+    whole, direct = (
+        theory.global_bound(means.iterations, **terms),
+        theory.global_bound_direct(means.iterations, **terms),
+    )
     left = float(means.global_square.mean())
-    measured = {"left": left, "direct": direct.total, "paper": whole.total, "terms": whole._asdict()}
+    measured = {
+        "left": left,
+        "direct": direct.total,
+        "paper": whole.total,
+        "terms": whole._asdict(),
+    }
     why = f"left {left:.4f}, bound without the detour {direct.total:.4f}, (20) {whole.total:.4f}, {len(means.iterations)} rounds"
     return verdict(6, measured, bool(left <= direct.total <= whole.total), why)
 
@@ -239,10 +294,21 @@ def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
             }
             bound = theory.group_bound(each.iterations, **terms).total
             left = float(each.group_square[i].mean())
-            measured[f"{name}, group {i + 1}"] = {"left": left, "bound": bound, "G^2": each.constants.gradient_square}
+            measured[f"{name}, group {i + 1}"] = {
+                "left": left,
+                "bound": bound,
+                "G^2": each.constants.gradient_square,
+            }
             vacuous = theory.is_group_bound_vacuous(each.iterations, group=i)
-            holds &= left <= bound and vacuous != is_informative and (bound > each.constants.gradient_square) != is_informative
-    told = "; ".join(f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}" for name, m in measured.items())
+            holds &= (
+                left <= bound
+                and vacuous != is_informative
+                and (bound > each.constants.gradient_square) != is_informative
+            )
+    told = "; ".join(
+        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
+        for name, m in measured.items()
+    )
     return verdict(7, measured, bool(holds), told)
 
 
@@ -257,20 +323,38 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
         own = data.sel(lr=lr).isel(eval=slice(0, each + 1))
         square = own.gradient_square.transpose("seed", "eval").values.astype(float)[:, :-1].mean()
         loss = own.loss.transpose("seed", "eval").values.astype(float).mean(axis=0)
-        largest = [max(float(own[f"{name}{end}"].max()) for end in ("", "_0", "_1")) for name in ("second_moment", "variance")]
+        largest = [
+            max(float(own[f"{name}{end}"].max()) for end in ("", "_0", "_1"))
+            for name in ("second_moment", "variance")
+        ]
         constants = theory.Constants(problem.smoothness, *largest)
-        options: dict[str, Any] = {"sync_time": 3.0, "delays": DELAYS, "constants": constants, "group_size": SIZES}
-        limits.append(theory.corollary_bound(each, descent=float(loss[0] - loss[-1]), **options) * each**0.5)
+        options: dict[str, Any] = {
+            "sync_time": 3.0,
+            "delays": DELAYS,
+            "constants": constants,
+            "group_size": SIZES,
+        }
+        limits.append(
+            theory.corollary_bound(each, descent=float(loss[0] - loss[-1]), **options) * each**0.5
+        )
         scaled.append(float(square) * each**0.5)
     axes.loglog(rounds, scaled, "o-", label="measured")
     axes.loglog(rounds, limits, "s--", label="bound")
     axes.set(xlabel="global rounds U", ylabel="sqrt(U) x mean squared gradient")
     axes.legend(frameon=False)
     growth = [b / a for a, b in itertools.pairwise(scaled)]
-    holds = all(s <= limit for s, limit in zip(scaled, limits, strict=True)) and growth[-1] < growth[0] < 2
-    told = ", ".join(f"{s:.3f} (bound {limit:.2f}) at U = {each}" for each, s, limit in zip(rounds, scaled, limits, strict=True))
+    holds = (
+        all(s <= limit for s, limit in zip(scaled, limits, strict=True))
+        and growth[-1] < growth[0] < 2
+    )
+    told = ", ".join(
+        f"{s:.3f} (bound {limit:.2f}) at U = {each}"
+        for each, s, limit in zip(rounds, scaled, limits, strict=True)
+    )
     why = f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U grows fourfold, less each time"
-    return verdict(8, {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, bool(holds), why), figure
+    return verdict(
+        8, {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, bool(holds), why
+    ), figure
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -282,9 +366,21 @@ def run(arguments: Arguments) -> Outcome:
     apart = play(problem, seeds, {}, {"sync_time": 30.0, "lr": lr, "ticks_per_round": 60}, 60)
     alone = means_of(apart, problem, (30, 60), 60)
     last, figure = judge_corollary(problem, max(2, seeds // 4), (32, 128, 512))
-    verdicts = [judge_centralised(problem), judge_lemma(means, lr), judge_global(means, lr), judge_group(means, alone, lr), last]
+    verdicts = [
+        judge_centralised(problem),
+        judge_lemma(means, lr),
+        judge_global(means, lr),
+        judge_group(means, alone, lr),
+        last,
+    ]
     curves = {"rounds": data.isel(eval=slice(None, None, 12)), "isolated": apart}
-    return Outcome(curves, {"corollary.png": figure}, verdicts, {"seeds": seeds, "lr": lr}, verdict_table(verdicts))
+    return Outcome(
+        curves,
+        {"corollary.png": figure},
+        verdicts,
+        {"seeds": seeds, "lr": lr},
+        verdict_table(verdicts),
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,12 @@ class DelaySetup(NamedTuple):
         return law if self.global_shift is None else law._replace(global_shift=self.global_shift)
 
     def hypers(self) -> list[Any]:
-        changes = clock(self.sizes, self.coefficients, exchange_shift=self.delays.global_shift, num_clients=len(self.sizes))
+        changes = clock(
+            self.sizes,
+            self.coefficients,
+            exchange_shift=self.delays.global_shift,
+            num_clients=len(self.sizes),
+        )
         return [hierarchical.Hyper(**{**changes, "sync_time": s}) for s in self.sync_times]
 
 
@@ -64,7 +69,9 @@ MOST_ROUNDS = 220
 class Found(NamedTuple):
     """What the schedules of one setting and sync time gave, over lanes and rounds."""
 
-    deviation: float  # largest distance from expectation in standard errors, of iterations and round times
+    deviation: (
+        float  # largest distance from expectation in standard errors, of iterations and round times
+    )
     rounds: float  # mean U
     rounds_error: float
     rounds_expected: float
@@ -81,7 +88,10 @@ class Found(NamedTuple):
 def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
     """Compare with the closed forms. schedule: leaves `[lanes, T, ...]`."""
     delays = setting.delays
-    laws = [{"shift": float(c), "mean_exp": float(m)} for c, m in zip(delays.shift, delays.mean_exp, strict=True)]
+    laws = [
+        {"shift": float(c), "mean_exp": float(m)}
+        for c, m in zip(delays.shift, delays.mean_exp, strict=True)
+    ]
     length = np.diff(schedule.time, axis=1, prepend=0.0).ravel()
     steps = schedule.steps.reshape(-1, schedule.steps.shape[-1]).astype(float)
     expected = theory.round_time(sync_time, delays)
@@ -90,7 +100,9 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
         error = max(values.std(ddof=1) / np.sqrt(len(values)), 1 / len(values))
         return float(abs(values.mean() - mean) / error)
 
-    deviations = [far(steps[:, i], theory.expected_iterations(sync_time, **law)) for i, law in enumerate(laws)]
+    deviations = [
+        far(steps[:, i], theory.expected_iterations(sync_time, **law)) for i, law in enumerate(laws)
+    ]
     deviations += [far(length, expected.mean), far((length - expected.mean) ** 2, expected.std**2)]
     per_run = (schedule.time < SYSTEM_TIME).sum(axis=1) + 1
     return Found(
@@ -117,7 +129,9 @@ def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, floa
 def is_monotone(schedules: Sequence[Timeline]) -> bool:
     """Whether iterations grow with S, and rounds by any time fall, on the same delays. schedules: of S from least to largest."""
     pairs = itertools.pairwise(schedules)
-    return all(bool(np.all(b.steps >= a.steps) and np.all(b.time >= a.time - TIE)) for a, b in pairs)
+    return all(
+        bool(np.all(b.steps >= a.steps) and np.all(b.time >= a.time - TIE)) for a, b in pairs
+    )
 
 
 def sample_path() -> Figure:
@@ -143,8 +157,14 @@ def sample_path() -> Figure:
         exchange = delays.global_shift + random.exponential(delays.global_mean_exp)
         axes.barh([0, 1], exchange, 0.5, begin + longest, color=COLORS[2], alpha=0.6)
         begin += longest + exchange
-    axes.set(yticks=[0, 1], yticklabels=["group 1", "group 2"], xlabel="virtual time", xlim=(0, begin))
-    axes.set_title("Local iterations, waiting (grey), exchanges (green); dotted: S after a round's beginning", loc="left", fontsize=9)
+    axes.set(
+        yticks=[0, 1], yticklabels=["group 1", "group 2"], xlabel="virtual time", xlim=(0, begin)
+    )
+    axes.set_title(
+        "Local iterations, waiting (grey), exchanges (green); dotted: S after a round's beginning",
+        loc="left",
+        fontsize=9,
+    )
     return figure
 
 
@@ -154,7 +174,10 @@ def run(arguments: Arguments) -> Outcome:
     rows, found, shares, share_off, monotone = [], {}, {}, 0.0, True
     for name, setting in SETTINGS.items():
         # One at a time, so that settings of as many groups share a program.
-        schedules = [Timeline(*(leaf[0] for leaf in draw(hierarchical.system, [hyper], lanes, MOST_ROUNDS))) for hyper in setting.hypers()]
+        schedules = [
+            Timeline(*(leaf[0] for leaf in draw(hierarchical.system, [hyper], lanes, MOST_ROUNDS)))
+            for hyper in setting.hypers()
+        ]
         monotone &= is_monotone(schedules)
         baseline = theory.round_time(0.0, setting.delays).mean
         for schedule, sync_time in zip(schedules, setting.sync_times, strict=True):
@@ -175,14 +198,30 @@ def run(arguments: Arguments) -> Outcome:
                     f"{each.rounds_expected:.2f}",
                     f"{ratio:.5f} ± {error:.5f}",
                     f"{expected:.5f}",
-                    ", ".join(sorted({f"{least} to {most} of {allowed}" for least, most, allowed in each.by_group})),
+                    ", ".join(
+                        sorted(
+                            {
+                                f"{least} to {most} of {allowed}"
+                                for least, most, allowed in each.by_group
+                            }
+                        )
+                    ),
                     ", ".join(f"{x:.2f}" for x in np.unique(idle.round(2))),
                 ]
             )
     off = max(each.deviation for each in found.values())
-    rounds_off = max(abs(each.rounds - each.rounds_expected) - FAR * each.rounds_error for each in found.values())
-    inside = all(least >= 1 and most <= allowed for each in found.values() for least, most, allowed in each.by_group)
-    saved = {panel: 100 * (1 - found[f"{panel}, S = 20"].rounds / found[f"{panel}, S = 0"].rounds) for panel in ("Fig. 7a", "Fig. 7b")}
+    rounds_off = max(
+        abs(each.rounds - each.rounds_expected) - FAR * each.rounds_error for each in found.values()
+    )
+    inside = all(
+        least >= 1 and most <= allowed
+        for each in found.values()
+        for least, most, allowed in each.by_group
+    )
+    saved = {
+        panel: 100 * (1 - found[f"{panel}, S = 20"].rounds / found[f"{panel}, S = 0"].rounds)
+        for panel in ("Fig. 7a", "Fig. 7b")
+    }
     facts = f"{len(found)} settings, {lanes} runs of T = {SYSTEM_TIME:g}"
     verdicts = [
         verdict(
@@ -197,9 +236,17 @@ def run(arguments: Arguments) -> Outcome:
             f"rounds for one of S = 0 at most {share_off:.1f} standard errors off; {facts}",
         ),
         verdict(
-            2, {name: each.by_group for name, each in found.items()}, inside, f"every group within its own bounds in every round; {facts}"
+            2,
+            {name: each.by_group for name, each in found.items()},
+            inside,
+            f"every group within its own bounds in every round; {facts}",
         ),
-        verdict(3, {"monotone": monotone}, monotone, f"every round of every run, with S from least to largest; {facts}"),
+        verdict(
+            3,
+            {"monotone": monotone},
+            monotone,
+            f"every round of every run, with S from least to largest; {facts}",
+        ),
         verdict(
             17,
             saved,
@@ -207,7 +254,15 @@ def run(arguments: Arguments) -> Outcome:
             f"{saved['Fig. 7b']:.1f} % fewer with c_g = 30, {saved['Fig. 7a']:.1f} % with 10, of which the paper's text speaks; T = 1000",
         ),
     ]
-    words = ("largest deviation, s.e.", "U drawn", "U expected", "rounds for one of S = 0", "expected", "iterations", "idle time")
+    words = (
+        "largest deviation, s.e.",
+        "U drawn",
+        "U expected",
+        "rounds for one of S = 0",
+        "expected",
+        "iterations",
+        "idle time",
+    )
     header = ["setting", "S", *words]
     text = table(header, rows) + "\n\n" + verdict_table(verdicts)
     return Outcome({}, {"sample_path.png": sample_path()}, verdicts, {"lanes": lanes}, text)

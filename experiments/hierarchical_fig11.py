@@ -20,7 +20,9 @@ from fedjax_sim.theory.hierarchical.timing import expected_idle, expected_rounds
 
 FULL = runs.Size("tiny_shakespeare", 5, 1000.0, (0.5, 2.0), CharacterRNN)
 REDUCED = FULL._replace(seeds=2, network=partial(CharacterRNN, hidden=(64,), cell="gru"))
-TINY = runs.Size("a made-up play", 2, 60.0, (1.0,), partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru"))
+TINY = runs.Size(
+    "a made-up play", 2, 60.0, (1.0,), partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru")
+)
 SMOKE = "not judged: a smoke run on a made-up play is too small"
 NUM_CLIENTS = 40
 SIZES = {"symmetric": (20, 20), "asymmetric": (30, 10)}
@@ -31,27 +33,46 @@ def made_up_play() -> Text:
     random = np.random.default_rng(0)
     words = ["to", "be", "or", "not", "that", "is", "the", "question"]
     speeches = [f"SPEAKER {i}:\n" + " ".join(random.choice(words, 40)) for i in range(50)]
-    return datasets.from_text("\n\n".join(speeches), sequence_length=20, min_characters=40, name="made-up play")
+    return datasets.from_text(
+        "\n\n".join(speeches), sequence_length=20, min_characters=40, name="made-up play"
+    )
 
 
 def deal(data: Text, seed: int) -> Any:
     """Give each speaker to a client at random, equally many to each."""
     client_of = np.random.default_rng(seed).permutation(len(data.speakers)) % NUM_CLIENTS
-    return partition.natural(data.train_speakers, client_ids=client_of[data.train_speakers], num_clients=NUM_CLIENTS, seed=seed)
+    return partition.natural(
+        data.train_speakers,
+        client_ids=client_of[data.train_speakers],
+        num_clients=NUM_CLIENTS,
+        seed=seed,
+    )
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run both associations."""
     size = TINY if arguments.smoke else REDUCED if arguments.reduced else FULL
-    size = size._replace(seeds=arguments.seeds or size.seeds, dataset=arguments.dataset or size.dataset)
-    data = made_up_play() if arguments.smoke else datasets.load_text(size.dataset, data_dir=arguments.data_dir)
+    size = size._replace(
+        seeds=arguments.seeds or size.seeds, dataset=arguments.dataset or size.dataset
+    )
+    data = (
+        made_up_play()
+        if arguments.smoke
+        else datasets.load_text(size.dataset, data_dir=arguments.data_dir)
+    )
     parts = [deal(data, seed) for seed in range(size.seeds)]
     tasks = problems.make_next_characters(size.network(data.num_classes), data, parts)
     batch = {"batch_size": 4 if arguments.smoke else 32}
     curves: dict[str, xr.Dataset] = {}
     idle, rounds = {}, {}
     for name, sizes in SIZES.items():
-        curves[name] = runs.play(arguments, size, name, tasks, runs.clock(sizes, runs.FIG11, group_sizes=sizes, sync_time=12.0) | batch)
+        curves[name] = runs.play(
+            arguments,
+            size,
+            name,
+            tasks,
+            runs.clock(sizes, runs.FIG11, group_sizes=sizes, sync_time=12.0) | batch,
+        )
         law = linear_delays(sizes, runs.FIG11)
         idle[name] = expected_idle(12.0, law).round(2).tolist()
         rounds[name] = expected_rounds(12.0, law, system_time=1000.0)
@@ -64,7 +85,11 @@ def run(arguments: Arguments) -> Outcome:
     )
     measured = {"leads": runs.numbers(leads), "idle": idle, "rounds": rounds}
     verdicts = [runs.settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]
-    figures = runs.pictures({name: each.sel(lr=lr) for name, each in curves.items()}, "fig11", f"{size.words}, S = 12, lr {lr:g}")
+    figures = runs.pictures(
+        {name: each.sel(lr=lr) for name, each in curves.items()},
+        "fig11",
+        f"{size.words}, S = 12, lr {lr:g}",
+    )
     return runs.outcome(size, curves, figures, verdicts)
 
 

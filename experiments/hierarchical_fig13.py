@@ -24,10 +24,18 @@ def run(arguments: Arguments) -> Outcome:
     curves = runs.play(arguments, size, "fig13", tasks, runs.clock([500, 500], runs.FIG6), swept)
     own = runs.final(curves, size.time)
     lr = runs.best_lr(own.sel(sync_growth=0.0, sync_time=5.0))
-    leads = {s: runs.leads(*(own.sel(sync_time=s, sync_growth=growth) for growth in (1.0, 0.0))) for s in SYNC_TIMES}
+    leads = {
+        s: runs.leads(*(own.sel(sync_time=s, sync_growth=growth) for growth in (1.0, 0.0)))
+        for s in SYNC_TIMES
+    }
     gaps = [leads[s][lr] for s in SYNC_TIMES]
     widens = gaps[0].mean < gaps[1].mean < gaps[2].mean
-    holds = runs.all_of([*(each.is_clear for each in gaps), widens if np.isfinite([each.mean for each in gaps]).all() else None])
+    holds = runs.all_of(
+        [
+            *(each.is_clear for each in gaps),
+            widens if np.isfinite([each.mean for each in gaps]).all() else None,
+        ]
+    )
     told = "; ".join(f"S = {s:g}: {runs.by_lr(each)}" for s, each in leads.items())
     measured = {f"{s:g}": runs.numbers(each) for s, each in leads.items()}
     why = f"growing ahead of fixed at T, points, {told}; judged at lr {lr:g}; {size.words}"

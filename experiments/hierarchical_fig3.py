@@ -30,7 +30,9 @@ def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
         end = time[:, -1:]
         inside = (time[:, 1:] > first * end) & (time[:, 1:] <= last * end)
         fall = np.maximum(-np.diff(values, axis=1), 0)
-        found.append(np.nansum(np.where(inside, fall, 0), axis=1) / np.maximum(inside.sum(axis=1), 1))
+        found.append(
+            np.nansum(np.where(inside, fall, 0), axis=1) / np.maximum(inside.sum(axis=1), 1)
+        )
     return np.mean(found, axis=0)
 
 
@@ -42,8 +44,21 @@ def picture(data: xr.Dataset, title: str) -> Figure:
     for axes, share in zip(figure.subplots(1, 2), (1.0, 0.15), strict=True):
         shown = time <= share * time[-1]
         for i in range(2):
-            axes.plot(time[shown], own[f"accuracy_group_{i}"].values[shown], color=COLORS[i], linewidth=0.9, label=f"group {i + 1}")
-        axes.step(time[shown], own.accuracy.values[shown], where="post", color="black", linewidth=1.4, label="global")
+            axes.plot(
+                time[shown],
+                own[f"accuracy_group_{i}"].values[shown],
+                color=COLORS[i],
+                linewidth=0.9,
+                label=f"group {i + 1}",
+            )
+        axes.step(
+            time[shown],
+            own.accuracy.values[shown],
+            where="post",
+            color="black",
+            linewidth=1.4,
+            label="global",
+        )
         axes.set(xlabel="virtual time", ylabel="test accuracy")
         axes.legend(frameon=False)
     figure.suptitle(title)
@@ -54,7 +69,9 @@ def run(arguments: Arguments) -> Outcome:
     """Run, compare how accuracies change early and late."""
     size = runs.size_of(arguments, runs.CIFAR10)
     tasks = runs.split(runs.load(arguments, size), size, "iid", 20)
-    changes = runs.clock([10, 10], runs.FIG3, sync_time=5.0, ticks_per_round=LOOKS, group_metrics=True)
+    changes = runs.clock(
+        [10, 10], runs.FIG3, sync_time=5.0, ticks_per_round=LOOKS, group_metrics=True
+    )
     data = runs.play(arguments, size, "fig3", tasks, changes)
     lr = runs.best_lr(runs.final(data, size.time))
     rates = {}
@@ -62,12 +79,33 @@ def run(arguments: Arguments) -> Outcome:
         own = data.sel(lr=rate)
         early, late = fluctuation(own, 0.0, 0.2), fluctuation(own, 0.8, 1.0)
         is_known = not own.failed.any()
-        rates[rate] = (float(early.mean()), float(late.mean()), bool(np.all(early > late)) if is_known else None)
-    words = ", ".join(f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items())
+        rates[rate] = (
+            float(early.mean()),
+            float(late.mean()),
+            bool(np.all(early > late)) if is_known else None,
+        )
+    words = ", ".join(
+        f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items()
+    )
     why = f"points lost between looks in the first and the last fifth of T: {words}; judged at lr {lr:g}, every seed; {size.words}"
-    verdicts = [runs.settle(arguments, size, 11, {str(rate): each[:2] for rate, each in rates.items()}, rates[lr][2], why)]
+    verdicts = [
+        runs.settle(
+            arguments,
+            size,
+            11,
+            {str(rate): each[:2] for rate, each in rates.items()},
+            rates[lr][2],
+            why,
+        )
+    ]
     figures = {"fig3.png": picture(data.sel(lr=lr), f"{size.words}, lr {lr:g}")}
-    return Outcome({"fig3": data}, figures, verdicts, {"size": size.words, "lrs": size.lrs}, verdict_table(verdicts))
+    return Outcome(
+        {"fig3": data},
+        figures,
+        verdicts,
+        {"size": size.words, "lrs": size.lrs},
+        verdict_table(verdicts),
+    )
 
 
 if __name__ == "__main__":

@@ -49,35 +49,64 @@ def run(arguments: Arguments) -> Outcome:
     for name, (sizes, kind, options) in PANELS.items():
         tasks = runs.split(data, size, kind, sum(sizes), group_sizes=sizes, **options)
         changes = runs.clock(sizes, runs.FIG3, group_sizes=sizes)
-        together = runs.play(arguments, size, f"{name} together", tasks, changes | {"sync_time": 5.0})
+        together = runs.play(
+            arguments, size, f"{name} together", tasks, changes | {"sync_time": 5.0}
+        )
         apart = runs.play(arguments, size, f"{name} apart", tasks, changes | alone(size.time))
         curves |= {f"{name}_together": together, f"{name}_apart": apart}
         lr = runs.best_lr(runs.final(together, size.time))
         groups = {f"group {i + 1} of {sizes[i]} alone": isolated(apart, i) for i in range(2)}
         own = {label: runs.best_lr(runs.final(each, size.time)) for label, each in groups.items()}
         shown = {f"cooperating, S = 5, lr {lr:g}": together.sel(lr=lr)}
-        shown |= {f"{label}, lr {own[label]:g}": each.sel(lr=own[label]) for label, each in groups.items()}
+        shown |= {
+            f"{label}, lr {own[label]:g}": each.sel(lr=own[label]) for label, each in groups.items()
+        }
         figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy")
         figures[f"{name}.png"].suptitle(size.words)
         best = runs.final(together.sel(lr=lr), size.time)
-        gains[name] = [runs.lead(best, runs.final(each.sel(lr=own[label]), size.time)) for label, each in groups.items()]
+        gains[name] = [
+            runs.lead(best, runs.final(each.sel(lr=own[label]), size.time))
+            for label, each in groups.items()
+        ]
         words[name] = " and ".join(
             f"{gain} over group {i + 1} ({sizes[i]} clients, lr {rate:g})"
             for i, (gain, rate) in enumerate(zip(gains[name], own.values(), strict=True))
         )
         words[name] += f", cooperating at lr {lr:g}"
         for label, each in {"cooperating, S = 5": together, **groups}.items():
-            rows += [[name, label, f"{rate:g}", runs.percent(runs.final(each.sel(lr=rate), size.time))] for rate in size.lrs]
+            rows += [
+                [name, label, f"{rate:g}", runs.percent(runs.final(each.sel(lr=rate), size.time))]
+                for rate in size.lrs
+            ]
     small, large = gains["fig4"]
     judged = [
-        (12, runs.all_of([small.is_clear, large.mean > -LITTLE if np.isfinite(large.mean) else None]), words["fig4"]),
-        (13, runs.all_of(each.is_clear for each in gains["fig5a"] + gains["fig5b"]), f"5a {words['fig5a']}; 5b {words['fig5b']}"),
+        (
+            12,
+            runs.all_of(
+                [small.is_clear, large.mean > -LITTLE if np.isfinite(large.mean) else None]
+            ),
+            words["fig4"],
+        ),
+        (
+            13,
+            runs.all_of(each.is_clear for each in gains["fig5a"] + gains["fig5b"]),
+            f"5a {words['fig5a']}; 5b {words['fig5b']}",
+        ),
     ]
-    measured: dict[str, Any] = {name: [each._asdict() for each in both] for name, both in gains.items()}
-    measured["accuracy at T"] = {f"{name}, {label}, lr {rate}": found for name, label, rate, found in rows}
+    measured: dict[str, Any] = {
+        name: [each._asdict() for each in both] for name, both in gains.items()
+    }
+    measured["accuracy at T"] = {
+        f"{name}, {label}, lr {rate}": found for name, label, rate, found in rows
+    }
     tail = f"points at T, each model at its best learning rate; {size.words}"
-    verdicts = [runs.settle(arguments, size, number, measured, holds, f"{text}: {tail}") for number, holds, text in judged]
-    return runs.outcome(size, curves, figures, verdicts, table(["panel", "model", "lr", "accuracy at T, %"], rows))
+    verdicts = [
+        runs.settle(arguments, size, number, measured, holds, f"{text}: {tail}")
+        for number, holds, text in judged
+    ]
+    return runs.outcome(
+        size, curves, figures, verdicts, table(["panel", "model", "lr", "accuracy at T, %"], rows)
+    )
 
 
 if __name__ == "__main__":

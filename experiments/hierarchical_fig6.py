@@ -20,7 +20,14 @@ def run(arguments: Arguments) -> Outcome:
     size = runs.size_of(arguments, FULL, reduced=None)
     tasks = runs.split(runs.load(arguments, size), size, "iid", 20 if arguments.smoke else 1000)
     curves = {
-        rule: runs.play(arguments, size, rule, tasks, runs.clock([500, 500], runs.FIG6, aggregation=rule), {"sync_time": SYNC_TIMES})
+        rule: runs.play(
+            arguments,
+            size,
+            rule,
+            tasks,
+            runs.clock([500, 500], runs.FIG6, aggregation=rule),
+            {"sync_time": SYNC_TIMES},
+        )
         for rule in ("divide_by_steps", "average")
     }
     own = runs.final(curves["divide_by_steps"], size.time)
@@ -35,9 +42,18 @@ def run(arguments: Arguments) -> Outcome:
     }
     told = f"S = 5 ahead of S = 0 at T by {runs.by_lr(leads)} points, {fewer:.1f} % fewer rounds"
     why = f"{told}; judged at lr {lr:g}, within a point; {size.words}"
-    verdicts = [runs.settle(arguments, size, 14, measured, runs.all_of([leads[lr].is_none, 12 <= fewer <= 21]), why)]
+    verdicts = [
+        runs.settle(
+            arguments, size, 14, measured, runs.all_of([leads[lr].is_none, 12 <= fewer <= 21]), why
+        )
+    ]
     rows = [
-        [rule, f"{rate:g}", f"{sync_time:g}", runs.percent(runs.final(data, size.time).sel(lr=rate, sync_time=sync_time))]
+        [
+            rule,
+            f"{rate:g}",
+            f"{sync_time:g}",
+            runs.percent(runs.final(data, size.time).sel(lr=rate, sync_time=sync_time)),
+        ]
         for rule, data in curves.items()
         for rate in size.lrs
         for sync_time in SYNC_TIMES
@@ -45,8 +61,14 @@ def run(arguments: Arguments) -> Outcome:
     figures: dict[str, Figure] = {}
     for rule, data in curves.items():
         best = runs.best_lr(runs.final(data, size.time).sel(sync_time=0.0))
-        figures |= runs.pictures(runs.each_setting(data, "sync_time", best, "S"), f"fig6_{rule}", f"{size.words}, {rule}, lr {best:g}")
-    return runs.outcome(size, curves, figures, verdicts, table(["aggregation", "lr", "S", "accuracy at T, %"], rows))
+        figures |= runs.pictures(
+            runs.each_setting(data, "sync_time", best, "S"),
+            f"fig6_{rule}",
+            f"{size.words}, {rule}, lr {best:g}",
+        )
+    return runs.outcome(
+        size, curves, figures, verdicts, table(["aggregation", "lr", "S", "accuracy at T, %"], rows)
+    )
 
 
 if __name__ == "__main__":

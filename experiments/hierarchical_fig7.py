@@ -22,21 +22,45 @@ def saving(data: xr.Dataset, delay: float) -> float:
     return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
 
 
-def judge(arguments: Arguments, size: runs.Size, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
+def judge(
+    arguments: Arguments, size: runs.Size, data: xr.Dataset, swept: xr.Dataset
+) -> list[Verdict]:
     """Claims 15, 16 and 22 at the learning rate with which S = 0 ends best, claim 17 by rounds alone."""
     time, words, lrs = size.time, size.words, size.lrs
     own = runs.final(data, time)
     grid = np.linspace(0, time, 101)[5:]
     best = {delay: runs.best_lr(own.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
     pairs = [(delay, other) for delay in DELAYS for other in (0.0, 20.0)]
-    leads = {(delay, other): runs.leads(*(own.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))) for delay, other in pairs}
+    leads = {
+        (delay, other): runs.leads(
+            *(own.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))
+        )
+        for delay, other in pairs
+    }
     beats = runs.all_of(leads[delay, other][best[delay]].is_clear for delay, other in pairs)
-    parts = [f"c_g = {delay:g}: ahead of S = {other:g} by {runs.by_lr(leads[delay, other])}" for delay, other in pairs]
+    parts = [
+        f"c_g = {delay:g}: ahead of S = {other:g} by {runs.by_lr(leads[delay, other])}"
+        for delay, other in pairs
+    ]
     judged_at = " and ".join(f"{best[delay]:g}" for delay in DELAYS)
-    points = {f"c_g = {d:g}, lr {rate:g}, over S = {s:g}": e._asdict() for (d, s), each in leads.items() for rate, e in each.items()}
-    first = runs.settle(arguments, size, 15, points, beats, f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}")
+    points = {
+        f"c_g = {d:g}, lr {rate:g}, over S = {s:g}": e._asdict()
+        for (d, s), each in leads.items()
+        for rate, e in each.items()
+    }
+    first = runs.settle(
+        arguments,
+        size,
+        15,
+        points,
+        beats,
+        f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}",
+    )
     far = data.sel(exchange_shift=30.0)
-    found = {rate: runs.crossings(*(runs.at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0))) for rate in lrs}
+    found = {
+        rate: runs.crossings(*(runs.at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0)))
+        for rate in lrs
+    }
     mine = found[best[30.0]]
     crossed = len(mine) == 1 and mine[0].led_before and 500 <= mine[0].time <= 1000
     is_known = not far.failed.sel(lr=best[30.0], sync_time=[0.0, 20.0]).any()
@@ -50,7 +74,9 @@ def judge(arguments: Arguments, size: runs.Size, data: xr.Dataset, swept: xr.Dat
     accuracies = runs.final(swept, time).mean("seed", skipna=False)
     falls = {rate: 100 * accuracies.sel(lr=rate).values for rate in lrs}
     rate = runs.best_lr(runs.final(swept, time).sel(exchange_shift=SWEPT_DELAYS[0]))
-    numbers = "; ".join(f"{', '.join(f'{x:.1f}' for x in values)} at lr {each:g}" for each, values in falls.items())
+    numbers = "; ".join(
+        f"{', '.join(f'{x:.1f}' for x in values)} at lr {each:g}" for each, values in falls.items()
+    )
     last = runs.settle(
         arguments,
         size,
@@ -67,8 +93,17 @@ def run(arguments: Arguments) -> Outcome:
     size = runs.size_of(arguments, runs.CIFAR10)
     tasks = runs.dirichlet(runs.load(arguments, size), size, 30)
     changes = runs.clock([15, 15], runs.FIG7)
-    data = runs.play(arguments, size, "fig7", tasks, changes, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES})
-    swept = runs.play(arguments, size, "fig12", tasks, changes | {"sync_time": 10.0}, {"exchange_shift": SWEPT_DELAYS})
+    data = runs.play(
+        arguments, size, "fig7", tasks, changes, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES}
+    )
+    swept = runs.play(
+        arguments,
+        size,
+        "fig12",
+        tasks,
+        changes | {"sync_time": 10.0},
+        {"exchange_shift": SWEPT_DELAYS},
+    )
     verdicts = judge(arguments, size, data, swept)
     savings = {delay: saving(data, delay) for delay in DELAYS}
     expected = {}
@@ -76,17 +111,30 @@ def run(arguments: Arguments) -> Outcome:
         law = linear_delays([15, 15], runs.FIG7)._replace(global_shift=delay)
         flat, long = (expected_rounds(s, law, system_time=1000.0) for s in (0.0, 20.0))
         expected[delay] = 100 * (1 - long / flat)
-    told = " and ".join(f"{savings[delay]:.1f} % with c_g = {delay:g} (expected at T = 1000: {expected[delay]:.1f})" for delay in DELAYS)
+    told = " and ".join(
+        f"{savings[delay]:.1f} % with c_g = {delay:g} (expected at T = 1000: {expected[delay]:.1f})"
+        for delay in DELAYS
+    )
     measured = {str(delay): value for delay, value in savings.items()}
-    verdicts.append(runs.settle(arguments, size, 17, measured, 33 <= savings[30.0] <= 41, f"{told}; judged at c_g = 30"))
+    verdicts.append(
+        runs.settle(
+            arguments, size, 17, measured, 33 <= savings[30.0] <= 41, f"{told}; judged at c_g = 30"
+        )
+    )
     figures: dict[str, Figure] = {}
     for delay in DELAYS:
         own = data.sel(exchange_shift=delay)
         lr = runs.best_lr(runs.final(own, size.time).sel(sync_time=0.0))
         shown = runs.each_setting(own, "sync_time", lr, "S")
-        figures |= runs.pictures(shown, f"fig7_cg{delay:g}", f"{size.words}, c_g = {delay:g}, lr {lr:g}")
+        figures |= runs.pictures(
+            shown, f"fig7_cg{delay:g}", f"{size.words}, c_g = {delay:g}, lr {lr:g}"
+        )
     lr = runs.best_lr(runs.final(swept, size.time).sel(exchange_shift=SWEPT_DELAYS[0]))
-    figures |= runs.pictures(runs.each_setting(swept, "exchange_shift", lr, "c_g"), "fig12", f"{size.words}, S = 10, lr {lr:g}")
+    figures |= runs.pictures(
+        runs.each_setting(swept, "exchange_shift", lr, "c_g"),
+        "fig12",
+        f"{size.words}, S = 10, lr {lr:g}",
+    )
     curves = {"fig7": data, "fig12": swept}
     return runs.outcome(size, curves, figures, verdicts)
 

@@ -27,10 +27,19 @@ def run(arguments: Arguments) -> Outcome:
     if data.train_clients is None:
         tasks = runs.dirichlet(data, size, 80 if arguments.smoke else 340)
     else:
-        tasks = runs.split(data, size, "natural", int(data.train_clients.max()) + 1, client_ids=data.train_clients)
+        tasks = runs.split(
+            data, size, "natural", int(data.train_clients.max()) + 1, client_ids=data.train_clients
+        )
     swept: dict[str, Any] = {"sync_time": SYNC_TIMES}
     printed = runs.play(arguments, size, "printed", tasks, runs.clock([850] * 4, runs.FIG8), swept)
-    active = runs.play(arguments, size, "active", tasks, runs.clock([ACTIVE] * 4, runs.FIG8, active_per_group=ACTIVE), swept)
+    active = runs.play(
+        arguments,
+        size,
+        "active",
+        tasks,
+        runs.clock([ACTIVE] * 4, runs.FIG8, active_per_group=ACTIVE),
+        swept,
+    )
     own = runs.final(active, size.time)
     lr = runs.best_lr(own.sel(sync_time=0.0))
     grid = np.linspace(0, size.time, 101)[5:]
@@ -39,12 +48,16 @@ def run(arguments: Arguments) -> Outcome:
         both = [active.sel(lr=lr, sync_time=each) for each in (0.0, s)]
         early[s] = {time: runs.lead(*(runs.at(each, time) for each in both)) for time in EARLY}
         changes[s] = runs.crossings(*(runs.at(each, grid) for each in both))
-        is_between = any(each.led_before and CROSSES[0] <= each.time <= CROSSES[1] for each in changes[s])
+        is_between = any(
+            each.led_before and CROSSES[0] <= each.time <= CROSSES[1] for each in changes[s]
+        )
         at_all = runs.all_of(each.is_clear for each in early[s].values())
         leads_first.append(True if is_between and at_all is not None else at_all)
     late = {s: runs.leads(own.sel(sync_time=12.0), own.sel(sync_time=s)) for s in (0.0, 24.0)}
     holds = runs.all_of([*leads_first, *(each[lr].is_clear for each in late.values())])
-    told = "; ".join(f"at T S = 12 over S = {s:g} by {runs.by_lr(each)}" for s, each in late.items())
+    told = "; ".join(
+        f"at T S = 12 over S = {s:g} by {runs.by_lr(each)}" for s, each in late.items()
+    )
     before = "; ".join(
         f"over S = {s:g} by {', '.join(f'{each} at {time:g}' for time, each in leads.items())}, places changed at "
         f"{' '.join(f'{each.time:g} (S = {0 if each.led_before else s:g} ahead before)' for each in changes[s]) or 'no time'}"
@@ -52,19 +65,43 @@ def run(arguments: Arguments) -> Outcome:
     )
     why = f"S = 0 is ahead {before}; {told} points; 16 clients a round; judged at lr {lr:g}; {size.words}"
     measured = {
-        "early": {f"S = {s:g} at {time:g}": e._asdict() for s, leads in early.items() for time, e in leads.items()},
-        "crossings": {f"{s:g}": [each._asdict() for each in places] for s, places in changes.items()},
+        "early": {
+            f"S = {s:g} at {time:g}": e._asdict()
+            for s, leads in early.items()
+            for time, e in leads.items()
+        },
+        "crossings": {
+            f"{s:g}": [each._asdict() for each in places] for s, places in changes.items()
+        },
         "late": {f"{s:g}": e[lr]._asdict() for s, e in late.items()},
     }
     first = printed.accuracy.sel(sync_time=0.0)
-    spread = max(float(np.max(np.abs(printed.accuracy.sel(sync_time=s) - first))) for s in SYNC_TIMES)
-    same_time = all(bool(np.all(printed.time.sel(sync_time=s) == printed.time.sel(sync_time=0.0))) for s in SYNC_TIMES)
+    spread = max(
+        float(np.max(np.abs(printed.accuracy.sel(sync_time=s) - first))) for s in SYNC_TIMES
+    )
+    same_time = all(
+        bool(np.all(printed.time.sel(sync_time=s) == printed.time.sel(sync_time=0.0)))
+        for s in SYNC_TIMES
+    )
     verdicts = [
         runs.settle(arguments, size, 18, measured, holds, why),
-        verdict(27, {"largest difference": spread}, spread == 0 and same_time, f"largest difference of accuracies {spread:g}, same times"),
+        verdict(
+            27,
+            {"largest difference": spread},
+            spread == 0 and same_time,
+            f"largest difference of accuracies {spread:g}, same times",
+        ),
     ]
-    figures = runs.pictures(runs.each_setting(active, "sync_time", lr, "S"), "fig8", f"{size.words}, 16 active, lr {lr:g}")
-    figures |= runs.pictures(runs.each_setting(printed, "sync_time", lr, "S"), "fig8_printed", f"{size.words}, as printed, lr {lr:g}")
+    figures = runs.pictures(
+        runs.each_setting(active, "sync_time", lr, "S"),
+        "fig8",
+        f"{size.words}, 16 active, lr {lr:g}",
+    )
+    figures |= runs.pictures(
+        runs.each_setting(printed, "sync_time", lr, "S"),
+        "fig8_printed",
+        f"{size.words}, as printed, lr {lr:g}",
+    )
     curves = {"printed": printed, "active": active}
     return runs.outcome(size, curves, figures, verdicts)
 

@@ -17,17 +17,27 @@ def run(arguments: Arguments) -> Outcome:
     """Run the three clusterings."""
     size = runs.size_of(arguments, runs.MNIST, reduced=None)
     tasks = runs.dirichlet(runs.load(arguments, size), size, 64)
-    curves = {f"M{m}": runs.play(arguments, size, f"M{m}", tasks, runs.clock([64 // m] * m, runs.FIG9, sync_time=6.0)) for m in ROUNDS}
+    curves = {
+        f"M{m}": runs.play(
+            arguments, size, f"M{m}", tasks, runs.clock([64 // m] * m, runs.FIG9, sync_time=6.0)
+        )
+        for m in ROUNDS
+    }
     own = {name: runs.final(data, size.time) for name, data in curves.items()}
     lr = runs.best_lr(own["M2"])
     leads = {other: runs.leads(own["M4"], own[other]) for other in ("M2", "M8")}
     rounds = {name: float(data.ticks.isel(eval=-1, lr=0).mean()) for name, data in curves.items()}
-    told = "; ".join(f"M = 4 ahead of {other} by {runs.by_lr(each)}" for other, each in leads.items())
+    told = "; ".join(
+        f"M = 4 ahead of {other} by {runs.by_lr(each)}" for other, each in leads.items()
+    )
     counts = ", ".join(f"{value:.1f} ({name})" for name, value in rounds.items())
     holds = runs.all_of(each[lr].is_clear for each in leads.values())
     expected = ", ".join(f"{value:g}" for value in ROUNDS.values())
     why = f"{told} points; rounds {counts}, expected {expected} at T = 1000; judged at lr {lr:g}; {size.words}"
-    measured = {"rounds": rounds, "leads": {other: runs.numbers(each) for other, each in leads.items()}}
+    measured = {
+        "rounds": rounds,
+        "leads": {other: runs.numbers(each) for other, each in leads.items()},
+    }
     verdicts = [runs.settle(arguments, size, 19, measured, holds, why)]
     shown = {f"{name}, {rounds[name]:.1f} rounds": data.sel(lr=lr) for name, data in curves.items()}
     figures = runs.pictures(shown, "fig9", f"{size.words}, S = 6, lr {lr:g}")

@@ -54,7 +54,9 @@ class Diagonal:
 
     def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         noise = self.noise * jax.random.normal(key, params.shape, params.dtype)
-        return jnp.sum(self.curvature / 2 * jnp.square(params - self.centers[client])) + noise @ params
+        return (
+            jnp.sum(self.curvature / 2 * jnp.square(params - self.centers[client])) + noise @ params
+        )
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:
         each = jnp.sum(self.curvature / 2 * jnp.square(params[None] - self.centers), axis=1)
@@ -74,19 +76,38 @@ FULL, SMOKE = Sizes(200, 1500.0), Sizes(24, 800.0)
 def curved(noise_variance: float, num_clients: int = NUM_CLIENTS) -> Diagonal:
     """The problem of the specification's check, from 1 in every coordinate."""
     curvature = jnp.geomspace(0.01, 1, 20)
-    return Diagonal(curvature, jnp.zeros((num_clients, 20)), jnp.asarray(noise_variance**0.5), jnp.ones(20))
+    return Diagonal(
+        curvature, jnp.zeros((num_clients, 20)), jnp.asarray(noise_variance**0.5), jnp.ones(20)
+    )
 
 
 def law(lr: float, noise_variance: float, rule: str = "divide_by_steps") -> theory.Quadratics:
     """The same for the theory."""
-    return theory.Quadratics(np.geomspace(0.01, 1, 20), noise_variance, np.ones(20), lr, np.array([15, 15]), rule)
+    return theory.Quadratics(
+        np.geomspace(0.01, 1, 20), noise_variance, np.ones(20), lr, np.array([15, 15]), rule
+    )
 
 
-def play(problem: Diagonal, seeds: int, settings: Mapping[str, Sequence[float]], changes: Mapping[str, Any], **options: Any) -> xr.Dataset:
+def play(
+    problem: Diagonal,
+    seeds: int,
+    settings: Mapping[str, Sequence[float]],
+    changes: Mapping[str, Any],
+    **options: Any,
+) -> xr.Dataset:
     """Sweep seeds and settings as one program."""
-    hyper = hierarchical.Hyper(**{"num_clients": problem.centers.shape[0], "batch_size": 1, **changes})
+    hyper = hierarchical.Hyper(
+        **{"num_clients": problem.centers.shape[0], "batch_size": 1, **changes}
+    )
     return fedjax_sim.sweep(
-        hierarchical.system, problem, hyper, seeds=seeds, settings=settings, layout=LAYOUT, reports=False, **options
+        hierarchical.system,
+        problem,
+        hyper,
+        seeds=seeds,
+        settings=settings,
+        layout=LAYOUT,
+        reports=False,
+        **options,
     ).curves
 
 
@@ -100,17 +121,29 @@ def judge_fixed_points() -> Verdict:
     rates = (0.01, 0.03, 0.1, 0.3)
     found, expected = {}, {}
     for rule in ("divide_by_steps", "average"):
-        changes = fixed_clock([10.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {"sync_time": 10.0, "aggregation": rule}
+        changes = fixed_clock([10.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {
+            "sync_time": 10.0,
+            "aggregation": rule,
+        }
         data = play(problem, 1, {"lr": rates}, changes, num_ticks=2000, num_evals=2)
         found[rule] = data.model.isel(seed=0, eval=-1).values.astype(float)
-        places: dict[str, Any] = {"optima": [-1.0, 1.0], "iterations": [1, 10], "group_weight": [0.5, 0.5]}
+        places: dict[str, Any] = {
+            "optima": [-1.0, 1.0],
+            "iterations": [1, 10],
+            "group_weight": [0.5, 0.5],
+        }
         expected[rule] = np.array([theory.fixed_point(**places, lr=lr, rule=rule) for lr in rates])
     off = max(float(np.max(np.abs(found[rule] - expected[rule]))) for rule in found)
     vanishes = abs(found["divide_by_steps"][0]) < abs(found["divide_by_steps"][-1]) / 10
     stays = found["average"][0] > 0.8
-    told = "; ".join(f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in found.items())
+    told = "; ".join(
+        f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in found.items()
+    )
     why = f"at alpha = {', '.join(map(str, rates))}: {told}; off by {off:.0e} at most from the closed form"
-    measured = {rule: dict(zip(map(str, rates), values.tolist(), strict=True)) for rule, values in found.items()}
+    measured = {
+        rule: dict(zip(map(str, rates), values.tolist(), strict=True))
+        for rule, values in found.items()
+    }
     return verdict(9, measured, bool(off < 1e-4 and vanishes and stays), why)
 
 
@@ -120,18 +153,25 @@ def judge_rates(seeds: int) -> Verdict:
     off = far = 0.0
     for iterations in (1, 5):
         rho, floor = theory.contraction_and_floor(iterations, lr=0.5, curvature=1.0)
-        changes = fixed_clock([1.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {"sync_time": float(iterations), "lr": 0.5}
+        changes = fixed_clock([1.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {
+            "sync_time": float(iterations),
+            "lr": 0.5,
+        }
         start = jnp.ones(1)
         quiet = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.zeros(()), start)
         data = play(quiet, 1, {}, changes, num_ticks=10, num_evals=10)
         off = max(off, float(np.max(np.abs(data.model.values[0] / rho ** np.arange(11) - 1))))
         noisy = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.ones(()), 0 * start)
         data = play(noisy, seeds, {}, changes, num_ticks=1000, num_evals=1000)
-        settled = np.square(data.model.isel(eval=slice(100, None)).values.astype(float)).mean(axis=1)
+        settled = np.square(data.model.isel(eval=slice(100, None)).values.astype(float)).mean(
+            axis=1
+        )
         each = estimate(settled / (0.5**2 / 4))
         far = max(far, each.deviation(floor))
         measured[f"t = {iterations}"] = {"rho": rho, "floor": float(each.mean), "expected": floor}
-    floors = ", ".join(f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items())
+    floors = ", ".join(
+        f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items()
+    )
     why = f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, {far:.1f} standard errors at most"
     return verdict(10, measured, bool(off < 1e-4 and far < FAR), why)
 
@@ -159,10 +199,23 @@ def run_all(sizes: Sizes) -> Curves:
     options = {"time_budget": sizes.time, "num_evals": 200}
     runs = []
     for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
-        settings = {"lr": NOISY_RATES if noise else QUIET_RATES, "sync_time": CANDIDATES if rule == "divide_by_steps" else SYNC_TIMES}
+        settings = {
+            "lr": NOISY_RATES if noise else QUIET_RATES,
+            "sync_time": CANDIDATES if rule == "divide_by_steps" else SYNC_TIMES,
+        }
         seeds = sizes.seeds if noise else max(10, sizes.seeds // 10)
-        runs.append(play(curved(noise), seeds, settings, SETTINGS | {"aggregation": rule}, **options))
-    runs.append(play(curved(NOISE / LESS), sizes.seeds, {"lr": (1.0,), "sync_time": (0.0, 5.0)}, SETTINGS, **options))
+        runs.append(
+            play(curved(noise), seeds, settings, SETTINGS | {"aggregation": rule}, **options)
+        )
+    runs.append(
+        play(
+            curved(NOISE / LESS),
+            sizes.seeds,
+            {"lr": (1.0,), "sync_time": (0.0, 5.0)},
+            SETTINGS,
+            **options,
+        )
+    )
     return Curves(*runs)
 
 
@@ -177,7 +230,9 @@ def first_lead(data: xr.Dataset, lr: float, sync_time: float, grid: np.ndarray) 
 def expected_lead(lr: float, noise: float, sync_time: float) -> float:
     """The same by the theory, at whatever time."""
     grid = np.geomspace(40, 1e6, 3000)
-    flat, other = (theory.loss_at(grid, law(lr, noise), sync_time=s, delays=DELAYS) for s in (0.0, sync_time))
+    flat, other = (
+        theory.loss_at(grid, law(lr, noise), sync_time=s, delays=DELAYS) for s in (0.0, sync_time)
+    )
     behind = np.flatnonzero(other >= flat)
     return float(grid[behind[-1] + 1]) if behind[-1] + 1 < len(grid) else np.inf
 
@@ -204,9 +259,16 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
     by_lr, quieter = leads[:-1], leads[-1]
     later = all(a >= b for a, b in itertools.pairwise(by_lr)) and by_lr[0] > by_lr[-1] < quieter
     by_alpha = [expected[f"alpha {lr}"] for lr in (0.05, *NOISY_RATES)]
-    grows = all(a > b for a, b in itertools.pairwise(by_alpha)) and expected["alpha 1, noise / 100"] > expected["alpha 1, noise / 10"]
-    measured = {f"alpha {lr}": time for lr, time in times.items()} | {f"alpha 1, noise / {LESS}": less_noisy}
-    told = ", ".join(f"{'later' if time is None else f'{time:.0f}'} at {name}" for name, time in measured.items())
+    grows = (
+        all(a > b for a, b in itertools.pairwise(by_alpha))
+        and expected["alpha 1, noise / 100"] > expected["alpha 1, noise / 10"]
+    )
+    measured = {f"alpha {lr}": time for lr, time in times.items()} | {
+        f"alpha 1, noise / {LESS}": less_noisy
+    }
+    told = ", ".join(
+        f"{'later' if time is None else f'{time:.0f}'} at {name}" for name, time in measured.items()
+    )
     theory_words = ", ".join(f"{time:.0f} at {name}" for name, time in expected.items())
     second = verdict(
         25,
@@ -217,9 +279,13 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
     early = at(curves.quiet_average.sel(lr=QUIET_RATES[0]), [200.0], "loss").mean(["seed", "at"])
     floors = {}
     for name, data in (("divide_by_steps", curves.noisy), ("average", curves.noisy_average)):
-        late = at(data.sel(lr=1.0), np.linspace(0.8, 1, 20) * sizes.time, "loss").mean(["seed", "at"])
+        late = at(data.sel(lr=1.0), np.linspace(0.8, 1, 20) * sizes.time, "loss").mean(
+            ["seed", "at"]
+        )
         floors[name] = float(late.sel(sync_time=5.0) / late.sel(sync_time=0.0))
-    leads_early = bool(early.sel(sync_time=20.0) < early.sel(sync_time=5.0) < early.sel(sync_time=0.0))
+    leads_early = bool(
+        early.sel(sync_time=20.0) < early.sel(sync_time=5.0) < early.sel(sync_time=0.0)
+    )
     numbers = ", ".join(f"{float(early.sel(sync_time=s)):.3g} (S = {s:g})" for s in SYNC_TIMES)
     third = verdict(
         26,
@@ -240,15 +306,28 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
     means = at(curves.noisy.sel(lr=1.0), grid, "loss").mean("seed")
     found = {}
     for color, target in zip(COLORS, TARGETS, strict=False):
-        _, smooth = theory.optimal_sync_time(target, law(1.0, NOISE), delays=DELAYS, candidates=fine.tolist())
-        best, _ = theory.optimal_sync_time(target, law(1.0, NOISE), delays=DELAYS, candidates=CANDIDATES)
+        _, smooth = theory.optimal_sync_time(
+            target, law(1.0, NOISE), delays=DELAYS, candidates=fine.tolist()
+        )
+        best, _ = theory.optimal_sync_time(
+            target, law(1.0, NOISE), delays=DELAYS, candidates=CANDIDATES
+        )
         reached = (means <= target).transpose("sync_time", "at").values
         times = np.where(reached.any(axis=1), grid[reached.argmax(axis=1)], np.nan)
-        axes.plot(fine, np.where(smooth <= sizes.time, smooth, np.nan), color=color, label=f"loss {target:g}")
+        axes.plot(
+            fine,
+            np.where(smooth <= sizes.time, smooth, np.nan),
+            color=color,
+            label=f"loss {target:g}",
+        )
         axes.plot(CANDIDATES, times, "o", color=color)
         measured = float(CANDIDATES[int(np.nanargmin(times))]) if np.isfinite(times).any() else None
         found[f"{target:g}"] = {"best in theory": best, "best in runs": measured}
-    axes.set(xlabel="sync time S", ylabel="virtual time to the loss", title="Delays of Fig. 7b, alpha = 1, noisy quadratic")
+    axes.set(
+        xlabel="sync time S",
+        ylabel="virtual time to the loss",
+        title="Delays of Fig. 7b, alpha = 1, noisy quadratic",
+    )
     axes.legend(title="lines: theory; points: runs", frameon=False)
     return figure, found
 
@@ -258,15 +337,34 @@ def run(arguments: Arguments) -> Outcome:
     sizes = SMOKE if arguments.smoke else FULL
     sizes = sizes._replace(seeds=max(2, arguments.seeds or sizes.seeds))
     curves = run_all(sizes)
-    verdicts = [judge_fixed_points(), judge_rates(max(8, sizes.seeds // 4)), *judge_regimes(curves, sizes)]
+    verdicts = [
+        judge_fixed_points(),
+        judge_rates(max(8, sizes.seeds // 4)),
+        *judge_regimes(curves, sizes),
+    ]
     figure, best = best_sync_time(curves, sizes)
     table = at(curves.noisy.sel(lr=1.0), [t for t in TIMES if t <= sizes.time], "loss").mean("seed")
     rows = [
-        f"S = {s:g}: " + ", ".join(f"{float(x):.3f} at {t:g}" for t, x in zip(table["at"].values, table.sel(sync_time=s), strict=True))
+        f"S = {s:g}: "
+        + ", ".join(
+            f"{float(x):.3f} at {t:g}"
+            for t, x in zip(table["at"].values, table.sel(sync_time=s), strict=True)
+        )
         for s in SYNC_TIMES
     ]
-    text = "mean loss with noise, alpha = 1\n" + "\n".join(rows) + f"\nbest S by target: {best}\n\n" + verdict_table(verdicts)
-    return Outcome(curves._asdict(), {"best_sync_time.png": figure}, verdicts, {**sizes._asdict(), "best_sync_time": best}, text)
+    text = (
+        "mean loss with noise, alpha = 1\n"
+        + "\n".join(rows)
+        + f"\nbest S by target: {best}\n\n"
+        + verdict_table(verdicts)
+    )
+    return Outcome(
+        curves._asdict(),
+        {"best_sync_time.png": figure},
+        verdicts,
+        {**sizes._asdict(), "best_sync_time": best},
+        text,
+    )
 
 
 if __name__ == "__main__":

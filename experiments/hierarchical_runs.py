@@ -80,8 +80,16 @@ def size_of(arguments: Arguments, full: Size, reduced: Size | None = MNIST) -> S
 
 
 def _of_dataset(dataset: str, unknown: Size) -> Size:
-    known = {"cifar10": CIFAR10, "fashion": MNIST, "mnist": MNIST, "federated": FEMNIST, "digits": DIGITS}
-    return next((kind for start, kind in known.items() if Path(dataset).stem.startswith(start)), unknown)
+    known = {
+        "cifar10": CIFAR10,
+        "fashion": MNIST,
+        "mnist": MNIST,
+        "federated": FEMNIST,
+        "digits": DIGITS,
+    }
+    return next(
+        (kind for start, kind in known.items() if Path(dataset).stem.startswith(start)), unknown
+    )
 
 
 def load(arguments: Arguments, size: Size) -> Dataset:
@@ -92,26 +100,57 @@ def load(arguments: Arguments, size: Size) -> Dataset:
 def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -> dict[str, Any]:
     """Settings of the delays of groups of these sizes, of which a run may have fewer clients. coefficients: {d, b, e, f, d_g, ...}."""
     delays = linear_delays(sizes, coefficients)
-    return fixed_clock(delays.shift.tolist(), delays.mean_exp.tolist(), delays.global_shift, delays.global_mean_exp) | changes
+    return (
+        fixed_clock(
+            delays.shift.tolist(),
+            delays.mean_exp.tolist(),
+            delays.global_shift,
+            delays.global_mean_exp,
+        )
+        | changes
+    )
 
 
-def fixed_clock(shift: Sequence[float], mean: Sequence[float], exchange_shift: float, exchange_mean: float) -> dict[str, Any]:
+def fixed_clock(
+    shift: Sequence[float], mean: Sequence[float], exchange_shift: float, exchange_mean: float
+) -> dict[str, Any]:
     """Settings of delays that do not depend on sizes. shift, mean: one per group."""
-    slopes = ("shift_per_client", "mean_per_client", "exchange_shift_per_group", "exchange_mean_per_group")
-    own = {"shift": tuple(shift), "mean": tuple(mean), "exchange_shift": float(exchange_shift), "exchange_mean": float(exchange_mean)}
+    slopes = (
+        "shift_per_client",
+        "mean_per_client",
+        "exchange_shift_per_group",
+        "exchange_mean_per_group",
+    )
+    own = {
+        "shift": tuple(shift),
+        "mean": tuple(mean),
+        "exchange_shift": float(exchange_shift),
+        "exchange_mean": float(exchange_mean),
+    }
     return dict.fromkeys(slopes, 0.0) | own | {"num_groups": len(shift)}
 
 
-def split(data: Dataset, size: Size, kind: str, num_clients: int, network: Any = None, **options: Any) -> list[Any]:
+def split(
+    data: Dataset, size: Size, kind: str, num_clients: int, network: Any = None, **options: Any
+) -> list[Any]:
     """One problem per seed over the same images."""
-    parts = [partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options) for seed in range(size.seeds)]
-    return list(problems.make_classifications(network or size.network(data.num_classes), data, parts))
+    parts = [
+        partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
+        for seed in range(size.seeds)
+    ]
+    return list(
+        problems.make_classifications(network or size.network(data.num_classes), data, parts)
+    )
 
 
-def dirichlet(data: Dataset, size: Size, num_clients: int, alpha: float = 0.5, network: Any = None) -> list[Any]:
+def dirichlet(
+    data: Dataset, size: Size, num_clients: int, alpha: float = 0.5, network: Any = None
+) -> list[Any]:
     """The benchmark's split: Dirichlet over clients with ten examples each at least; clients that stay poor are topped up."""
     least = min(10, len(data.train_labels) // num_clients)
-    return split(data, size, "dirichlet", num_clients, network, alpha=alpha, min_examples=least, top_up=True)
+    return split(
+        data, size, "dirichlet", num_clients, network, alpha=alpha, min_examples=least, top_up=True
+    )
 
 
 def play(
@@ -125,9 +164,18 @@ def play(
     """Sweep learning rates, settings and seeds as one program, and evaluate after every tick."""
     hyper = hierarchical.Hyper(**{"num_clients": tasks[0].counts.shape[0], **changes})
     swept = {"lr": list(size.lrs), **(settings or {})}
-    how = {"time_budget": size.time, "num_evals": EVERY_TICK, "progress": True, **arguments.kept(name)}
-    curves = fedjax_sim.sweep(hierarchical.system, tasks, hyper, seeds=size.seeds, settings=swept, **how).curves
-    assert int(curves.ticks.diff("eval").max()) <= 1, "an accuracy at a time would be that of an older model"
+    how = {
+        "time_budget": size.time,
+        "num_evals": EVERY_TICK,
+        "progress": True,
+        **arguments.kept(name),
+    }
+    curves = fedjax_sim.sweep(
+        hierarchical.system, tasks, hyper, seeds=size.seeds, settings=swept, **how
+    ).curves
+    assert int(curves.ticks.diff("eval").max()) <= 1, (
+        "an accuracy at a time would be that of an older model"
+    )
     return curves
 
 
@@ -136,7 +184,11 @@ def at(data: xr.Dataset, times: Any, metric: str = "accuracy") -> xr.DataArray:
     lanes = [name for name in data[metric].dims if name != "eval"]
     values, x = (data[name].transpose(*lanes, "eval") for name in (metric, "time"))
     grid = np.atleast_1d(np.asarray(times, float))
-    flat = plots.on_grid(x.values.reshape(-1, x.shape[-1]), values.values.reshape(-1, values.shape[-1]).astype(float), grid)
+    flat = plots.on_grid(
+        x.values.reshape(-1, x.shape[-1]),
+        values.values.reshape(-1, values.shape[-1]).astype(float),
+        grid,
+    )
     coords = {name: data[name].values for name in lanes} | {"at": grid}
     found = xr.DataArray(flat.reshape(*values.shape[:-1], len(grid)), coords, (*lanes, "at"))
     return found.where(~data["failed"]).transpose(*lanes, "at") if "failed" in data else found
@@ -174,13 +226,19 @@ class Lead(NamedTuple):
 def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
     """Compare accuracies per seed, in percent; two standard errors are what counts as clear."""
     difference = 100 * (first.values - second.values).astype(float).ravel()
-    error = float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else float("nan")
+    error = (
+        float(difference.std(ddof=1) / np.sqrt(len(difference)))
+        if len(difference) > 1
+        else float("nan")
+    )
     return Lead(float(difference.mean()), error)
 
 
 def leads(first: xr.DataArray, second: xr.DataArray) -> dict[float, Lead]:
     """Compare two at each learning rate. Dimensions lr and seed."""
-    return {float(rate): lead(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values}
+    return {
+        float(rate): lead(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values
+    }
 
 
 def numbers(leads: Mapping[Any, Lead]) -> dict[str, dict[str, float]]:
@@ -194,13 +252,27 @@ def all_of(judgements: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def settle(arguments: Arguments, size: Size, number: int, measured: Any, holds: bool | None, why: str, *, smoke: str = SMOKE) -> Verdict:
+def settle(
+    arguments: Arguments,
+    size: Size,
+    number: int,
+    measured: Any,
+    holds: bool | None,
+    why: str,
+    *,
+    smoke: str = SMOKE,
+) -> Verdict:
     """A claim's verdict; none after a smoke run or with a single seed."""
     if arguments.smoke:
         return verdict(number, measured, None, smoke)
     if size.seeds < 2:
         return verdict(number, measured, None, f"not judged by a single seed: {why}")
-    return verdict(number, measured, None if holds is None else bool(holds), why if holds is not None else f"undecided: {why}")
+    return verdict(
+        number,
+        measured,
+        None if holds is None else bool(holds),
+        why if holds is not None else f"undecided: {why}",
+    )
 
 
 class Crossing(NamedTuple):
@@ -228,10 +300,16 @@ def best_lr(baseline: xr.DataArray) -> float:
 def percent(accuracy: xr.DataArray) -> str:
     """Mean and standard deviation over seeds, in percent."""
     values = 100 * accuracy.values.astype(float)
-    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}" if values.size > 1 else f"{values.mean():.1f}"
+    return (
+        f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+        if values.size > 1
+        else f"{values.mean():.1f}"
+    )
 
 
-def pictures(curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy") -> dict[str, Figure]:
+def pictures(
+    curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy"
+) -> dict[str, Figure]:
     """A metric against time and against rounds, mean and standard deviation over seeds."""
     found = {}
     for axis, word in (("time", "time"), ("ticks", "rounds")):
@@ -245,7 +323,9 @@ def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str
     """One data set per value of a swept setting, at one learning rate, labelled with the value and its number of rounds."""
     chosen = data.sel(lr=lr)
     return {
-        f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} rounds": chosen.sel({name: value})
+        f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} rounds": chosen.sel(
+            {name: value}
+        )
         for value in data[name].values
     }
 
@@ -270,8 +350,14 @@ def by_lr(leads: Mapping[float, Lead]) -> str:
 
 
 def outcome(
-    size: Size, curves: Mapping[str, xr.Dataset], figures: Mapping[str, Figure], verdicts: Sequence[Verdict], shown: str | None = None
+    size: Size,
+    curves: Mapping[str, xr.Dataset],
+    figures: Mapping[str, Figure],
+    verdicts: Sequence[Verdict],
+    shown: str | None = None,
 ) -> Outcome:
     """What a figure leaves; it prints a table, by default that of the accuracies at T, and the verdicts."""
-    text = (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
+    text = (
+        (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
+    )
     return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)

@@ -37,7 +37,9 @@ def estimate(per_lane: np.ndarray) -> Estimate:
 def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> Timeline:
     """Draw the schedules that `sweep` would run: leaves `[hypers, seeds, T, ...]`. The hypers differ in traced fields only."""
     keys = keys_of([*range(seeds)] * len(hypers))
-    drawn = draw_timelines(system, keys, [hyper for hyper in hypers for _ in range(seeds)], num_ticks)
+    drawn = draw_timelines(
+        system, keys, [hyper for hyper in hypers for _ in range(seeds)], num_ticks
+    )
     return jax.tree.map(lambda leaf: leaf.reshape(len(hypers), seeds, *leaf.shape[1:]), drawn)
 
 
@@ -64,4 +66,7 @@ def by_speed(values: np.ndarray, clients: np.ndarray, is_fast: np.ndarray) -> np
 def verdict_table(verdicts: Sequence[Verdict]) -> str:
     """Lay out what was measured and what it says."""
     words = {True: "holds", False: "fails", None: "not judged"}
-    return table(["claim", "verdict", "measured"], [[each.id, words[each.holds], each.why] for each in verdicts])
+    return table(
+        ["claim", "verdict", "measured"],
+        [[each.id, words[each.holds], each.why] for each in verdicts],
+    )

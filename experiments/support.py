@@ -71,22 +71,62 @@ class Arguments(NamedTuple):
         """Options of a sweep that is to go on, under this name, where an unfinished run of the experiment ended."""
         if self.checkpoints is None:
             return {}
-        return {"checkpoint": self.checkpoints / name.replace("/", " of "), "checkpoint_every": CHECKPOINT_EVERY, "resume": self.resume}
+        return {
+            "checkpoint": self.checkpoints / name.replace("/", " of "),
+            "checkpoint_every": CHECKPOINT_EVERY,
+            "resume": self.resume,
+        }
 
 
-def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequence[str] | None = None) -> int:
+def main(
+    name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequence[str] | None = None
+) -> int:
     """Run an experiment from the command line; returns its exit code, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog=f"python -m experiments.{name}", description=doc.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="a few seconds on bundled data, to see that it runs")
-    parser.add_argument("--seeds", type=int, help="number of seeds, instead of the experiment's own")
-    parser.add_argument("--data-dir", help="folder of the raw files of the data set, where there is no network")
-    parser.add_argument("--out", default=f"results-{name}", help="results folder, replaced if it holds an earlier run")
-    parser.add_argument("--reduced", action="store_true", help="smaller, but on the same data: what a CPU can do of it")
-    parser.add_argument("--dataset", help="data set in place of the experiment's own, such as an .npz file of it")
-    parser.add_argument("--results", help="results folder of an experiment with the same runs, drawn again instead of run again")
-    parser.add_argument("--resume", action="store_true", help="go on with the unfinished run in the results folder, if there is one")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{name}", description=doc.splitlines()[0]
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few seconds on bundled data, to see that it runs"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="number of seeds, instead of the experiment's own"
+    )
+    parser.add_argument(
+        "--data-dir", help="folder of the raw files of the data set, where there is no network"
+    )
+    parser.add_argument(
+        "--out",
+        default=f"results-{name}",
+        help="results folder, replaced if it holds an earlier run",
+    )
+    parser.add_argument(
+        "--reduced",
+        action="store_true",
+        help="smaller, but on the same data: what a CPU can do of it",
+    )
+    parser.add_argument(
+        "--dataset", help="data set in place of the experiment's own, such as an .npz file of it"
+    )
+    parser.add_argument(
+        "--results",
+        help="results folder of an experiment with the same runs, drawn again instead of run again",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the unfinished run in the results folder, if there is one",
+    )
     given = parser.parse_args(argv)
-    arguments = Arguments(given.smoke, given.seeds, given.data_dir, given.out, given.results, given.reduced, given.dataset, given.resume)
+    arguments = Arguments(
+        given.smoke,
+        given.seeds,
+        given.data_dir,
+        given.out,
+        given.results,
+        given.reduced,
+        given.dataset,
+        given.resume,
+    )
     fedjax_sim.keep_compiled()
     fedjax_sim.use_cores()
     try:
@@ -95,8 +135,16 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
         if arguments.seeds is not None and arguments.seeds < 1:
             raise ConfigError("seeds", arguments.seeds, "at least 1")
         finished = (Path(arguments.out) / "claims.json").exists()
-        identity = {"experiment": name, **{word: getattr(arguments, word) for word in ("smoke", "seeds", "data_dir", "reduced", "dataset")}}
-        folder = Folder(arguments.out, resume=arguments.resume, overwrite=finished and not arguments.resume)
+        identity = {
+            "experiment": name,
+            **{
+                word: getattr(arguments, word)
+                for word in ("smoke", "seeds", "data_dir", "reduced", "dataset")
+            },
+        }
+        folder = Folder(
+            arguments.out, resume=arguments.resume, overwrite=finished and not arguments.resume
+        )
         if arguments.resume:
             folder.check_resumable(identity)
         folder.open(identity)
@@ -106,7 +154,12 @@ def main(name: str, doc: str, run: Callable[[Arguments], Outcome], argv: Sequenc
             folder.withdraw()
             raise
         folder.write_json("claims.json", [verdict._asdict() for verdict in outcome.verdicts])
-        save(folder, outcome.curves, {"experiment": name, "smoke": arguments.smoke, **outcome.config}, outcome.figures)
+        save(
+            folder,
+            outcome.curves,
+            {"experiment": name, "smoke": arguments.smoke, **outcome.config},
+            outcome.figures,
+        )
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -119,6 +172,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Lay out rows as a Markdown table."""
     lines = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    cells = [
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    ]
     cells.insert(1, ["-" * width for width in widths])
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)

@@ -18,7 +18,9 @@ def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: in
         batched = jax.vmap(run, axis_name=LANE_AXIS)
         if batches == 1:
             return batched(lanes)
-        results = jax.lax.map(batched, jax.tree.map(lambda leaf: leaf.reshape(batches, -1, *leaf.shape[1:]), lanes))
+        results = jax.lax.map(
+            batched, jax.tree.map(lambda leaf: leaf.reshape(batches, -1, *leaf.shape[1:]), lanes)
+        )
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
@@ -57,13 +59,19 @@ def _blocks(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any) -> t
         trips = _common(slot[0].max(), plan)
         return jax.vmap(lambda *one: work(trips, *one))(*slot[1]), trips * size
 
-    blocks = jax.tree.map(lambda leaf: leaf[order].reshape(-1, size, *leaf.shape[1:]), (steps, slots))
+    blocks = jax.tree.map(
+        lambda leaf: leaf[order].reshape(-1, size, *leaf.shape[1:]), (steps, slots)
+    )
     results, trips = jax.lax.map(block, blocks)
     back = jnp.argsort(order[:num])
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num][back], results), trips.sum()
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num][back], results
+    ), trips.sum()
 
 
-def _split_slots(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any) -> tuple[Any, Array]:
+def _split_slots(
+    work: Callable[..., Any], plan: Plan, steps: Array, slots: Any
+) -> tuple[Any, Array]:
     """Each device of the mesh axis "clients" takes its share of the slots; the results are gathered on all of them."""
     num = steps.shape[0]
     share = -(-num // plan.client_devices)
@@ -72,7 +80,9 @@ def _split_slots(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any)
     own_steps = jnp.where(mine < num, steps[rows], 0)
     own = jax.tree.map(lambda leaf: leaf[rows], slots)
     results, trips = map_slots(work, plan._replace(client_devices=1), own_steps, *own)
-    gathered = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results)
+    gathered = jax.tree.map(
+        lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
+    )
     return gathered, jax.lax.psum(trips, "clients")
 
 

@@ -21,7 +21,13 @@ class ConfigError(ValueError):
         super().__init__(f"{field} is {value!r}, but must be {allowed}.")
 
 
-def real(default: float, *, above: float | None = None, least: float | None = None, most: float | None = None) -> Any:
+def real(
+    default: float,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
     """A traced number; the limits are exclusive (`above`) or inclusive (`least`, `most`)."""
 
     def accepts(value: Any) -> bool:
@@ -40,14 +46,22 @@ def real(default: float, *, above: float | None = None, least: float | None = No
 def reals(default: float, **limits: float) -> Any:
     """A traced number, or a tuple of several, such as one per group; as text they are joined by +."""
     metadata = dict(real(default, **limits).metadata)
-    return flax_struct.field(default=default, metadata=metadata | {"allowed": metadata["allowed"] + ", or several", "parse": _parse_reals})
+    return flax_struct.field(
+        default=default,
+        metadata=metadata
+        | {"allowed": metadata["allowed"] + ", or several", "parse": _parse_reals},
+    )
 
 
 def count(default: int, *, least: int = 1) -> Any:
     """A static whole number (a size)."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+        return (
+            isinstance(value, (int, np.integer))
+            and not isinstance(value, bool)
+            and int(value) >= least
+        )
 
     return _field(default, False, accepts, f"a whole number of at least {least}", int)
 
@@ -56,7 +70,9 @@ def whole(default: int, *, least: int = 1) -> Any:
     """A traced whole number: a count that no shape depends on."""
 
     def accepts(value: Any) -> bool:
-        return _accepts_numbers(value) and bool(np.all(np.asarray(value) >= least) and np.all(np.asarray(value) == np.round(value)))
+        return _accepts_numbers(value) and bool(
+            np.all(np.asarray(value) >= least) and np.all(np.asarray(value) == np.round(value))
+        )
 
     return _field(default, True, accepts, f"a whole number of at least {least}", int)
 
@@ -65,23 +81,33 @@ def weights() -> Any:
     """A traced vector of positive numbers, or one for all, or None."""
 
     def accepts(value: Any) -> bool:
-        return value is None or (_accepts_numbers(value) and np.ndim(value) <= 1 and bool(np.all(np.asarray(value) > 0)))
+        return value is None or (
+            _accepts_numbers(value) and np.ndim(value) <= 1 and bool(np.all(np.asarray(value) > 0))
+        )
 
-    return _field(None, True, accepts, "None, one finite number above 0, or one for each client", float)
+    return _field(
+        None, True, accepts, "None, one finite number above 0, or one for each client", float
+    )
 
 
 def choice(default: str, options: Iterable[str]) -> Any:
     """A static name out of a few."""
     options = tuple(options)
-    return _field(default, False, lambda value: value in options, "one of " + ", ".join(options), str)
+    return _field(
+        default, False, lambda value: value in options, "one of " + ", ".join(options), str
+    )
 
 
 def switch(default: bool) -> Any:
     """A static yes or no."""
-    return _field(default, False, lambda value: isinstance(value, bool), "true or false", _parse_bool)
+    return _field(
+        default, False, lambda value: isinstance(value, bool), "true or false", _parse_bool
+    )
 
 
-def static(default: Any, allowed: str, accepts: Callable[[Any], bool], parse: Callable[[str], Any] = str) -> Any:
+def static(
+    default: Any, allowed: str, accepts: Callable[[Any], bool], parse: Callable[[str], Any] = str
+) -> Any:
     """A static value of any other hashable kind; `parse` reads it from the command line's text."""
     return _field(default, False, accepts, allowed, parse)
 

@@ -20,7 +20,9 @@ def shuffle_bits(key: Key) -> Array:
     return jax.random.bits(key, (SHUFFLE_ROUNDS, 2), "uint32")
 
 
-def shuffled_index(bits: Array, index: Array, size: Array | int, permutation: Array | int = 0) -> Array:
+def shuffled_index(
+    bits: Array, index: Array, size: Array | int, permutation: Array | int = 0
+) -> Array:
     """Look up positions of random permutations of `range(size)` without building them.
 
     Swap-or-not shuffle (Hoang, Morris, Rogaway 2012): in each round x and (K - x) mod size change places or not, by a random bit of

@@ -222,7 +222,9 @@ class System(NamedTuple):
     """About how many ticks fit in a stretch of virtual time: only to size the first request for a timeline."""
     overshoot: bool = True
     """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
-    message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (full_precision_bits(params),) * 2
+    message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (
+        (full_precision_bits(params),) * 2
+    )
     """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
     traffic: Callable[[Any, Settings, Timeline], tuple[Leaf, Leaf]] | None = None
     """Bits sent up and down at each tick, `i64[T]` each, given the problem, settings and one lane's schedule: where not every filled slot

@@ -45,7 +45,16 @@ from flax import linen as nn  # noqa: E402
 
 from fedjax_sim.datasets import Dataset  # noqa: E402
 from fedjax_sim.engine import step_cost  # noqa: E402
-from fedjax_sim.models import CONVOLUTIONS, MLP, DoubleConvNet, LeNet, LogisticRegression, SmallCNN, resnet18, resnet20  # noqa: E402
+from fedjax_sim.models import (
+    CONVOLUTIONS,
+    MLP,
+    DoubleConvNet,
+    LeNet,
+    LogisticRegression,
+    SmallCNN,
+    resnet18,
+    resnet20,
+)  # noqa: E402
 from fedjax_sim.partition import iid  # noqa: E402
 from fedjax_sim.problems import Classification, make_classifications  # noqa: E402
 from fedjax_sim.systems import favano, fedavg  # noqa: E402
@@ -53,18 +62,26 @@ from fedjax_sim.systems import favano, fedavg  # noqa: E402
 RESULTS = Path(__file__).parent / "benchmark_results.json"
 
 
-def image_problems(hidden: int, num: int = 1, *, size: int = 28, examples: int = 60_000, network: Any = None) -> list[Classification]:
+def image_problems(
+    hidden: int, num: int = 1, *, size: int = 28, examples: int = 60_000, network: Any = None
+) -> list[Classification]:
     """100 clients with equal shares of random `size` x `size` byte images, one partition per problem."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (examples + 1000, size, size, 1), dtype=np.uint8)
     labels = rng.integers(0, 10, examples + 1000).astype(np.int32)
-    data = Dataset(images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random")
+    data = Dataset(
+        images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random"
+    )
     return make_classifications(
-        network or MLP((hidden,), 10), data, [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)]
+        network or MLP((hidden,), 10),
+        data,
+        [iid(data.train_labels, num_clients=100, seed=seed) for seed in range(num)],
     )
 
 
-def plain_fedavg(problem: Classification, *, rounds: int, cohort: int, steps: int, batch: int, lr: float) -> Callable[[], Any]:
+def plain_fedavg(
+    problem: Classification, *, rounds: int, cohort: int, steps: int, batch: int, lr: float
+) -> Callable[[], Any]:
     """FedAvg as one would write it by hand: one scan over rounds, vmap over the cohort, with replacement, nothing else."""
 
     def client(problem: Classification, model: Any, key: Any, client: Any) -> Any:
@@ -77,7 +94,9 @@ def plain_fedavg(problem: Classification, *, rounds: int, cohort: int, steps: in
 
     def one_round(problem: Classification, model: Any, key: Any) -> tuple[Any, None]:
         who = jax.random.permutation(key, problem.counts.shape[0])[:cohort]
-        models = jax.vmap(partial(client, problem), (None, 0, 0))(model, jax.random.split(key, cohort), who)
+        models = jax.vmap(partial(client, problem), (None, 0, 0))(
+            model, jax.random.split(key, cohort), who
+        )
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), models), None
 
     @jax.jit
@@ -96,7 +115,13 @@ def bench_fedavg(turns: int) -> dict[str, Any]:
     plain = plain_fedavg(problem, rounds=rounds, cohort=20, steps=20, batch=32, lr=0.1)
     seconds = in_turns(
         {
-            "engine": lambda: wall(lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=rounds, num_evals=1).models),
+            "engine": lambda: wall(
+                lambda: (
+                    fedjax_sim.simulate(
+                        fedavg.system, problem, hyper, num_ticks=rounds, num_evals=1
+                    ).models
+                )
+            ),
             "plain vmapped scan": lambda: wall(plain),
         },
         turns,
@@ -114,56 +139,105 @@ def bench_favano(turns: int) -> dict[str, Any]:
     problems = image_problems(32, lanes)
     layouts = {
         "chosen": fedjax_sim.Layout(),
-        "masked wide vmap, lanes batched": fedjax_sim.Layout(slots_at_once=20, lanes_at_once=True, lane_devices=1),
+        "masked wide vmap, lanes batched": fedjax_sim.Layout(
+            slots_at_once=20, lanes_at_once=True, lane_devices=1
+        ),
         "masked wide vmap, lane per core": fedjax_sim.Layout(slots_at_once=20, lanes_at_once=False),
     }
     executed = {}
 
     def run(name: str) -> float:
         began = time.perf_counter()
-        result = fedjax_sim.sweep(favano.system, problems, seeds=lanes, num_ticks=ticks, num_evals=3, layout=layouts[name])
+        result = fedjax_sim.sweep(
+            favano.system, problems, seeds=lanes, num_ticks=ticks, num_evals=3, layout=layouts[name]
+        )
         executed[name] = float(result.curves.executed.sum() / result.curves.needed.sum())
         return time.perf_counter() - began
 
     seconds = in_turns({name: partial(run, name) for name in layouts}, turns)
     per_hour = {name: 3600 * lanes * ticks / 714 / value for name, value in seconds.items()}
     wide = max(value for name, value in per_hour.items() if name != "chosen")
-    return {"lanes_per_hour": per_hour, "chosen_over_best_wide": per_hour["chosen"] / wide, "executed_per_needed": executed}
+    return {
+        "lanes_per_hour": per_hour,
+        "chosen_over_best_wide": per_hour["chosen"] / wide,
+        "executed_per_needed": executed,
+    }
 
 
 def bench_sweep(turns: int) -> dict[str, Any]:
     """Sixteen learning rates of FedAvg, 20 clients a round, 20 steps of batch 32: lanes' local steps per second, whole calls."""
     rounds, rates = 10, {}
-    for name, network in {"logistic regression": LogisticRegression(10), "MLP 784-128-10": MLP((128,), 10)}.items():
+    for name, network in {
+        "logistic regression": LogisticRegression(10),
+        "MLP 784-128-10": MLP((128,), 10),
+    }.items():
         (problem,) = image_problems(0, examples=6000, network=network)
         hyper, settings = fedavg.Hyper(batch_size=32), {"lr": list(np.geomspace(0.001, 0.1, 16))}
 
-        def run(at_once: int | None, problem: Classification = problem, hyper: Any = hyper, settings: Any = settings) -> float:
-            how = {"num_ticks": rounds, "num_evals": 1, "layout": fedjax_sim.Layout(settings_at_once=at_once)}
-            return wall(lambda: fedjax_sim.sweep(fedavg.system, problem, hyper, settings=settings, **how).models)
+        def run(
+            at_once: int | None,
+            problem: Classification = problem,
+            hyper: Any = hyper,
+            settings: Any = settings,
+        ) -> float:
+            how = {
+                "num_ticks": rounds,
+                "num_evals": 1,
+                "layout": fedjax_sim.Layout(settings_at_once=at_once),
+            }
+            return wall(
+                lambda: (
+                    fedjax_sim.sweep(fedavg.system, problem, hyper, settings=settings, **how).models
+                )
+            )
 
-        seconds = in_turns({"together": partial(run, None), "each by itself": partial(run, 1)}, turns)
+        seconds = in_turns(
+            {"together": partial(run, None), "each by itself": partial(run, 1)}, turns
+        )
         rates[name] = {each: 16 * 20 * 20 * rounds / value for each, value in seconds.items()}
-        rates[name]["together over each by itself"] = seconds["each by itself"] / seconds["together"]
+        rates[name]["together over each by itself"] = (
+            seconds["each by itself"] / seconds["together"]
+        )
     return {"local steps per second": rates}
 
 
 def bench_layout(turns: int) -> dict[str, Any]:
     """Seconds of 20 slots of 20 equal steps, one after the other over batched: the gain that `layout.choose` weighs against padding."""
     gains = {}
-    perceptrons = ((8, 16, 8), (8, 32, 16), (28, 8, 8), (28, 32, 32), (28, 32, 128), (28, 128, 32), (28, 512, 32))
-    for network, size, batch in (*((MLP((hidden,), 10), size, batch) for size, hidden, batch in perceptrons), (LeNet(10), 28, 32)):
+    perceptrons = (
+        (8, 16, 8),
+        (8, 32, 16),
+        (28, 8, 8),
+        (28, 32, 32),
+        (28, 32, 128),
+        (28, 128, 32),
+        (28, 512, 32),
+    )
+    for network, size, batch in (
+        *((MLP((hidden,), 10), size, batch) for size, hidden, batch in perceptrons),
+        (LeNet(10), 28, 32),
+    ):
         (problem,) = image_problems(0, size=size, examples=6000, network=network)
         hyper = fedavg.Hyper(batch_size=batch, lr=0.01)
         work = step_cost.of_a_step(problem, jax.eval_shape(problem.init, jax.random.key(0)), batch)
         ticks = 40 if work < 1e7 else 4
 
-        def run(slots: int, problem: Classification = problem, hyper: Any = hyper, ticks: int = ticks) -> float:
+        def run(
+            slots: int, problem: Classification = problem, hyper: Any = hyper, ticks: int = ticks
+        ) -> float:
             layout = fedjax_sim.Layout(slots_at_once=slots)
-            return wall(lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=ticks, num_evals=1, layout=layout).models)
+            return wall(
+                lambda: (
+                    fedjax_sim.simulate(
+                        fedavg.system, problem, hyper, num_ticks=ticks, num_evals=1, layout=layout
+                    ).models
+                )
+            )
 
         seconds = in_turns({"alone": partial(run, 1), "batched": partial(run, 20)}, turns)
-        gains[f"{work:.2g} operations a step, {type(network).__name__}"] = seconds["alone"] / seconds["batched"]
+        gains[f"{work:.2g} operations a step, {type(network).__name__}"] = (
+            seconds["alone"] / seconds["batched"]
+        )
     return {"gain_of_batching": gains}
 
 
@@ -172,21 +246,30 @@ IN_A_LOOP, OPERATIONS_IN_A_LOOP = 5, 2e9
 MANY, FEW = (4, 16, 32), (4,)
 """Numbers of clients with weights of their own."""
 NETWORKS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], int, tuple[int, ...]]] = {
-    "LeNet-type, FedStaleWeight (32x32x3)": (partial(DoubleConvNet, blocks=(32, 64, 128)), (32, 32, 3), 32, MANY),
+    "LeNet-type, FedStaleWeight (32x32x3)": (
+        partial(DoubleConvNet, blocks=(32, 64, 128)),
+        (32, 32, 3),
+        32,
+        MANY,
+    ),
     "small, as pfl's (32x32x3)": (SmallCNN, (32, 32, 3), 32, MANY),
     "LeNet-5 (32x32x3)": (LeNet, (32, 32, 3), 32, MANY),
     "ResNet-20 (32x32x3)": (resnet20, (32, 32, 3), 32, FEW),
 }
 
 
-def local_step(model: Any, shape: tuple[int, int, int], batch: int) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
+def local_step(
+    model: Any, shape: tuple[int, int, int], batch: int
+) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
     """Parameters, images, and one step of gradient descent on them."""
     images = jax.random.normal(jax.random.key(0), (batch, *shape))
     labels = jnp.arange(batch) % 10
 
     def step(params: Any, images: Any) -> Any:
         def loss(params: Any) -> Any:
-            return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, images), labels).mean()
+            return optax.softmax_cross_entropy_with_integer_labels(
+                model.apply(params, images), labels
+            ).mean()
 
         return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(loss)(params))
 
@@ -209,11 +292,21 @@ def multiplications(model: Any, shape: tuple[int, int, int], batch: int) -> floa
         return y
 
     with nn.intercept_methods(note):
-        jax.eval_shape(lambda: model.clone(convolution=counted).init_with_output(jax.random.key(0), jnp.zeros((batch, *shape))))
+        jax.eval_shape(
+            lambda: model.clone(convolution=counted).init_with_output(
+                jax.random.key(0), jnp.zeros((batch, *shape))
+            )
+        )
     return 3 * sum(sizes) - sizes[0]
 
 
-def speeds(make: Callable[..., Any], shape: tuple[int, int, int], batch: int, clients: tuple[int, ...], turns: int) -> dict[str, float]:
+def speeds(
+    make: Callable[..., Any],
+    shape: tuple[int, int, int],
+    batch: int,
+    clients: tuple[int, ...],
+    turns: int,
+) -> dict[str, float]:
     """GFLOP/s of one network's local step, by convolution and surroundings."""
     contestants: dict[str, Callable[[], float]] = {}
     work: dict[str, float] = {}
@@ -247,7 +340,12 @@ def bench_convolution(turns: int) -> dict[str, Any]:
     """GFLOP/s of a local step, by itself, in a loop, and with weights per client; beside a large matrix product in the same run."""
     matrix = jnp.ones((2048, 2048))
     product = jax.jit(lambda a: a @ a)
-    rate = 2 * 2048**3 / in_turns({"product": lambda: wall(lambda: product(matrix))}, 2 * turns)["product"] / 1e9
+    rate = (
+        2
+        * 2048**3
+        / in_turns({"product": lambda: wall(lambda: product(matrix))}, 2 * turns)["product"]
+        / 1e9
+    )
     found: dict[str, Any] = {"large matrix product, GFLOP/s": rate}
     for name, network in NETWORKS.items():
         speed = speeds(*network, turns)
@@ -255,7 +353,8 @@ def bench_convolution(turns: int) -> dict[str, Any]:
             "GFLOP/s": speed,
             "ours in a loop over the best outside": speed["patches, in a loop"]
             / max(value for how, value in speed.items() if "loop" not in how),
-            "ours in a loop over lax in a loop": speed["patches, in a loop"] / speed["lax, in a loop"],
+            "ours in a loop over lax in a loop": speed["patches, in a loop"]
+            / speed["lax, in a loop"],
         }
         print(name, json.dumps(found[name], indent=1), flush=True)
     return found | {"memory": step_memory()}
@@ -265,9 +364,14 @@ def step_memory() -> dict[str, Any]:
     """Bytes that a compiled local step of ResNet-18 holds besides its arguments, and that its results take: 64x64 images, batch 32."""
     found = {}
     for by in ("lax", "patches"):
-        params, images, step = local_step(resnet18(200, convolution=CONVOLUTIONS[by]), (64, 64, 3), 32)
+        params, images, step = local_step(
+            resnet18(200, convolution=CONVOLUTIONS[by]), (64, 64, 3), 32
+        )
         memory = jax.jit(step).lower(params, images).compile().memory_analysis()
-        found[f"ResNet-18, {by}, MiB"] = {"temporary": memory.temp_size_in_bytes / 2**20, "weights": memory.output_size_in_bytes / 2**20}
+        found[f"ResNet-18, {by}, MiB"] = {
+            "temporary": memory.temp_size_in_bytes / 2**20,
+            "weights": memory.output_size_in_bytes / 2**20,
+        }
     return found
 
 
@@ -286,8 +390,12 @@ BENCHMARKS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmarks", nargs="*", choices=[[], *BENCHMARKS], help="which; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "benchmarks", nargs="*", choices=[[], *BENCHMARKS], help="which; all by default"
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -298,7 +406,12 @@ def main() -> None:
     for name in arguments.benchmarks or [name for name in BENCHMARKS if name != "convolution"]:
         measured = BENCHMARKS[name](arguments.turns)
         machine = f"{device.device_kind}, {jax.local_device_count()} devices, {os.cpu_count()} cores, {platform.machine()}"
-        facts = {"date": datetime.date.today().isoformat(), "machine": machine, "jax": jax.__version__, "turns": arguments.turns}
+        facts = {
+            "date": datetime.date.today().isoformat(),
+            "machine": machine,
+            "jax": jax.__version__,
+            "turns": arguments.turns,
+        }
         results.setdefault(jax.default_backend(), {})[name] = facts | measured
         print(name, json.dumps(measured, indent=1))
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -33,14 +33,21 @@ def bench_arrivals(turns: int) -> dict[str, Any]:
     for num in NUM_CLIENTS:
         ours, heap = (_apart(task, num, turns) for task in (_ours, _heap))
         ratio = heap["seconds"] / ours["seconds"]
-        found[f"{num} clients, {ARRIVALS_PER_CLIENT * num} arrivals"] = {"ours": ours, "heap": heap, "heap over ours": ratio}
+        found[f"{num} clients, {ARRIVALS_PER_CLIENT * num} arrivals"] = {
+            "ours": ours,
+            "heap": heap,
+            "heap over ours": ratio,
+        }
     found["learning, 1000000 clients, logistic regression"] = _apart(_learn, NUM_CLIENTS[-1], 1)
     return found
 
 
 def bench_asynchronous(turns: int) -> dict[str, Any]:
     """FedStaleWeight's CIFAR-10 script: 16,000 server steps of 5 updates, in which the public bench would sleep 3.1 hours."""
-    return {"schedule": _apart(_script_schedule, 16_000, turns), "perceptron on 32x32x3, schedule and learning": _apart(_script, 16_000, 1)}
+    return {
+        "schedule": _apart(_script_schedule, 16_000, turns),
+        "perceptron on 32x32x3, schedule and learning": _apart(_script, 16_000, 1),
+    }
 
 
 def _apart(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
@@ -53,7 +60,9 @@ def _with_memory(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
     fedjax_sim.use_cores(1)
     jax.block_until_ready(jax.numpy.zeros(1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return task(*arguments) | {"peak MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+    return task(*arguments) | {
+        "peak MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    }
 
 
 def _ours(num: int, turns: int) -> dict[str, Any]:
@@ -74,7 +83,10 @@ def _ours(num: int, turns: int) -> dict[str, Any]:
 
 def _heap(num: int, turns: int) -> dict[str, Any]:
     seconds = [_one_heap(num) for _ in range(turns)]
-    return {"seconds": float(np.median([each for each, _ in seconds])), "mean staleness": seconds[-1][1]}
+    return {
+        "seconds": float(np.median([each for each, _ in seconds])),
+        "mean staleness": seconds[-1][1],
+    }
 
 
 def _one_heap(num: int) -> tuple[float, float]:
@@ -104,12 +116,16 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
     """Every client has two of 60,000 images; the store of server models is as large as the staleness asks for."""
     rng = np.random.default_rng(0)
     data = _random_images((28, 28, 1))
-    partition = Partition(rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32))
+    partition = Partition(
+        rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32)
+    )
     problem = make_classification(LogisticRegression(10), data, partition)
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
     ticks = ARRIVALS_PER_CLIENT * num // BUFFER
     began = time.perf_counter()
-    run = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=turns, num_ticks=ticks, num_evals=2, reports=False)
+    run = fedjax_sim.sweep(
+        SYSTEM, problem, hyper, seeds=turns, num_ticks=ticks, num_evals=2, reports=False
+    )
     seconds = time.perf_counter() - began
     staleness = np.arange(ticks)[:, None] - run.timelines[0].version
     parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
@@ -138,12 +154,20 @@ def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
 
 def _script(ticks: int, turns: int) -> dict[str, Any]:
     data = _random_images((32, 32, 3))
-    problem = make_classification(MLP((128,), 10), data, iid(data.train_labels, num_clients=15, seed=0))
+    problem = make_classification(
+        MLP((128,), 10), data, iid(data.train_labels, num_clients=15, seed=0)
+    )
     began = time.perf_counter()
-    run = fedjax_sim.sweep(SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20, reports=False)
+    run = fedjax_sim.sweep(
+        SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20, reports=False
+    )
     seconds = time.perf_counter() - began
     virtual = float(run.timelines[0].time[-1])
-    return {"seconds, with compilation": seconds, "virtual seconds": virtual, "virtual over real": virtual / seconds}
+    return {
+        "seconds, with compilation": seconds,
+        "virtual seconds": virtual,
+        "virtual over real": virtual / seconds,
+    }
 
 
 def _random_images(shape: tuple[int, int, int]) -> Dataset:

@@ -21,22 +21,43 @@ def bench_em(turns: int) -> dict[str, Any]:
     """Millions of expected statistics per second: full passes, and rounds with mini-batches, beside NumPy and scikit-learn."""
     random = np.random.default_rng(0)
     means = 1.5 * random.normal(size=(COMPONENTS, DIMENSIONS))
-    y = (means[random.integers(0, COMPONENTS, EXAMPLES)] + random.normal(size=(EXAMPLES, DIMENSIONS))).astype("float32")
-    partition = Partition(np.arange(EXAMPLES, dtype=np.int32).reshape(CLIENTS, -1), np.full(CLIENTS, EXAMPLES // CLIENTS))
+    y = (
+        means[random.integers(0, COMPONENTS, EXAMPLES)] + random.normal(size=(EXAMPLES, DIMENSIONS))
+    ).astype("float32")
+    partition = Partition(
+        np.arange(EXAMPLES, dtype=np.int32).reshape(CLIENTS, -1),
+        np.full(CLIENTS, EXAMPLES // CLIENTS),
+    )
     problem = latent.make_estimation(latent.GaussianMixture(COMPONENTS), y, partition)
     start = problem.init(jax.random.key(0))
     params = problem.maximise(start)
     natural = np.asarray(problem.natural(params))
-    reference = Reference(COMPONENTS, covariance_type="tied", max_iter=1, tol=0.0, init_params="random_from_data", random_state=0)
+    reference = Reference(
+        COMPONENTS,
+        covariance_type="tied",
+        max_iter=1,
+        tol=0.0,
+        init_params="random_from_data",
+        random_state=0,
+    )
     reference.weights_, reference.means_ = np.asarray(params.weights), np.asarray(params.means)
     reference.covariances_ = np.asarray(params.covariance)
     reference.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(reference.covariances_))
     one_pass = jax.jit(lambda problem, natural: problem.client_statistics(natural).mean(axis=0))
-    np.testing.assert_allclose(one_pass(problem, natural), numpy_statistics(natural, y) / EXAMPLES, atol=1e-4)
-    np.testing.assert_allclose(reference.predict_proba(y).mean(axis=0), one_pass(problem, natural)[:COMPONENTS], atol=1e-4)
+    np.testing.assert_allclose(
+        one_pass(problem, natural), numpy_statistics(natural, y) / EXAMPLES, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        reference.predict_proba(y).mean(axis=0), one_pass(problem, natural)[:COMPONENTS], atol=1e-4
+    )
     common = {"num_clients": CLIENTS, "batch_size": BATCH, "gamma": GAMMA}
     systems = {
-        "EM": (em.system, em.Hyper(num_clients=CLIENTS, batch_size=EXAMPLES // CLIENTS), PASSES, PASSES * EXAMPLES),
+        "EM": (
+            em.system,
+            em.Hyper(num_clients=CLIENTS, batch_size=EXAMPLES // CLIENTS),
+            PASSES,
+            PASSES * EXAMPLES,
+        ),
         "FedEM": (fedem.system, fedem.Hyper(**common), ROUNDS, ROUNDS * CLIENTS * BATCH),
         "VR-FedEM": (vr_fedem.system, vr_fedem.Hyper(**common, inner_steps=35.0), ROUNDS, None),
     }
@@ -53,17 +74,22 @@ def bench_em(turns: int) -> dict[str, Any]:
         "one pass, NumPy": lambda: wall(lambda: numpy_statistics(natural, y)),
         "one pass, scikit-learn's predict_proba": lambda: wall(lambda: reference.predict_proba(y)),
         **{f"{name}, ours": lambda name=name: wall(lambda: run(name)) for name in systems},
-        "FedEM, NumPy": lambda: wall(lambda: numpy_fedem(np.asarray(start), y.reshape(CLIENTS, -1, DIMENSIONS), y)),
+        "FedEM, NumPy": lambda: wall(
+            lambda: numpy_fedem(np.asarray(start), y.reshape(CLIENTS, -1, DIMENSIONS), y)
+        ),
     }
     seconds = in_turns(contestants, turns)
     assert needed["FedEM"] == systems["FedEM"][3]
     work = {name: EXAMPLES for name in contestants if name.startswith("one pass")}
-    work |= {f"{name}, ours": number for name, number in needed.items()} | {"FedEM, NumPy": ROUNDS * CLIENTS * BATCH}
+    work |= {f"{name}, ours": number for name, number in needed.items()} | {
+        "FedEM, NumPy": ROUNDS * CLIENTS * BATCH
+    }
     speed = {name: work[name] / seconds[name] / 1e6 for name in contestants}
     return {
         "millions of statistics per second": speed,
         "one pass over NumPy": speed["one pass, ours"] / speed["one pass, NumPy"],
-        "one pass over scikit-learn": speed["one pass, ours"] / speed["one pass, scikit-learn's predict_proba"],
+        "one pass over scikit-learn": speed["one pass, ours"]
+        / speed["one pass, scikit-learn's predict_proba"],
         "FedEM over NumPy": speed["FedEM, ours"] / speed["FedEM, NumPy"],
     }
 
@@ -92,11 +118,21 @@ def numpy_fedem(start: np.ndarray, data: np.ndarray, y: np.ndarray) -> np.ndarra
         first, second = server[:COMPONENTS], server[COMPONENTS:].reshape(COMPONENTS, -1)
         means = second / first[:, None]
         precise = np.linalg.solve(moment - (first[:, None] * means).T @ means, means.T).T
-        natural = np.concatenate([np.log(first / first.sum()) - (means * precise).sum(axis=1) / 2, precise.ravel()])
+        natural = np.concatenate(
+            [np.log(first / first.sum()) - (means * precise).sum(axis=1) / 2, precise.ravel()]
+        )
         batch = data[clients, random.integers(0, data.shape[1], (CLIENTS, BATCH))]
-        share = responsibilities(natural, batch.reshape(-1, DIMENSIONS)).reshape(CLIENTS, BATCH, COMPONENTS)
-        sums = np.concatenate([share.sum(axis=1), (share.transpose(0, 2, 1) @ batch).reshape(CLIENTS, -1)], axis=1)
+        share = responsibilities(natural, batch.reshape(-1, DIMENSIONS)).reshape(
+            CLIENTS, BATCH, COMPONENTS
+        )
+        sums = np.concatenate(
+            [share.sum(axis=1), (share.transpose(0, 2, 1) @ batch).reshape(CLIENTS, -1)], axis=1
+        )
         delta = sums / BATCH - server - memories
         field = memory + delta.mean(axis=0)
-        server, memory, memories = server + GAMMA * field, memory + delta.mean(axis=0), memories + delta
+        server, memory, memories = (
+            server + GAMMA * field,
+            memory + delta.mean(axis=0),
+            memories + delta,
+        )
     return server

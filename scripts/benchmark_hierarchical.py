@@ -27,31 +27,54 @@ def bench_hierarchical(turns: int) -> dict[str, Any]:
     batched, on one device and on all; batched but not sorted into batches of their like; and with a program for each setting.
     """
     data = datasets.load("digits")
-    problem = make_classification(LogisticRegression(10), data, iid(data.train_labels, num_clients=CLIENTS, seed=0))
+    problem = make_classification(
+        LogisticRegression(10), data, iid(data.train_labels, num_clients=CLIENTS, seed=0)
+    )
     layouts = {}
     for num in sorted({1, jax.local_device_count()}):
-        layouts[f"lane by lane, devices: {num}"] = fedjax_sim.Layout(lanes_at_once=False, lane_devices=num)
-        layouts[f"lanes batched, devices: {num}"] = fedjax_sim.Layout(lanes_at_once=True, lane_devices=num)
-    layouts["lanes in one batch, devices: 1"] = fedjax_sim.Layout(lanes_at_once=True, lane_devices=1, lane_batches=1)
+        layouts[f"lane by lane, devices: {num}"] = fedjax_sim.Layout(
+            lanes_at_once=False, lane_devices=num
+        )
+        layouts[f"lanes batched, devices: {num}"] = fedjax_sim.Layout(
+            lanes_at_once=True, lane_devices=num
+        )
+    layouts["lanes in one batch, devices: 1"] = fedjax_sim.Layout(
+        lanes_at_once=True, lane_devices=1, lane_batches=1
+    )
     found: dict[str, Any] = {}
 
     def together(name: str) -> None:
         curves = sweep(problem, SETTINGS, layouts[name])
-        found.setdefault(name, {"seconds of compilation": curves.attrs["seconds_compile"]}).update(padding(curves))
+        found.setdefault(name, {"seconds of compilation": curves.attrs["seconds_compile"]}).update(
+            padding(curves)
+        )
 
     def apart() -> None:
-        points = [dict(zip(SETTINGS, ([value] for value in values), strict=True)) for values in itertools.product(*SETTINGS.values())]
+        points = [
+            dict(zip(SETTINGS, ([value] for value in values), strict=True))
+            for values in itertools.product(*SETTINGS.values())
+        ]
         curves = [sweep(problem, point, fedjax_sim.Layout(lanes_at_once=False)) for point in points]
-        found.setdefault("a program per setting", {"seconds of compilation": sum(each.attrs["seconds_compile"] for each in curves)})
+        found.setdefault(
+            "a program per setting",
+            {"seconds of compilation": sum(each.attrs["seconds_compile"] for each in curves)},
+        )
 
     contestants = {name: partial(wall, partial(together, name)) for name in layouts}
     seconds = in_turns(contestants | {"a program per setting": partial(wall, apart)}, turns)
     return {name: {"seconds": value} | found[name] for name, value in seconds.items()}
 
 
-def sweep(problem: Classification, settings: dict[str, list[float]], layout: fedjax_sim.Layout) -> xr.Dataset:
+def sweep(
+    problem: Classification, settings: dict[str, list[float]], layout: fedjax_sim.Layout
+) -> xr.Dataset:
     """The curves of a sweep of these settings."""
-    hyper = hierarchical.Hyper(num_clients=CLIENTS, exchange_shift_per_group=0.0, exchange_mean_per_group=0.0, exchange_mean=1.0)
+    hyper = hierarchical.Hyper(
+        num_clients=CLIENTS,
+        exchange_shift_per_group=0.0,
+        exchange_mean_per_group=0.0,
+        exchange_mean=1.0,
+    )
     how = {"seeds": SEEDS, "time_budget": TIME, "layout": layout}
     return fedjax_sim.sweep(hierarchical.system, problem, hyper, settings=settings, **how).curves
 
@@ -62,5 +85,7 @@ def padding(curves: xr.Dataset) -> dict[str, float]:
     per_eval = int(ticks.isel(eval=1).max())
     return {
         "iterations executed per needed": float(curves.executed.sum() / curves.needed.sum()),
-        "ticks run per needed": per_eval * (ticks.sizes["eval"] - 1) / float(ticks.isel(eval=-1).mean()),
+        "ticks run per needed": per_eval
+        * (ticks.sizes["eval"] - 1)
+        / float(ticks.isel(eval=-1).mean()),
     }

@@ -34,13 +34,23 @@ def bench_langevin(turns: int) -> dict[str, Any]:
 
 def _measure(dtype: str, turns: int) -> dict[str, Any]:
     problem = make_gaussian_clients(0, alpha=0.0, dtype=dtype)
-    pooled = GaussianClients.of(np.asarray(problem.hessians)[:1], problem.posterior().mean[None].astype(dtype), counts=50_000)
+    pooled = GaussianClients.of(
+        np.asarray(problem.hessians)[:1],
+        problem.posterior().mean[None].astype(dtype),
+        counts=50_000,
+    )
     steps = {
         "engine, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _engine(problem, LOCAL_STEPS, ROUNDS)),
-        "plain NumPy loop, K = 100": (LOCAL_STEPS * ROUNDS, lambda: _numpy(problem, LOCAL_STEPS, ROUNDS)),
+        "plain NumPy loop, K = 100": (
+            LOCAL_STEPS * ROUNDS,
+            lambda: _numpy(problem, LOCAL_STEPS, ROUNDS),
+        ),
         "engine, K = 1": (SINGLE_STEPS // 10, lambda: _engine(problem, 1, SINGLE_STEPS // 10)),
         "engine, K = 1, one client": (SINGLE_STEPS, lambda: _engine(pooled, 1, SINGLE_STEPS)),
-        "plain NumPy loop, K = 1, one client": (SINGLE_STEPS, lambda: _numpy(pooled, 1, SINGLE_STEPS)),
+        "plain NumPy loop, K = 1, one client": (
+            SINGLE_STEPS,
+            lambda: _numpy(pooled, 1, SINGLE_STEPS),
+        ),
         "blackjax SGLD": (SINGLE_STEPS, _blackjax(pooled, SINGLE_STEPS)),
     }
     programs = _programs_of(steps["engine, K = 100"][1])
@@ -56,8 +66,10 @@ def _measure(dtype: str, turns: int) -> dict[str, Any]:
         "chain-steps per second, whole calls": rate,
         "compiled programs of learning for the sweep": programs.count("jit(_advance)"),
         "engine over NumPy, K = 100": rate["engine, K = 100"] / rate["plain NumPy loop, K = 100"],
-        "engine of one client over NumPy, K = 1": rate["engine, K = 1, one client"] / rate["plain NumPy loop, K = 1, one client"],
-        "engine of one client over blackjax, K = 1": rate["engine, K = 1, one client"] / rate["blackjax SGLD"],
+        "engine of one client over NumPy, K = 1": rate["engine, K = 1, one client"]
+        / rate["plain NumPy loop, K = 1, one client"],
+        "engine of one client over blackjax, K = 1": rate["engine, K = 1, one client"]
+        / rate["blackjax SGLD"],
     }
 
 
@@ -77,15 +89,22 @@ def _programs_of(run: Callable[[], Any]) -> list[str]:
 
 def _engine(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     """Run the sweep as a user would."""
-    hyper = langevin.Hyper(num_clients=problem.counts.shape[0], local_steps=local_steps, gradient="exact")
+    hyper = langevin.Hyper(
+        num_clients=problem.counts.shape[0], local_steps=local_steps, gradient="exact"
+    )
     how = {"num_ticks": rounds, "num_evals": 1, "reports": False}
-    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=CHAINS, settings={"step_size": STEP_SIZES}, **how)
+    run = fedjax_sim.sweep(
+        langevin.system, problem, hyper, seeds=CHAINS, settings={"step_size": STEP_SIZES}, **how
+    )
     assert not run.curves.failed.any()
 
 
 def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     """All chains and clients in one array, a Python loop over steps."""
-    centers, hessian = np.asarray(problem.centers), np.asarray(problem.hessians)[0]  # Weights are equal.
+    centers, hessian = (
+        np.asarray(problem.centers),
+        np.asarray(problem.hessians)[0],
+    )  # Weights are equal.
     random = np.random.default_rng(0)
     eta = np.repeat(np.asarray(STEP_SIZES, centers.dtype), CHAINS)[:, None, None]
     deviation = np.sqrt(2 * eta * len(centers))
@@ -93,7 +112,11 @@ def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     for _ in range(rounds):
         theta = np.repeat(server, len(centers), axis=1)
         for _ in range(local_steps):
-            theta = theta - eta * ((theta - centers) @ hessian) + deviation * random.standard_normal(theta.shape, theta.dtype)
+            theta = (
+                theta
+                - eta * ((theta - centers) @ hessian)
+                + deviation * random.standard_normal(theta.shape, theta.dtype)
+            )
         server = theta.mean(axis=1, keepdims=True)
     assert np.isfinite(server).all()
 
@@ -101,7 +124,9 @@ def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
 def _blackjax(problem: GaussianClients, steps: int) -> Callable[[], None]:
     """SGLD on the pooled energy, all chains batched, steps scanned, in one compiled call."""
     mean, covariance = problem.posterior()
-    mean, precision = (jnp.asarray(x, problem.centers.dtype) for x in (mean, np.linalg.inv(covariance)))
+    mean, precision = (
+        jnp.asarray(x, problem.centers.dtype) for x in (mean, np.linalg.inv(covariance))
+    )
     sgld = blackjax.sgld(lambda theta, _: -precision @ (theta - mean))
 
     @jax.jit
@@ -114,7 +139,10 @@ def _blackjax(problem: GaussianClients, steps: int) -> Callable[[], None]:
 
         return jax.vmap(chain)(keys, eta)
 
-    keys, eta = jax.random.split(jax.random.key(0), LANES), jnp.repeat(jnp.asarray(STEP_SIZES, mean.dtype), CHAINS)
+    keys, eta = (
+        jax.random.split(jax.random.key(0), LANES),
+        jnp.repeat(jnp.asarray(STEP_SIZES, mean.dtype), CHAINS),
+    )
 
     def run() -> None:
         chains(keys, eta).block_until_ready()

@@ -31,7 +31,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Silent broadcasting of (n,) against (n, 1) is an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Compiled programs are kept between runs and shared by the workers of pytest-xdist, small ones too: each module compiles them anew.
-CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
+CACHE = (
+    os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
+)
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -48,7 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "ignore::pytest.PytestUnraisableExceptionWarning",
     ):
         config.addinivalue_line("filterwarnings", line)
-    config.addinivalue_line("markers", "slow: minutes of compilation, skipped unless FEDJAX_SIM_SLOW_TESTS is set")
+    config.addinivalue_line(
+        "markers", "slow: minutes of compilation, skipped unless FEDJAX_SIM_SLOW_TESTS is set"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,7 +79,9 @@ class Regression:
     def init(self, key: jax.Array) -> jax.Array:
         return jax.random.normal(key, self.inputs.shape[2:], self.inputs.dtype)
 
-    def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
         residual = self.inputs[client, examples] @ params - self.targets[client, examples]
         noise = self.noise * jax.random.normal(key, params.shape, params.dtype)
         return jnp.mean(jnp.square(residual)) / 2 + noise @ params
@@ -82,7 +89,10 @@ class Regression:
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
         mask = jnp.arange(self.targets.shape[1])[None] < self.counts[:, None]
         residual = jnp.where(mask, self.inputs @ params - self.targets, 0)
-        return {"loss": jnp.sum(jnp.square(residual)) / 2 / self.counts.sum(), **coordinates(params)}
+        return {
+            "loss": jnp.sum(jnp.square(residual)) / 2 / self.counts.sum(),
+            **coordinates(params),
+        }
 
 
 def coordinates(params: jax.Array) -> dict[str, jax.Array]:
@@ -101,15 +111,28 @@ def regression() -> Callable[..., Regression]:
     """Make a regression problem; float32 unless told otherwise."""
 
     def make(
-        num_clients: int = 7, *, examples: int = 6, dim: int = 3, noise: float = 0.1, dtype: str = "float32", seed: int = 0
+        num_clients: int = 7,
+        *,
+        examples: int = 6,
+        dim: int = 3,
+        noise: float = 0.1,
+        dtype: str = "float32",
+        seed: int = 0,
     ) -> Regression:
         random = np.random.default_rng(seed)
         inputs = random.normal(size=(num_clients, examples, dim)).astype(dtype)
-        targets = (inputs @ random.normal(size=dim) + random.normal(size=(num_clients, 1))).astype(dtype)
+        targets = (inputs @ random.normal(size=dim) + random.normal(size=(num_clients, 1))).astype(
+            dtype
+        )
         counts = random.integers(2, examples + 1, num_clients)
         # What lies beyond a client's count must never be read.
         inputs[np.arange(examples)[None, :] >= counts[:, None]] = 1e6
-        return Regression(jnp.asarray(inputs), jnp.asarray(targets), jnp.asarray(counts, "int32"), jnp.asarray(noise, dtype))
+        return Regression(
+            jnp.asarray(inputs),
+            jnp.asarray(targets),
+            jnp.asarray(counts, "int32"),
+            jnp.asarray(noise, dtype),
+        )
 
     return make
 
@@ -126,10 +149,19 @@ class WatchedMean(latent.NoisyMean):
 def noisy_mean() -> Callable[..., latent.Estimation]:
     """Make a problem of EM with ragged clients, of 2, 4 or 6 examples each with its own noise; float32 unless told otherwise."""
 
-    def make(num_clients: int = 7, *, dim: int = 3, dtype: str = "float32", seed: int = 0, start: float | None = 1.0) -> latent.Estimation:
+    def make(
+        num_clients: int = 7,
+        *,
+        dim: int = 3,
+        dtype: str = "float32",
+        seed: int = 0,
+        start: float | None = 1.0,
+    ) -> latent.Estimation:
         random = np.random.default_rng(seed)
         counts = 2 * random.integers(1, 4, num_clients)
-        y = random.normal(size=(num_clients, 6, dim)) + 2 * random.normal(size=(num_clients, 1, dim))
+        y = random.normal(size=(num_clients, 6, dim)) + 2 * random.normal(
+            size=(num_clients, 1, dim)
+        )
         kappa = random.uniform(0.2, 0.9, (num_clients, 6))
         # What lies beyond a client's count must never be used.
         y[np.arange(6)[None, :] >= counts[:, None]] = 1e6
@@ -164,8 +196,15 @@ def small() -> Callable[..., Any]:
 
     def make(system: Any, **changes: Any) -> Any:
         rate = {} if system.learns is LatentProblem else {"lr": 0.05}
-        chosen = {"num_clients": 7, "batch_size": 2} | rate | sizes.get(system.name, {"num_selected": 4, "local_steps": 5}) | changes
-        if system.name == "langevin":  # whose steps go with sums over the about 30 examples of `regression`, not with means
+        chosen = (
+            {"num_clients": 7, "batch_size": 2}
+            | rate
+            | sizes.get(system.name, {"num_selected": 4, "local_steps": 5})
+            | changes
+        )
+        if (
+            system.name == "langevin"
+        ):  # whose steps go with sums over the about 30 examples of `regression`, not with means
             chosen = {"step_size": chosen.pop("lr") / 30} | chosen
             chosen.pop("lr_scale", None)
         return system.Hyper(**chosen)
@@ -177,7 +216,9 @@ def small() -> Callable[..., Any]:
 def draw() -> Callable[..., Any]:
     """Draw a schedule for several seeds at once, in 64 bits: leaves `[seeds, T, ...]`, as NumPy arrays."""
 
-    def schedules(timeline: Callable, hyper: Any, *, num_ticks: int, seeds: int | list[int] = 1) -> Any:
+    def schedules(
+        timeline: Callable, hyper: Any, *, num_ticks: int, seeds: int | list[int] = 1
+    ) -> Any:
         with jax.enable_x64(True):
             numbers = range(seeds) if isinstance(seeds, int) else seeds
             keys = jnp.stack([stream(jax.random.key(seed), "timeline") for seed in numbers])

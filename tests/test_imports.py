@@ -8,7 +8,9 @@ import pytest
 import fedjax_sim
 
 ROOT = Path(fedjax_sim.__file__).parent
-MODULES = sorted(str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in ROOT.rglob("*.py"))
+MODULES = sorted(
+    str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in ROOT.rglob("*.py")
+)
 
 FRONT = {
     "__init__",
@@ -43,12 +45,21 @@ def imports_of(module: str) -> set[str]:
             # "from fedjax_sim.timelines import step_counts" imports a module or a name: a module if there is one.
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole.removeprefix("fedjax_sim.") in MODULES else str(node.module))
+                found.add(
+                    whole if whole.removeprefix("fedjax_sim.") in MODULES else str(node.module)
+                )
     return {name.removeprefix("fedjax_sim.") for name in found if name.startswith("fedjax_sim.")}
 
 
 def test_there_is_something_to_check() -> None:
-    assert {"types", "simulate", "sweep", "systems.favano", "timelines.contacts", "theory.favano"} <= set(MODULES)
+    assert {
+        "types",
+        "simulate",
+        "sweep",
+        "systems.favano",
+        "timelines.contacts",
+        "theory.favano",
+    } <= set(MODULES)
     assert "timelines" in imports_of("systems.favano")
 
 
@@ -69,7 +80,9 @@ def test_systems_know_neither_each_other_nor_the_engine(module: str) -> None:
     assert not imported & (ENGINE | FRONT)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name not in ENGINE | FRONT | SYSTEMS])
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if name not in ENGINE | FRONT | SYSTEMS]
+)
 def test_parts_do_not_know_the_engine(module: str) -> None:
     """But for local work of clients, gradient steps and E-steps, which lays its slots out."""
     allowed = {"layout"} if module in ("local", "expectation") else set()
@@ -83,17 +96,29 @@ def test_the_engine_does_not_know_the_front(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(THEORY))
 def test_theory_knows_no_system_and_nothing_of_learning(module: str) -> None:
-    assert not {name for name in imports_of(module) if not name.startswith(("theory", "timelines", "types", "gaussians"))}
+    assert not {
+        name
+        for name in imports_of(module)
+        if not name.startswith(("theory", "timelines", "types", "gaussians"))
+    }
 
 
 @pytest.mark.parametrize("module", sorted(TIMELINES))
 def test_timelines_know_nothing_of_learning(module: str) -> None:
-    assert imports_of(module) <= TIMELINES | {"timelines", "participation", "settings", "streams", "types"}
+    assert imports_of(module) <= TIMELINES | {
+        "timelines",
+        "participation",
+        "settings",
+        "streams",
+        "types",
+    }
 
 
 def test_nothing_imports_in_a_circle() -> None:
     """Follow imports depth first; packages stand for their `__init__`."""
-    names = {name: {n if n in MODULES else f"{n}.__init__" for n in imports_of(name)} for name in MODULES}
+    names = {
+        name: {n if n in MODULES else f"{n}.__init__" for n in imports_of(name)} for name in MODULES
+    }
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:

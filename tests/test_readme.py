@@ -16,7 +16,10 @@ def test_blocks_run_and_momentum_matters() -> None:
     exec(compile(blocks[0], "README.md, first block", "exec"), scope)
     curves = scope["run"].curves
     assert curves.accuracy.dims == ("lr", "rate_slow", "seed", "eval")
-    assert float(curves.accuracy.isel(eval=-1).mean()) > float(curves.accuracy.isel(eval=0).mean()) + 0.2
+    assert (
+        float(curves.accuracy.isel(eval=-1).mean())
+        > float(curves.accuracy.isel(eval=0).mean()) + 0.2
+    )
     exec(compile(blocks[1], "README.md, second block", "exec"), scope)
     own = scope["run"].curves
     assert own.sizes == {"momentum": 3, "seed": 5, "eval": own.sizes["eval"]}

@@ -19,8 +19,14 @@ def names_of_streams() -> set[str]:
     names = set()
     for path in Path(fedjax_sim.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "stream":
-                assert isinstance(node.args[1], ast.Constant), f"{path.name}: a stream's name is a literal"
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "stream"
+            ):
+                assert isinstance(node.args[1], ast.Constant), (
+                    f"{path.name}: a stream's name is a literal"
+                )
                 names.add(node.args[1].value)
     return names
 
@@ -28,8 +34,22 @@ def names_of_streams() -> set[str]:
 def test_streams_of_the_names_in_use_are_all_different() -> None:
     """Names are hashed to 31 bits: no two of those in use may meet."""
     names = names_of_streams()
-    assert {"timeline", "learning", "local", "batches", "noise", "cohorts", "runtimes", "speeds", "ties", "init"} <= names
-    data = {tuple(np.asarray(jax.random.key_data(stream(jax.random.key(3), name))).tolist()) for name in names}
+    assert {
+        "timeline",
+        "learning",
+        "local",
+        "batches",
+        "noise",
+        "cohorts",
+        "runtimes",
+        "speeds",
+        "ties",
+        "init",
+    } <= names
+    data = {
+        tuple(np.asarray(jax.random.key_data(stream(jax.random.key(3), name))).tolist())
+        for name in names
+    }
     assert len(data) == len(names)
 
 
@@ -44,14 +64,18 @@ def test_a_stream_depends_on_key_and_name_alone() -> None:
 def test_every_permutation_is_one(size: int) -> None:
     bits = shuffle_bits(jax.random.key(size))
     tables = shuffled_index(bits, jnp.arange(size)[None], size, jnp.arange(20)[:, None])
-    np.testing.assert_array_equal(np.sort(tables, axis=1), np.broadcast_to(np.arange(size), (20, size)))
+    np.testing.assert_array_equal(
+        np.sort(tables, axis=1), np.broadcast_to(np.arange(size), (20, size))
+    )
 
 
 def test_positions_looked_up_alone_are_those_of_the_whole() -> None:
     """Also with a size and a permutation that are known to the program only when it runs."""
     bits = shuffle_bits(jax.random.key(0))
     whole = shuffled_index(bits, jnp.arange(50)[None], 50, jnp.arange(4)[:, None])
-    alone = jax.jit(shuffled_index)(bits, jnp.array([49, 3, 17]), jnp.int32(50), jnp.array([2, 0, 3]))
+    alone = jax.jit(shuffled_index)(
+        bits, jnp.array([49, 3, 17]), jnp.int32(50), jnp.array([2, 0, 3])
+    )
     np.testing.assert_array_equal(alone, whole[jnp.array([2, 0, 3]), jnp.array([49, 3, 17])])
 
 
@@ -75,14 +99,20 @@ def permutations_seen(tables: np.ndarray) -> np.ndarray:
 def test_permutations_are_uniform_over_keys(size: int, num: int) -> None:
     """Chi-square over all n! of them, each expected some hundred times; p-value above 1e-3 for these keys."""
     keys = jax.random.split(jax.random.key(1), num)
-    tables = jax.jit(jax.vmap(lambda key: shuffled_index(shuffle_bits(key), jnp.arange(size), size)))(keys)
+    tables = jax.jit(
+        jax.vmap(lambda key: shuffled_index(shuffle_bits(key), jnp.arange(size), size))
+    )(keys)
     assert stats.chisquare(permutations_seen(np.asarray(tables))).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(("size", "num"), [(4, 12_000), (5, 30_000)])
 def test_permutations_are_uniform_over_epochs(size: int, num: int) -> None:
     """The same for the many permutations of one key, which differ by a number mixed into its bits."""
-    tables = np.asarray(shuffled_index(shuffle_bits(jax.random.key(2)), jnp.arange(size)[None], size, jnp.arange(num)[:, None]))
+    tables = np.asarray(
+        shuffled_index(
+            shuffle_bits(jax.random.key(2)), jnp.arange(size)[None], size, jnp.arange(num)[:, None]
+        )
+    )
     assert stats.chisquare(permutations_seen(tables)).pvalue > 1e-3
     # Where one epoch puts an element says nothing about where the next one does.
     pairs = np.bincount(tables[:-1, 0] * size + tables[1:, 0], minlength=size * size)

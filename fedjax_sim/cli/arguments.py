@@ -45,14 +45,27 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse complains of as a sentence."""
-        raise UsageError(message.removeprefix("argument ")[:1].lower() + message.removeprefix("argument ")[1:].rstrip(".") + ".")
+        raise UsageError(
+            message.removeprefix("argument ")[:1].lower()
+            + message.removeprefix("argument ")[1:].rstrip(".")
+            + "."
+        )
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words, flags and names in any order."""
         known, unknown = self.parse_known_intermixed_args(words)
-        flags = sorted(flag for action in self._actions for flag in action.option_strings if flag.startswith("--"))
+        flags = sorted(
+            flag
+            for action in self._actions
+            for flag in action.option_strings
+            if flag.startswith("--")
+        )
         for word in unknown:
-            allowed = "one of " + ", ".join(flags) if word.startswith("-") else "left out: this command takes no such name"
+            allowed = (
+                "one of " + ", ".join(flags)
+                if word.startswith("-")
+                else "left out: this command takes no such name"
+            )
             raise ConfigError("flag" if word.startswith("-") else "argument", word, allowed)
         return known
 
@@ -60,9 +73,19 @@ class Parser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """Stores a flag's value, and refuses the flag a second time."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: Any = None,
+    ) -> None:
         if getattr(namespace, self.dest) is not None:
-            raise ConfigError(f"second {option_string}", values, f"left out: it is already {getattr(namespace, self.dest)!r}")
+            raise ConfigError(
+                f"second {option_string}",
+                values,
+                f"left out: it is already {getattr(namespace, self.dest)!r}",
+            )
         setattr(namespace, self.dest, values)
 
 
@@ -70,25 +93,59 @@ def parser_of(command: str, summary: str) -> Parser:
     """The parser of a command; all values stay text, for `seeds`, `number` and the like to read."""
     parser = Parser(prog=f"fedjax-sim {command}", description=summary, allow_abbrev=False)
     if command == "list":
-        parser.add_argument("systems", nargs="*", metavar="SYSTEM", help="list its settings, with defaults and what is allowed")
+        parser.add_argument(
+            "systems",
+            nargs="*",
+            metavar="SYSTEM",
+            help="list its settings, with defaults and what is allowed",
+        )
         return parser
 
     def flag(name: str, help: str, metavar: str) -> None:
         parser.add_argument(name, action=Once, help=help, metavar=metavar)
 
-    parser.add_argument("systems", nargs="*", metavar="SYSTEM", help="systems to compare (default: fedavg quafl fedbuff favano)")
+    parser.add_argument(
+        "systems",
+        nargs="*",
+        metavar="SYSTEM",
+        help="systems to compare (default: fedavg quafl fedbuff favano)",
+    )
     flag("--dataset", "data set, see list (default: digits)", "NAME")
     if command == "run":
         flag("--data-dir", "folder with the data set's raw files", "DIR")
         flag("--model", "model, see list", "NAME")
         flag("--convolution", "how networks convolve: auto, patches or lax (default: auto)", "NAME")
-        flag("--augmentation", "of training images: none, flip, crop or crop_flip (default: by data set)", "NAME")
-        flag("--low-bit", "train with so many bits of weights, activations and gradients, such as 3,3,4 (default: none)", "W,A,G")
-        flag("--components", "of the mixture that systems of expectation maximisation fit (default: 10)", "NUMBER")
-        flag("--dimensions", "principal components of the images that it is fitted to (default: 20)", "NUMBER")
-        flag("--partition", "who holds which examples, see list (default: classes; iid for expectation maximisation)", "NAME")
+        flag(
+            "--augmentation",
+            "of training images: none, flip, crop or crop_flip (default: by data set)",
+            "NAME",
+        )
+        flag(
+            "--low-bit",
+            "train with so many bits of weights, activations and gradients, such as 3,3,4 (default: none)",
+            "W,A,G",
+        )
+        flag(
+            "--components",
+            "of the mixture that systems of expectation maximisation fit (default: 10)",
+            "NUMBER",
+        )
+        flag(
+            "--dimensions",
+            "principal components of the images that it is fitted to (default: 20)",
+            "NUMBER",
+        )
+        flag(
+            "--partition",
+            "who holds which examples, see list (default: classes; iid for expectation maximisation)",
+            "NAME",
+        )
         for option in PARTITION_OPTIONS:
-            flag("--" + option.replace("_", "-"), "option of the partition", "N+N..." if option == "group_sizes" else "NUMBER")
+            flag(
+                "--" + option.replace("_", "-"),
+                "option of the partition",
+                "N+N..." if option == "group_sizes" else "NUMBER",
+            )
         flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
         flag(
             "--layout",
@@ -96,8 +153,16 @@ def parser_of(command: str, summary: str) -> Parser:
             "NAME=VALUE,...",
         )
         flag("--checkpoint-every", "least seconds between two checkpoints (default: 20)", "SECONDS")
-        parser.add_argument("--resume", action="store_true", help="go on with the unfinished run in the results folder")
-    flag("--seeds", "a number of seeds, from 0, or a list such as 3,7 or 3, (default: 5)", "NUMBER|LIST")
+        parser.add_argument(
+            "--resume",
+            action="store_true",
+            help="go on with the unfinished run in the results folder",
+        )
+    flag(
+        "--seeds",
+        "a number of seeds, from 0, or a list such as 3,7 or 3, (default: 5)",
+        "NUMBER|LIST",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -106,9 +171,17 @@ def parser_of(command: str, summary: str) -> Parser:
         help="set, or with several values sweep, a field of the settings of those systems that have a use for it",
     )
     flag("--time-budget", "virtual time", "T")
-    flag("--trace", "CSV file with columns client, start, finish, in place of the delay law", "FILE")
-    flag("--out", f"results folder (default: {'results' if command == 'run' else 'results-timeline'}, or a numbered one if in use)", "DIR")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in the results folder")
+    flag(
+        "--trace", "CSV file with columns client, start, finish, in place of the delay law", "FILE"
+    )
+    flag(
+        "--out",
+        f"results folder (default: {'results' if command == 'run' else 'results-timeline'}, or a numbered one if in use)",
+        "DIR",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what is in the results folder"
+    )
     return parser
 
 
@@ -184,7 +257,11 @@ def settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
         traces.append((name, values.split(",")))
     for name, texts in traces:
         if name in found:
-            raise ConfigError(f"second setting of {name}", ",".join(texts), f"left out: it is already {','.join(found[name])!r}")
+            raise ConfigError(
+                f"second setting of {name}",
+                ",".join(texts),
+                f"left out: it is already {','.join(found[name])!r}",
+            )
         found[name] = texts
     return found
 
@@ -198,7 +275,9 @@ def low_bit(text: str) -> tuple[int, int, int] | None:
     except ValueError:
         weights = activations = gradients = 0
     if min(weights, activations, gradients) < 2 or max(weights, activations) > 24 or gradients > 8:
-        raise ConfigError("low_bit", text, "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8")
+        raise ConfigError(
+            "low_bit", text, "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8"
+        )
     return weights, activations, gradients
 
 
@@ -216,11 +295,17 @@ def layout(text: str | None) -> Layout:
     for word in text.split(",") if text is not None else []:
         name, equals, value = word.partition("=")
         if name not in readers or not equals or name in chosen:
-            raise ConfigError("--layout", word, "name=value with different names of " + ", ".join(readers))
+            raise ConfigError(
+                "--layout", word, "name=value with different names of " + ", ".join(readers)
+            )
         try:
             chosen[name] = readers[name](value)
         except (ValueError, KeyError):
-            raise ConfigError(f"layout.{name}", value, "true or false" if name == "lanes_at_once" else "a whole number") from None
+            raise ConfigError(
+                f"layout.{name}",
+                value,
+                "true or false" if name == "lanes_at_once" else "a whole number",
+            ) from None
     return Layout(**chosen)
 
 

@@ -52,18 +52,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedjax-sim: {error}".replace("\n", " "), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("fedjax-sim: interrupted; --resume goes on with a run from its last checkpoint.", file=sys.stderr)
+        print(
+            "fedjax-sim: interrupted; --resume goes on with a run from its last checkpoint.",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     except OSError as error:
         if error.errno not in DISK_TROUBLE:
             raise
-        print(f"fedjax-sim: writing failed ({error.strerror}: {error.filename}); --resume goes on once that is mended.", file=sys.stderr)
+        print(
+            f"fedjax-sim: writing failed ({error.strerror}: {error.filename}); --resume goes on once that is mended.",
+            file=sys.stderr,
+        )
         return BAD_INPUT
 
 
 def _command(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"fedjax-sim {__version__}: federated-learning simulation, the schedule first, learning second\n")
+        print(
+            f"fedjax-sim {__version__}: federated-learning simulation, the schedule first, learning second\n"
+        )
         for name, summary in COMMANDS.items():
             print(f"  fedjax-sim {name:9} {summary}")
         print("\nfedjax-sim COMMAND --help tells a command's flags.")
@@ -80,12 +88,18 @@ def _list(arguments: argparse.Namespace) -> int:
     console = _console()
     for name in arguments.systems:
         system = SYSTEMS[words.named("system", name, SYSTEMS)]
-        table = Table(title=f"{name}: {system.summary}", title_justify="left", box=None, padding=(0, 2))
+        table = Table(
+            title=f"{name}: {system.summary}", title_justify="left", box=None, padding=(0, 2)
+        )
         for column in ("setting", "default", "allowed"):
             table.add_column(column, overflow="fold")
         for field in fields(system.Hyper).values():
             default = field.default
-            text = f"{default:g}" if isinstance(default, float) else str(getattr(default, "__name__", default))
+            text = (
+                f"{default:g}"
+                if isinstance(default, float)
+                else str(getattr(default, "__name__", default))
+            )
             table.add_row(field.name, text, field.metadata["allowed"])
         console.print(table)
     if not arguments.systems:
@@ -93,12 +107,16 @@ def _list(arguments: argparse.Namespace) -> int:
             "systems": {name: system.summary for name, system in SYSTEMS.items()},
             "data sets": datasets.names(),
             "models": {name: entry.summary for name, entry in MODELS.items()},
-            "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
+            "latent-variable models": {
+                name: entry.summary for name, entry in latent.MODELS.items()
+            },
             "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
             "experiments": _experiments(),
         }
         for title, entries in lists.items():
-            table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
+            table = Table(
+                title=title, title_justify="left", box=None, show_header=False, padding=(0, 2)
+            )
             for name, summary in entries.items():
                 table.add_row(name, summary)
             if entries:
@@ -143,7 +161,9 @@ def _run(arguments: argparse.Namespace) -> int:
     problems = {num: data.problems(num) for num in data.partitions}
     for contender in contenders:
         comparison.check_problems(contender, problems[contender.hyper.num_clients])
-        comparison.timelines(contender, seeds, time_budget)  # for the errors that only a schedule shows, before any training
+        comparison.timelines(
+            contender, seeds, time_budget
+        )  # for the errors that only a schedule shows, before any training
     folder.open(_identity(config))
     curves = {}
     for contender in contenders:
@@ -179,18 +199,32 @@ def _timeline(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments, "results-timeline", resume=False)
     keep_compiled()
     use_cores()
-    entries = [entry for contender in contenders for entry in schedule_report.entries(contender, seeds, time_budget)]
+    entries = [
+        entry
+        for contender in contenders
+        for entry in schedule_report.entries(contender, seeds, time_budget)
+    ]
     folder.open()
     schedule_report.save(folder, entries, _config(contenders, seeds, time_budget))
     console = _console()
     console.print(schedule_report.table(entries))
-    console.print(f"Means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. Written to {folder.path}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. Written to {folder.path}",
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 
 def _time_budget(arguments: argparse.Namespace, defaults: Defaults) -> float:
-    is_latent = any(name in SYSTEMS and SYSTEMS[name].learns is LatentProblem for name in arguments.systems)
-    return words.number("time_budget", arguments.time_budget, defaults.em_time_budget if is_latent else defaults.time_budget)
+    is_latent = any(
+        name in SYSTEMS and SYSTEMS[name].learns is LatentProblem for name in arguments.systems
+    )
+    return words.number(
+        "time_budget",
+        arguments.time_budget,
+        defaults.em_time_budget if is_latent else defaults.time_budget,
+    )
 
 
 def _folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> results.Folder:
@@ -198,7 +232,9 @@ def _folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> result
     return results.Folder(path, resume=resume, overwrite=arguments.overwrite)
 
 
-def _config(contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float) -> dict[str, Any]:
+def _config(
+    contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float
+) -> dict[str, Any]:
     systems = {contender.system.name: contender.resolved() for contender in contenders}
     return {"systems": systems, "seeds": list(seeds), "time_budget": time_budget}
 
@@ -216,11 +252,18 @@ def _curve_figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
         """Whether it is one of many, such as the weight of a mixture's component."""
         return metric.rsplit("_", 1)[-1].isdigit()
 
-    metrics = dict.fromkeys(metric for data in curves.values() for metric in results.metrics_of(data) if not is_entry(metric))
+    metrics = dict.fromkeys(
+        metric
+        for data in curves.values()
+        for metric in results.metrics_of(data)
+        if not is_entry(metric)
+    )
     return {f"{metric}.png": plots.curves_figure(curves, metric) for metric in metrics}
 
 
-def _report_run(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any], folder: results.Folder, data: Data) -> None:
+def _report_run(
+    curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any], folder: results.Folder, data: Data
+) -> None:
     """Print the final table, lanes that diverged, and where everything is."""
     table = Table(box=None, padding=(0, 2), title_justify="left")
     shown = next(names for names in SHOWN if names[0] in next(iter(curves.values())))
@@ -236,7 +279,9 @@ def _report_run(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any], fo
         table.add_column(column, justify="left" if column == "system" else "right")
     for name, lanes in curves.items():
         entry = summary["systems"][name]
-        for (point, own), final in zip(results.settings_of(lanes), entry.get("settings", [entry]), strict=True):
+        for (point, own), final in zip(
+            results.settings_of(lanes), entry.get("settings", [entry]), strict=True
+        ):
             table.add_row(
                 results.label(name, point),
                 *(_mean_and_std(final["final"].get(name)) for name in shown),
@@ -266,7 +311,11 @@ def _report_run(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any], fo
 def _mean_and_std(value: Mapping[str, float | None] | None) -> str:
     if value is None:
         return "-"
-    return "diverged" if value["mean"] is None else f"{value['mean']:{_digits(value['mean'])}} +- {value['std']:{_digits(value['mean'])}}"
+    return (
+        "diverged"
+        if value["mean"] is None
+        else f"{value['mean']:{_digits(value['mean'])}} +- {value['std']:{_digits(value['mean'])}}"
+    )
 
 
 def _digits(value: float | None) -> str:

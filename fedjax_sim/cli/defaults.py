@@ -44,7 +44,12 @@ TINY_IMAGENET = Defaults(
 )
 """FAVANO's experiment on TinyImageNet; the usual normalisation of ImageNet, as the paper only says "standard"."""
 
-TEXT = Defaults(model="char_lstm", time_budget=1000.0, settings={"num_clients": 40, "batch_size": 32}, partition="natural")
+TEXT = Defaults(
+    model="char_lstm",
+    time_budget=1000.0,
+    settings={"num_clients": 40, "batch_size": 32},
+    partition="natural",
+)
 """Any text: the network and the number of clients of hierarchical FL's Fig. 11 (arXiv 2302.04851); learning rates are untried."""
 
 DEFAULTS: dict[str, Defaults] = {

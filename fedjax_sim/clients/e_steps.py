@@ -31,7 +31,11 @@ def fitting(hyper: Any, problem: LatentProblem | None) -> Any:
     if problem is not None and hyper.sampling == "without_replacement":
         fewest = int(np.min(problem.counts))
         if hyper.batch_size > fewest:
-            raise ConfigError("batch_size", hyper.batch_size, f"at most {fewest}, the fewest examples of a client, without replacement")
+            raise ConfigError(
+                "batch_size",
+                hyper.batch_size,
+                f"at most {fewest}, the fewest examples of a client, without replacement",
+            )
     return hyper
 
 
@@ -60,15 +64,27 @@ def local_statistics(
     own_trips = jnp.where(works, jnp.where(is_full, trips_of_all, 2 if is_difference else 1), 0)
     is_own = less is not None and less.ndim == 2
 
-    def slot(trips: Array, own_trips: Array, client: Array, offset: Array, own_less: Array | None) -> Array:
+    def slot(
+        trips: Array, own_trips: Array, client: Array, offset: Array, own_less: Array | None
+    ) -> Array:
         number = problem.counts[client]
-        drawn = 0 if is_full is True else _mini_batch(hyper, jax.random.fold_in(stream(key, "batches"), client), offset, number)
+        drawn = (
+            0
+            if is_full is True
+            else _mini_batch(
+                hyper, jax.random.fold_in(stream(key, "batches"), client), offset, number
+            )
+        )
         reference = own_less if is_own else less
 
         def trip(j: Array, total: Array) -> Array:
             places = j * size + jnp.arange(size)
             examples = jnp.where(is_full, jnp.minimum(places, number - 1), drawn)
-            weight = jnp.where(is_full, (places < number) / number.astype(natural.dtype), jnp.asarray(1 / size, natural.dtype))
+            weight = jnp.where(
+                is_full,
+                (places < number) / number.astype(natural.dtype),
+                jnp.asarray(1 / size, natural.dtype),
+            )
             if reference is None:
                 phi = natural
             else:

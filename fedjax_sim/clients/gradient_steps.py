@@ -32,7 +32,10 @@ class LocalTraining:
     lr_scale: float = real(1.0, above=0)
     """Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL."""
     batch_size: int = count(128)
-    sampling: str = choice("shuffled_epochs", ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"))
+    sampling: str = choice(
+        "shuffled_epochs",
+        ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
+    )
     """Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or a
     subset drawn anew for each step; or independent draws."""
     optimizer: Callable[..., optax.GradientTransformation] = static(
@@ -79,7 +82,9 @@ class Training(NamedTuple):
     """Its state starts anew."""
 
 
-def local_steps(plan: Plan, start: Params, event: Event, train: Callable[[Params, Array, Array], Training]) -> tuple[Params, Work]:
+def local_steps(
+    plan: Plan, start: Params, event: Event, train: Callable[[Params, Array, Array], Training]
+) -> tuple[Params, Work]:
     """Run every slot's local steps, `event.steps` of them, from its own start.
 
     start: leaves `[S, ...]`. train: from a slot's start, client `i32[]` and offset `i32[]` to its training. Returns the models reached,
@@ -94,7 +99,9 @@ def local_steps(plan: Plan, start: Params, event: Event, train: Callable[[Params
             update, state = optimizer.update(gradient(model, q), state, model)
             after = optax.apply_updates(model, update)
             # Nothing reads the optimizer's state after a masked step: only such follow.
-            return jax.tree.map(lambda new, old: jnp.where(q < steps, new, old), after, model), state
+            return jax.tree.map(
+                lambda new, old: jnp.where(q < steps, new, old), after, model
+            ), state
 
         return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
 
@@ -116,7 +123,9 @@ def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Ar
 
     def loss(model: Params, q: Array) -> Array:
         if hyper.sampling == "with_replacement":
-            examples = jax.random.randint(jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count)
+            examples = jax.random.randint(
+                jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count
+            )
         elif hyper.sampling == "without_replacement":
             examples = fresh_examples(bits, offset + q, count, hyper.batch_size)
         elif hyper.sampling == "reshuffled":
@@ -129,7 +138,9 @@ def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Ar
     return loss
 
 
-def batch_gradient(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchGradient:
+def batch_gradient(
+    problem: Problem, hyper: Any, key: Key, client: Array, offset: Array
+) -> BatchGradient:
     """The gradient of `batch_loss`."""
     return jax.grad(batch_loss(problem, hyper, key, client, offset))
 

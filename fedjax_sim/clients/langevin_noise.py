@@ -19,7 +19,11 @@ class NoiseState(NamedTuple):
 
 
 def add_langevin_noise(
-    key: Key, step_size: Number | Callable[[Array], Number], temperature: Number, *, first: Array | int = 0
+    key: Key,
+    step_size: Number | Callable[[Array], Number],
+    temperature: Number,
+    *,
+    first: Array | int = 0,
 ) -> optax.GradientTransformation:
     """Add sqrt(2 eta tau) xi to updates that already are -eta times a gradient, xi a standard normal vector.
 
@@ -32,7 +36,9 @@ def add_langevin_noise(
     def init(params: Params) -> NoiseState:
         return NoiseState(jnp.asarray(first, "int32"))
 
-    def update(updates: Params, state: NoiseState, params: Params | None = None) -> tuple[Params, NoiseState]:
+    def update(
+        updates: Params, state: NoiseState, params: Params | None = None
+    ) -> tuple[Params, NoiseState]:
         flat, unravel = ravel_pytree(updates)
         deviation = jnp.sqrt(2 * jnp.asarray(eta(state.step)) * temperature).astype(flat.dtype)
         noise = _standard_normal(jax.random.fold_in(key, state.step), jnp.any(deviation != 0), flat)
@@ -52,15 +58,22 @@ def _standard_normal(key: Key, is_wanted: Array, like: Array) -> Array:
     def draw(words: Array, is_wanted: Array) -> Array:  # [batch..., words of a key], bool[batch...]
         def wanted() -> Array:
             keys = jax.random.wrap_key_data(words, impl=impl)
-            return jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))(keys.ravel()).reshape(shape)
+            return jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))(
+                keys.ravel()
+            ).reshape(shape)
 
         shape = (*is_wanted.shape, *like.shape)
         return jax.lax.cond(is_wanted.any(), wanted, lambda: jnp.zeros(shape, like.dtype))
 
     @draw.def_vmap
-    def draw_batch(size: int, in_batched: Sequence[bool], words: Array, is_wanted: Array) -> tuple[Array, bool]:
+    def draw_batch(
+        size: int, in_batched: Sequence[bool], words: Array, is_wanted: Array
+    ) -> tuple[Array, bool]:
         if not in_batched[0]:
             return draw(words, is_wanted.any(axis=0)), False
-        return draw(words, is_wanted if in_batched[1] else jnp.broadcast_to(is_wanted, (size, *is_wanted.shape))), True
+        return draw(
+            words,
+            is_wanted if in_batched[1] else jnp.broadcast_to(is_wanted, (size, *is_wanted.shape)),
+        ), True
 
     return draw(jax.random.key_data(key), is_wanted)

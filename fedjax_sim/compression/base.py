@@ -51,7 +51,11 @@ class Compressor:
 
     def __str__(self) -> str:
         """Say it as `parse_compressor` reads it: the name, and what differs from the defaults."""
-        given = {name: getattr(self, name) for name, field in fields(type(self)).items() if getattr(self, name) != field.default}
+        given = {
+            name: getattr(self, name)
+            for name, field in fields(type(self)).items()
+            if getattr(self, name) != field.default
+        }
         return ":".join([self.name, *(f"{name}={value:g}" for name, value in given.items())])
 
 

@@ -7,7 +7,16 @@ from fedjax_sim.compression.sparse import RandK, RandSparsification
 from fedjax_sim.settings import ConfigError, check, fields, parse
 
 COMPRESSORS: dict[str, type[Compressor]] = {
-    kind.name: kind for kind in (Identity, BlockQuantization, Dithering, StochasticRounding, RandSparsification, RandK, Luq)
+    kind.name: kind
+    for kind in (
+        Identity,
+        BlockQuantization,
+        Dithering,
+        StochasticRounding,
+        RandSparsification,
+        RandK,
+        Luq,
+    )
 }
 """By the names of the command line."""
 
@@ -16,12 +25,20 @@ def parse_compressor(text: str) -> Compressor:
     """Read a name, with values for its fields such as "block:norm=inf:block=9"; raises ConfigError for what is not allowed."""
     name, *words = text.split(":")
     if name not in COMPRESSORS:
-        raise ConfigError("compression", text, "one of " + ", ".join(COMPRESSORS) + ", with values such as block:norm=2:block=4")
+        raise ConfigError(
+            "compression",
+            text,
+            "one of " + ", ".join(COMPRESSORS) + ", with values such as block:norm=2:block=4",
+        )
     kind, values = COMPRESSORS[name], {}
     for word in words:
         field, equals, value = word.partition("=")
         if not equals or field in values:
-            raise ConfigError(f"compression {name}", word, "name=value, each name once, of " + (", ".join(fields(kind)) or "nothing"))
+            raise ConfigError(
+                f"compression {name}",
+                word,
+                "name=value, each name once, of " + (", ".join(fields(kind)) or "nothing"),
+            )
         values[field] = parse(kind, field, value)
     compressor = kind(**values)
     check(compressor)

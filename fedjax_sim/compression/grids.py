@@ -59,7 +59,13 @@ class Grid(Compressor):
             return ((1 + (size - 1) / s**2) ** 0.5 - 1) / 2
         reach = size ** max(1 / self.norm, 1 / 2) / s
         is_coarse, below, above = (s == 1) | (reach >= 2), reach - 1, (reach / 2) ** 2
-        return jnp.where(is_coarse, below, above) if isinstance(s, jax.Array) else below if is_coarse else above
+        return (
+            jnp.where(is_coarse, below, above)
+            if isinstance(s, jax.Array)
+            else below
+            if is_coarse
+            else above
+        )
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits; the row's length must divide dim."""
@@ -135,7 +141,9 @@ class StochasticRounding(Grid):
     def num_levels(self) -> Any:
         """Levels above 0."""
         levels = 2.0 ** (self.width - 1) - 1
-        return jnp.round(levels) if isinstance(levels, jax.Array) else levels  # A power of traced numbers is not exact.
+        return (
+            jnp.round(levels) if isinstance(levels, jax.Array) else levels
+        )  # A power of traced numbers is not exact.
 
 
 def _norm(blocks: Array, order: float) -> Array:

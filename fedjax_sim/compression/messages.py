@@ -32,7 +32,15 @@ def compress(compressor: Compressor, key: Key, message: Params) -> Params:
     return restored(compressor.apply(key, vector))
 
 
-def received(compressor: Compressor, key: Key, event: Event, reference: Params, models: Params, *, way: str = "up") -> Params:
+def received(
+    compressor: Compressor,
+    key: Key,
+    event: Event,
+    reference: Params,
+    models: Params,
+    *,
+    way: str = "up",
+) -> Params:
     """Decode models that are sent as compressed differences from a reference that sender and receiver both have.
 
     key: the lane's. reference, models: leaves `[S, ...]`. way: "up" or "down", of independent randomness. Returns reference +
@@ -44,7 +52,11 @@ def received(compressor: Compressor, key: Key, event: Event, reference: Params, 
     own = jax.random.fold_in(chance, event.tick)
 
     def slot(client: Array, reference: Params, model: Params) -> Params:
-        message = compress(compressor, jax.random.fold_in(own, client), jax.tree.map(jnp.subtract, model, reference))
+        message = compress(
+            compressor,
+            jax.random.fold_in(own, client),
+            jax.tree.map(jnp.subtract, model, reference),
+        )
         return jax.tree.map(jnp.add, reference, message)
 
     # An empty slot sends nothing; its client index only has to be a valid one.
@@ -55,7 +67,9 @@ def message_bits(compressor: Compressor, params: Params) -> int:
     """Count the bits of a compressed model; params may be arrays or `ShapeDtypeStruct`s."""
     if isinstance(compressor, Identity):
         return full_precision_bits(params)
-    return compressor.bits(num_parameters(params), word=8 * jnp.result_type(*jax.tree.leaves(params)).itemsize)
+    return compressor.bits(
+        num_parameters(params), word=8 * jnp.result_type(*jax.tree.leaves(params)).itemsize
+    )
 
 
 def num_parameters(params: Params) -> int:

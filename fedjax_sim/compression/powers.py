@@ -61,5 +61,7 @@ def powers_around(magnitude: Array, *, top: int) -> Rounding:
     # Smaller powers are no normal numbers of 32 bits.
     least = jnp.float32(2.0 ** -min(top, 126))
     # A float without its fraction bits is the power of two at or below it.
-    power = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000), "float32")
+    power = jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000), "float32"
+    )
     return Rounding(largest, share, jnp.where(share < least, 0, power), jnp.maximum(power, least))

@@ -65,7 +65,9 @@ class RandK(Compressor):
 
     def omega(self, dim: int) -> Any:
         """Compute the constant."""
-        kept = jnp.minimum(self.kept, dim) if isinstance(self.kept, jax.Array) else min(self.kept, dim)
+        kept = (
+            jnp.minimum(self.kept, dim) if isinstance(self.kept, jax.Array) else min(self.kept, dim)
+        )
         return dim / kept - 1
 
     def bits(self, dim: int, *, word: int = 32) -> int:

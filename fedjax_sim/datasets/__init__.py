@@ -34,7 +34,12 @@ def is_text(name: str) -> bool:
     return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
-def load(name: str, *, data_dir: str | os.PathLike | None = None, cache_dir: str | os.PathLike | None = None) -> Dataset:
+def load(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Dataset:
     """Load a set of images by name.
 
     name: one of `names()`; a path that ends in .npz needs no `npz:` before it, and the set is called like the file. data_dir: the
@@ -59,7 +64,12 @@ def load(name: str, *, data_dir: str | os.PathLike | None = None, cache_dir: str
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
 
 
-def load_text(name: str, *, data_dir: str | os.PathLike | None = None, cache_dir: str | os.PathLike | None = None) -> Text:
+def load_text(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Text:
     """Load a text by name, in the form that `from_text` gives it by default.
 
     name: "tiny_shakespeare", or the path of a .txt file, with or without `text:` before it. The rest is as for `load`.
@@ -71,7 +81,9 @@ def load_text(name: str, *, data_dir: str | os.PathLike | None = None, cache_dir
     return from_file(Path(name.removeprefix("text:")).expanduser())
 
 
-def _folders(data_dir: str | os.PathLike | None, cache_dir: str | os.PathLike | None) -> tuple[Path | None, Path]:
+def _folders(
+    data_dir: str | os.PathLike | None, cache_dir: str | os.PathLike | None
+) -> tuple[Path | None, Path]:
     cache = cache_dir or os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim"
     return None if data_dir is None else Path(data_dir).expanduser(), Path(cache).expanduser()
 
@@ -82,8 +94,12 @@ def _digits() -> Dataset:
 
     images, labels = load_digits(return_X_y=True)
     images = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-    train, test = train_test_split(np.arange(len(labels)), test_size=360, stratify=labels, random_state=0)
-    return from_arrays(images[train], labels[train], images[test], labels[test], num_classes=10, name="digits")
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=360, stratify=labels, random_state=0
+    )
+    return from_arrays(
+        images[train], labels[train], images[test], labels[test], num_classes=10, name="digits"
+    )
 
 
 def _breast_cancer() -> Dataset:
@@ -91,6 +107,15 @@ def _breast_cancer() -> Dataset:
     from sklearn.model_selection import train_test_split
 
     features, labels = load_breast_cancer(return_X_y=True)
-    train, test = train_test_split(np.arange(len(labels)), test_size=143, stratify=labels, random_state=0)
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=143, stratify=labels, random_state=0
+    )
     features = (features - features[train].mean(axis=0)) / features[train].std(axis=0)
-    return from_arrays(features[train], labels[train], features[test], labels[test], num_classes=2, name="breast_cancer")
+    return from_arrays(
+        features[train],
+        labels[train],
+        features[test],
+        labels[test],
+        num_classes=2,
+        name="breast_cancer",
+    )

@@ -33,7 +33,9 @@ _DAMAGE = (
 class Raw(NamedTuple):
     """What a set's raw files hold."""
 
-    splits: dict[str, Iterable[tuple]]  # of "train" and "test": image u8[H, W] or u8[H, W, 3], label, and client if there are any
+    splits: dict[
+        str, Iterable[tuple]
+    ]  # of "train" and "test": image u8[H, W] or u8[H, W, 3], label, and client if there are any
     class_names: list[str] | None = None  # in the order of the labels; None if the files have none
 
 
@@ -50,7 +52,12 @@ def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_lab
             return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
 
     files = {"train": (train_images, train_labels), "test": (test_images, test_labels)}
-    return Raw({split: list(zip(read(images), read(labels), strict=True)) for split, (images, labels) in files.items()})
+    return Raw(
+        {
+            split: list(zip(read(images), read(labels), strict=True))
+            for split, (images, labels) in files.items()
+        }
+    )
 
 
 def read_cifar10(archive: Path) -> Raw:
@@ -60,7 +67,10 @@ def read_cifar10(archive: Path) -> Raw:
     """
     folder = "cifar-10-batches-bin/"
     names = folder + "batches.meta.txt"
-    files = {"train": [f"{folder}data_batch_{i}.bin" for i in range(1, 6)], "test": [folder + "test_batch.bin"]}
+    files = {
+        "train": [f"{folder}data_batch_{i}.bin" for i in range(1, 6)],
+        "test": [folder + "test_batch.bin"],
+    }
     wanted = [names, *files["train"], *files["test"]]
     found = {}
     with _readable(archive), tarfile.open(archive, "r:gz") as tar:
@@ -69,12 +79,26 @@ def read_cifar10(archive: Path) -> Raw:
                 found[member.name] = file.read()
         _require(wanted, found, archive)
         class_names = found[names].decode().split()
-        data = {split: np.frombuffer(b"".join(found[part] for part in parts), np.uint8) for split, parts in files.items()}
+        data = {
+            split: np.frombuffer(b"".join(found[part] for part in parts), np.uint8)
+            for split, parts in files.items()
+        }
         records = {split: flat.reshape(-1, 1 + 3 * 32 * 32) for split, flat in data.items()}
         if len(class_names) != 10 or max(rows[:, 0].max() for rows in records.values()) > 9:
-            raise ConfigError("raw file", str(archive), "an archive with ten class names and labels from 0 to 9")
-    images = {split: rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for split, rows in records.items()}
-    return Raw({split: list(zip(images[split], rows[:, 0], strict=True)) for split, rows in records.items()}, class_names)
+            raise ConfigError(
+                "raw file", str(archive), "an archive with ten class names and labels from 0 to 9"
+            )
+    images = {
+        split: rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        for split, rows in records.items()
+    }
+    return Raw(
+        {
+            split: list(zip(images[split], rows[:, 0], strict=True))
+            for split, rows in records.items()
+        },
+        class_names,
+    )
 
 
 def read_tiny_imagenet(archive: Path) -> Raw:
@@ -91,10 +115,16 @@ def read_tiny_imagenet(archive: Path) -> Raw:
         _require([wnids_file, annotations_file], members, archive)
         wnids = list(dict.fromkeys(file.read(wnids_file).decode().split()))
         # Lines of a file name, a WordNet id and the corners of a box.
-        annotations = [line.split() for line in file.read(annotations_file).decode().splitlines() if line.strip()]
+        annotations = [
+            line.split()
+            for line in file.read(annotations_file).decode().splitlines()
+            if line.strip()
+        ]
         test = [(f"{folder}val/images/{name}", wnid) for name, wnid, *_ in annotations]
     _require([name for name, _ in test], members, archive)
-    train_images = sorted(name for name in members if name.startswith(folder + "train/") and name.endswith(".JPEG"))
+    train_images = sorted(
+        name for name in members if name.startswith(folder + "train/") and name.endswith(".JPEG")
+    )
     train = [(name, name.split("/")[2]) for name in train_images]
     for split, examples in (("training", train), ("validation", test)):
         found = Counter(wnid for _, wnid in examples)
@@ -134,13 +164,20 @@ def read_federated_emnist(archive: Path) -> Raw:
                 for client, name in enumerate(sorted(writers["examples"])):
                     own = writers["examples"][name]
                     pixels, labels = np.asarray(own["pixels"]), np.asarray(own["label"]).ravel()
-                    if pixels.shape[1:] != (28, 28) or len(pixels) != len(labels) or labels.max() >= 62:
+                    if (
+                        pixels.shape[1:] != (28, 28)
+                        or len(pixels) != len(labels)
+                        or labels.max() >= 62
+                    ):
                         raise ValueError(f"{name} has no images of 28x28 with labels from 0 to 61")
-                    for image, label in zip(np.rint(255 * pixels).astype(np.uint8), labels, strict=True):
+                    for image, label in zip(
+                        np.rint(255 * pixels).astype(np.uint8), labels, strict=True
+                    ):
                         yield image, int(label), client
 
     return Raw(
-        {split: examples(file) for split, file in files.items()}, list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+        {split: examples(file) for split, file in files.items()},
+        list(string.digits + string.ascii_uppercase + string.ascii_lowercase),
     )
 
 
@@ -158,7 +195,9 @@ def _decoded(data: bytes, size: int) -> np.ndarray:
 
 def _require(names: Iterable[str], members: Collection[str], archive: Path) -> None:
     if missing := [name for name in names if name not in members]:
-        raise ConfigError("raw file", str(archive), f"an archive with {missing[0]}, which is missing")
+        raise ConfigError(
+            "raw file", str(archive), f"an archive with {missing[0]}, which is missing"
+        )
 
 
 @contextlib.contextmanager
@@ -170,4 +209,6 @@ def _readable(path: Path, member: str = "") -> Iterator[None]:
         raise
     except _DAMAGE as error:
         where = f"{member}: " if member else ""
-        raise ConfigError("raw file", str(path), f"an undamaged file of the published form ({where}{error})") from None
+        raise ConfigError(
+            "raw file", str(path), f"an undamaged file of the published form ({where}{error})"
+        ) from None

@@ -26,7 +26,9 @@ MOST_CHARACTERS = 254
 class Text(NamedTuple):
     """Sequences of character codes to train on and to test on. The first L codes of a sequence are inputs, the last L what follows each."""
 
-    train_sequences: np.ndarray  # u8[n, L + 1]  PADDING, UNKNOWN, or FIRST_CHARACTER + place in `characters`
+    train_sequences: (
+        np.ndarray
+    )  # u8[n, L + 1]  PADDING, UNKNOWN, or FIRST_CHARACTER + place in `characters`
     train_speakers: np.ndarray  # i32[n], places in `speakers`
     test_sequences: np.ndarray  # of another n
     test_speakers: np.ndarray
@@ -67,31 +69,50 @@ def from_text(
         raise ConfigError("sequence_length", sequence_length, "a whole number of at least 1")
     if not 0 < held_out < 1:
         raise ConfigError("held_out", held_out, "above 0 and below 1")
-    if characters is not None and not 0 < len(set(characters)) == len(characters) <= MOST_CHARACTERS:
+    if (
+        characters is not None
+        and not 0 < len(set(characters)) == len(characters) <= MOST_CHARACTERS
+    ):
         raise ConfigError("characters", characters, f"from 1 to {MOST_CHARACTERS} different ones")
     least = 2 * sequence_length if min_characters is None else min_characters
     if not isinstance(least, int) or least < 1:
         raise ConfigError("min_characters", min_characters, "a whole number of at least 1")
     whole = speeches(text)
     if not whole:
-        raise ConfigError(f"number of speeches in {name}", 0, 'at least 1: parted by empty lines, each headed by a line "NAME:"')
+        raise ConfigError(
+            f"number of speeches in {name}",
+            0,
+            'at least 1: parted by empty lines, each headed by a line "NAME:"',
+        )
     parts = {}
     for speaker, words in whole.items():
         train = len(words) - max(2, round(held_out * len(words)))
         if len(words) >= least and train >= 2:  # a character and what follows it, on both sides
             parts[speaker] = (words[:train], words[train:])
     if not parts:
-        raise ConfigError("min_characters", least, f"at most {max(map(len, whole.values()))}, the most that a speaker of {name} has")
+        raise ConfigError(
+            "min_characters",
+            least,
+            f"at most {max(map(len, whole.values()))}, the most that a speaker of {name} has",
+        )
     if characters is None:
         counted = Counter("".join(train for train, _ in parts.values()))
-        characters = "".join(sorted(character for character, _ in counted.most_common(MOST_CHARACTERS)))
+        characters = "".join(
+            sorted(character for character, _ in counted.most_common(MOST_CHARACTERS))
+        )
     code = {character: FIRST_CHARACTER + i for i, character in enumerate(characters)}
 
     def sequences(side: int) -> tuple[np.ndarray, np.ndarray]:
         own = [
-            _cut(np.array([code.get(character, UNKNOWN) for character in each[side]], np.uint8), sequence_length) for each in parts.values()
+            _cut(
+                np.array([code.get(character, UNKNOWN) for character in each[side]], np.uint8),
+                sequence_length,
+            )
+            for each in parts.values()
         ]
-        return np.concatenate(own), np.repeat(np.arange(len(own), dtype=np.int32), [len(rows) for rows in own])
+        return np.concatenate(own), np.repeat(
+            np.arange(len(own), dtype=np.int32), [len(rows) for rows in own]
+        )
 
     return Text(*sequences(0), *sequences(1), characters, tuple(parts), name)
 
@@ -123,5 +144,7 @@ def from_file(path: Path, name: str | None = None) -> Text:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("text file", str(path), f"an existing file of text in UTF-8 ({error})") from None
+        raise ConfigError(
+            "text file", str(path), f"an existing file of text in UTF-8 ({error})"
+        ) from None
     return from_text(text, name=name or path.stem)

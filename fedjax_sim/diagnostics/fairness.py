@@ -21,7 +21,9 @@ class FairnessReport(NamedTuple):
     influence: np.ndarray  # f64[N]  per tick
     influence_per_time: np.ndarray  # f64[N]  per unit of virtual time
     update_share: np.ndarray  # f64[N]
-    time_to_first: np.ndarray  # f64[N]  virtual time, inf for never; from the first tick on, whatever was skipped
+    time_to_first: (
+        np.ndarray
+    )  # f64[N]  virtual time, inf for never; from the first tick on, whatever was skipped
     mean_staleness: np.ndarray  # f64[N]  server steps; nan for a client that was not heard
     largest_staleness: np.ndarray  # f64[N]  server steps; nan for a client that was not heard
 
@@ -35,7 +37,9 @@ class FairnessReport(NamedTuple):
     share_without: np.ndarray  # f64[G]
 
 
-def fairness_report(timeline: Timeline, num_clients: int, groups: np.ndarray | None = None, skip: float = 0.0) -> FairnessReport:
+def fairness_report(
+    timeline: Timeline, num_clients: int, groups: np.ndarray | None = None, skip: float = 0.0
+) -> FairnessReport:
     """Measure everything at once. groups: `i32[N]`, labels from 0."""
     each = influence(timeline, num_clients, skip=skip)
     share = update_share(timeline, num_clients, skip=skip)
@@ -88,14 +92,18 @@ def time_to_first(timeline: Timeline, num_clients: int) -> np.ndarray:
     return first
 
 
-def client_staleness(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def client_staleness(
+    timeline: Timeline, num_clients: int, *, skip: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean and largest staleness of each client's updates, in server steps: `f64[N]` both, nan for a client that was not heard."""
     updates = _received(timeline, skip)
     count = np.bincount(updates.client, minlength=num_clients)
     total = np.bincount(updates.client, updates.staleness, num_clients)
     largest = np.zeros(num_clients)
     np.maximum.at(largest, updates.client, updates.staleness)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan), np.where(count > 0, largest, np.nan)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan), np.where(
+        count > 0, largest, np.nan
+    )
 
 
 def share_without(timeline: Timeline, groups: np.ndarray, *, skip: float = 0.0) -> np.ndarray:
@@ -161,6 +169,9 @@ def _received(timeline: Timeline, skip: float) -> _Received:
     time, clients = np.asarray(timeline.time), np.asarray(timeline.clients)
     skipped = int(skip * len(time))
     tick, slot = np.nonzero(clients[skipped:] != EMPTY)
-    client, weight, version = (np.asarray(leaf)[skipped + tick, slot] for leaf in (clients, timeline.weight, timeline.version))
+    client, weight, version = (
+        np.asarray(leaf)[skipped + tick, slot]
+        for leaf in (clients, timeline.weight, timeline.version)
+    )
     duration = float(time[-1] - (time[skipped - 1] if skipped else 0))
     return _Received(tick, client, weight, skipped + tick - version, len(time) - skipped, duration)

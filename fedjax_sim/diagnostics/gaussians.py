@@ -23,7 +23,9 @@ def fit(samples: npt.ArrayLike) -> Gaussian:
     return Gaussian(mean, np.swapaxes(centred, -1, -2) @ centred / (samples.shape[-2] - 1))
 
 
-def wasserstein2(mean1: npt.ArrayLike, cov1: npt.ArrayLike, mean2: npt.ArrayLike, cov2: npt.ArrayLike) -> Numbers:
+def wasserstein2(
+    mean1: npt.ArrayLike, cov1: npt.ArrayLike, mean2: npt.ArrayLike, cov2: npt.ArrayLike
+) -> Numbers:
     """Compute the 2-Wasserstein distance W2 (not its square) between two Gaussians; symmetric, 0 for equal ones.
 
     mean1, mean2: `[..., P]`. cov1, cov2: `[..., P, P]`, symmetric and positive semidefinite: a point mass has the covariance 0. Leading
@@ -32,7 +34,9 @@ def wasserstein2(mean1: npt.ArrayLike, cov1: npt.ArrayLike, mean2: npt.ArrayLike
     mean1, cov1, mean2, cov2 = (np.asarray(x, float) for x in (mean1, cov1, mean2, cov2))
     root = _square_root(cov2)
     cross = root @ cov1 @ root
-    overlap = np.sqrt(np.clip(np.linalg.eigvalsh((cross + np.swapaxes(cross, -1, -2)) / 2), 0, None)).sum(axis=-1)
+    overlap = np.sqrt(
+        np.clip(np.linalg.eigvalsh((cross + np.swapaxes(cross, -1, -2)) / 2), 0, None)
+    ).sum(axis=-1)
     traces = np.trace(cov1, axis1=-2, axis2=-1) + np.trace(cov2, axis1=-2, axis2=-1)
     shift = np.square(mean1 - mean2).sum(axis=-1)
     return np.sqrt(np.clip(shift + traces - 2 * overlap, 0, None))
@@ -40,4 +44,6 @@ def wasserstein2(mean1: npt.ArrayLike, cov1: npt.ArrayLike, mean2: npt.ArrayLike
 
 def _square_root(covariance: Numbers) -> Numbers:
     values, vectors = np.linalg.eigh(covariance)
-    return (vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+    return (vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]) @ np.swapaxes(
+        vectors, -1, -2
+    )

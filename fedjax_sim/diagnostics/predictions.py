@@ -31,7 +31,11 @@ def negative_log_likelihood(probabilities: Array, labels: Array) -> Array:
 
 def brier_score(probabilities: Array, labels: Array) -> Array:
     """Mean over examples of sum_y (p(y) - 1[y is right])^2: 0 is perfect, 2 the worst, 1 - 1/C that of a uniform guess."""
-    return jnp.mean(jnp.sum(jnp.square(probabilities - jax.nn.one_hot(labels, probabilities.shape[-1])), axis=-1))
+    return jnp.mean(
+        jnp.sum(
+            jnp.square(probabilities - jax.nn.one_hot(labels, probabilities.shape[-1])), axis=-1
+        )
+    )
 
 
 def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Reliability:
@@ -41,7 +45,11 @@ def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Rel
     place = jnp.clip(jnp.ceil(confidence * bins).astype("int32") - 1, 0, bins - 1)
     count = jnp.zeros(bins, "int32").at[place].add(1)
     some = jnp.maximum(count, 1)
-    return Reliability(jnp.zeros(bins).at[place].add(confidence) / some, jnp.zeros(bins).at[place].add(is_right) / some, count)
+    return Reliability(
+        jnp.zeros(bins).at[place].add(confidence) / some,
+        jnp.zeros(bins).at[place].add(is_right) / some,
+        count,
+    )
 
 
 def expected_calibration_error(probabilities: Array, labels: Array, *, bins: int = BINS) -> Array:

@@ -23,8 +23,14 @@ class Checkpoint:
     configuration: what must be the same for a resumed run to be the same run, as JSON. every: least seconds between two writes.
     """
 
-    def __init__(self, folder: str | Path, configuration: Mapping[str, Any], *, resume: bool, every: float):
-        self._folder, self._configuration, self._resume = Path(folder).absolute(), configuration, resume
+    def __init__(
+        self, folder: str | Path, configuration: Mapping[str, Any], *, resume: bool, every: float
+    ):
+        self._folder, self._configuration, self._resume = (
+            Path(folder).absolute(),
+            configuration,
+            resume,
+        )
         self._every, self._last = every, time.monotonic()
 
     def open(self, digests: Mapping[str, str]) -> None:
@@ -33,7 +39,9 @@ class Checkpoint:
         known = self._folder / CONFIGURATION
         if self._resume and known.exists():
             old, new = json.loads(known.read_text()), json.loads(text)
-            changed = ", ".join(name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
+            changed = ", ".join(
+                name for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+            )
             if changed:
                 allowed = f"of the same configuration as this run, which differs in {changed}, or removed to start anew"
                 raise ConfigError("checkpoint", str(self._folder), allowed)
@@ -43,7 +51,9 @@ class Checkpoint:
             self._folder.mkdir(parents=True, exist_ok=True)
             known.write_text(text)
         except OSError as error:
-            raise ConfigError("checkpoint", str(self._folder), f"a folder that can be written ({error.strerror})") from None
+            raise ConfigError(
+                "checkpoint", str(self._folder), f"a folder that can be written ({error.strerror})"
+            ) from None
 
     def load(self, states: Any) -> tuple[int, Any, dict[str, dict[str, np.ndarray]]] | None:
         """The newest checkpoint: evaluations done, states (placed as the given ones are), curves by kind and name; None without one."""
@@ -53,8 +63,13 @@ class Checkpoint:
             done = manager.latest_step()
             if done is None:
                 return None
-            shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), states)
-            saved = manager.restore(done, args=ocp.args.Composite(states=ocp.args.StandardRestore(shape)))
+            shape = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+                states,
+            )
+            saved = manager.restore(
+                done, args=ocp.args.Composite(states=ocp.args.StandardRestore(shape))
+            )
         with np.load(self._folder / f"curves_{done}.npz") as file:
             curves: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS}
             for entry in file.files:
@@ -62,16 +77,27 @@ class Checkpoint:
                 curves[kind][name] = file[entry]
         return done, saved.states, curves
 
-    def save(self, done: int, states: Any, curves: Mapping[str, Mapping[str, np.ndarray]], *, is_last: bool) -> None:
+    def save(
+        self,
+        done: int,
+        states: Any,
+        curves: Mapping[str, Mapping[str, np.ndarray]],
+        *,
+        is_last: bool,
+    ) -> None:
         """Write a checkpoint if the last one is old enough, or if this is the run's end."""
         if time.monotonic() - self._last < self._every and not is_last:
             return
         import orbax.checkpoint as ocp
 
-        entries = {f"{kind}:{name}": values for kind, own in curves.items() for name, values in own.items()}
+        entries = {
+            f"{kind}:{name}": values for kind, own in curves.items() for name, values in own.items()
+        }
         # The curves first: a step without curves would be found, curves without a step are not.
         np.savez(self._folder / f"curves_{done}.npz", allow_pickle=False, **entries)
-        with ocp.CheckpointManager(self._folder / "steps", options=ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
+        with ocp.CheckpointManager(
+            self._folder / "steps", options=ocp.CheckpointManagerOptions(max_to_keep=1)
+        ) as manager:
             manager.save(done, args=ocp.args.Composite(states=ocp.args.StandardSave(states)))
             manager.wait_until_finished()
         for old in self._folder.glob("curves_*.npz"):

@@ -3,7 +3,10 @@
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-TRACE_EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
+TRACE_EVENTS = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+)
 
 
 class CompileMeter:

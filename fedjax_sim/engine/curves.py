@@ -57,25 +57,44 @@ def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
         """Each part's `[L, V]`, on the grid."""
         whole = np.empty((int(np.prod(grid.shape)), num_evals), values[0].dtype)
         for part, value in zip(parts, values, strict=True):
-            whole[part.places] = np.pad(value, ((0, 0), (0, num_evals - value.shape[1])), mode="edge")
+            whole[part.places] = np.pad(
+                value, ((0, 0), (0, num_evals - value.shape[1])), mode="edge"
+            )
         return dims, whole.reshape(*grid.shape, num_evals)
 
-    data = {name: per_eval([part.curves.metrics[name] for part in parts]) for name in parts[0].curves.metrics if name != "finite"}
-    data["failed"] = per_lane([np.logical_not(part.curves.metrics["finite"].all(axis=1)) for part in parts])
+    data = {
+        name: per_eval([part.curves.metrics[name] for part in parts])
+        for name in parts[0].curves.metrics
+        if name != "finite"
+    }
+    data["failed"] = per_lane(
+        [np.logical_not(part.curves.metrics["finite"].all(axis=1)) for part in parts]
+    )
     for name in parts[0].curves.infos:
-        data[name] = per_lane([part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts])
+        data[name] = per_lane(
+            [part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts]
+        )
     staleness = [_staleness(part.schedule) for part in parts]
     data["staleness_mean"] = per_lane([mean for mean, _ in staleness])
     data["staleness_max"] = per_lane([largest for _, largest in staleness])
-    coords: dict[str, Any] = {name: per_eval([getattr(part.schedule, name) for part in parts]) for name in FACTS[:3]}
+    coords: dict[str, Any] = {
+        name: per_eval([getattr(part.schedule, name) for part in parts]) for name in FACTS[:3]
+    }
     for k, name in enumerate(FACTS[3:]):
         coords[name] = per_eval([np.stack([both[k] for both in part.bits]) for part in parts])
-    labels = {name: [_label(value) for value in values] for name, values in zip(grid.dims, grid.settings.values(), strict=True)}
+    labels = {
+        name: [_label(value) for value in values]
+        for name, values in zip(grid.dims, grid.settings.values(), strict=True)
+    }
     return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
 
 
 def _label(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", str(value))
+    return (
+        value
+        if isinstance(value, (bool, int, float, str))
+        else getattr(value, "__name__", str(value))
+    )
 
 
 def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
@@ -83,4 +102,6 @@ def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     _, clients, _, version, *_ = schedule.events
     staleness = np.where(clients != EMPTY, schedule.events.tick[..., None] - version, 0)
     lanes = (1, 2, 3)
-    return staleness.sum(axis=lanes, dtype=np.int64) / schedule.messages[:, -1], staleness.max(axis=lanes).astype(np.int64)
+    return staleness.sum(axis=lanes, dtype=np.int64) / schedule.messages[:, -1], staleness.max(
+        axis=lanes
+    ).astype(np.int64)

@@ -14,7 +14,12 @@ from fedjax_sim.types import Array, Key, System, Timeline
 
 
 def request_timelines(
-    system: System, keys: Array, hypers: Sequence[Any], *, time_budget: float | None = None, num_ticks: int | None = None
+    system: System,
+    keys: Array,
+    hypers: Sequence[Any],
+    *,
+    time_budget: float | None = None,
+    num_ticks: int | None = None,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget of every lane: leaves `[L, T, ...]`, and the ticks that belong to each, `i64[L]`.
 
@@ -37,8 +42,12 @@ def request_timelines(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        field, value = ("time_budget", time_budget) if num_ticks is None else ("num_ticks", num_ticks)
-        raise ConfigError(field, value, f"few enough for the schedule of {system.name} to fit in memory") from None
+        field, value = (
+            ("time_budget", time_budget) if num_ticks is None else ("num_ticks", num_ticks)
+        )
+        raise ConfigError(
+            field, value, f"few enough for the schedule of {system.name} to fit in memory"
+        ) from None
 
 
 def draw_timelines(system: System, keys: Array, hypers: Sequence[Any], num_ticks: int) -> Timeline:
@@ -49,10 +58,17 @@ def draw_timelines(system: System, keys: Array, hypers: Sequence[Any], num_ticks
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draw(timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, keys: Array, hypers: Stacked) -> Timeline:
-    drawn = jax.vmap(lambda key, own: timeline(stream(key, "timeline"), hypers.of_lane(own), num_ticks))(keys, hypers.own)
+def _draw(
+    timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, keys: Array, hypers: Stacked
+) -> Timeline:
+    drawn = jax.vmap(
+        lambda key, own: timeline(stream(key, "timeline"), hypers.of_lane(own), num_ticks)
+    )(keys, hypers.own)
     drawn = Timeline(*drawn)
-    whole = {name: getattr(drawn, name).astype("int32") for name in ("clients", "steps", "version", "holds")}
+    whole = {
+        name: getattr(drawn, name).astype("int32")
+        for name in ("clients", "steps", "version", "holds")
+    }
     return drawn._replace(**whole)
 
 
@@ -67,7 +83,9 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int 
     begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
     with np.errstate(invalid="ignore"):
         # A tick that acts at the budget's end belongs to it, whatever the last bit of its time.
-        inside = (begins < budget if overshoot else begins <= budget * (1 + 1e-12)) & ~np.isposinf(time)
+        inside = (begins < budget if overshoot else begins <= budget * (1 + 1e-12)) & ~np.isposinf(
+            time
+        )
     unknown = np.isnan(time) | np.isnan(begins)
     count = int(np.argmin(inside)) if not inside.all() else len(time)
     if count == len(time) or unknown[count]:
@@ -76,7 +94,12 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int 
 
 
 def lengthen(
-    draw: Callable[[int], Timeline], *, first: int, budget: float | None, num_ticks: int | None, overshoot: bool
+    draw: Callable[[int], Timeline],
+    *,
+    first: int,
+    budget: float | None,
+    num_ticks: int | None,
+    overshoot: bool,
 ) -> tuple[Timeline, np.ndarray]:
     """Ask for longer and longer timelines until all lanes cover the budget. draw: ticks to leaves [L, T, ...]. Returns ticks `i64[L]`."""
     asked = num_ticks if num_ticks is not None else first
@@ -87,8 +110,14 @@ def lengthen(
             missing = np.isinf(timelines.time[:, :num_ticks])
             if missing.any():
                 known = int(np.argmax(missing.any(axis=0)))
-                raise ConfigError("num_ticks", num_ticks, f"at most the {known} ticks that the trace holds")
-            counts = None if np.isnan(timelines.time[:, :num_ticks]).any() else [num_ticks] * len(timelines.time)
+                raise ConfigError(
+                    "num_ticks", num_ticks, f"at most the {known} ticks that the trace holds"
+                )
+            counts = (
+                None
+                if np.isnan(timelines.time[:, :num_ticks]).any()
+                else [num_ticks] * len(timelines.time)
+            )
         else:
             assert budget is not None
             found = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
@@ -97,11 +126,17 @@ def lengthen(
         if counts is not None:
             if min(counts) == 0:
                 acts = float(timelines.time[:, 0].max())
-                raise ConfigError("time_budget", budget, f"at least {acts:g}, when the server first acts")
+                raise ConfigError(
+                    "time_budget", budget, f"at least {acts:g}, when the server first acts"
+                )
             return timelines, np.asarray(counts)
         asked *= 2
         if asked > MAX_TICKS:
-            raise too_long(budget) if num_ticks is None else ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
+            raise (
+                too_long(budget)
+                if num_ticks is None
+                else ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
+            )
 
 
 def too_long(time_budget: float | None) -> ConfigError:

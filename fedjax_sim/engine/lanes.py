@@ -27,10 +27,16 @@ def groups_of(lanes: list[Lane], max_lanes: int | None) -> Iterator[list[Lane]]:
 
     def static_part(lane: Lane) -> Any:
         leaves, treedef = jax.tree.flatten(lane.problem)
-        return jax.tree.structure(lane.hyper), treedef, [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
+        return (
+            jax.tree.structure(lane.hyper),
+            treedef,
+            [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves],
+        )
 
     distinct: list[tuple[Any, list[Lane]]] = []
-    known: dict[tuple[int, int], list[Lane]] = {}  # by settings and problem, which thousands of seeds may share
+    known: dict[
+        tuple[int, int], list[Lane]
+    ] = {}  # by settings and problem, which thousands of seeds may share
     for lane in lanes:
         same = (id(lane.hyper), id(lane.problem))
         if same not in known:
@@ -75,7 +81,9 @@ class Stacked(struct.PyTreeNode):
 
     def of_lane(self, own: list[Any]) -> Any:
         """The tree of a lane. own: the lane's entries of `own`."""
-        leaves = [mine if mine is not None else all_ for mine, all_ in zip(own, self.common, strict=True)]
+        leaves = [
+            mine if mine is not None else all_ for mine, all_ in zip(own, self.common, strict=True)
+        ]
         return jax.tree.unflatten(self.structure, leaves)
 
 
@@ -94,7 +102,9 @@ def keys_of(seeds: Sequence[int]) -> Array:
 
 def stack_settings(hypers: Sequence[Any]) -> Stacked:
     """Stack settings of equal static parts; numbers that are equal in all are kept once."""
-    distinct = list({id(hyper): hyper for hyper in hypers}.values())  # Thousands of seeds may share one.
+    distinct = list(
+        {id(hyper): hyper for hyper in hypers}.values()
+    )  # Thousands of seeds may share one.
     place = {id(hyper): i for i, hyper in enumerate(distinct)}
     rows = np.array([place[id(hyper)] for hyper in hypers])
     own, common = [], []

@@ -72,11 +72,15 @@ class Placement(NamedTuple):
         by side; lanes are repeated until all are full.
         """
         sets = np.arange(len(work)).reshape(-1, self.twins)
-        sets = np.pad(sets, ((0, 0), (0, -self.twins % self.settings_at_once)), mode="edge").reshape(-1, self.settings_at_once)
+        sets = np.pad(
+            sets, ((0, 0), (0, -self.twins % self.settings_at_once)), mode="edge"
+        ).reshape(-1, self.settings_at_once)
         parts = self.lane_devices * self.lane_batches
         order = np.argsort(-work[sets[:, 0]], kind="stable") if parts > 1 else np.arange(len(sets))
         full = np.concatenate([order, np.repeat(order[-1:], -len(sets) % parts)])
-        return sets[full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1).ravel()].ravel()
+        return sets[
+            full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1).ravel()
+        ].ravel()
 
 
 def use_cores(num: int | None = None) -> int:
@@ -96,23 +100,37 @@ def keep_compiled() -> None:
     `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
     """
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        folder = Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser() / "jax"
+        folder = (
+            Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser() / "jax"
+        )
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def check_layout(layout: Layout) -> None:
     """Raise ConfigError unless the devices and counts of a layout are there."""
-    for name in ("slots_at_once", "settings_at_once", "lane_batches", "lane_devices", "client_devices"):
+    for name in (
+        "slots_at_once",
+        "settings_at_once",
+        "lane_batches",
+        "lane_devices",
+        "client_devices",
+    ):
         value = getattr(layout, name)
         if value is not None and value < 1:
             raise ConfigError(f"layout.{name}", value, "at least 1")
     wanted, there = (layout.lane_devices or 1) * layout.client_devices, jax.local_device_count()
     if wanted > there:
-        raise ConfigError("layout devices (lane_devices x client_devices)", wanted, f"at most the {there} there are")
+        raise ConfigError(
+            "layout devices (lane_devices x client_devices)",
+            wanted,
+            f"at most the {there} there are",
+        )
 
 
-def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float, twins: int = 1) -> Placement:
+def choose(
+    layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float, twins: int = 1
+) -> Placement:
     """Fill in what the caller left open.
 
     steps: `i32[L, T, S]`, the local steps of every slot of the run. operations: of a local step. twins: lanes next to each other that
@@ -121,17 +139,27 @@ def choose(layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: flo
     on_cpu = jax.default_backend() == "cpu"
     num_slots = steps.shape[-1]
     padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
-    devices = max(1, jax.local_device_count() // layout.client_devices) if layout.lane_devices is None else layout.lane_devices
-    settings_at_once = _settings_at_once(layout, twins, devices * twins / num_lanes, operations if on_cpu else 0.0)
+    devices = (
+        max(1, jax.local_device_count() // layout.client_devices)
+        if layout.lane_devices is None
+        else layout.lane_devices
+    )
+    settings_at_once = _settings_at_once(
+        layout, twins, devices * twins / num_lanes, operations if on_cpu else 0.0
+    )
     num_sets = num_lanes // twins * -(-twins // settings_at_once)
     # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
     gain = _batching_gain(operations * settings_at_once)
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
-    is_tiny = bool(operations <= TINY and int(steps.max(initial=0)) * steps.size <= gain * max(steps.sum(), 1))
+    is_tiny = bool(
+        operations <= TINY and int(steps.max(initial=0)) * steps.size <= gain * max(steps.sum(), 1)
+    )
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
-        lanes_at_once=not on_cpu or is_tiny if layout.lanes_at_once is None else layout.lanes_at_once,
+        lanes_at_once=not on_cpu or is_tiny
+        if layout.lanes_at_once is None
+        else layout.lanes_at_once,
         lane_devices=devices if layout.lane_devices else min(devices, num_sets),
         client_devices=layout.client_devices,
         settings_at_once=settings_at_once,
@@ -150,14 +178,22 @@ def _settings_at_once(layout: Layout, twins: int, devices: float, operations: fl
     """
     if layout.settings_at_once is not None:
         return min(layout.settings_at_once, twins)
-    return 1 if operations > LARGE else -(-twins // math.ceil(max(1, devices, twins * operations / MOST_AT_ONCE)))
+    return (
+        1
+        if operations > LARGE
+        else -(-twins // math.ceil(max(1, devices, twins * operations / MOST_AT_ONCE)))
+    )
 
 
 def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     """The least power of two of batches of lanes that run `MOST_PADDED` times the trips that they need at most. trips: `i32[L, T]`."""
     work, batches = trips.sum(axis=1, dtype=np.int64), 1
     while batches * placement.lane_devices < len(trips) / placement.settings_at_once:
-        places = placement._replace(lane_batches=batches).deal(work).reshape(placement.lane_devices * batches, -1)
+        places = (
+            placement._replace(lane_batches=batches)
+            .deal(work)
+            .reshape(placement.lane_devices * batches, -1)
+        )
         run = sum(trips[lanes].max(axis=0).sum(dtype=np.int64) * len(lanes) for lanes in places)
         if run <= MOST_PADDED * work[places].sum():
             break

@@ -18,8 +18,19 @@ class Progress:
 
     def __init__(self, name: str, schedule: Schedule, *, enabled: bool):
         self._schedule, self._num_evals = schedule, schedule.ticks.shape[1] - 1
-        columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=Console(file=sys.stderr), transient=True, disable=not (enabled and sys.stderr.isatty()))
+        columns = (
+            TextColumn(name),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Bar(
+            *columns,
+            console=Console(file=sys.stderr),
+            transient=True,
+            disable=not (enabled and sys.stderr.isatty()),
+        )
         self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
 
     def __enter__(self) -> Self:
@@ -27,7 +38,12 @@ class Progress:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._bar.stop()
 
     def update(self, done: int, metrics: dict[str, np.ndarray]) -> None:
@@ -35,5 +51,7 @@ class Progress:
         done = min(done, self._num_evals)
         rate = self._schedule.ticks[:, done].sum() / (time.perf_counter() - self._began)
         failed = int((~metrics["finite"][:, : done + 1].all(axis=1)).sum())
-        facts = f"{rate:.0f} ticks/s, virtual time {self._schedule.time[:, done].mean():g}" + (f", {failed} diverged" if failed else "")
+        facts = f"{rate:.0f} ticks/s, virtual time {self._schedule.time[:, done].mean():g}" + (
+            f", {failed} diverged" if failed else ""
+        )
         self._bar.update(self._task, completed=done, facts=facts)

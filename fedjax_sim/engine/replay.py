@@ -33,7 +33,9 @@ class Curves(NamedTuple):
     """What a replay leaves. V evaluations, and the initial one."""
 
     metrics: dict[str, np.ndarray]  # [L, V + 1]
-    infos: dict[str, np.ndarray]  # [L, V]  the system's Info, summed over the ticks between two evaluations
+    infos: dict[
+        str, np.ndarray
+    ]  # [L, V]  the system's Info, summed over the ticks between two evaluations
     models: Any  # leaves [L, ...]  final models
     samples: Any = None  # leaves [L, V + 1, ...]  models of all evaluations, if they are kept
 
@@ -53,7 +55,9 @@ def replay_schedule(
     evaluations done and the metrics so far.
     """
     num_lanes, num_evals = schedule.events.tick.shape[:2]
-    lane_of = program.placement.deal(schedule.events.steps.max(axis=-1).sum(axis=(1, 2), dtype=np.int64))
+    lane_of = program.placement.deal(
+        schedule.events.steps.max(axis=-1).sum(axis=(1, 2), dtype=np.int64)
+    )
     place_of = np.unique(lane_of, return_index=True)[1]
     replicated = NamedSharding(program.placement.mesh, PartitionSpec())
     split = NamedSharding(program.placement.mesh, PartitionSpec("lanes"))
@@ -61,11 +65,17 @@ def replay_schedule(
     def place(tree: Any) -> Any:
         """Put each lane on its device."""
         is_in_order = np.array_equal(lane_of, np.arange(num_lanes))
-        return jax.device_put(tree if is_in_order else jax.tree.map(lambda leaf: leaf[lane_of], tree), split)
+        return jax.device_put(
+            tree if is_in_order else jax.tree.map(lambda leaf: leaf[lane_of], tree), split
+        )
 
     key, hypers, problems = place((lanes.key, lanes.hyper.own, lanes.problem.own))
     common = jax.device_put((lanes.hyper.common, lanes.problem.common), replicated)
-    lanes = Lanes(key, lanes.hyper.replace(own=hypers, common=common[0]), lanes.problem.replace(own=problems, common=common[1]))
+    lanes = Lanes(
+        key,
+        lanes.hyper.replace(own=hypers, common=common[0]),
+        lanes.problem.replace(own=problems, common=common[1]),
+    )
 
     def chunk(first: int) -> tuple[Event, Array]:
         """Events and holders of the evaluations from `first` on."""
@@ -91,7 +101,9 @@ def replay_schedule(
         if checkpoint is not None:
             checkpoint.save(done, states, seen.kinds, is_last=done >= num_evals)
     models = jax.tree.map(lambda leaf: leaf[place_of], _final_models(program, lanes, states))
-    return Curves(seen.kinds["metric"], seen.kinds["info"], models, seen.samples(jax.tree.structure(models)))
+    return Curves(
+        seen.kinds["metric"], seen.kinds["info"], models, seen.samples(jax.tree.structure(models))
+    )
 
 
 class _Seen:
@@ -106,13 +118,22 @@ class _Seen:
         """Write evaluations from `at` on, lanes in their own order, spare ones left out. Leaves `[>= L, C, ...]`."""
         metrics, models = observed
         self._put("metric", metrics, at, self._num_evals + 1)
-        self._put("model", {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(models))}, at, self._num_evals + 1)
+        self._put(
+            "model",
+            {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(models))},
+            at,
+            self._num_evals + 1,
+        )
         self._put("info", infos, at - 1, self._num_evals)
 
     def samples(self, structure: Any) -> Any:
         """The models in the structure of one; None if they were not kept."""
         leaves = self.kinds["model"]
-        return jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))]) if leaves else None
+        return (
+            jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))])
+            if leaves
+            else None
+        )
 
     def _put(self, kind: str, values: dict[str, Array], at: int, length: int) -> None:
         into = self.kinds[kind]
@@ -122,7 +143,9 @@ class _Seen:
             into[name][:, at : at + value.shape[1]] = np.asarray(value)[self._place_of]
 
 
-def _digests(program: Program, lanes: Lanes, schedule: Schedule, states: Any, chunk: tuple[Event, Array]) -> dict[str, str]:
+def _digests(
+    program: Program, lanes: Lanes, schedule: Schedule, states: Any, chunk: tuple[Event, Array]
+) -> dict[str, str]:
     """Hashes of the program and of everything that it is given: equal for runs that end with the same bits on one machine."""
     text = _advance.lower(program, lanes, states, *chunk).as_text()
     inputs = hashlib.sha256()
@@ -148,10 +171,22 @@ def _begin(program: Program, lanes: Lanes, holders: Array) -> Any:
 def _advance(program: Program, lanes: Lanes, states: State, events: Event, holders: Array) -> Any:
     """Replay a chunk of C evaluations of E ticks. events: leaves `[L, C, E, ...]`; holders: `i32[L, C, R]`."""
 
-    def advance(algorithm: Algorithm, problem: Problem, key: Key, state: State, events: Event, holders: Array) -> Any:
+    def advance(
+        algorithm: Algorithm,
+        problem: Problem,
+        key: Key,
+        state: State,
+        events: Event,
+        holders: Array,
+    ) -> Any:
         def evaluation(state: State, ahead: tuple[Event, Array]) -> Any:
-            state, infos = jax.lax.scan(lambda state, event: algorithm.step(key, state, event), state, ahead[0])
-            return state, (_observe(program, algorithm, problem, state, ahead[1]), jax.tree.map(lambda info: info.sum(axis=0), infos))
+            state, infos = jax.lax.scan(
+                lambda state, event: algorithm.step(key, state, event), state, ahead[0]
+            )
+            return state, (
+                _observe(program, algorithm, problem, state, ahead[1]),
+                jax.tree.map(lambda info: info.sum(axis=0), infos),
+            )
 
         return jax.lax.scan(evaluation, state, (events, holders))
 
@@ -160,19 +195,32 @@ def _advance(program: Program, lanes: Lanes, states: State, events: Event, holde
 
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, states: State) -> Any:
-    return _over_lanes(lambda algorithm, problem, key, state: algorithm.model(state), program, lanes, (states,), ())
+    return _over_lanes(
+        lambda algorithm, problem, key, state: algorithm.model(state), program, lanes, (states,), ()
+    )
 
 
-def _observe(program: Program, algorithm: Algorithm, problem: Problem, state: State, holders: Array) -> tuple[dict[str, Array], Any]:
+def _observe(
+    program: Program, algorithm: Algorithm, problem: Problem, state: State, holders: Array
+) -> tuple[dict[str, Array], Any]:
     """An evaluation's metrics, and the model if it is to be kept, else None."""
     model = algorithm.model(state)
-    metrics = {**problem.evaluate(model), **(algorithm.report(state, holders) if program.plan.reports else {})}
+    metrics = {
+        **problem.evaluate(model),
+        **(algorithm.report(state, holders) if program.plan.reports else {}),
+    }
     numbers = [*jax.tree.leaves(model), *metrics.values()]
     metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
     return metrics, model if program.keep_models else None
 
 
-def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, own: tuple[Any, ...], common: tuple[Any, ...]) -> Any:
+def _over_lanes(
+    run: Callable[..., Any],
+    program: Program,
+    lanes: Lanes,
+    own: tuple[Any, ...],
+    common: tuple[Any, ...],
+) -> Any:
     """Call `run(algorithm, problem, key, *own, *common)` for every lane, on the devices and in the layout of the program.
 
     own, common: leaves `[L, ...]`, equal in `common` for lanes that differ in settings alone.
@@ -186,22 +234,41 @@ def _over_lanes(run: Callable[..., Any], program: Program, lanes: Lanes, own: tu
 
             def lane(of_lane: Any) -> Any:
                 of_hyper, own = of_lane
-                algorithm = program.system.algorithm(problem, lanes.hyper.of_lane(of_hyper), program.plan)
+                algorithm = program.system.algorithm(
+                    problem, lanes.hyper.of_lane(of_hyper), program.plan
+                )
                 return run(algorithm, problem, stream(key, "learning"), *own, *common)
 
-            return lane(of_lanes) if num_twins == 1 else jax.vmap(lane, axis_name=SETTINGS_AXIS, axis_size=num_twins)(of_lanes)
+            return (
+                lane(of_lanes)
+                if num_twins == 1
+                else jax.vmap(lane, axis_name=SETTINGS_AXIS, axis_size=num_twins)(of_lanes)
+            )
 
         inputs = ((lanes.key, lanes.problem.own, common), (lanes.hyper.own, own))
         if num_twins > 1:
-            alike, different = jax.tree.map(lambda leaf: leaf.reshape(-1, num_twins, *leaf.shape[1:]), inputs)
+            alike, different = jax.tree.map(
+                lambda leaf: leaf.reshape(-1, num_twins, *leaf.shape[1:]), inputs
+            )
             inputs = (jax.tree.map(lambda leaf: leaf[:, 0], alike), different)
-        results = map_lanes(twins, inputs, at_once=program.plan.lanes_at_once, batches=program.placement.lane_batches)
-        return results if num_twins == 1 else jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+        results = map_lanes(
+            twins,
+            inputs,
+            at_once=program.plan.lanes_at_once,
+            batches=program.placement.lane_batches,
+        )
+        return (
+            results
+            if num_twins == 1
+            else jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+        )
 
     split, whole = PartitionSpec("lanes"), PartitionSpec()
     stacked = (each.replace(own=split, common=whole) for each in (lanes.hyper, lanes.problem))
     specs = (Lanes(split, *stacked), split, split)
-    sharded = jax.shard_map(on_device, mesh=program.placement.mesh, in_specs=specs, out_specs=split, check_vma=False)
+    sharded = jax.shard_map(
+        on_device, mesh=program.placement.mesh, in_specs=specs, out_specs=split, check_vma=False
+    )
     return sharded(lanes, own, common)
 
 

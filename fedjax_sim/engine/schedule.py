@@ -35,11 +35,22 @@ class Schedule(NamedTuple):
     def take(self, lanes: np.ndarray) -> "Schedule":
         """The schedule of some lanes, in the order given."""
         events = Event(*(leaf[lanes] for leaf in self.events))
-        rest = {name: leaf[lanes] for name, leaf in self._asdict().items() if name not in ("events", "rows")}
+        rest = {
+            name: leaf[lanes]
+            for name, leaf in self._asdict().items()
+            if name not in ("events", "rows")
+        }
         return self._replace(events=events, **rest)
 
 
-def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_evals: int, keep_held: bool = True) -> Schedule:
+def lay_out(
+    timelines: Timeline,
+    ticks: np.ndarray,
+    *,
+    num_clients: int,
+    num_evals: int,
+    keep_held: bool = True,
+) -> Schedule:
     """Cut timelines to their budgets, and lay them out for evaluation after equal numbers of ticks.
 
     timelines: leaves `[L, T, ...]`. ticks: `i64[L]`, those that belong to each lane. num_evals: at most so many evaluations, of equally
@@ -56,15 +67,25 @@ def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_eva
         """`[L, T, S]` with the ticks that belong to each lane, and `fill` after them up to the end of the last evaluation."""
         result: np.ndarray = np.full((num_lanes, total, leaf.shape[2]), fill, dtype)
         known = min(total, leaf.shape[1])
-        np.copyto(result[:, :known], leaf[:, :known], where=is_own[:, :known, None], casting="unsafe")
+        np.copyto(
+            result[:, :known], leaf[:, :known], where=is_own[:, :known, None], casting="unsafe"
+        )
         return result
 
     clients, version = cut(timelines.clients, EMPTY, np.int32), cut(timelines.version, 0, np.int32)
     present = clients != EMPTY
     steps = np.where(present, cut(timelines.steps, 0, np.int32), 0)
-    store = _stores(version, clients, present, timelines.holds, ends, num_clients if keep_held else 0)
+    store = _stores(
+        version, clients, present, timelines.holds, ends, num_clients if keep_held else 0
+    )
     scratch = store.scratch[:, None, None]
-    read = np.where(present, np.take_along_axis(store.row, version.reshape(num_lanes, -1), axis=1).reshape(version.shape), scratch)
+    read = np.where(
+        present,
+        np.take_along_axis(store.row, version.reshape(num_lanes, -1), axis=1).reshape(
+            version.shape
+        ),
+        scratch,
+    )
     events = Event(
         tick=np.broadcast_to(np.arange(total, dtype=np.int32), (num_lanes, total)),
         clients=clients,
@@ -76,12 +97,21 @@ def lay_out(timelines: Timeline, ticks: np.ndarray, *, num_clients: int, num_eva
         read=np.where(is_own[..., None], read, store.rows - 1).astype(np.int32),
         write=np.where(is_own, store.row[:, 1:], store.rows - 1).astype(np.int32),
     )
-    events = Event(*(leaf.reshape(num_lanes, num_evals, per_eval, *leaf.shape[2:]) for leaf in events))
+    events = Event(
+        *(leaf.reshape(num_lanes, num_evals, per_eval, *leaf.shape[2:]) for leaf in events)
+    )
     if steps.shape[-1] * events.steps.max(axis=-1).sum(axis=-1, dtype=np.int64).max() >= 2**31:
-        raise ConfigError("num_evals", num_evals, "larger: between two evaluations a lane counts fewer than 2^31 local steps")
+        raise ConfigError(
+            "num_evals",
+            num_evals,
+            "larger: between two evaluations a lane counts fewer than 2^31 local steps",
+        )
 
     def so_far(per_tick: np.ndarray) -> np.ndarray:
-        totals = np.concatenate([np.zeros((num_lanes, 1), np.int64), np.cumsum(per_tick, axis=1, dtype=np.int64)], axis=1)
+        totals = np.concatenate(
+            [np.zeros((num_lanes, 1), np.int64), np.cumsum(per_tick, axis=1, dtype=np.int64)],
+            axis=1,
+        )
         return np.take_along_axis(totals, ends, axis=1)
 
     times = np.concatenate([np.zeros((num_lanes, 1)), timelines.time], axis=1)
@@ -105,7 +135,14 @@ class _Stores(NamedTuple):
     holders: np.ndarray  # i32[L, V + 1, R]
 
 
-def _stores(version: np.ndarray, clients: np.ndarray, present: np.ndarray, holds: np.ndarray, ends: np.ndarray, num_held: int) -> _Stores:
+def _stores(
+    version: np.ndarray,
+    clients: np.ndarray,
+    present: np.ndarray,
+    holds: np.ndarray,
+    ends: np.ndarray,
+    num_held: int,
+) -> _Stores:
     """Lay out the stores. version, clients, present: `[L, T, S]`; ends: `i64[L, V + 1]`; num_held: clients, if what they hold is kept."""
     num_lanes, total, _ = version.shape
     row, scratch = np.zeros((num_lanes, total + 1), np.int32), np.ones(num_lanes, np.int32)
@@ -130,7 +167,9 @@ def _stores(version: np.ndarray, clients: np.ndarray, present: np.ndarray, holds
     return _Stores(row, scratch, rows, holders)
 
 
-def _held_versions(clients: np.ndarray, holds: np.ndarray, present: np.ndarray, ends: np.ndarray, num_clients: int) -> np.ndarray:
+def _held_versions(
+    clients: np.ndarray, holds: np.ndarray, present: np.ndarray, ends: np.ndarray, num_clients: int
+) -> np.ndarray:
     """The server version that each client holds at each evaluation: `i32[V + 1, N]`."""
     held = np.zeros((len(ends), num_clients), np.int32)
     for i, (begin, end) in enumerate(itertools.pairwise(ends), start=1):
@@ -140,7 +179,9 @@ def _held_versions(clients: np.ndarray, holds: np.ndarray, present: np.ndarray, 
     return held
 
 
-def store_rows(version: np.ndarray, present: np.ndarray, held: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
+def store_rows(
+    version: np.ndarray, present: np.ndarray, held: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, int]:
     """Give every server version that is read later a row of a store as small as can be.
 
     version: `i32[T, S]`, read at each tick where present. held: `i32[V + 1, N]`, read at the evaluation after `ends[v]` ticks.
@@ -178,11 +219,15 @@ def store_rows(version: np.ndarray, present: np.ndarray, held: np.ndarray, ends:
 def _steps_before(clients: np.ndarray, steps: np.ndarray, num_clients: int) -> np.ndarray:
     """The same for all lanes at once: `i32[L, T, S]`."""
     slots = np.sort(clients[:, 0], axis=-1)
-    if (clients == clients[:, :1]).all() and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
+    if (clients == clients[:, :1]).all() and (
+        (slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)
+    ).all():
         # The same clients in the same slots at all ticks, as where everyone takes part.
         return (np.cumsum(steps, axis=1, dtype=np.int64) - steps).astype(np.int32)
     apart = clients + (num_clients + 1) * np.arange(len(clients))[:, None, None]
-    return steps_before(apart.reshape(-1, clients.shape[2]), steps.reshape(-1, clients.shape[2])).reshape(clients.shape)
+    return steps_before(
+        apart.reshape(-1, clients.shape[2]), steps.reshape(-1, clients.shape[2])
+    ).reshape(clients.shape)
 
 
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -204,9 +249,17 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
 
     def pad(name: str, leaf: np.ndarray) -> np.ndarray:
         if name == "tick":
-            return np.tile(np.arange((num_evals + num) * per_eval, dtype=leaf.dtype).reshape(-1, per_eval), (num_lanes, 1, 1))
-        return np.concatenate([leaf, np.full((num_lanes, num, *leaf.shape[2:]), fill.get(name, 0), leaf.dtype)], axis=1)
+            return np.tile(
+                np.arange((num_evals + num) * per_eval, dtype=leaf.dtype).reshape(-1, per_eval),
+                (num_lanes, 1, 1),
+            )
+        return np.concatenate(
+            [leaf, np.full((num_lanes, num, *leaf.shape[2:]), fill.get(name, 0), leaf.dtype)],
+            axis=1,
+        )
 
     events = Event(**{name: pad(name, leaf) for name, leaf in schedule.events._asdict().items()})
-    holders = np.concatenate([schedule.holders, np.repeat(schedule.holders[:, -1:], num, axis=1)], axis=1)
+    holders = np.concatenate(
+        [schedule.holders, np.repeat(schedule.holders[:, -1:], num, axis=1)], axis=1
+    )
     return schedule._replace(events=events, holders=holders)

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from fedjax_sim.types import Params
 
 
-def of_a_step(problem: Any, parameters: Params, num_examples: int, *, has_loss: bool = True) -> float:
+def of_a_step(
+    problem: Any, parameters: Params, num_examples: int, *, has_loss: bool = True
+) -> float:
     """Count operations of a local step, about: three times those of the matrix products and convolutions in the loss of its examples.
 
     At least six for each parameter and example, which is all for problems of expectation maximisation, without a loss. parameters: shapes
@@ -18,8 +20,13 @@ def of_a_step(problem: Any, parameters: Params, num_examples: int, *, has_loss: 
     least = 6.0 * sum(leaf.size for leaf in jax.tree.leaves(parameters)) * num_examples
     if not has_loss:
         return least
-    number, examples = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((num_examples,), jnp.int32)
-    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(problem, parameters, number, examples, jax.random.key(0))
+    number, examples = (
+        jax.ShapeDtypeStruct((), jnp.int32),
+        jax.ShapeDtypeStruct((num_examples,), jnp.int32),
+    )
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(
+        problem, parameters, number, examples, jax.random.key(0)
+    )
     return max(least, 3.0 * _products(program.jaxpr))
 
 
@@ -34,11 +41,23 @@ def _products(program: Any) -> float:
             total += 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
         elif name == "conv_general_dilated":
             kernel, out = equation.invars[1].aval, equation.outvars[0].aval
-            total += 2.0 * out.size * kernel.size / kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += (
+                2.0
+                * out.size
+                * kernel.size
+                / kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            )
         else:
-            inner = (getattr(value, "jaxpr", value) for value in jax.tree.leaves(equation.params, is_leaf=_is_program))
+            inner = (
+                getattr(value, "jaxpr", value)
+                for value in jax.tree.leaves(equation.params, is_leaf=_is_program)
+            )
             each = [_products(program) for program in inner if hasattr(program, "eqns")]
-            total += max(each, default=0) if name == "cond" else sum(each) * (equation.params["length"] if name == "scan" else 1)
+            total += (
+                max(each, default=0)
+                if name == "cond"
+                else sum(each) * (equation.params["length"] if name == "scan" else 1)
+            )
     return total
 
 

@@ -17,7 +17,15 @@ from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import Grid, Part, labelled
 from fedjax_sim.engine.drawing import request_timelines
-from fedjax_sim.engine.lanes import Lane, Lanes, groups_of, keys_of, stack_problems, stack_settings, twins_of
+from fedjax_sim.engine.lanes import (
+    Lane,
+    Lanes,
+    groups_of,
+    keys_of,
+    stack_problems,
+    stack_settings,
+    twins_of,
+)
 from fedjax_sim.engine.placement import Layout, check_layout, choose
 from fedjax_sim.engine.progress import Progress
 from fedjax_sim.engine.replay import Curves, Program, replay_schedule
@@ -58,7 +66,9 @@ class Options(NamedTuple):
     progress: bool = False
 
 
-def simulate(system: System, problem: Problem, hyper: Hyper | None = None, *, seed: int = 0, **options: Any) -> Run:
+def simulate(
+    system: System, problem: Problem, hyper: Hyper | None = None, *, seed: int = 0, **options: Any
+) -> Run:
     """Run one lane: a sweep over one seed. The options are those of `sweep`; the curves' only dimension is `eval`."""
     for name in ("seeds", "settings"):
         if name in options:
@@ -97,7 +107,9 @@ def sweep(
     seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else list(seeds)
     settings = {name: list(values) for name, values in (settings or {}).items()}
     _check_run(system, seeds, settings, how)
-    points = [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+    points = [
+        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
+    ]
     hypers = [hyper.replace(**point) for point in points]
     for each in hypers:
         check(each)
@@ -105,7 +117,11 @@ def sweep(
     _check_kind(system, problems)
     _check_clients(hypers, problems)
     whole = _completed(system, hypers, problems)
-    lanes = [Lane(p * len(seeds) + s, whole[p][s], problems[s], seed) for p in range(len(points)) for s, seed in enumerate(seeds)]
+    lanes = [
+        Lane(p * len(seeds) + s, whole[p][s], problems[s], seed)
+        for p in range(len(points))
+        for s, seed in enumerate(seeds)
+    ]
     began, meter = time.perf_counter(), CompileMeter()
     parts: list[Part] = []
     for group in groups_of(lanes, how.max_lanes):
@@ -113,7 +129,11 @@ def sweep(
         parts.append(_run_group(system, group, how._replace(checkpoint=folder)))
     curves = labelled(parts, Grid(settings, seeds), system.name)
     compiling = meter.seconds
-    curves.attrs |= {"seconds_compile": compiling, "seconds_run": time.perf_counter() - began - compiling, "programs_compiled": meter.count}
+    curves.attrs |= {
+        "seconds_compile": compiling,
+        "seconds_run": time.perf_counter() - began - compiling,
+        "programs_compiled": meter.count,
+    }
     order = np.argsort([place for part in parts for place in part.places])
 
     def in_order(*leaves: Any) -> np.ndarray:
@@ -121,23 +141,32 @@ def sweep(
 
     models = jax.tree.map(in_order, *(part.curves.models for part in parts))
     longest = curves.sizes["eval"]
-    samples = jax.tree.map(in_order, *(jax.tree.map(partial(_lengthened, longest), part.curves.samples) for part in parts))
+    samples = jax.tree.map(
+        in_order,
+        *(jax.tree.map(partial(_lengthened, longest), part.curves.samples) for part in parts),
+    )
     timelines = [timeline for part in parts for timeline in part.timelines]
     return Run(curves, models, [timelines[i] for i in order], samples)
 
 
 def _lengthened(length: int, leaf: np.ndarray) -> np.ndarray:
     """Repeat the last evaluation's entry of `[L, V, ...]` up to a length."""
-    return np.pad(leaf, ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2), mode="edge")
+    return np.pad(
+        leaf, ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2), mode="edge"
+    )
 
 
 def _run_group(system: System, group: list[Lane], how: Options) -> Part:
     """Draw the group's timelines, plan on the host, and replay."""
     keys, hypers = keys_of([lane.seed for lane in group]), [lane.hyper for lane in group]
-    timelines, ticks = request_timelines(system, keys, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks)
+    timelines, ticks = request_timelines(
+        system, keys, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks
+    )
     num_clients = group[0].problem.counts.shape[0]
     keep_held = how.reports and system.keeps_versions
-    schedule = schedules.lay_out(timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held)
+    schedule = schedules.lay_out(
+        timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held
+    )
     order, num_twins = twins_of(group, schedule)
     if not np.array_equal(order, np.arange(len(group))):
         keys, ticks, group = keys[order], ticks[order], [group[i] for i in order]
@@ -150,11 +179,20 @@ def _run_group(system: System, group: list[Lane], how: Options) -> Part:
         num_lanes=len(group),
         steps=schedule.events.steps.reshape(len(group), -1, schedule.events.steps.shape[-1]),
         operations=step_cost.of_a_step(
-            problems[0], parameters, system.step_examples(hypers[0]), has_loss=system.learns is not LatentProblem
+            problems[0],
+            parameters,
+            system.step_examples(hypers[0]),
+            has_loss=system.learns is not LatentProblem,
         ),
         twins=num_twins,
     )
-    plan = Plan(schedule.rows, *placement[:2], placement.client_devices, placement.settings_at_once, how.reports)
+    plan = Plan(
+        schedule.rows,
+        *placement[:2],
+        placement.client_devices,
+        placement.settings_at_once,
+        how.reports,
+    )
     program = Program(system, plan, placement, how.keep_models)
     num_evals = schedule.events.tick.shape[1]
     is_watched = how.checkpoint is not None or how.progress
@@ -162,26 +200,52 @@ def _run_group(system: System, group: list[Lane], how: Options) -> Part:
     saved = None
     if how.checkpoint is not None:
         configuration = _configuration(program, group, how) | {"evals_per_chunk": chunk}
-        saved = Checkpoint(how.checkpoint, configuration, resume=how.resume, every=how.checkpoint_every)
+        saved = Checkpoint(
+            how.checkpoint, configuration, resume=how.resume, every=how.checkpoint_every
+        )
     padded = schedules.pad_evaluations(schedule, -num_evals % chunk)
     with Progress(system.name, schedule, enabled=how.progress) as shown:
-        curves = replay_schedule(program, lanes, padded, evals_per_chunk=chunk, checkpoint=saved, report=shown.update)
-    metrics, samples = jax.tree.map(lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples))
+        curves = replay_schedule(
+            program, lanes, padded, evals_per_chunk=chunk, checkpoint=saved, report=shown.update
+        )
+    metrics, samples = jax.tree.map(
+        lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
+    )
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
     cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
-    bits = [_bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i]) for i in range(len(group))]
-    return Part([lane.place for lane in group], Curves(metrics, infos, curves.models, samples), schedule, cut, bits)
+    bits = [
+        _bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i])
+        for i in range(len(group))
+    ]
+    return Part(
+        [lane.place for lane in group],
+        Curves(metrics, infos, curves.models, samples),
+        schedule,
+        cut,
+        bits,
+    )
 
 
 def _bits(
-    system: System, problem: AnyProblem, hyper: Hyper, parameters: Any, schedule: schedules.Schedule, lane: int, timeline: Timeline
+    system: System,
+    problem: AnyProblem,
+    hyper: Hyper,
+    parameters: Any,
+    schedule: schedules.Schedule,
+    lane: int,
+    timeline: Timeline,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bits sent up and down by each evaluation of a lane: `i64[V + 1]` twice. parameters: shapes and dtypes."""
     if system.traffic is None:
-        up, down = (schedule.messages[lane] * bits for bits in system.message_bits(parameters, hyper))
+        up, down = (
+            schedule.messages[lane] * bits for bits in system.message_bits(parameters, hyper)
+        )
     else:
         per_tick = system.traffic(problem, hyper, timeline)
-        up, down = (np.concatenate([[0], np.cumsum(each, dtype=np.int64)])[schedule.ticks[lane]] for each in per_tick)
+        up, down = (
+            np.concatenate([[0], np.cumsum(each, dtype=np.int64)])[schedule.ticks[lane]]
+            for each in per_tick
+        )
     return up, down
 
 
@@ -190,7 +254,10 @@ def _configuration(program: Program, group: list[Lane], how: Options) -> dict[st
     return {
         "system": program.system.name,
         "seeds": [lane.seed for lane in group],
-        "settings": [{name: _named(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))} for lane in group],
+        "settings": [
+            {name: _named(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
+            for lane in group
+        ],
         "time_budget": how.time_budget,
         "num_ticks": how.num_ticks,
         "num_evals": how.num_evals,
@@ -218,16 +285,26 @@ def _problems_of(problem: Problems, seeds: list[int]) -> list[AnyProblem]:
 def _check_kind(system: System, problems: list[AnyProblem]) -> None:
     for problem in problems:
         if not isinstance(problem, system.learns):
-            raise ConfigError("problem", type(problem).__name__, f"a {system.learns.__name__} (see fedjax_sim/types.py) for {system.name}")
+            raise ConfigError(
+                "problem",
+                type(problem).__name__,
+                f"a {system.learns.__name__} (see fedjax_sim/types.py) for {system.name}",
+            )
 
 
 def _check_clients(hypers: list[Hyper], problems: list[AnyProblem]) -> None:
-    for hyper, problem in itertools.product(hypers, {id(problem): problem for problem in problems}.values()):
+    for hyper, problem in itertools.product(
+        hypers, {id(problem): problem for problem in problems}.values()
+    ):
         if hyper.num_clients != problem.counts.shape[0]:
-            raise ConfigError("num_clients", hyper.num_clients, f"{problem.counts.shape[0]}, as in the problem")
+            raise ConfigError(
+                "num_clients", hyper.num_clients, f"{problem.counts.shape[0]}, as in the problem"
+            )
 
 
-def _completed(system: System, hypers: list[Hyper], problems: list[AnyProblem]) -> list[list[Hyper]]:
+def _completed(
+    system: System, hypers: list[Hyper], problems: list[AnyProblem]
+) -> list[list[Hyper]]:
     """Each point's settings completed from each seed's problem; once for a problem that seeds share."""
     found: dict[tuple[int, int], Hyper] = {}
     for (p, hyper), problem in itertools.product(enumerate(hypers), problems):
@@ -244,12 +321,22 @@ def _options(given: Mapping[str, Any]) -> Options:
 
 
 def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+    return (
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+    )
 
 
-def _check_run(system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], how: Options) -> None:
-    if not seeds or not all(_is_whole(seed, 0) and seed < 2**31 for seed in seeds) or len(set(seeds)) < len(seeds):
-        raise ConfigError("seeds", seeds, f"different whole numbers from 0 to {2**31 - 1}, at least one")
+def _check_run(
+    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], how: Options
+) -> None:
+    if (
+        not seeds
+        or not all(_is_whole(seed, 0) and seed < 2**31 for seed in seeds)
+        or len(set(seeds)) < len(seeds)
+    ):
+        raise ConfigError(
+            "seeds", seeds, f"different whole numbers from 0 to {2**31 - 1}, at least one"
+        )
     if (how.time_budget is None) == (how.num_ticks is None):
         raise ConfigError("time_budget", how.time_budget, "given, or else num_ticks, but not both")
     if how.time_budget is not None and not (np.isfinite(how.time_budget) and how.time_budget > 0):

@@ -44,17 +44,49 @@ class Entry(NamedTuple):
 
 
 MODELS: dict[str, Entry] = {
-    "logistic": Entry("logistic regression", lambda num_classes, _: LogisticRegression(num_classes)),
-    "mlp32": Entry("perceptron with 32 hidden units, FAVANO's network for MNIST", lambda num_classes, _: MLP((32,), num_classes)),
-    "mlp50": Entry("perceptron with 50 hidden units, hierarchical FL's network for MNIST", lambda num_classes, _: MLP((50,), num_classes)),
-    "mlp128": Entry("perceptron with 128 hidden units", lambda num_classes, _: MLP((128,), num_classes)),
-    "lenet": Entry("LeNet-5, the CNN of hierarchical FL", lambda num_classes, by: LeNet(num_classes, by)),
-    "cnn2": Entry("two double-convolution blocks, FedStaleWeight's CNN for 28x28", lambda num, by: DoubleConvNet(num, (32, 64), by)),
-    "cnn3": Entry("three double-convolution blocks, FedStaleWeight's CNN for 32x32", lambda num, by: DoubleConvNet(num, (32, 64, 128), by)),
-    "cnn_small": Entry("two convolutions and one pooling, as in pfl's benchmark", lambda num_classes, by: SmallCNN(num_classes, by)),
-    "resnet20": Entry("ResNet-20 with group normalisation, for 32x32", lambda num_classes, by: resnet20(num_classes, convolution=by)),
-    "resnet18": Entry("ResNet-18 with group normalisation, for 64x64", lambda num_classes, by: resnet18(num_classes, convolution=by)),
-    "char_lstm": Entry("two layers of 256 LSTM cells over characters, for text", lambda num_classes, _: CharacterRNN(num_classes)),
-    "char_gru": Entry("the same with GRU cells", lambda num_classes, _: CharacterRNN(num_classes, cell="gru")),
+    "logistic": Entry(
+        "logistic regression", lambda num_classes, _: LogisticRegression(num_classes)
+    ),
+    "mlp32": Entry(
+        "perceptron with 32 hidden units, FAVANO's network for MNIST",
+        lambda num_classes, _: MLP((32,), num_classes),
+    ),
+    "mlp50": Entry(
+        "perceptron with 50 hidden units, hierarchical FL's network for MNIST",
+        lambda num_classes, _: MLP((50,), num_classes),
+    ),
+    "mlp128": Entry(
+        "perceptron with 128 hidden units", lambda num_classes, _: MLP((128,), num_classes)
+    ),
+    "lenet": Entry(
+        "LeNet-5, the CNN of hierarchical FL", lambda num_classes, by: LeNet(num_classes, by)
+    ),
+    "cnn2": Entry(
+        "two double-convolution blocks, FedStaleWeight's CNN for 28x28",
+        lambda num, by: DoubleConvNet(num, (32, 64), by),
+    ),
+    "cnn3": Entry(
+        "three double-convolution blocks, FedStaleWeight's CNN for 32x32",
+        lambda num, by: DoubleConvNet(num, (32, 64, 128), by),
+    ),
+    "cnn_small": Entry(
+        "two convolutions and one pooling, as in pfl's benchmark",
+        lambda num_classes, by: SmallCNN(num_classes, by),
+    ),
+    "resnet20": Entry(
+        "ResNet-20 with group normalisation, for 32x32",
+        lambda num_classes, by: resnet20(num_classes, convolution=by),
+    ),
+    "resnet18": Entry(
+        "ResNet-18 with group normalisation, for 64x64",
+        lambda num_classes, by: resnet18(num_classes, convolution=by),
+    ),
+    "char_lstm": Entry(
+        "two layers of 256 LSTM cells over characters, for text",
+        lambda num_classes, _: CharacterRNN(num_classes),
+    ),
+    "char_gru": Entry(
+        "the same with GRU cells", lambda num_classes, _: CharacterRNN(num_classes, cell="gru")
+    ),
 }
 """Networks by name."""

@@ -30,7 +30,16 @@ class LeNet(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Compute the logits."""
         for features in (6, 16):
-            x = nn.relu(conv(features, 5, x, convolution.pooled(self.convolution), self.dtype, padding="VALID"))
+            x = nn.relu(
+                conv(
+                    features,
+                    5,
+                    x,
+                    convolution.pooled(self.convolution),
+                    self.dtype,
+                    padding="VALID",
+                )
+            )
         x = flatten(x)
         for features in (120, 84):
             x = nn.relu(dense(features, x.shape[-1], self.dtype)(x))
@@ -57,7 +66,9 @@ class DoubleConvNet(nn.Module):
                 x = nn.relu(conv(features, 3, x, self.convolution, self.dtype))
                 x = group_norm(x, 4, self.dtype)
             x = convolution.max_pool(x)
-            x = nn.Dropout(0.3 if i == 0 else 0.5, broadcast_dims=(-3, -2), deterministic=not train)(x)
+            x = nn.Dropout(
+                0.3 if i == 0 else 0.5, broadcast_dims=(-3, -2), deterministic=not train
+            )(x)
         x = flatten(x)
         x = nn.relu(dense(128, x.shape[-1], self.dtype)(x))
         x = group_norm(x, 4, self.dtype)
@@ -118,4 +129,6 @@ def conv(
 def group_norm(x: Array, size: int, dtype: Dtype | None) -> Array:
     """Apply a new normalisation over groups of `size` channels, and over space in images, of each example by itself."""
     axes = (-3, -2, -1) if x.ndim >= 3 else (-1,)
-    return nn.GroupNorm(num_groups=None, group_size=size, epsilon=1e-5, reduction_axes=axes, dtype=dtype)(x)
+    return nn.GroupNorm(
+        num_groups=None, group_size=size, epsilon=1e-5, reduction_axes=axes, dtype=dtype
+    )(x)

@@ -44,7 +44,9 @@ LAYERS = (nn.Dense, nn.DenseGeneral, nn.Conv, nn.ConvLocal, nn.ConvTranspose)
 """Flax's layers of one input and a parameter named "kernel"."""
 
 
-def uniform(x: Array, *, bits: int, scale: Array | float, signed: Array | bool, levels: str = "reference") -> Array:
+def uniform(
+    x: Array, *, bits: int, scale: Array | float, signed: Array | bool, levels: str = "reference"
+) -> Array:
     """Round to the nearest whole multiple of a step, and clamp.
 
     scale: `f[]`, half the width of the range. Signed codes run from -2^(b-1) to 2^(b-1) (one less if "strict"), others from 0 to 2^b - 1;
@@ -73,7 +75,13 @@ def sawb(x: Array, *, bits: int, signed: Array | bool, levels: str = "reference"
     wide = x.astype(jnp.promote_types(x.dtype, "float32"))
     of_square, of_mean = SAWB[bits]
     clip = of_square * jnp.sqrt(jnp.mean(jnp.square(wide))) - of_mean * jnp.mean(jnp.abs(wide))
-    return uniform(x, bits=bits, scale=jnp.where(clip <= 0, _max_scale(x, signed), clip), signed=signed, levels=levels)
+    return uniform(
+        x,
+        bits=bits,
+        scale=jnp.where(clip <= 0, _max_scale(x, signed), clip),
+        signed=signed,
+        levels=levels,
+    )
 
 
 def _max_scale(x: Array, signed: Array | bool) -> Array:
@@ -130,7 +138,9 @@ class LowBit:
     def __post_init__(self) -> None:
         for name, most in (("weights", 24), ("activations", 24), ("gradients", 8)):
             bits = getattr(self, name)
-            if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= most):
+            if bits is not None and (
+                isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= most
+            ):
                 raise ConfigError(name, bits, f"a whole number of bits from 2 to {most}, or None")
         for name, options in (("scale", SCALES), ("levels", LEVELS)):
             if getattr(self, name) not in options:
@@ -142,7 +152,14 @@ class LowBit:
         """Draw the model's parameters, in full precision."""
         return self.model.init(key, x)
 
-    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Mapping[str, Key] | None = None) -> Array:
+    def apply(
+        self,
+        params: Params,
+        x: Array,
+        *,
+        train: bool = False,
+        rngs: Mapping[str, Key] | None = None,
+    ) -> Array:
         """Compute the logits. rngs: while training the key "quantize", and whatever streams the model takes."""
         streams = dict(rngs or {})
         key = streams.pop("quantize", None)
@@ -152,18 +169,28 @@ class LowBit:
             return call(params, x)
         calls = itertools.count()
 
-        def layer(compute: Callable[..., Array], args: tuple, kwargs: dict[str, Any], context: Any) -> Array:
+        def layer(
+            compute: Callable[..., Array], args: tuple, kwargs: dict[str, Any], context: Any
+        ) -> Array:
             module = context.module
-            if context.method_name != "__call__" or not isinstance(module, LAYERS) or "/".join(module.path) in self.full_precision:
+            if (
+                context.method_name != "__call__"
+                or not isinstance(module, LAYERS)
+                or "/".join(module.path) in self.full_precision
+            ):
                 return compute(*args, **kwargs)
             (inputs,) = (*args, *kwargs.values())
             outputs = compute(self._round(inputs, self.activations, signed=jnp.min(inputs) < 0))
             if not train or self.gradients is None:
                 return outputs
             if key is None:
-                raise ValueError('apply needs rngs={"quantize": key} to quantize neural gradients in training')
+                raise ValueError(
+                    'apply needs rngs={"quantize": key} to quantize neural gradients in training'
+                )
             top = 2 ** (self.gradients - 1) - (2 if self.levels == "strict" else 1)
-            return quantized_gradient(outputs, jax.random.fold_in(key, next(calls)), self.gradients, top)
+            return quantized_gradient(
+                outputs, jax.random.fold_in(key, next(calls)), self.gradients, top
+            )
 
         def rounded(path: tuple[Any, ...], leaf: Array) -> Array:
             return self._round(leaf, self.weights, signed=True) if self.rounds(path) else leaf
@@ -174,12 +201,18 @@ class LowBit:
     def rounds(self, path: tuple[Any, ...]) -> bool:
         """Whether training rounds a leaf of the parameters, given its path of keys: kernels, by their name."""
         _, *modules, name = (str(part.key) for part in path)
-        return self.weights is not None and name == "kernel" and "/".join(modules) not in self.full_precision
+        return (
+            self.weights is not None
+            and name == "kernel"
+            and "/".join(modules) not in self.full_precision
+        )
 
     def _round(self, x: Array, bits: int | None, *, signed: Array | bool) -> Array:
         if bits is None:
             return x
-        return straight_through(partial(SCALES[self.scale], bits=bits, signed=signed, levels=self.levels), x)
+        return straight_through(
+            partial(SCALES[self.scale], bits=bits, signed=signed, levels=self.levels), x
+        )
 
 
 def training_bits(params: Params, low: LowBit) -> dict[str, int]:
@@ -188,6 +221,10 @@ def training_bits(params: Params, low: LowBit) -> dict[str, int]:
     A "reference" grid is counted by its name though it has a level more than its bits hold. What is kept and sent is not smaller.
     """
     leaves = jax.tree.leaves_with_path(params)
-    saved = sum((8 * leaf.dtype.itemsize - (low.weights or 0)) * leaf.size for path, leaf in leaves if low.rounds(path))
+    saved = sum(
+        (8 * leaf.dtype.itemsize - (low.weights or 0)) * leaf.size
+        for path, leaf in leaves
+        if low.rounds(path)
+    )
     whole = full_precision_bits(params)
     return {"low_bit": whole - saved, "full_precision": whole}

@@ -54,4 +54,6 @@ def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
     def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:
         return jax.random.uniform(key, shape, param_dtype, -bound, bound)
 
-    return nn.Dense(features, dtype=dtype, kernel_init=initial, bias_init=initial, dot_general=products.auto)
+    return nn.Dense(
+        features, dtype=dtype, kernel_init=initial, bias_init=initial, dot_general=products.auto
+    )

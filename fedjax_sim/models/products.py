@@ -16,14 +16,19 @@ NARROW = 32
 0.55 of the time, 32 outputs 0.56; from 50 on there is nothing to gain, and at 128 half as much again to lose."""
 
 
-def auto(lhs: Array, rhs: Array, dimension_numbers: Any, precision: Any = None, **options: Any) -> Array:
+def auto(
+    lhs: Array, rhs: Array, dimension_numbers: Any, precision: Any = None, **options: Any
+) -> Array:
     """Multiply as `lax.dot_general` does; on a CPU, a dense layer of few outputs by way of its transposed weights.
 
     lhs: `[..., D]`, rhs: `[D, F]` for a dense layer, anything else as it comes. Derivatives of all kinds are defined.
     """
     is_dense = rhs.ndim == 2 and _plain(dimension_numbers) == (((lhs.ndim - 1,), (0,)), ((), ()))
     if is_dense and rhs.shape[1] <= NARROW and jax.default_backend() == "cpu":
-        rhs, dimension_numbers = lax.optimization_barrier(rhs.T), (((lhs.ndim - 1,), (1,)), ((), ()))
+        rhs, dimension_numbers = (
+            lax.optimization_barrier(rhs.T),
+            (((lhs.ndim - 1,), (1,)), ((), ())),
+        )
     return lax.dot_general(lhs, rhs, dimension_numbers, precision=precision, **options)
 
 

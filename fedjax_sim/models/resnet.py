@@ -33,10 +33,18 @@ class ResNet(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Compute the logits."""
         if self.stem == "imagenet":
-            x = conv(self.stages[0], 7, x, self.convolution, self.dtype, strides=2, padding=3, bias=False)
+            x = conv(
+                self.stages[0], 7, x, self.convolution, self.dtype, strides=2, padding=3, bias=False
+            )
             x = convolution.max_pool(nn.relu(group_norm(x, 8, self.dtype)), 3, stride=2, pad=1)
         else:
-            x = nn.relu(group_norm(conv(self.stages[0], 3, x, self.convolution, self.dtype, padding=1, bias=False), 8, self.dtype))
+            x = nn.relu(
+                group_norm(
+                    conv(self.stages[0], 3, x, self.convolution, self.dtype, padding=1, bias=False),
+                    8,
+                    self.dtype,
+                )
+            )
         for i, features in enumerate(self.stages):
             for j in range(self.blocks):
                 x = self._block(x, features, strides=2 if i > 0 and j == 0 else 1)
@@ -44,11 +52,34 @@ class ResNet(nn.Module):
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
     def _block(self, x: Array, features: int, strides: int) -> Array:
-        y = conv(features, 3, x, self.convolution, self.dtype, strides=strides, padding=1, bias=False)
-        y = conv(features, 3, nn.relu(group_norm(y, 8, self.dtype)), self.convolution, self.dtype, padding=1, bias=False)
+        y = conv(
+            features, 3, x, self.convolution, self.dtype, strides=strides, padding=1, bias=False
+        )
+        y = conv(
+            features,
+            3,
+            nn.relu(group_norm(y, 8, self.dtype)),
+            self.convolution,
+            self.dtype,
+            padding=1,
+            bias=False,
+        )
         y = group_norm(y, 8, self.dtype)
         if x.shape[-1] != features or strides > 1:
-            x = group_norm(conv(features, 1, x, self.convolution, self.dtype, strides=strides, padding=0, bias=False), 8, self.dtype)
+            x = group_norm(
+                conv(
+                    features,
+                    1,
+                    x,
+                    self.convolution,
+                    self.dtype,
+                    strides=strides,
+                    padding=0,
+                    bias=False,
+                ),
+                8,
+                self.dtype,
+            )
         return nn.relu(x + y)
 
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_sim.partition.by_label import classes_per_client, dirichlet_groups, disjoint_groups, label_groups
+from fedjax_sim.partition.by_label import (
+    classes_per_client,
+    dirichlet_groups,
+    disjoint_groups,
+    label_groups,
+)
 from fedjax_sim.partition.parts import (
     Partition,
     check_alpha,
@@ -40,10 +45,20 @@ def iid(labels: np.ndarray, *, num_clients: int, seed: int) -> Partition:
     labels, rng = checked_labels(labels), generator(seed)
     check_whole("num_clients", num_clients, most=len(labels))
     size = len(labels) // num_clients
-    return equal_parts(rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size))
+    return equal_parts(
+        rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
+    )
 
 
-def dirichlet(labels: np.ndarray, *, num_clients: int, alpha: float, seed: int, min_examples: int = 1, top_up: bool = False) -> Partition:
+def dirichlet(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    min_examples: int = 1,
+    top_up: bool = False,
+) -> Partition:
     """Split each class in proportions from a symmetric Dirichlet distribution over clients; every example is given away.
 
     alpha: concentration; small is heterogeneous, infinity would be equal shares. Proportions are drawn again until every client has
@@ -69,7 +84,9 @@ def dirichlet(labels: np.ndarray, *, num_clients: int, alpha: float, seed: int, 
     return grouped(by_class, owner, num_clients)
 
 
-def shards(labels: np.ndarray, *, num_clients: int, shards_per_client: int = 2, seed: int) -> Partition:
+def shards(
+    labels: np.ndarray, *, num_clients: int, shards_per_client: int = 2, seed: int
+) -> Partition:
     """Sort by label, cut into equal shards and deal them at random; examples that do not fill a shard are left out at random.
 
     labels: integers `[n]`. McMahan et al. (arXiv 1602.05629), section 3. A client has about `shards_per_client` classes, possibly fewer.
@@ -84,7 +101,9 @@ def shards(labels: np.ndarray, *, num_clients: int, shards_per_client: int = 2, 
     return equal_parts(dealt.reshape(num_clients, -1))
 
 
-def natural(labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, seed: int) -> Partition:
+def natural(
+    labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, seed: int
+) -> Partition:
     """Keep the clients that the data came with; if there are more than `num_clients`, a random choice of them.
 
     labels: integers `[n]`. client_ids: `[n]` of integers or strings, whose example each is. Rows are in the order of the ids.
@@ -92,7 +111,9 @@ def natural(labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, see
     labels, rng = checked_labels(labels), generator(seed)
     client_ids = np.asarray(client_ids)
     if client_ids.shape != labels.shape:
-        raise ConfigError("shape of client_ids", client_ids.shape, f"that of the labels, {labels.shape}")
+        raise ConfigError(
+            "shape of client_ids", client_ids.shape, f"that of the labels, {labels.shape}"
+        )
     if client_ids.dtype.kind not in "iuUS":
         raise ConfigError("dtype of client_ids", str(client_ids.dtype), "integers or strings")
     ids, client_of = np.unique(client_ids, return_inverse=True)
@@ -106,9 +127,18 @@ def natural(labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, see
 
 PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
     "iid": (iid, "random equal parts"),
-    "classes": (classes_per_client, "equal parts of a few distinct classes each (option classes, 2 unless given)"),
-    "dirichlet": (dirichlet, "each class in Dirichlet proportions over clients (options alpha, min_examples)"),
-    "shards": (shards, "equal shards of the data sorted by label (option shards_per_client, 2 unless given)"),
+    "classes": (
+        classes_per_client,
+        "equal parts of a few distinct classes each (option classes, 2 unless given)",
+    ),
+    "dirichlet": (
+        dirichlet,
+        "each class in Dirichlet proportions over clients (options alpha, min_examples)",
+    ),
+    "shards": (
+        shards,
+        "equal shards of the data sorted by label (option shards_per_client, 2 unless given)",
+    ),
     "label_groups": (
         label_groups,
         "few labels for the last clients, the others for the rest (options slow_fraction, slow_labels, held_out)",
@@ -121,19 +151,32 @@ PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
         disjoint_groups,
         "groups of clients with labels of their own, a few of them per client (options group_sizes, classes)",
     ),
-    "natural": (natural, "the clients that the data came with, if they did (in Python: option client_ids, an array)"),
+    "natural": (
+        natural,
+        "the clients that the data came with, if they did (in Python: option client_ids, an array)",
+    ),
 }
 
 
-def make(name: str, labels: np.ndarray, *, num_clients: int, seed: int, **options: Any) -> Partition:
+def make(
+    name: str, labels: np.ndarray, *, num_clients: int, seed: int, **options: Any
+) -> Partition:
     """Partition by a name of `PARTITIONS`; raises ConfigError for an unknown name, and unknown, missing or bad options."""
     if name not in PARTITIONS:
         raise ConfigError("partition", name, "one of " + ", ".join(PARTITIONS))
     function = PARTITIONS[name][0]
-    known = {k: p for k, p in inspect.signature(function).parameters.items() if k not in ("labels", "num_clients", "seed")}
+    known = {
+        k: p
+        for k, p in inspect.signature(function).parameters.items()
+        if k not in ("labels", "num_clients", "seed")
+    }
     for option in options:
         if option not in known:
-            raise ConfigError(f"option of partition {name}", option, "one of " + ", ".join(known) if known else "left out: it has none")
+            raise ConfigError(
+                f"option of partition {name}",
+                option,
+                "one of " + ", ".join(known) if known else "left out: it has none",
+            )
     for option, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"option {option} of partition {name}", None, "given")
@@ -143,15 +186,26 @@ def make(name: str, labels: np.ndarray, *, num_clients: int, seed: int, **option
 def label_histogram(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Count each client's examples of each class: `i32[N, C]`."""
     if np.max(labels) >= num_classes:
-        raise ConfigError("largest label", int(np.max(labels)), f"below the number of classes, {num_classes}")
+        raise ConfigError(
+            "largest label", int(np.max(labels)), f"below the number of classes, {num_classes}"
+        )
     num_clients, capacity = partition.index.shape
     is_real = np.arange(capacity) < partition.counts[:, None]
     cell = np.arange(num_clients)[:, None] * num_classes + np.asarray(labels)[partition.index]
-    return np.bincount(cell[is_real], minlength=num_clients * num_classes).reshape(num_clients, num_classes).astype(np.int32)
+    return (
+        np.bincount(cell[is_real], minlength=num_clients * num_classes)
+        .reshape(num_clients, num_classes)
+        .astype(np.int32)
+    )
 
 
 def plot_histogram(
-    partition: Partition, labels: np.ndarray, num_classes: int, *, class_names: Sequence[str] | None = None, title: str = ""
+    partition: Partition,
+    labels: np.ndarray,
+    num_classes: int,
+    *,
+    class_names: Sequence[str] | None = None,
+    title: str = "",
 ) -> "Figure":
     """Draw how many examples of each class each client holds: a column per client, a row per class, darker for more."""
     from matplotlib.figure import Figure
@@ -159,7 +213,13 @@ def plot_histogram(
 
     figure = Figure(figsize=(8, 1.5 + 0.25 * min(num_classes, 40)), layout="constrained")
     axes = figure.subplots()
-    picture = axes.imshow(label_histogram(partition, labels, num_classes).T, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
+    picture = axes.imshow(
+        label_histogram(partition, labels, num_classes).T,
+        aspect="auto",
+        cmap="Blues",
+        interpolation="nearest",
+        vmin=0,
+    )
     figure.colorbar(picture, label="examples")
     axes.set(xlabel="client", ylabel="class", title=title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -20,7 +20,9 @@ from fedjax_sim.partition.parts import (
 from fedjax_sim.settings import ConfigError
 
 
-def classes_per_client(labels: np.ndarray, *, num_clients: int, classes: int = 2, seed: int) -> Partition:
+def classes_per_client(
+    labels: np.ndarray, *, num_clients: int, classes: int = 2, seed: int
+) -> Partition:
     """Give each client an equal number of examples of `classes` distinct classes, drawn at random.
 
     The classes have `classes * N / C` slots each; where that is not whole, some classes drawn at random have one more. The shuffled slots
@@ -38,9 +40,15 @@ def classes_per_client(labels: np.ndarray, *, num_clients: int, classes: int = 2
     num_slots[rng.choice(len(present), more, replace=False)] += 1
     size = min(np.bincount(class_of)[num_slots > 0] // num_slots[num_slots > 0])
     if size == 0:
-        raise ConfigError("num_clients", num_clients, f"small enough for each of the {classes * num_clients} slots to get an example")
+        raise ConfigError(
+            "num_clients",
+            num_clients,
+            f"small enough for each of the {classes * num_clients} slots to get an example",
+        )
 
-    slots = rng.permutation(np.repeat(np.arange(len(present)), num_slots)).reshape(num_clients, classes)
+    slots = rng.permutation(np.repeat(np.arange(len(present)), num_slots)).reshape(
+        num_clients, classes
+    )
     _swap_until_distinct(slots, rng)
     index = np.empty((num_clients, classes, size), np.int32)
     for c in range(len(present)):
@@ -50,7 +58,13 @@ def classes_per_client(labels: np.ndarray, *, num_clients: int, classes: int = 2
 
 
 def label_groups(
-    labels: np.ndarray, *, num_clients: int, slow_fraction: float = 1 / 3, slow_labels: int = 4, held_out: float = 0.0, seed: int
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    slow_fraction: float = 1 / 3,
+    slow_labels: int = 4,
+    held_out: float = 0.0,
+    seed: int,
 ) -> Partition:
     """Give the first few labels to the last clients and the others to the rest, each label in equal parts within its group.
 
@@ -68,23 +82,38 @@ def label_groups(
     num_slow = int(np.ceil(slow_fraction * num_clients - 1e-6))
     check_whole("clients in the last group, of slow_fraction", num_slow, most=num_clients - 1)
     rows: list[np.ndarray] = []
-    for own, num in ((present[slow_labels:], num_clients - num_slow), (present[:slow_labels], num_slow)):
+    for own, num in (
+        (present[slow_labels:], num_clients - num_slow),
+        (present[:slow_labels], num_slow),
+    ):
         parts = []
         for label in own:
             examples = rng.permutation(np.flatnonzero(labels == label))
             size = len(examples) // num
             if size == 0:
                 raise ConfigError(
-                    "num_clients", num_clients, f"small enough for each of a group's clients to have an example of label {label}"
+                    "num_clients",
+                    num_clients,
+                    f"small enough for each of a group's clients to have an example of label {label}",
                 )
             parts.append(examples[: num * size].reshape(num, size))
         rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
     kept = [row[int(held_out * len(row)) :] for row in rows]
-    return grouped(np.concatenate(kept), np.repeat(np.arange(num_clients), [len(row) for row in kept]), num_clients)
+    return grouped(
+        np.concatenate(kept),
+        np.repeat(np.arange(num_clients), [len(row) for row in kept]),
+        num_clients,
+    )
 
 
 def dirichlet_groups(
-    labels: np.ndarray, *, num_clients: int, group_sizes: tuple[int, ...], alpha: float, seed: int, min_examples: int = 1
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    group_sizes: tuple[int, ...],
+    alpha: float,
+    seed: int,
+    min_examples: int = 1,
 ) -> Partition:
     """Split each class in Dirichlet proportions over groups, and a group's examples at random and evenly over its clients.
 
@@ -97,7 +126,11 @@ def dirichlet_groups(
     check_whole("min_examples", min_examples, most=len(labels) // num_clients)
     check_alpha(alpha)
     per_class = dirichlet_shares(
-        rng, len(group_sizes), alpha, np.unique(labels, return_counts=True)[1], least=min_examples * np.asarray(group_sizes)
+        rng,
+        len(group_sizes),
+        alpha,
+        np.unique(labels, return_counts=True)[1],
+        least=min_examples * np.asarray(group_sizes),
     )
     by_class = sorted_by(labels, rng.permutation(len(labels)))
     group_of = np.concatenate([np.repeat(np.arange(len(group_sizes)), row) for row in per_class])
@@ -111,7 +144,14 @@ def dirichlet_groups(
     return grouped(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
-def disjoint_groups(labels: np.ndarray, *, num_clients: int, group_sizes: tuple[int, ...], classes: int = 2, seed: int) -> Partition:
+def disjoint_groups(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    group_sizes: tuple[int, ...],
+    classes: int = 2,
+    seed: int,
+) -> Partition:
     """Deal the labels to groups that share none, and to each client `classes` of its group's, as `classes_per_client` does.
 
     labels: integers `[n]`. Groups have equally many labels, the first ones one more if need be. Hierarchical FL's Fig. 5a (arXiv
@@ -124,9 +164,13 @@ def disjoint_groups(labels: np.ndarray, *, num_clients: int, group_sizes: tuple[
     check_whole("classes", classes, most=len(present) // len(group_sizes))
     examples, owner = [], []
     first = 0
-    for own_labels, size in zip(np.array_split(present, len(group_sizes)), group_sizes, strict=True):
+    for own_labels, size in zip(
+        np.array_split(present, len(group_sizes)), group_sizes, strict=True
+    ):
         mine = np.flatnonzero(np.isin(labels, own_labels))
-        index, counts = classes_per_client(labels[mine], num_clients=size, classes=classes, seed=int(rng.integers(2**31)))
+        index, counts = classes_per_client(
+            labels[mine], num_clients=size, classes=classes, seed=int(rng.integers(2**31))
+        )
         examples.append(mine[index].ravel())
         owner.append(first + np.repeat(np.arange(size), counts))
         first += size
@@ -134,8 +178,17 @@ def disjoint_groups(labels: np.ndarray, *, num_clients: int, group_sizes: tuple[
 
 
 def _check_groups(group_sizes: tuple[int, ...], num_clients: int) -> None:
-    if not isinstance(group_sizes, tuple) or not group_sizes or sum(group_sizes) != num_clients or min(group_sizes) < 1:
-        raise ConfigError("group_sizes", group_sizes, f"whole numbers of at least 1 with the sum num_clients = {num_clients}")
+    if (
+        not isinstance(group_sizes, tuple)
+        or not group_sizes
+        or sum(group_sizes) != num_clients
+        or min(group_sizes) < 1
+    ):
+        raise ConfigError(
+            "group_sizes",
+            group_sizes,
+            f"whole numbers of at least 1 with the sum num_clients = {num_clients}",
+        )
 
 
 def _swap_until_distinct(slots: np.ndarray, rng: np.random.Generator) -> None:
@@ -152,7 +205,9 @@ def _swap_until_distinct(slots: np.ndarray, rng: np.random.Generator) -> None:
         while held[client, mine] > 1:
             clients, places = rng.integers(num_clients, size=64), rng.integers(classes, size=64)
             theirs = slots[clients, places]
-            helps = (held[clients, mine] == 0) & ((held[client, theirs] == 0) | (held[clients, theirs] > 1))
+            helps = (held[clients, mine] == 0) & (
+                (held[client, theirs] == 0) | (held[clients, theirs] > 1)
+            )
             for i in np.flatnonzero(helps)[:1]:
                 slots[client, place], slots[clients[i], places[i]] = theirs[i], mine
                 held[client, [mine, theirs[i]]] += -1, 1

@@ -34,7 +34,12 @@ def checked_labels(labels: np.ndarray) -> np.ndarray:
 def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> None:
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
-        raise ConfigError(field, value, f"a whole number of at least {least}" + ("" if most is None else f" and at most {most}"))
+        raise ConfigError(
+            field,
+            value,
+            f"a whole number of at least {least}"
+            + ("" if most is None else f" and at most {most}"),
+        )
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -61,11 +66,15 @@ def grouped(examples: np.ndarray, owner: np.ndarray, num_clients: int) -> Partit
 
 def check_alpha(alpha: Any) -> None:
     """Raise ConfigError unless a Dirichlet distribution can have this concentration."""
-    if not isinstance(alpha, (int, float, np.integer, np.floating)) or not (np.isfinite(alpha) and alpha > 0):
+    if not isinstance(alpha, (int, float, np.integer, np.floating)) or not (
+        np.isfinite(alpha) and alpha > 0
+    ):
         raise ConfigError("alpha", alpha, "a finite number above 0")
 
 
-def dirichlet_shares(rng: np.random.Generator, num_owners: int, alpha: float, sizes: np.ndarray, *, least: Any) -> np.ndarray:
+def dirichlet_shares(
+    rng: np.random.Generator, num_owners: int, alpha: float, sizes: np.ndarray, *, least: Any
+) -> np.ndarray:
     """Cut classes of `sizes`, `i[C]`, in Dirichlet proportions over owners with at least `least` examples each: `i[C, owners]`.
 
     least: a number, or one per owner. Draws again until it is so; raises ConfigError if `DIRICHLET_TRIES` draws do not give it.
@@ -74,12 +83,20 @@ def dirichlet_shares(rng: np.random.Generator, num_owners: int, alpha: float, si
         per_class = shares(rng, num_owners, float(alpha), sizes)
         if np.all(per_class.sum(axis=0) >= least):
             return per_class
-    raise ConfigError("alpha", alpha, f"larger, or min_examples smaller: {DIRICHLET_TRIES} draws left a client with too few examples")
+    raise ConfigError(
+        "alpha",
+        alpha,
+        f"larger, or min_examples smaller: {DIRICHLET_TRIES} draws left a client with too few examples",
+    )
 
 
-def shares(rng: np.random.Generator, num_clients: int, alpha: float, sizes: np.ndarray) -> np.ndarray:
+def shares(
+    rng: np.random.Generator, num_clients: int, alpha: float, sizes: np.ndarray
+) -> np.ndarray:
     """Cut classes of `sizes`, `i[C]`, in Dirichlet proportions into whole numbers of examples, `i[C, N]`."""
-    cuts = np.cumsum(rng.dirichlet(np.full(num_clients, alpha), len(sizes)), axis=1) * sizes[:, None]
+    cuts = (
+        np.cumsum(rng.dirichlet(np.full(num_clients, alpha), len(sizes)), axis=1) * sizes[:, None]
+    )
     cuts = np.minimum(cuts.astype(int), sizes[:, None])
     cuts[:, -1] = sizes
     return np.diff(cuts, axis=1, prepend=0)

@@ -36,8 +36,13 @@ def _crop(key: Key, images: Array, pad: int) -> Array:
     num, height, width = images.shape[:3]
     shift = jax.random.randint(key, (num, 2), -pad, pad + 1)
     rows, columns = shift[:, :1] + jnp.arange(height)[None], shift[:, 1:] + jnp.arange(width)[None]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    rows, columns = jnp.clip(rows, 0, height - 1)[:, :, None], jnp.clip(columns, 0, width - 1)[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
+    rows, columns = (
+        jnp.clip(rows, 0, height - 1)[:, :, None],
+        jnp.clip(columns, 0, width - 1)[:, None, :],
+    )
     return jnp.where(inside[..., None], images[jnp.arange(num)[:, None, None], rows, columns], 0)
 
 

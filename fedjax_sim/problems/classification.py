@@ -48,20 +48,28 @@ class Classification:
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Mean cross-entropy in nats of a client's examples `i32[B]`."""
-        return self._losses(params, self.index[client, examples], key).mean() + self._penalty(params)
+        return self._losses(params, self.index[client, examples], key).mean() + self._penalty(
+            params
+        )
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
         """The same of all of a client's examples."""
         places = jnp.arange(self.index.shape[1])
-        losses = self._losses(params, self.index[client, jnp.minimum(places, self.counts[client] - 1)], key)
-        return jnp.where(places < self.counts[client], losses, 0).sum() / self.counts[client] + self._penalty(params)
+        losses = self._losses(
+            params, self.index[client, jnp.minimum(places, self.counts[client] - 1)], key
+        )
+        return jnp.where(places < self.counts[client], losses, 0).sum() / self.counts[
+            client
+        ] + self._penalty(params)
 
     def predict(self, params: Params) -> Array:
         """Probabilities of the classes of the test examples, a few hundred examples at once: `f32[test examples, classes]`."""
         num = self.test_labels.shape[0]
         at_once = min(num, EVALUATED_AT_ONCE)
         rows = jnp.minimum(jnp.arange(-(-num // at_once) * at_once), num - 1).reshape(-1, at_once)
-        logits = jax.lax.map(lambda rows: self.model.apply(params, self._inputs(self.test_images[rows])), rows)
+        logits = jax.lax.map(
+            lambda rows: self.model.apply(params, self._inputs(self.test_images[rows])), rows
+        )
         return jax.nn.softmax(logits.reshape(-1, logits.shape[-1])[:num])
 
     def _losses(self, params: Params, rows: Array, key: Key) -> Array:
@@ -70,12 +78,16 @@ class Classification:
             images = self.augmentation(stream(key, "augmentation"), images)
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         options = {"train": True, "rngs": rngs} if takes_train(self.model) else {}
-        return self._cross_entropy(self.model.apply(params, self._inputs(images), **options), self.labels[rows])
+        return self._cross_entropy(
+            self.model.apply(params, self._inputs(images), **options), self.labels[rows]
+        )
 
     def _penalty(self, params: Params) -> Array | float:
         if self.prior_precision is None:
             return 0.0
-        return self.prior_precision / (2 * self.counts.sum()) * optax.tree.norm(params, squared=True)
+        return (
+            self.prior_precision / (2 * self.counts.sum()) * optax.tree.norm(params, squared=True)
+        )
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """Accuracy (a share, 0 to 1) and loss (nats) on the test set, a few hundred examples at once.
@@ -87,15 +99,28 @@ class Classification:
 
         def sums(rows: Array) -> tuple[Array, Array, Array]:
             is_there, rows = rows < num, jnp.minimum(rows, num - 1)
-            logits, labels = self.model.apply(params, self._inputs(self.test_images[rows])), self.test_labels[rows]
+            logits, labels = (
+                self.model.apply(params, self._inputs(self.test_images[rows])),
+                self.test_labels[rows],
+            )
             is_right = (jnp.argmax(logits, axis=-1) == labels) & is_there
-            by_class = (is_right[:, None] & (labels[:, None] == jnp.arange(self.classes)[None])).sum(axis=0)
-            return jnp.sum(is_right), jnp.sum(jnp.where(is_there, self._cross_entropy(logits, labels), 0)), by_class
+            by_class = (
+                is_right[:, None] & (labels[:, None] == jnp.arange(self.classes)[None])
+            ).sum(axis=0)
+            return (
+                jnp.sum(is_right),
+                jnp.sum(jnp.where(is_there, self._cross_entropy(logits, labels), 0)),
+                by_class,
+            )
 
         num_batches = -(-num // at_once)
-        right, loss, by_class = jax.lax.map(sums, jnp.arange(num_batches * at_once).reshape(num_batches, at_once))
+        right, loss, by_class = jax.lax.map(
+            sums, jnp.arange(num_batches * at_once).reshape(num_batches, at_once)
+        )
         metrics = {"accuracy": right.sum().astype("float32") / num, "loss": loss.sum() / num}
-        shares = by_class.sum(axis=0) / (self.test_labels[:, None] == jnp.arange(self.classes)[None]).sum(axis=0)
+        shares = by_class.sum(axis=0) / (
+            self.test_labels[:, None] == jnp.arange(self.classes)[None]
+        ).sum(axis=0)
         return metrics | {f"accuracy_{c}": shares[c] for c in range(self.classes)}
 
     def _inputs(self, images: Array) -> Array:
@@ -108,7 +133,9 @@ class Classification:
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def make_classification(model: Model, dataset: Any, partition: Any, **options: Any) -> Classification:
+def make_classification(
+    model: Model, dataset: Any, partition: Any, **options: Any
+) -> Classification:
     """Build a classification problem. dataset, partition: as `datasets.load` and the functions of `partition` return them.
 
     Options: those of `classifications`.
@@ -143,7 +170,9 @@ def make_classifications(
     capacity = max(partition.index.shape[1] for partition in partitions)
     _check_data(dataset, partitions)
     images, test_images = jnp.asarray(dataset.train_images), jnp.asarray(dataset.test_images)
-    labels, test_labels = (jnp.asarray(np.asarray(x, "int32")) for x in (dataset.train_labels, dataset.test_labels))
+    labels, test_labels = (
+        jnp.asarray(np.asarray(x, "int32")) for x in (dataset.train_labels, dataset.test_labels)
+    )
     middle, scale = jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")
     prior = None if prior_precision is None else jnp.asarray(prior_precision, "float32")
     problems = []
@@ -173,6 +202,14 @@ def check_partition(partition: Any, num_examples: int) -> None:
     """Raise ConfigError unless every client has an example, and all of them are there."""
     counts, index = np.asarray(partition.counts), np.asarray(partition.index)
     if counts.min() < 1 or counts.max() > index.shape[1]:
-        raise ConfigError("partition.counts", int(counts.min()), f"from 1 to the {index.shape[1]} places of a client")
+        raise ConfigError(
+            "partition.counts",
+            int(counts.min()),
+            f"from 1 to the {index.shape[1]} places of a client",
+        )
     if index.min() < 0 or index.max() >= num_examples:
-        raise ConfigError("partition.index", int(index.max()), f"positions of the {num_examples} training examples")
+        raise ConfigError(
+            "partition.index",
+            int(index.max()),
+            f"positions of the {num_examples} training examples",
+        )

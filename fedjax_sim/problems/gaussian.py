@@ -31,9 +31,13 @@ def quadratic_form(x: Array, hessian: Array) -> Array:
 @partial(quadratic_form.defjvp, symbolic_zeros=True)
 def _slope(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
     (x, hessian), (along, turn) = primals, tangents
-    of_x, of_hessian = (None if isinstance(tangent, SymbolicZero) else tangent for tangent in (along, turn))
+    of_x, of_hessian = (
+        None if isinstance(tangent, SymbolicZero) else tangent for tangent in (along, turn)
+    )
     slope = jnp.zeros((), x.dtype) if of_x is None else jnp.sum(times(hessian, x) * of_x)
-    return quadratic_form(x, hessian), slope if of_hessian is None else slope + quadratic_form(x, of_hessian)
+    return quadratic_form(x, hessian), slope if of_hessian is None else slope + quadratic_form(
+        x, of_hessian
+    )
 
 
 def times(matrix: Array, x: Array) -> Array:
@@ -77,7 +81,9 @@ class GaussianClients:
     start: Array  # f[P]  initial model
 
     @classmethod
-    def of(cls, hessians: Any, centers: Any, *, counts: Any = 1, noise: Any = 0.0, start: Any = 0.0) -> "GaussianClients":
+    def of(
+        cls, hessians: Any, centers: Any, *, counts: Any = 1, noise: Any = 0.0, start: Any = 0.0
+    ) -> "GaussianClients":
         """Build from anything that broadcasts: hessians and noise from `[N]`, `[P, P]` or `[N, P, P]`, counts and start from a number.
 
         Hessians and noise that are numbers, or one per client, multiply the identity.
@@ -87,12 +93,25 @@ class GaussianClients:
 
         def matrices(x: Any) -> Array:
             x = np.asarray(x, float)
-            return jnp.asarray(np.broadcast_to(x[..., None, None] * np.eye(dim) if x.ndim < 2 else x, (num, dim, dim)), centers.dtype)
+            return jnp.asarray(
+                np.broadcast_to(
+                    x[..., None, None] * np.eye(dim) if x.ndim < 2 else x, (num, dim, dim)
+                ),
+                centers.dtype,
+            )
 
         counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
-        if not np.allclose(matrices(hessians), np.swapaxes(matrices(hessians), 1, 2), rtol=1e-4, atol=1e-8):
+        if not np.allclose(
+            matrices(hessians), np.swapaxes(matrices(hessians), 1, 2), rtol=1e-4, atol=1e-8
+        ):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        return cls(matrices(hessians), centers, matrices(noise), counts, jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,)))
+        return cls(
+            matrices(hessians),
+            centers,
+            matrices(noise),
+            counts,
+            jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,)),
+        )
 
     def init(self, key: Key) -> Params:
         """Start from `start`, whatever the key."""
@@ -108,11 +127,15 @@ class GaussianClients:
 
     def alone(self, client: Array) -> OneGaussian:
         """A client's losses by themselves: for loops over steps of two parameters, of which looking the client up would be the most."""
-        return OneGaussian(self.hessians[client], self.centers[client], self.noise[client], self.counts.sum())
+        return OneGaussian(
+            self.hessians[client], self.centers[client], self.noise[client], self.counts.sum()
+        )
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """f(w) / n."""
-        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(jnp.arange(self.counts.shape[0]))
+        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
+            jnp.arange(self.counts.shape[0])
+        )
         return {"loss": self.counts @ losses / self.counts.sum()}
 
     def posterior(self, temperature: float = 1.0) -> Gaussian:
@@ -120,7 +143,10 @@ class GaussianClients:
         share = np.asarray(self.counts, float) / np.asarray(self.counts).sum()
         hessians, centers = np.asarray(self.hessians, float), np.asarray(self.centers, float)
         whole = np.einsum("c,cij->ij", share, hessians)
-        return Gaussian(np.linalg.solve(whole, np.einsum("c,cij,cj->i", share, hessians, centers)), temperature * np.linalg.inv(whole))
+        return Gaussian(
+            np.linalg.solve(whole, np.einsum("c,cij,cj->i", share, hessians, centers)),
+            temperature * np.linalg.inv(whole),
+        )
 
 
 def make_gaussian_clients(
@@ -143,12 +169,18 @@ def make_gaussian_clients(
     covariance = np.asarray(covariance, float)
     dim = covariance.shape[-1]
     if covariance.shape not in ((dim, dim), (num_clients, dim, dim)):
-        raise ConfigError("shape of covariance", covariance.shape, f"[P, P] or [{num_clients}, P, P]")
+        raise ConfigError(
+            "shape of covariance", covariance.shape, f"[P, P] or [{num_clients}, P, P]"
+        )
     random = np.random.default_rng(seed)
     counts = np.broadcast_to(np.asarray(examples_per_client), (num_clients,))
     true_means = np.sqrt(alpha) * random.normal(size=(num_clients, dim))
     # The mean of n_c normal vectors is normal: drawn as such, it does not take the memory of the data.
     factor = np.linalg.cholesky(np.broadcast_to(covariance, (num_clients, dim, dim)))
-    means = true_means + np.einsum("cij,cj->ci", factor, random.normal(size=(num_clients, dim))) / np.sqrt(counts)[:, None]
+    means = (
+        true_means
+        + np.einsum("cij,cj->ci", factor, random.normal(size=(num_clients, dim)))
+        / np.sqrt(counts)[:, None]
+    )
     hessians = counts.sum() * np.broadcast_to(np.linalg.inv(covariance), (num_clients, dim, dim))
     return GaussianClients.of(hessians.astype(dtype), means.astype(dtype), counts=counts)

@@ -40,12 +40,18 @@ class Logistic:
     def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
         """The same of all of a client's examples."""
         places = jnp.arange(self.index.shape[1])
-        losses = self._losses(params, self.index[client, jnp.minimum(places, self.counts[client] - 1)])
-        return jnp.where(places < self.counts[client], losses, 0).sum() / self.counts[client] + self._penalty(params)
+        losses = self._losses(
+            params, self.index[client, jnp.minimum(places, self.counts[client] - 1)]
+        )
+        return jnp.where(places < self.counts[client], losses, 0).sum() / self.counts[
+            client
+        ] + self._penalty(params)
 
     def energy(self, params: Params) -> Array:
         """Minus the logarithm of the posterior's density, but for a constant."""
-        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(jnp.arange(self.counts.shape[0]))
+        losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
+            jnp.arange(self.counts.shape[0])
+        )
         return self.counts @ losses
 
     def predict(self, params: Params) -> Array:
@@ -57,7 +63,10 @@ class Logistic:
         """Accuracy (a share, 0 to 1) and loss (nats) on the test set."""
         logits = self.test_inputs @ params
         loss = jnp.mean(jax.nn.softplus(logits) - self.test_labels * logits)
-        return {"accuracy": jnp.mean(((logits > 0) == (self.test_labels == 1)).astype(logits.dtype)), "loss": loss}
+        return {
+            "accuracy": jnp.mean(((logits > 0) == (self.test_labels == 1)).astype(logits.dtype)),
+            "loss": loss,
+        }
 
     def _losses(self, params: Params, rows: Array) -> Array:
         logits = self.inputs[rows] @ params
@@ -67,15 +76,23 @@ class Logistic:
         return self.prior_precision / (2 * self.counts.sum()) * jnp.sum(jnp.square(params))
 
 
-def make_logistic(dataset: Any, partition: Any, *, prior_precision: float = 1.0, dtype: str = "float32") -> Logistic:
+def make_logistic(
+    dataset: Any, partition: Any, *, prior_precision: float = 1.0, dtype: str = "float32"
+) -> Logistic:
     """Build a logistic regression; starts from 0. dataset, partition: as `datasets.load` and the functions of `partition` return them."""
     if dataset.num_classes != 2:
-        raise ConfigError("num_classes of the data set", dataset.num_classes, "2 for a logistic regression of two classes")
+        raise ConfigError(
+            "num_classes of the data set",
+            dataset.num_classes,
+            "2 for a logistic regression of two classes",
+        )
     if not (np.isfinite(prior_precision) and prior_precision >= 0):
         raise ConfigError("prior_precision", prior_precision, "a finite number from 0")
 
     def with_intercept(images: Any) -> Array:
-        flat = np.asarray(images, dtype).reshape(len(images), -1) / (255 if np.asarray(images).dtype == np.uint8 else 1)
+        flat = np.asarray(images, dtype).reshape(len(images), -1) / (
+            255 if np.asarray(images).dtype == np.uint8 else 1
+        )
         return jnp.asarray(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
 
     inputs = with_intercept(dataset.train_images)

@@ -49,8 +49,13 @@ class NextCharacter:
         num = self.test_sequences.shape[0]
         at_once = min(num, EVALUATED_AT_ONCE)
         num_batches = -(-num // at_once)
-        padded = jnp.pad(self.test_sequences, ((0, num_batches * at_once - num), (0, 0)), constant_values=PADDING)
-        sums = jax.lax.map(lambda sequences: self._sums(params, sequences), padded.reshape(num_batches, at_once, -1))
+        padded = jnp.pad(
+            self.test_sequences, ((0, num_batches * at_once - num), (0, 0)), constant_values=PADDING
+        )
+        sums = jax.lax.map(
+            lambda sequences: self._sums(params, sequences),
+            padded.reshape(num_batches, at_once, -1),
+        )
         loss, right, characters = (each.sum() for each in sums)
         return {"accuracy": right / characters, "loss": loss / characters}
 
@@ -59,12 +64,20 @@ class NextCharacter:
         inputs, targets = sequences[:, :-1].astype("int32"), sequences[:, 1:].astype("int32")
         logits = self.model.apply(params, inputs, **options)
         is_there = targets != PADDING
-        losses = jnp.where(is_there, optax.softmax_cross_entropy_with_integer_labels(logits, targets), 0)
+        losses = jnp.where(
+            is_there, optax.softmax_cross_entropy_with_integer_labels(logits, targets), 0
+        )
         is_right = (jnp.argmax(logits, axis=-1) == targets) & is_there & (targets != UNKNOWN)
-        return losses.sum(), is_right.sum().astype(losses.dtype), is_there.sum().astype(losses.dtype)
+        return (
+            losses.sum(),
+            is_right.sum().astype(losses.dtype),
+            is_there.sum().astype(losses.dtype),
+        )
 
 
-def make_next_characters(model: Model, dataset: Text, partitions: Sequence[Any]) -> list[NextCharacter]:
+def make_next_characters(
+    model: Model, dataset: Text, partitions: Sequence[Any]
+) -> list[NextCharacter]:
     """Build one problem per partition over the same sequences, which are held once; for a sweep with a partition per seed.
 
     model: gives logits `[B, L, dataset.num_classes]` of codes `i32[B, L]`, such as `models.CharacterRNN`. partitions: of
@@ -76,15 +89,34 @@ def make_next_characters(model: Model, dataset: Text, partitions: Sequence[Any])
     wanted = (1, length, dataset.num_classes)
     codes = jax.ShapeDtypeStruct((1, length), "int32")
     try:
-        shape = jax.eval_shape(lambda key, x: model.apply(model.init(key, x), x), jax.random.key(0), codes).shape
+        shape = jax.eval_shape(
+            lambda key, x: model.apply(model.init(key, x), x), jax.random.key(0), codes
+        ).shape
     except (TypeError, ValueError):
         shape = None
     if shape != wanted:
-        raise ConfigError("model", type(model).__name__, f"one with logits of shape {wanted} for codes of shape {(1, length)}")
-    sequences, test_sequences = jnp.asarray(dataset.train_sequences), jnp.asarray(dataset.test_sequences)
+        raise ConfigError(
+            "model",
+            type(model).__name__,
+            f"one with logits of shape {wanted} for codes of shape {(1, length)}",
+        )
+    sequences, test_sequences = (
+        jnp.asarray(dataset.train_sequences),
+        jnp.asarray(dataset.test_sequences),
+    )
     capacity = max(partition.index.shape[1] for partition in partitions)
     problems = []
     for partition in partitions:
-        index = np.pad(np.asarray(partition.index, "int32"), ((0, 0), (0, capacity - partition.index.shape[1])))
-        problems.append(NextCharacter(sequences, test_sequences, jnp.asarray(index), jnp.asarray(partition.counts, "int32"), model))
+        index = np.pad(
+            np.asarray(partition.index, "int32"), ((0, 0), (0, capacity - partition.index.shape[1]))
+        )
+        problems.append(
+            NextCharacter(
+                sequences,
+                test_sequences,
+                jnp.asarray(index),
+                jnp.asarray(partition.counts, "int32"),
+                model,
+            )
+        )
     return problems

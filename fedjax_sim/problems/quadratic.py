@@ -20,11 +20,15 @@ class Quadratic:
 
     centers: Array  # f[N, P]
     curvature: Array  # f[N]
-    noise: Array  # f[]  standard deviation of the gradient noise, ||.|| over all P coordinates (sigma)
+    noise: (
+        Array  # f[]  standard deviation of the gradient noise, ||.|| over all P coordinates (sigma)
+    )
     start: Array  # f[P]  initial model
 
     @classmethod
-    def of(cls, centers: Any, *, curvature: Any = 1.0, noise: Any = 0.0, start: Any = 0.0) -> "Quadratic":
+    def of(
+        cls, centers: Any, *, curvature: Any = 1.0, noise: Any = 0.0, start: Any = 0.0
+    ) -> "Quadratic":
         """Build from anything that broadcasts; `start` is a number or `f[P]`."""
         centers = jnp.asarray(centers)
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
@@ -47,9 +51,18 @@ class Quadratic:
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """f_i(w) + <xi, w>, whose gradient has noise xi with E||xi||^2 = noise^2."""
-        noise = self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
-        return self.curvature[client] / 2 * jnp.sum(jnp.square(params - self.centers[client])) + noise @ params
+        noise = (
+            self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
+        )
+        return (
+            self.curvature[client] / 2 * jnp.sum(jnp.square(params - self.centers[client]))
+            + noise @ params
+        )
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
         """Mean loss over clients."""
-        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(params[None] - self.centers), axis=1))}
+        return {
+            "loss": jnp.mean(
+                self.curvature / 2 * jnp.sum(jnp.square(params[None] - self.centers), axis=1)
+            )
+        }

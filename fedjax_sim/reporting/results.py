@@ -58,7 +58,11 @@ class Folder:
         self._overwrite = overwrite
         self._written: list[str] = []
         if resume and overwrite:
-            raise ConfigError("resume together with overwrite", True, "false: a run is either continued or replaced")
+            raise ConfigError(
+                "resume together with overwrite",
+                True,
+                "false: a run is either continued or replaced",
+            )
         try:
             is_folder, in_use = self.path.is_dir(), self.path.is_dir() and any(self.path.iterdir())
             if self.path.exists() and not is_folder:
@@ -68,7 +72,11 @@ class Folder:
         if resume and not self._identity.is_file():
             raise ConfigError(f"{FIELD} to resume", str(path), "one with an unfinished run")
         if in_use and not resume and not overwrite:
-            raise ConfigError(FIELD, str(path), "new or empty, unless an unfinished run in it is resumed or it is overwritten")
+            raise ConfigError(
+                FIELD,
+                str(path),
+                "new or empty, unless an unfinished run in it is resumed or it is overwritten",
+            )
 
     @property
     def checkpoints(self) -> Path:
@@ -84,21 +92,38 @@ class Folder:
         try:
             saved = json.loads(self._identity.read_text())
         except (OSError, ValueError):
-            raise ConfigError(f"{FIELD} to resume", str(self.path), "one with an undamaged checkpoint") from None
+            raise ConfigError(
+                f"{FIELD} to resume", str(self.path), "one with an undamaged checkpoint"
+            ) from None
         ours = json.loads(_to_json(identity))
         for name in sorted(saved.keys() | ours.keys()):
             if saved.get(name) != ours.get(name):
                 where, theirs, mine = _first_difference(name, saved.get(name), ours.get(name))
-                raise ConfigError(f"{where} of the checkpoint in {self.path}", theirs, f"{mine!r}, as in this run, for it to resume")
+                raise ConfigError(
+                    f"{where} of the checkpoint in {self.path}",
+                    theirs,
+                    f"{mine!r}, as in this run, for it to resume",
+                )
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
         """Create the folder and try to write to it. identity: what must be equal for a later run to resume this one, if it may be."""
-        missing = next((p for p in [*reversed(self.path.absolute().parents), self.path.absolute()] if not p.exists()), None)
+        missing = next(
+            (
+                p
+                for p in [*reversed(self.path.absolute().parents), self.path.absolute()]
+                if not p.exists()
+            ),
+            None,
+        )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.path).free
             if free < LEAST_FREE_BYTES:
-                raise ConfigError(FIELD, str(self.path), f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})")
+                raise ConfigError(
+                    FIELD,
+                    str(self.path),
+                    f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})",
+                )
             if identity is None:
                 self._put(".probe", lambda path: path.write_bytes(bytes(4096)))
                 (self.path / ".probe").unlink()
@@ -115,7 +140,9 @@ class Folder:
 
     def withdraw(self) -> None:
         """Remove what `open` made, if nothing has been written since: a run that was refused leaves no trace."""
-        if self.checkpoints.is_dir() and [path.name for path in self.checkpoints.iterdir()] == [self._identity.name]:
+        if self.checkpoints.is_dir() and [path.name for path in self.checkpoints.iterdir()] == [
+            self._identity.name
+        ]:
             shutil.rmtree(self.checkpoints)
             with contextlib.suppress(OSError):  # not empty
                 self.path.rmdir()
@@ -138,7 +165,9 @@ class Folder:
         files = [*self._written, "config.json", "summary.json"]
         old: list[str] = []
         if self._overwrite:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not a results folder of ours: nothing to remove
+            with contextlib.suppress(
+                OSError, ValueError, KeyError, TypeError
+            ):  # not a results folder of ours: nothing to remove
                 old = json.loads((self.path / "config.json").read_text())["files"]
         self.write_json("config.json", {**config, "files": files})
         self.write_json("summary.json", summary)
@@ -162,7 +191,10 @@ class Folder:
 
 
 def save(
-    folder: Folder, curves: Mapping[str, xr.Dataset], config: Mapping[str, Any], figures: Mapping[str, "Figure"] | None = None
+    folder: Folder,
+    curves: Mapping[str, xr.Dataset],
+    config: Mapping[str, Any],
+    figures: Mapping[str, "Figure"] | None = None,
 ) -> dict[str, Any]:
     """Write the curves of `sweep` runs by system, their summary and configuration, and pictures by file name; returns the summary."""
     folder.write_arrays("results.nc", curves)
@@ -181,7 +213,9 @@ def load(path: str | Path) -> Results:
         with xr.open_datatree(path / "results.nc", engine="h5netcdf") as tree:
             curves = {name: node.to_dataset().load() for name, node in tree.children.items()}
     except (OSError, ValueError):
-        raise ConfigError(FIELD, str(path), "one of a finished run, with results.nc, summary.json and config.json") from None
+        raise ConfigError(
+            FIELD, str(path), "one of a finished run, with results.nc, summary.json and config.json"
+        ) from None
     return Results(curves, *tables)
 
 
@@ -195,10 +229,16 @@ def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     """
     lanes = sum(data["failed"].size for data in curves.values())
     failed = sum(int(data["failed"].sum()) for data in curves.values())
-    seconds = {kind: float(sum(data.attrs[f"seconds_{kind}"] for data in curves.values())) for kind in ("compile", "run")}
+    seconds = {
+        kind: float(sum(data.attrs[f"seconds_{kind}"] for data in curves.values()))
+        for kind in ("compile", "run")
+    }
     systems = {}
     for name, data in curves.items():
-        entries = [{"set": point, **_final(lanes)} if point else _final(lanes) for point, lanes in settings_of(data)]
+        entries = [
+            {"set": point, **_final(lanes)} if point else _final(lanes)
+            for point, lanes in settings_of(data)
+        ]
         systems[name] = {"settings": entries} if "set" in entries[0] else entries[0]
     return {"lanes": lanes, "failed_lanes": failed, "seconds": seconds, "systems": systems}
 
@@ -209,12 +249,18 @@ def settings_of(data: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]
     swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
     for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
         at = dict(zip(swept, place, strict=True))
-        yield {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()}, data.isel(at)
+        yield (
+            {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()},
+            data.isel(at),
+        )
 
 
 def label(system: str, point: Mapping[str, Any]) -> str:
     """Name a system with the settings that set it apart."""
-    shown = {name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value) for name, value in point.items()}
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value)
+        for name, value in point.items()
+    }
     words = (f"{name}={value}" for name, value in shown.items())
     return " ".join([system, *words])
 
@@ -231,8 +277,14 @@ def _final(lanes: xr.Dataset) -> dict[str, Any]:
     for name in metrics_of(lanes):
         values = last[name].values[good].astype(float)
         is_known = good.any() and bool(np.isfinite(values).all())
-        final[name] = {"mean": float(values.mean()), "std": float(values.std())} if is_known else {"mean": None, "std": None}
-    whole = {name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")}
+        final[name] = (
+            {"mean": float(values.mean()), "std": float(values.std())}
+            if is_known
+            else {"mean": None, "std": None}
+        )
+    whole = {
+        name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
+    }
     return {"final": final, "virtual_time": float(last["time"].mean()), **whole}
 
 
@@ -245,7 +297,11 @@ def environment() -> dict[str, Any]:
     return {
         "versions": {"fedjax_sim": __version__, "python": platform.python_version(), **versions},
         "commit": _commit(),
-        "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": jax.device_count(),
+        },
     }
 
 
@@ -254,8 +310,13 @@ def _commit() -> str | None:
     """The commit of the package's own repository, with "-dirty" if its files differ from it; None if it is in none."""
     here = Path(__file__).parent
     try:
-        for command in (["ls-files", "--error-unmatch", "__init__.py"], ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]):
-            done = subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+        for command in (
+            ["ls-files", "--error-unmatch", "__init__.py"],
+            ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        ):
+            done = subprocess.run(
+                ["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True
+            )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -280,13 +341,19 @@ def _to_json(content: Any) -> str:
             return plain(value.tolist())
         if isinstance(value, float) and not np.isfinite(value):
             return None
-        return value if value is None or isinstance(value, bool | int | float | str) else getattr(value, "__name__", str(value))
+        return (
+            value
+            if value is None or isinstance(value, bool | int | float | str)
+            else getattr(value, "__name__", str(value))
+        )
 
     return json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(FIELD, str(path), f"a folder that can be created and written ({error.strerror or error})")
+    return ConfigError(
+        FIELD, str(path), f"a folder that can be created and written ({error.strerror or error})"
+    )
 
 
 def _remove_empty(path: Path | None) -> None:

@@ -13,7 +13,9 @@ def expand(weight: Array, leaf: Array) -> Array:
 
 def weighted_sum(weight: Array, models: Params) -> Params:
     """Sum models with weights. weight: `[S]`; models: leaves `[S, ...]`. Returns leaves `[...]`."""
-    return jax.tree.map(lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1, precision="highest"), models)
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1, precision="highest"), models
+    )
 
 
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:
@@ -38,7 +40,9 @@ def replicate(model: Params, num: int) -> Params:
 
 def store_of(model: Params, rows: int) -> Params:
     """Make a store of server models whose row 0 is the initial one: leaves `[R, ...]`. Other rows are written before they are read."""
-    return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model)
+    return jax.tree.map(
+        lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
+    )
 
 
 def read_rows(store: Params, rows: Array) -> Params:
@@ -48,7 +52,9 @@ def read_rows(store: Params, rows: Array) -> Params:
 
 def write_row(store: Params, row: Array, model: Params) -> Params:
     """Put a model into one row of a store."""
-    return jax.tree.map(lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, row, 0), store, model)
+    return jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, row, 0), store, model
+    )
 
 
 def write_clients(models: Params, clients: Array, new: Params) -> Params:
@@ -59,7 +65,9 @@ def write_clients(models: Params, clients: Array, new: Params) -> Params:
 
 def squared_distance(models: Params, server: Params) -> Array:
     """Squared distance of each of the stacked models `[R, ...]` to the server's `[...]`: `f[R]`."""
-    per_leaf = jax.tree.map(lambda a, w: jnp.sum(jnp.square(a - w[None]), axis=tuple(range(1, a.ndim))), models, server)
+    per_leaf = jax.tree.map(
+        lambda a, w: jnp.sum(jnp.square(a - w[None]), axis=tuple(range(1, a.ndim))), models, server
+    )
     return jax.tree.reduce(jnp.add, per_leaf)
 
 

@@ -27,7 +27,9 @@ class Approximation:
     """gamma_1."""
     gamma_factor: Callable[[Array], Array] = static(
         STEP_FACTORS["constant"],
-        "one of " + ", ".join(STEP_FACTORS) + ", or a function from the tick 0, 1, ... to a factor, such as an optax schedule",
+        "one of "
+        + ", ".join(STEP_FACTORS)
+        + ", or a function from the tick 0, 1, ... to a factor, such as an optax schedule",
         callable,
         lambda text: STEP_FACTORS[text],
     )

@@ -6,11 +6,28 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients.gradient_steps import local_sgd
-from fedjax_sim.server.aggregation import base_model_variance, read_rows, store_of, weighted_sum, write_row
+from fedjax_sim.server.aggregation import (
+    base_model_variance,
+    read_rows,
+    store_of,
+    weighted_sum,
+    write_row,
+)
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.settings import redefault, struct
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
-from fedjax_sim.types import Algorithm, Array, Event, Hyper, Key, Params, Plan, Problem, Timeline, Work
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Hyper,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    Timeline,
+    Work,
+)
 
 
 @struct
@@ -39,7 +56,9 @@ def schedule_stale_arrivals(key: Key, hyper: Any, num_ticks: int) -> Timeline:
     """Schedule buffered arrivals of `StaleArrivals`, weighted by their clients' staleness."""
     schedule = schedule_arrivals(key, hyper, num_ticks)
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
-    return schedule._replace(weight=staleness_weights(schedule.clients, staleness, hyper, num_clients=hyper.num_clients))
+    return schedule._replace(
+        weight=staleness_weights(schedule.clients, staleness, hyper, num_clients=hyper.num_clients)
+    )
 
 
 class State(NamedTuple):

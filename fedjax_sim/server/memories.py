@@ -48,7 +48,9 @@ def first_memory(hyper: Any, fields: Array) -> Memory:
     return Memory(clients, clients.mean(axis=0))
 
 
-def exchange(hyper: Any, key: Key, event: Event, memory: Memory, target: Array, active: Array) -> tuple[Array, Memory]:
+def exchange(
+    hyper: Any, key: Key, event: Event, memory: Memory, target: Array, active: Array
+) -> tuple[Array, Memory]:
     """Send Q(target - V_i) for the clients of the active slots; make H of it, and go on with both memories.
 
     target: `f[S, q]`, what V_i should become, S_{k+1,i} - S_k. active: `bool[S]`. Returns H, `f[q]`, and the memories. Both use the
@@ -58,7 +60,9 @@ def exchange(hyper: Any, key: Key, event: Event, memory: Memory, target: Array, 
     clients = jnp.maximum(event.clients, 0)
     own = jax.random.fold_in(stream(key, "compression"), event.tick)
     known = read_rows(memory.clients, clients)
-    compress = jax.vmap(lambda client, delta: hyper.compression.apply(jax.random.fold_in(own, client), delta))
+    compress = jax.vmap(
+        lambda client, delta: hyper.compression.apply(jax.random.fold_in(own, client), delta)
+    )
     messages = jnp.where(active[:, None], compress(clients, target - known), 0)
     mean = weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     field = memory.server + mean / hyper.participation

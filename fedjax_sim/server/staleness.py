@@ -21,7 +21,9 @@ CODE_WINDOW = 5
 class StalenessWeights:
     """Settings of the weights in a buffer."""
 
-    weighting: str = choice("eq8", (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge"))
+    weighting: str = choice(
+        "eq8", (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge")
+    )
     """The raw weight of an update. Of its client's average staleness: "eq8" (average b + 1) / n, the inverse of n times the client's share
     of arrivals; "alg1" (average + 1) / n, as Algorithm 1 prints it; "code" average b / n, as in the authors' code; "code_exact" the same
     with that code's window of 5, which drops the newest value instead of the oldest, and always normalised. Of no staleness: "mean" 1, the
@@ -49,7 +51,9 @@ class StalenessWeights:
     length of a server step varies; "polynomial" becomes FedBuff's s(tau) / b."""
 
 
-def staleness_weights(clients: Array, staleness: Array, settings: StalenessWeights, *, num_clients: int) -> Array:
+def staleness_weights(
+    clients: Array, staleness: Array, settings: StalenessWeights, *, num_clients: int
+) -> Array:
     """Weight each update of every buffer by its staleness.
 
     clients, staleness: `i32[T, S]`, none EMPTY, slots in order of arrival. settings: any struct with these fields. Returns `f64[T, S]`.
@@ -78,7 +82,9 @@ def staleness_weights(clients: Array, staleness: Array, settings: StalenessWeigh
         case "hinge":
             raw = 1 / (settings.hinge_slope * jnp.maximum(stale - settings.hinge_start, 0) + 1)
     # Slot by slot, as a reduction of a longer schedule may add them up in another order.
-    total = jax.lax.scan(lambda total, slot: (total + slot, None), jnp.zeros_like(raw[:, 0]), raw.T)[0][:, None]
+    total = jax.lax.scan(
+        lambda total, slot: (total + slot, None), jnp.zeros_like(raw[:, 0]), raw.T
+    )[0][:, None]
     return raw / jnp.where(total > 0, total, 1) if is_normalised else raw / num_slots
 
 
@@ -88,7 +94,9 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
     Arguments as in `staleness_weights`. Returns `f64[T, S]`, in server steps. For weightings without an average and for the average "none"
     this is the staleness itself, whatever `include_current` says.
     """
-    average = {"code_exact": "code_exact", **dict.fromkeys(AVERAGED, settings.average)}.get(settings.weighting, "none")
+    average = {"code_exact": "code_exact", **dict.fromkeys(AVERAGED, settings.average)}.get(
+        settings.weighting, "none"
+    )
     if average == "none":
         return staleness.astype(float)
     # Client by client, each one's updates in order of arrival.
@@ -109,7 +117,9 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
     return jnp.zeros_like(tau).at[order].set(read).reshape(clients.shape)
 
 
-def _running_average(average: str, tau: Array, place: Array, first: Array, settings: StalenessWeights) -> Array:
+def _running_average(
+    average: str, tau: Array, place: Array, first: Array, settings: StalenessWeights
+) -> Array:
     """A client's average just after each of its updates. tau: `f64[A]`, client by client. first: place of the client's first update."""
     if average == "exponential":
         # e <- keep e + add, where the first update keeps nothing. Of 1, 2, 4, ... of the client at a time, whose sum is the same bits
@@ -120,7 +130,9 @@ def _running_average(average: str, tau: Array, place: Array, first: Array, setti
             keep, add = run
             before = jnp.maximum(place - 2**k, 0)
             is_more = place - 2**k >= first
-            return jnp.where(is_more, keep[before] * keep, keep), jnp.where(is_more, add[before] * keep + add, add)
+            return jnp.where(is_more, keep[before] * keep, keep), jnp.where(
+                is_more, add[before] * keep + add, add
+            )
 
         return jax.lax.fori_loop(0, tau.size.bit_length(), double, (keep, (1 - keep) * tau))[1]
     before = jnp.cumsum(tau) - tau  # exact: whole numbers

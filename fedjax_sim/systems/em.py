@@ -16,7 +16,19 @@ from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.server.approximation import broadcasts
 from fedjax_sim.settings import count, fixed, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Leaf, Plan, System, Timeline, Work, full_precision_bits
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    LatentProblem,
+    Leaf,
+    Plan,
+    System,
+    Timeline,
+    Work,
+    full_precision_bits,
+)
 
 
 @struct
@@ -38,8 +50,12 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         is_present = event.clients >= 0
         natural = problem.natural(problem.maximise(state.server))
-        means, work = local_statistics(problem, hyper, plan, key, event, natural, is_full=True, works=is_present)
-        after = weighted_sum(is_present, means) / jnp.maximum(is_present.sum(), 1).astype(means.dtype)
+        means, work = local_statistics(
+            problem, hyper, plan, key, event, natural, is_full=True, works=is_present
+        )
+        after = weighted_sum(is_present, means) / jnp.maximum(is_present.sum(), 1).astype(
+            means.dtype
+        )
         return State(jnp.where(jnp.any(is_present), after, state.server)), work
 
     return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
@@ -48,7 +64,9 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
 def traffic(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Bits sent at each tick, `i64[T]` each: every client's mean statistics up, S and theta down, as in FedEM."""
     message = full_precision_bits(jax.eval_shape(problem.init, jax.random.key(0)))
-    return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message, broadcasts(problem, timeline)
+    return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message, broadcasts(
+        problem, timeline
+    )
 
 
 system = System(

@@ -21,11 +21,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
-from fedjax_sim.server.aggregation import base_model_variance, mean_with_server, read_rows, scaled_progress, store_of, write_row
+from fedjax_sim.server.aggregation import (
+    base_model_variance,
+    mean_with_server,
+    read_rows,
+    scaled_progress,
+    store_of,
+    write_row,
+)
 from fedjax_sim.settings import ConfigError, choice, struct, switch
-from fedjax_sim.timelines import STEP_COUNT_LAWS, Contacts, client_rates, schedule_contacts, step_counts
+from fedjax_sim.timelines import (
+    STEP_COUNT_LAWS,
+    Contacts,
+    client_rates,
+    schedule_contacts,
+    step_counts,
+)
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Timeline, Work
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    System,
+    Timeline,
+    Work,
+)
 
 REWEIGHTS = (
     "stochastic",
@@ -51,13 +75,31 @@ class Hyper(Contacts, LocalTraining):
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
         closed_form = self.reweight in REWEIGHTS[:2] + REWEIGHTS[3:5]
         if closed_form and self.trace is not None:
-            raise ConfigError("reweight", self.reweight, "one of none, estimated_stochastic, estimated with a recorded trace")
+            raise ConfigError(
+                "reweight",
+                self.reweight,
+                "one of none, estimated_stochastic, estimated with a recorded trace",
+            )
         if closed_form and self.runtime_law not in STEP_COUNT_LAWS:
-            raise ConfigError("reweight", self.reweight, f"one of none, estimated_stochastic, estimated under {self.runtime_law}")
-        if closed_form and self.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
-            raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), "whole under runtime_geom with this reweighting")
+            raise ConfigError(
+                "reweight",
+                self.reweight,
+                f"one of none, estimated_stochastic, estimated under {self.runtime_law}",
+            )
+        if (
+            closed_form
+            and self.runtime_law == "runtime_geom"
+            and np.any(period != np.round(period))
+        ):
+            raise ConfigError(
+                "server_wait + server_interact",
+                float(period.ravel()[0]),
+                "whole under runtime_geom with this reweighting",
+            )
         if self.alpha_by_tick and self.reweight not in REWEIGHTS[:2]:
-            raise ConfigError("alpha_by_tick", True, 'false unless reweight is "stochastic" or "deterministic"')
+            raise ConfigError(
+                "alpha_by_tick", True, 'false unless reweight is "stochastic" or "deterministic"'
+            )
         if self.alpha_by_tick and np.any(np.asarray(self.first_contact) != 1):
             raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
 
@@ -70,7 +112,9 @@ class State(NamedTuple):
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule periodic contacts; the weight of a slot is 1 / alpha."""
     schedule, window = schedule_contacts(key, hyper, num_ticks)
-    return schedule._replace(weight=inverse_alpha(schedule, window, client_rates(key, hyper), hyper))
+    return schedule._replace(
+        weight=inverse_alpha(schedule, window, client_rates(key, hyper), hyper)
+    )
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
@@ -83,8 +127,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         start = read_rows(state.versions, event.read)
         local, work = local_sgd(problem, hyper, plan, key, start, event)
-        reports = scaled_progress(start, local, event.weight)  # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha
-        server = mean_with_server(state.server, reports, event.clients >= 0)  # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
+        reports = scaled_progress(
+            start, local, event.weight
+        )  # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha
+        server = mean_with_server(
+            state.server, reports, event.clients >= 0
+        )  # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
         return State(server, write_row(state.versions, event.write, server)), work
 
     def report(state: State, holders: Array) -> dict[str, Array]:
@@ -98,25 +146,39 @@ def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) 
     steps = schedule.steps.astype(window.dtype)
     if hyper.reweight == "none":
         return jnp.ones_like(window)
-    any_step, mean_steps = _estimates(schedule) if "estimated" in hyper.reweight else _expectations(schedule, window, rate, hyper)
+    any_step, mean_steps = (
+        _estimates(schedule)
+        if "estimated" in hyper.reweight
+        else _expectations(schedule, window, rate, hyper)
+    )
     alpha = any_step * steps if "stochastic" in hyper.reweight else mean_steps
     return jnp.where(schedule.steps > 0, 1 / jnp.where(schedule.steps > 0, alpha, 1.0), 0.0)
 
 
-def _expectations(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) -> tuple[Array, Array]:
+def _expectations(
+    schedule: Timeline, window: Array, rate: Array, hyper: Hyper
+) -> tuple[Array, Array]:
     """P(E > 0) and E[E ^ K] of the client in every slot, from the law of the step count: `f64[T, S]` each."""
     clients = schedule.clients
     if "conditional" in hyper.reweight:
-        if hyper.runtime_law == "runtime_geom":  # Whole units of time, at whose ends a step may end.
-            window = jnp.maximum(jnp.ceil(window) - 1, 0) if hyper.strict_deadline else jnp.floor(window)
+        if (
+            hyper.runtime_law == "runtime_geom"
+        ):  # Whole units of time, at whose ends a step may end.
+            window = (
+                jnp.maximum(jnp.ceil(window) - 1, 0) if hyper.strict_deadline else jnp.floor(window)
+            )
         law = {"window": window, "law": hyper.runtime_law}
         any_step = step_counts.prob_any_given(rate[clients], **law)
-        return any_step, step_counts.mean_steps_given(rate[clients], max_steps=hyper.local_steps, **law)
+        return any_step, step_counts.mean_steps_given(
+            rate[clients], max_steps=hyper.local_steps, **law
+        )
     # Clients of one speed have one law.
     if hyper.client_table is not None:
         speeds, speed = rate, clients
     else:
-        speeds = jnp.stack([jnp.asarray(hyper.rate_fast, float), jnp.asarray(hyper.rate_slow, float)])
+        speeds = jnp.stack(
+            [jnp.asarray(hyper.rate_fast, float), jnp.asarray(hyper.rate_slow, float)]
+        )
         speed = (rate == speeds[1]).astype("int32")[clients]
     law = {
         "contact_probability": hyper.num_selected / hyper.num_clients,
@@ -125,8 +187,12 @@ def _expectations(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) 
     }
     if hyper.alpha_by_tick:
         tick = jnp.arange(clients.shape[0])[:, None]
-        any_step = step_counts.prob_any_by_tick(speeds, num_ticks=clients.shape[0], **law)[tick, speed]
-        mean_steps = step_counts.mean_steps_by_tick(speeds, num_ticks=clients.shape[0], max_steps=hyper.local_steps, **law)
+        any_step = step_counts.prob_any_by_tick(speeds, num_ticks=clients.shape[0], **law)[
+            tick, speed
+        ]
+        mean_steps = step_counts.mean_steps_by_tick(
+            speeds, num_ticks=clients.shape[0], max_steps=hyper.local_steps, **law
+        )
         return any_step, mean_steps[tick, speed]
     any_step = step_counts.prob_any(speeds, **law)[speed]
     return any_step, step_counts.mean_steps(speeds, max_steps=hyper.local_steps, **law)[speed]
@@ -145,7 +211,9 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
         before = (total - value[order])[jnp.arange(total.size) - visits]
         return ((total - before) / (visits + 1))[back].reshape(schedule.clients.shape)
 
-    return running_mean((steps > 0).astype(schedule.weight.dtype)), running_mean(steps.astype(schedule.weight.dtype))
+    return running_mean((steps > 0).astype(schedule.weight.dtype)), running_mean(
+        steps.astype(schedule.weight.dtype)
+    )
 
 
 system = System(

@@ -42,9 +42,13 @@ class Hyper(StaleArrivals, LocalTraining):
     def check_together(self) -> None:
         super().check_together()
         if self.buffer_size != 1:
-            raise ConfigError("buffer_size", self.buffer_size, "1, as every model is mixed in when it arrives")
+            raise ConfigError(
+                "buffer_size", self.buffer_size, "1, as every model is mixed in when it arrives"
+            )
         if self.normalised:
-            raise ConfigError("normalised", True, "false, as the weight of a single update would be 1")
+            raise ConfigError(
+                "normalised", True, "false, as the weight of a single update would be 1"
+            )
         if self.weighting not in DISCOUNTS:
             raise ConfigError("weighting", self.weighting, "one of " + ", ".join(DISCOUNTS))
 
@@ -65,7 +69,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
         start = read_rows(state.versions, event.read)  # a stale server model, [1, ...]
         local, work = local_sgd(problem, hyper, plan, key, start, event, proximal=hyper.proximal)
         share = hyper.mixing * event.weight[0]  # 0 in an empty slot
-        server = jax.tree.map(lambda w, y: w + share.astype(w.dtype) * (y[0] - w), state.server, local)
+        server = jax.tree.map(
+            lambda w, y: w + share.astype(w.dtype) * (y[0] - w), state.server, local
+        )
         return State(server, write_row(state.versions, event.write, server)), work
 
     def report(state: State, holders: Array) -> dict[str, Array]:

@@ -14,10 +14,27 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
 from fedjax_sim.compression.messages import Compression, message_bits, received
-from fedjax_sim.server.aggregation import base_model_variance, replicate, store_of, weighted_sum, write_row
+from fedjax_sim.server.aggregation import (
+    base_model_variance,
+    replicate,
+    store_of,
+    weighted_sum,
+    write_row,
+)
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Rounds, schedule_rounds
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work, full_precision_bits
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    System,
+    Work,
+    full_precision_bits,
+)
 
 
 @struct
@@ -39,7 +56,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         start = replicate(state.server, event.clients.shape[0])
-        local, work = local_sgd(problem, hyper, plan, key, start, event)  # exactly K steps, all from w_t
+        local, work = local_sgd(
+            problem, hyper, plan, key, start, event
+        )  # exactly K steps, all from w_t
         reports = received(hyper.compression, key, event, start, local)
         mean = weighted_sum(event.weight, reports)  # the server's own model is not included
         is_round = jnp.any(event.clients >= 0)
@@ -59,6 +78,11 @@ system = System(
     timeline=schedule_rounds,
     algorithm=algorithm,
     # Rounds of fast clients alone, each of mean length.
-    ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate),
-    message_bits=lambda params, hyper: (message_bits(hyper.compression, params), full_precision_bits(params)),
+    ticks_within=lambda hyper, time: (
+        time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate)
+    ),
+    message_bits=lambda params, hyper: (
+        message_bits(hyper.compression, params),
+        full_precision_bits(params),
+    ),
 )

@@ -52,30 +52,51 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
     def init(key: Key) -> State:
         server = problem.init(key)
         memory = first_memory(hyper, fields(server))
-        return State(server, memory, memory.server, server, jnp.asarray(hyper.starts_known, "int32"), jnp.asarray(0, "int32"))
+        return State(
+            server,
+            memory,
+            memory.server,
+            server,
+            jnp.asarray(hyper.starts_known, "int32"),
+            jnp.asarray(0, "int32"),
+        )
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         active = event.weight > 0  # B_{k+1,i}
         natural = problem.natural(problem.maximise(state.server))  # theta_k = T(S_k)
-        oracle, work = local_statistics(problem, hyper, plan, key, event, natural, is_full=is_full, works=active)  # S_{k+1,i}
-        field, memory = exchange(hyper, key, event, state.memory, oracle - state.server[None], active)
-        server = state.server + hyper.step_size(event) * field  # S_{k+1} = S_k + gamma_{k+1} H_{k+1}
+        oracle, work = local_statistics(
+            problem, hyper, plan, key, event, natural, is_full=is_full, works=active
+        )  # S_{k+1,i}
+        field, memory = exchange(
+            hyper, key, event, state.memory, oracle - state.server[None], active
+        )
+        server = (
+            state.server + hyper.step_size(event) * field
+        )  # S_{k+1} = S_k + gamma_{k+1} H_{k+1}
         field = jnp.where(jnp.any(event.clients >= 0), field, state.field)
         counted = active if hyper.counted == "active" else event.clients >= 0
         random = chosen(key, event, state.random, state.server)
-        return State(server, memory, field, random, state.passes, state.batches + counted.sum(dtype="int32")), work
+        return State(
+            server, memory, field, random, state.passes, state.batches + counted.sum(dtype="int32")
+        ), work
 
     def report(state: State, holders: Array) -> dict[str, Array]:
         error = state.memory.clients - fields(state.server)
         total = problem.counts.sum()
-        share = state.batches / problem.counts.shape[0] if is_full else state.batches * (hyper.batch_size / total)
+        share = (
+            state.batches / problem.counts.shape[0]
+            if is_full
+            else state.batches * (hyper.batch_size / total)
+        )
         return {
             "field": jnp.sum(jnp.square(state.field)),
             "memory_error": jnp.mean(jnp.sum(jnp.square(error), axis=1)),
             "epochs": state.passes + share,
         }
 
-    return Algorithm(init, step, lambda state: state.random if hyper.output == "random" else state.server, report)
+    return Algorithm(
+        init, step, lambda state: state.random if hyper.output == "random" else state.server, report
+    )
 
 
 system = System(

@@ -43,11 +43,30 @@ import numpy as np
 import optax
 
 from fedjax_sim.clients.gradient_steps import BatchGradient, LocalTraining, batch_loss, local_sgd
-from fedjax_sim.server.aggregation import read_rows, replicate, squared_distance, weighted_sum, write_clients
+from fedjax_sim.server.aggregation import (
+    read_rows,
+    replicate,
+    squared_distance,
+    weighted_sum,
+    write_clients,
+)
 from fedjax_sim.settings import ConfigError, choice, count, redefault, struct, switch
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Groups, group_rounds_within, members, schedule_group_rounds
-from fedjax_sim.types import Algorithm, Array, Event, Key, Leaf, Params, Plan, Problem, System, Timeline, Work, full_precision_bits
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    Leaf,
+    Params,
+    Plan,
+    Problem,
+    System,
+    Timeline,
+    Work,
+    full_precision_bits,
+)
 
 
 @struct
@@ -66,9 +85,17 @@ class Hyper(Groups, LocalTraining):
     def check_together(self) -> None:
         super().check_together()
         if self.ticks_per_round > 1 and self.optimizer is not optax.sgd:
-            raise ConfigError("ticks_per_round", self.ticks_per_round, "1 with an optimizer other than sgd, whose state a tick begins anew")
+            raise ConfigError(
+                "ticks_per_round",
+                self.ticks_per_round,
+                "1 with an optimizer other than sgd, whose state a tick begins anew",
+            )
         if self.ticks_per_round > 1 and self.sampling == "reshuffled":
-            raise ConfigError("ticks_per_round", self.ticks_per_round, '1 with sampling "reshuffled", as a tick would shuffle anew')
+            raise ConfigError(
+                "ticks_per_round",
+                self.ticks_per_round,
+                '1 with sampling "reshuffled", as a tick would shuffle anew',
+            )
         if self.active_per_group > 0 and self.sampling != "with_replacement":
             allowed = '"with_replacement" with active_per_group, as clients do not count the iterations they are absent from'
             raise ConfigError("sampling", self.sampling, allowed)
@@ -89,8 +116,13 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         slots = event.clients.shape[0]
         first_tick = event.version.max()  # of the round
-        begins, goes_on = replicate(state.server, slots), read_rows(state.groups, jnp.maximum(event.clients, 0))
-        start = jax.tree.map(lambda x, y: jnp.where(first_tick == event.tick, x, y), begins, goes_on)  # x_i^{u,0} = x^u
+        begins, goes_on = (
+            replicate(state.server, slots),
+            read_rows(state.groups, jnp.maximum(event.clients, 0)),
+        )
+        start = jax.tree.map(
+            lambda x, y: jnp.where(first_tick == event.tick, x, y), begins, goes_on
+        )  # x_i^{u,0} = x^u
         gradient = partial(group_gradient, round_number=first_tick // hyper.ticks_per_round)
         groups, work = local_sgd(problem, hyper, plan, key, start, event, gradient=gradient)
         progress = jax.tree.map(lambda y, x: y - x[None], groups, state.server)  # x_i^{u,t_i} - x^u
@@ -102,13 +134,19 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
         metrics = {"client_variance": (distance * members(hyper).size.astype(distance.dtype)).sum()}
         if hyper.group_metrics:
             each = jax.lax.map(problem.evaluate, state.groups)
-            metrics |= {f"{name}_group_{i}": value[i] for name, value in each.items() for i in range(hyper.num_groups)}
+            metrics |= {
+                f"{name}_group_{i}": value[i]
+                for name, value in each.items()
+                for i in range(hyper.num_groups)
+            }
         return metrics
 
     return Algorithm(init, step, lambda state: state.server, report)
 
 
-def group_gradient(problem: Problem, hyper: Hyper, key: Key, group: Array, offset: Array, *, round_number: Array) -> BatchGradient:
+def group_gradient(
+    problem: Problem, hyper: Hyper, key: Key, group: Array, offset: Array, *, round_number: Array
+) -> BatchGradient:
     """The weighted mean of the gradients of a group's clients, all at one model: sum_k g_{i,k} / |N_i| by default.
 
     round_number: of the round, by which `active_per_group` clients are drawn. A client's batches and noise are those it has in any other
@@ -122,7 +160,9 @@ def group_gradient(problem: Problem, hyper: Hyper, key: Key, group: Array, offse
 
     def gradient(model: Params, q: Array) -> Params:
         def loss(model: Params, clients: Array, weight: Array) -> Array:
-            each = jax.vmap(lambda client: batch_loss(problem, hyper, key, client, offset)(model, q))(clients)
+            each = jax.vmap(
+                lambda client: batch_loss(problem, hyper, key, client, offset)(model, q)
+            )(clients)
             return jnp.sum(weight.astype(each.dtype) * each)
 
         def add(total: Params, chunk: tuple[Array, Array]) -> tuple[Params, None]:
@@ -135,7 +175,9 @@ def group_gradient(problem: Problem, hyper: Hyper, key: Key, group: Array, offse
     return gradient
 
 
-def _present(problem: Problem, hyper: Hyper, key: Key, group: Array, round_number: Array) -> tuple[Array, Array]:
+def _present(
+    problem: Problem, hyper: Hyper, key: Key, group: Array, round_number: Array
+) -> tuple[Array, Array]:
     """The clients of a group that take part in a round, and their weights in its mean, 0 for padding: `i32[C]`, `f[C]`."""
     everyone = members(hyper)
     clients, is_there = jnp.asarray(everyone.clients)[group], jnp.asarray(everyone.is_there)[group]
@@ -145,7 +187,11 @@ def _present(problem: Problem, hyper: Hyper, key: Key, group: Array, round_numbe
         is_there = places < size
         bits = shuffle_bits(jax.random.fold_in(stream(key, "active"), group))
         clients = clients[shuffled_index(bits, jnp.minimum(places, size - 1), size, round_number)]
-    weight = is_there.astype(float) if hyper.client_weights == "equal" else jnp.where(is_there, problem.counts[clients], 0).astype(float)
+    weight = (
+        is_there.astype(float)
+        if hyper.client_weights == "equal"
+        else jnp.where(is_there, problem.counts[clients], 0).astype(float)
+    )
     return clients, weight / weight.sum()
 
 

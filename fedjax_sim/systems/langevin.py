@@ -57,14 +57,18 @@ class Hyper(WeightedRounds):
     """How much 1 / eta grows with every step; 0 for a constant step size."""
     temperature: float = real(1.0, least=0)
     """tau."""
-    rho: float = real(0.0, least=0, most=1)  # a mixing weight; the noise's correlation is theory.langevin.noise_correlation
+    rho: float = real(
+        0.0, least=0, most=1
+    )  # a mixing weight; the noise's correlation is theory.langevin.noise_correlation
     """Weight of the noise that all clients share (not the correlation of their noise, which is less)."""
     gradient: str = choice("minibatch", ("minibatch", "exact"))
     batch_size: int = count(200)
     noise_correction: bool = switch(False)
     """Whether the private noise is scaled down so that partial participation leaves the temperature as it is."""
     transform: Callable[[], optax.GradientTransformation] = static(
-        optax.identity, "a function that makes an optax gradient transformation", _makes_transformation
+        optax.identity,
+        "a function that makes an optax gradient transformation",
+        _makes_transformation,
     )
     """Applied to the gradients of f^c before a step is made of them, such as `partial(optax.clip_by_global_norm, 1.0)`."""
 
@@ -72,13 +76,19 @@ class Hyper(WeightedRounds):
     def noise_inflation(self) -> float:
         """1 + (N - 1) C_S / S: variance of the averaged private noise under partial participation, over that under full."""
         num, selected = self.num_clients, self.num_selected
-        extra = {"full": 0.0, "with_replacement": (num - 1) / selected, "without_replacement": (num - selected) / selected}
+        extra = {
+            "full": 0.0,
+            "with_replacement": (num - 1) / selected,
+            "without_replacement": (num - selected) / selected,
+        }
         return 1 + extra[self.participation]
 
 
 class State(NamedTuple):
     server: Params  # [...]
-    spread: Array  # f[]  of the clients' models around their average, before they were replaced by it
+    spread: (
+        Array  # f[]  of the clients' models around their average, before they were replaced by it
+    )
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
@@ -100,7 +110,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
         def train(start: Params, client: Array, offset: Array) -> Training:
             own = jax.random.fold_in(stream(key, "local"), client)
             bits, noises = shuffle_bits(stream(own, "batches")), stream(own, "noise")
-            part = problem.alone(client) if hasattr(problem, "alone") else problem  # SeparableProblem
+            part = (
+                problem.alone(client) if hasattr(problem, "alone") else problem
+            )  # SeparableProblem
             count, scale = problem.counts[client], factor[client]
 
             def gradient(theta: Params, q: Array) -> Params:
@@ -116,25 +128,40 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
             dynamics = optax.chain(
                 hyper.transform(),
                 optax.scale_by_schedule(lambda q: -eta(first + q)),
-                add_langevin_noise(stream(key, "shared noise"), eta, hyper.temperature * hyper.rho**2, first=first),
+                add_langevin_noise(
+                    stream(key, "shared noise"), eta, hyper.temperature * hyper.rho**2, first=first
+                ),
                 add_langevin_noise(stream(own, "private noise"), eta, private, first=first),
             )
             return Training(gradient, dynamics)
 
-        local, work = local_steps(plan, replicate(state.server, event.clients.shape[0]), event, train)
+        local, work = local_steps(
+            plan, replicate(state.server, event.clients.shape[0]), event, train
+        )
         mean = weighted_sum(event.weight, local)  # p_c, 1/S, or j/S for a client drawn j times
         spread = jnp.sum(event.weight.astype(state.spread.dtype) * squared_distance(local, mean))
         is_round = jnp.any(event.clients >= 0)
-        return jax.tree.map(lambda new, old: jnp.where(is_round, new, old), State(mean, spread), state), work
+        return jax.tree.map(
+            lambda new, old: jnp.where(is_round, new, old), State(mean, spread), state
+        ), work
 
-    return Algorithm(init, step, lambda state: state.server, lambda state, holders: {"client_variance": state.spread})
+    return Algorithm(
+        init,
+        step,
+        lambda state: state.server,
+        lambda state, holders: {"client_variance": state.spread},
+    )
 
 
 def complete(hyper: Any, problem: Problem | None) -> Any:
     """Take the clients' weights from their numbers of examples where none are given; without a problem they are equal."""
     if hyper.gradient == "exact" and problem is not None and not hasattr(problem, "client_loss"):
-        raise ConfigError("gradient", "exact", f"minibatch, as {type(problem).__name__} has no client_loss")
-    return hyper.weighted(np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float))
+        raise ConfigError(
+            "gradient", "exact", f"minibatch, as {type(problem).__name__} has no client_loss"
+        )
+    return hyper.weighted(
+        np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
+    )
 
 
 system = System(
@@ -143,7 +170,9 @@ system = System(
     Hyper=Hyper,
     timeline=schedule_weighted_rounds,
     algorithm=algorithm,
-    ticks_within=lambda hyper, time: time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate),
+    ticks_within=lambda hyper, time: (
+        time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate)
+    ),
     complete=complete,
     keeps_versions=False,
 )

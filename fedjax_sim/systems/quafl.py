@@ -19,10 +19,27 @@ import jax.numpy as jnp
 from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import Compression, message_bits, num_parameters, received
-from fedjax_sim.server.aggregation import mean_with_server, read_rows, replicate, squared_distance, write_clients
+from fedjax_sim.server.aggregation import (
+    mean_with_server,
+    read_rows,
+    replicate,
+    squared_distance,
+    write_clients,
+)
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, schedule_contacts
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Timeline, Work
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    System,
+    Timeline,
+    Work,
+)
 
 
 @struct
@@ -53,18 +70,30 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         is_present = event.clients >= 0
-        start, known = (read_rows(models, jnp.maximum(event.clients, 0)) for models in (state.clients, state.known))
-        local, work = local_sgd(problem, hyper, plan, key, start, event)  # y[i], after min(E, K) steps, not scaled
+        start, known = (
+            read_rows(models, jnp.maximum(event.clients, 0))
+            for models in (state.clients, state.known)
+        )
+        local, work = local_sgd(
+            problem, hyper, plan, key, start, event
+        )  # y[i], after min(E, K) steps, not scaled
         sent = replicate(state.server, event.clients.shape[0])
-        seen = received(hyper.compression, key, event, known, sent, way="down")  # v[i], or w_{t-1} itself
+        seen = received(
+            hyper.compression, key, event, known, sent, way="down"
+        )  # v[i], or w_{t-1} itself
         reports = received(hyper.compression, key, event, seen, local)
-        server = mean_with_server(state.server, reports, is_present)  # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
+        server = mean_with_server(
+            state.server, reports, is_present
+        )  # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         share = 1 / (1 + is_present.sum())  # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         mixed = jax.tree.map(lambda old, y: y + (old - y) * share.astype(y.dtype), seen, local)
         if is_compressed:
             pace = 1 / (1 + hyper.compression.omega(num_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
-        clients, known = (write_clients(*rows) for rows in ((state.clients, event.clients, mixed), (state.known, event.clients, known)))
+        clients, known = (
+            write_clients(*rows)
+            for rows in ((state.clients, event.clients, mixed), (state.known, event.clients, known))
+        )
         return State(server, clients, known), work
 
     def report(state: State, holders: Array) -> dict[str, Array]:

@@ -25,7 +25,17 @@ from fedjax_sim.server.approximation import Approximation, chosen
 from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, traffic
 from fedjax_sim.settings import ConfigError, choice, real, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Timeline, Work
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    LatentProblem,
+    Plan,
+    System,
+    Timeline,
+    Work,
+)
 
 
 @struct
@@ -42,7 +52,11 @@ class Hyper(CoinRounds, Expectation, Approximation, Memories):
         if np.any(np.asarray(self.inner_steps) != np.round(self.inner_steps)):
             raise ConfigError("inner_steps", self.inner_steps, "whole")
         if self.sampling == "full":
-            raise ConfigError("sampling", self.sampling, "one of with_replacement, without_replacement in VR-FedEM")
+            raise ConfigError(
+                "sampling",
+                self.sampling,
+                "one of with_replacement, without_replacement in VR-FedEM",
+            )
 
 
 class State(NamedTuple):
@@ -59,7 +73,11 @@ class State(NamedTuple):
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule rounds of all clients; those who do not take part have weight 0, and no steps only if they freeze."""
     schedule = schedule_coin_rounds(key, hyper, num_ticks)
-    return schedule if hyper.offline == "freeze" else schedule._replace(steps=jnp.ones_like(schedule.steps))
+    return (
+        schedule
+        if hyper.offline == "freeze"
+        else schedule._replace(steps=jnp.ones_like(schedule.steps))
+    )
 
 
 def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
@@ -75,7 +93,16 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
         oracle = problem.client_statistics(natural(server))
         memory = first_memory(hyper, oracle - server[None])
         seen = replicate(server, num_clients) if freezes else server
-        return State(server, memory, oracle, seen, memory.server, server, jnp.asarray(1, "int32"), jnp.asarray(0, "int32"))
+        return State(
+            server,
+            memory,
+            oracle,
+            seen,
+            memory.server,
+            server,
+            jnp.asarray(1, "int32"),
+            jnp.asarray(0, "int32"),
+        )
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         is_present, active = event.clients >= 0, event.weight > 0
@@ -85,9 +112,15 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
         goes_on = is_present & (active if freezes else True)
         less = jax.vmap(natural)(read_rows(state.seen, clients)) if freezes else natural(state.seen)
         options = {"is_full": is_pass, "works": goes_on | (is_present & is_pass), "less": less}
-        change, work = local_statistics(problem, hyper, plan, key, event, natural(state.server), **options)
-        oracle = jnp.where(is_pass, change, read_rows(state.oracle, clients) + change)  # S_{t,k+1,i}
-        field, memory = exchange(hyper, key, event, state.memory, oracle - state.server[None], active)
+        change, work = local_statistics(
+            problem, hyper, plan, key, event, natural(state.server), **options
+        )
+        oracle = jnp.where(
+            is_pass, change, read_rows(state.oracle, clients) + change
+        )  # S_{t,k+1,i}
+        field, memory = exchange(
+            hyper, key, event, state.memory, oracle - state.server[None], active
+        )
         server = state.server + hyper.step_size(event) * field
         is_round = jnp.any(is_present)
         if freezes:
@@ -107,14 +140,20 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
         ), work
 
     def report(state: State, holders: Array) -> dict[str, Array]:
-        error = state.memory.clients - problem.client_statistics(natural(state.server)) + state.server[None]
+        error = (
+            state.memory.clients
+            - problem.client_statistics(natural(state.server))
+            + state.server[None]
+        )
         return {
             "field": jnp.sum(jnp.square(state.field)),
             "memory_error": jnp.mean(jnp.sum(jnp.square(error), axis=1)),
             "epochs": state.passes + state.batches * (hyper.batch_size / problem.counts.sum()),
         }
 
-    return Algorithm(init, step, lambda state: state.random if hyper.output == "random" else state.server, report)
+    return Algorithm(
+        init, step, lambda state: state.random if hyper.output == "random" else state.server, report
+    )
 
 
 system = System(

@@ -75,7 +75,9 @@ def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Nu
     return rates / np.sum(np.multiply(num_clients, rates))
 
 
-def expected_staleness(share: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation") -> Numbers:
+def expected_staleness(
+    share: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation"
+) -> Numbers:
     """Compute E[tau] from shares of arrivals, eq. (6). share, result: `f64[...]`.
 
     Exact for independent stationary arrivals of clients that pull at once and find the buffer equally often at each filling.
@@ -84,12 +86,16 @@ def expected_staleness(share: npt.ArrayLike, *, buffer_size: int, pull: str = "a
     return (1 / np.asarray(share, np.float64) - OWN_ARRIVAL[pull]) / buffer_size
 
 
-def share_from_staleness(staleness: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation") -> Numbers:
+def share_from_staleness(
+    staleness: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation"
+) -> Numbers:
     """Compute shares of arrivals from expected staleness, eq. (7), the inverse of `expected_staleness`. staleness, result: `f64[...]`."""
     return 1 / (buffer_size * np.asarray(staleness, np.float64) + OWN_ARRIVAL[pull])
 
 
-def raw_weight(staleness: npt.ArrayLike, *, buffer_size: int, num_clients: int, pull: str = "after_aggregation") -> Numbers:
+def raw_weight(
+    staleness: npt.ArrayLike, *, buffer_size: int, num_clients: int, pull: str = "after_aggregation"
+) -> Numbers:
     """Compute a weight before it is normalised, eq. (8): `fair_weight` of the share that the staleness tells. staleness: `f64[...]`.
 
     It is positive, and num_clients cancels when it is normalised. With pull = "before_aggregation" it is the weight of the paper's code.
@@ -128,7 +134,12 @@ def slot_weight_printed(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, clie
     rates, slots = np.asarray(rate, np.float64), np.asarray(slot_client)
     other_rate, other_delay = competition(rates, slot_client=slots, client=client)
     own = other_rate / rates[client]
-    between = sum(rates[k] / rates[j] for j in slots[slots != client] for k in range(len(rates)) if k not in (j, client))
+    between = sum(
+        rates[k] / rates[j]
+        for j in slots[slots != client]
+        for k in range(len(rates))
+        if k not in (j, client)
+    )
     return float((own + 1) / (len(slots) + own + rates[client] * other_delay + between))
 
 
@@ -140,7 +151,9 @@ def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int)
     rates, slots = np.asarray(rate, np.float64), np.asarray(slot_client)
     if np.sum(slots == client) != 1:
         raise ValueError(f"client {client} must hold one slot of {slots.tolist()}")
-    return Competition(float(np.sum(np.delete(rates, client))), float(np.sum(1 / rates[slots[slots != client]])))
+    return Competition(
+        float(np.sum(np.delete(rates, client))), float(np.sum(1 / rates[slots[slots != client]]))
+    )
 
 
 def utility(report: Value, others: Competition) -> Value:
@@ -170,7 +183,11 @@ def is_truthful(rate: float, others: Competition) -> bool:
 
 
 def expected_influence(
-    rate: npt.ArrayLike, *, num_clients: npt.ArrayLike, buffer_size: int, weight: Numbers | Weighting | None = None
+    rate: npt.ArrayLike,
+    *,
+    num_clients: npt.ArrayLike,
+    buffer_size: int,
+    weight: Numbers | Weighting | None = None,
 ) -> Numbers:
     """Compute the share of an aggregation that each group of clients has on average, all its slots together. Derived.
 
@@ -184,12 +201,18 @@ def expected_influence(
         weight = weight(expected_staleness(share, buffer_size=buffer_size))
     compositions = itertools.combinations_with_replacement(range(len(share)), buffer_size)
     counts = np.array([np.bincount(slots, minlength=len(share)) for slots in compositions])
-    chance = np.exp(gammaln(buffer_size + 1) - np.sum(gammaln(counts + 1), axis=-1) + counts @ np.log(np.multiply(num_clients, share)))
+    chance = np.exp(
+        gammaln(buffer_size + 1)
+        - np.sum(gammaln(counts + 1), axis=-1)
+        + counts @ np.log(np.multiply(num_clients, share))
+    )
     held = counts * (1 / share if weight is None else weight)
     return chance @ (held / np.sum(held, axis=-1, keepdims=True))
 
 
-def stationary_point(influence: npt.ArrayLike, optima: npt.ArrayLike, *, curvature: npt.ArrayLike = 1.0) -> Numbers:
+def stationary_point(
+    influence: npt.ArrayLike, optima: npt.ArrayLike, *, curvature: npt.ArrayLike = 1.0
+) -> Numbers:
     """Compute where quadratics h_i / 2 |w - c_i|^2 settle on average, the mean of the c_i by influence times curvature. Derived.
 
     To first order in the step size, for one local step; with Q steps of size eta, put 1 - (1 - eta h_i)^Q for the curvature.
@@ -212,7 +235,10 @@ def squared_weight_gap(max_staleness: int, *, buffer_size: int) -> float:
 
 def squared_weight_gap_printed(max_staleness: int, *, buffer_size: int) -> float:
     """Compute U as the larger of two squares, eq. (11); it is always that of the upper bound, so `squared_weight_gap` is the same."""
-    return max((1 / buffer_size - limit) ** 2 for limit in weight_bounds(max_staleness, buffer_size=buffer_size))
+    return max(
+        (1 / buffer_size - limit) ** 2
+        for limit in weight_bounds(max_staleness, buffer_size=buffer_size)
+    )
 
 
 def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> int:
@@ -222,7 +248,10 @@ def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> i
 
 def is_step_small(setting: FedStaleWeightSetup) -> bool:
     """Whether the theorem's condition on step sizes holds, eta_g eta_l^(q) Q <= 1 / L for each q."""
-    return setting.server_lr * max(setting.client_lr) * len(setting.client_lr) * setting.smoothness <= 1
+    return (
+        setting.server_lr * max(setting.client_lr) * len(setting.client_lr) * setting.smoothness
+        <= 1
+    )
 
 
 def bound(setting: FedStaleWeightSetup, *, num_ticks: int) -> BoundTerms:

@@ -15,7 +15,12 @@ from fedjax_sim.timelines.laws import (
     client_speeds,
     runtimes,
 )
-from fedjax_sim.timelines.rounds import Rounds, WeightedRounds, schedule_rounds, schedule_weighted_rounds
+from fedjax_sim.timelines.rounds import (
+    Rounds,
+    WeightedRounds,
+    schedule_rounds,
+    schedule_weighted_rounds,
+)
 from fedjax_sim.timelines.trace import Trace, read_trace
 
 __all__ = [

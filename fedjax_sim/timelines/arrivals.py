@@ -54,21 +54,39 @@ class Arrivals(ClientDelays):
     def check_together(self) -> None:
         super().check_together()
         if self.restart not in FREE and self.trace is None and self.buffer_size > self.num_clients:
-            raise ConfigError("buffer_size", self.buffer_size, f"at most num_clients = {self.num_clients}, or it can never fill")
+            raise ConfigError(
+                "buffer_size",
+                self.buffer_size,
+                f"at most num_clients = {self.num_clients}, or it can never fill",
+            )
         if self.trace is not None and self.buffer_size > self.trace.client.size:
-            raise ConfigError("buffer_size", self.buffer_size, f"at most the {self.trace.client.size} rows of the trace")
+            raise ConfigError(
+                "buffer_size",
+                self.buffer_size,
+                f"at most the {self.trace.client.size} rows of the trace",
+            )
         if self.restart == "own_finish" and not self.send_old_model:
             raise ConfigError(
-                "send_old_model", False, 'true under restart = "own_finish", where clients go on before the tick\'s model is made'
+                "send_old_model",
+                False,
+                'true under restart = "own_finish", where clients go on before the tick\'s model is made',
             )
         if self.restart in AT_ONCE and self.send_old_model:
-            raise ConfigError("send_old_model", True, f'false under restart = "{self.restart}", where a client takes what is current')
+            raise ConfigError(
+                "send_old_model",
+                True,
+                f'false under restart = "{self.restart}", where a client takes what is current',
+            )
         if self.restart == "new_version" and self.ties == "random":
             raise ConfigError("ties", "random", '"client" under restart = "new_version"')
         for name in ("drop_rate", "off_time"):
             value = float(np.max(getattr(self, name)))
             if value > 0 and self.restart not in FREE:
-                raise ConfigError(name, value, f'0 under restart = "{self.restart}", or restart one of {", ".join(FREE)}')
+                raise ConfigError(
+                    name,
+                    value,
+                    f'0 under restart = "{self.restart}", or restart one of {", ".join(FREE)}',
+                )
 
     def decided(self) -> dict[str, str]:
         own = ("restart", "send_old_model", "throttle", "ties", "drop_rate", "on_time", "off_time")
@@ -79,14 +97,21 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """Schedule buffered arrivals of updates of K steps each; weights are 1/Z."""
     if hyper.trace is not None:
         return _recorded(hyper, num_ticks)
-    schedules = {"free": _free, "before_aggregation": _free, "new_version": _new_version, "fresh": _fresh}
+    schedules = {
+        "free": _free,
+        "before_aggregation": _free,
+        "new_version": _new_version,
+        "fresh": _fresh,
+    }
     return schedules.get(hyper.restart, _held_back)(key, hyper, num_ticks)
 
 
 def arrivals_within(hyper: Arrivals, time: float) -> float:
     """About how many ticks fit in a stretch of virtual time: updates arrive at the sum of the clients' rates, and exchanges take theirs."""
     working = hyper.on_time / (hyper.on_time + hyper.off_time) * (1 - hyper.drop_rate)
-    fill = hyper.buffer_size * hyper.times_per_update / (hyper.num_clients * hyper.mean_rate * working)
+    fill = (
+        hyper.buffer_size * hyper.times_per_update / (hyper.num_clients * hyper.mean_rate * working)
+    )
     return time / (fill if hyper.restart in AT_ONCE else np.maximum(hyper.server_interact, fill))
 
 
@@ -103,13 +128,19 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
     def tick(carry: Clocks, t: Array) -> tuple[Clocks, tuple[Array, Array, Array]]:
         clock, finish, version, updates = carry
-        tie = jax.random.uniform(jax.random.fold_in(tie_key, t), finish.shape) if hyper.ties == "random" else everyone.astype(float)
+        tie = (
+            jax.random.uniform(jax.random.fold_in(tie_key, t), finish.shape)
+            if hyper.ties == "random"
+            else everyone.astype(float)
+        )
         earliest = jax.lax.sort((finish, tie, everyone), num_keys=2)[2][: hyper.buffer_size]
         acts = jnp.maximum(clock, finish[earliest].max()) + hyper.server_interact
         restart = jnp.maximum(clock, finish[earliest]) if hyper.restart == "own_finish" else acts
         row = (acts, earliest, version[earliest])
         updates = updates.at[earliest].add(1)
-        finish = finish.at[earliest].set(restart + update_time(time_key, earliest, updates[earliest], speeds, hyper))
+        finish = finish.at[earliest].set(
+            restart + update_time(time_key, earliest, updates[earliest], speeds, hyper)
+        )
         version = version.at[earliest].set(t + sent)
         return (acts, finish, version, updates), row
 
@@ -128,9 +159,18 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     @jax.custom_batching.sequential_vmap
     def first(key: Key, hyper: Arrivals) -> Arrived:
         speeds = _speeds(key, hyper)
-        follow = partial(_next_update, stream(key, "runtimes"), stream(key, "losses"), stream(key, "phases"), speeds, hyper)
+        follow = partial(
+            _next_update,
+            stream(key, "runtimes"),
+            stream(key, "losses"),
+            stream(key, "phases"),
+            speeds,
+            hyper,
+        )
         lots = _per_update(stream(key, "ties"), lambda own: jax.random.bits(own, (), "uint32"))
-        return first_arrivals(follow, lots if hyper.ties == "random" else None, num_clients=hyper.num_clients, num=num)
+        return first_arrivals(
+            follow, lots if hyper.ties == "random" else None, num_clients=hyper.num_clients, num=num
+        )
 
     time, client, before, at_own = first(key, hyper)
     shape = (num_ticks, size)
@@ -138,7 +178,13 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     is_late = at_own if hyper.restart == "before_aggregation" else 0
     version = (before - is_late) // size
     holds = (jnp.arange(num) + (hyper.restart == "free")) // size
-    return _timeline(time.reshape(shape)[:, -1], client.reshape(shape), version.reshape(shape), holds.reshape(shape), hyper)
+    return _timeline(
+        time.reshape(shape)[:, -1],
+        client.reshape(shape),
+        version.reshape(shape),
+        holds.reshape(shape),
+        hyper,
+    )
 
 
 def _speeds(key: Key, hyper: Arrivals) -> Speeds:
@@ -147,15 +193,26 @@ def _speeds(key: Key, hyper: Arrivals) -> Speeds:
 
 
 def _next_update(
-    time_key: Key, loss_key: Key, phase_key: Key, speeds: Speeds, hyper: Arrivals, client: Array, attempt: Array, time: Array
+    time_key: Key,
+    loss_key: Key,
+    phase_key: Key,
+    speeds: Speeds,
+    hyper: Arrivals,
+    client: Array,
+    attempt: Array,
+    time: Array,
 ) -> Update:
     """The next update that gets through, of clients whose last attempt arrived at a time."""
-    is_lost = _per_update(loss_key, lambda own: jax.random.uniform(own, dtype=time.dtype) < hyper.drop_rate)
+    is_lost = _per_update(
+        loss_key, lambda own: jax.random.uniform(own, dtype=time.dtype) < hyper.drop_rate
+    )
     on, off = jnp.asarray(hyper.on_time, float), jnp.asarray(hyper.off_time, float)
 
     def place(client: Array, time: Array) -> Array:
         """Where in its cycle of work and break a client is."""
-        phase = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=time.dtype))(client)
+        phase = jax.vmap(
+            lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=time.dtype)
+        )(client)
         return (time + phase * (on + off)) % (on + off)
 
     def work(client: Array, attempt: Array, time: Array) -> Update:
@@ -178,13 +235,21 @@ def _next_update(
         return update, lost & is_lost(client, update.attempt)
 
     update = work(client, attempt + 1, time)
-    lost = jax.lax.cond(hyper.drop_rate > 0, lambda: is_lost(client, update.attempt), lambda: jnp.zeros(client.shape, bool))
-    return jax.lax.while_loop(lambda state: state[1].any(), lambda state: again(*state), (update, lost))[0]
+    lost = jax.lax.cond(
+        hyper.drop_rate > 0,
+        lambda: is_lost(client, update.attempt),
+        lambda: jnp.zeros(client.shape, bool),
+    )
+    return jax.lax.while_loop(
+        lambda state: state[1].any(), lambda state: again(*state), (update, lost)
+    )[0]
 
 
 def _per_update(key: Key, draw: Callable[[Key], Array]) -> Callable[[Array, Array], Array]:
     """A draw for every client and number of its update `[...]`."""
-    return jnp.vectorize(lambda client, update: draw(jax.random.fold_in(jax.random.fold_in(key, client), update)))
+    return jnp.vectorize(
+        lambda client, update: draw(jax.random.fold_in(jax.random.fold_in(key, client), update))
+    )
 
 
 def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -199,7 +264,9 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         is_current = version == t
         second = jnp.where(is_current, jnp.inf, finish + taken(updates + 1))
         times = jnp.concatenate([finish, second])
-        order = jax.lax.sort((times, jnp.tile(everyone, 2), jnp.arange(2 * num)), num_keys=3)[2][:size]
+        order = jax.lax.sort((times, jnp.tile(everyone, 2), jnp.arange(2 * num)), num_keys=3)[2][
+            :size
+        ]
         acts = times[order[-1]]
         clients, is_second = order % num, order >= num
         came = jnp.zeros(num, int).at[clients].add(1)
@@ -224,7 +291,11 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
     def tick(t: Array) -> tuple[Array, Array]:
         taken = update_time(time_key, everyone, jnp.broadcast_to(t, everyone.shape), speeds, hyper)
-        tie = jax.random.uniform(jax.random.fold_in(tie_key, t), taken.shape) if hyper.ties == "random" else everyone.astype(float)
+        tie = (
+            jax.random.uniform(jax.random.fold_in(tie_key, t), taken.shape)
+            if hyper.ties == "random"
+            else everyone.astype(float)
+        )
         taken, _, order = jax.lax.sort((taken, tie, everyone), num_keys=2)
         return taken[hyper.buffer_size - 1], order[: hyper.buffer_size]
 
@@ -255,16 +326,24 @@ def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
     full = jnp.where(jnp.arange(num_ticks) < known, padded(trace.finish)[:, -1], jnp.inf)
     time = jax.lax.scan(wait, jnp.zeros(()), full)[1]
     start = padded(trace.start)
-    version = jnp.minimum(jnp.searchsorted(time, start, side="right"), jnp.arange(num_ticks)[:, None])
+    version = jnp.minimum(
+        jnp.searchsorted(time, start, side="right"), jnp.arange(num_ticks)[:, None]
+    )
     clients = padded(trace.client)
     made = jnp.broadcast_to(jnp.arange(1, num_ticks + 1)[:, None], clients.shape)
     order = jnp.argsort(clients.ravel(), stable=True)
-    same = jnp.append(clients.ravel()[order][1:] == clients.ravel()[order][:-1], False) & (jnp.roll(order, -1) < known * size)
+    same = jnp.append(clients.ravel()[order][1:] == clients.ravel()[order][:-1], False) & (
+        jnp.roll(order, -1) < known * size
+    )
     following = jnp.where(same, jnp.roll(version.ravel()[order], -1), num_ticks)
     following = jnp.zeros_like(following).at[order].set(following).reshape(clients.shape)
     return _timeline(time, clients, version, jnp.minimum(made, following), hyper)
 
 
-def _timeline(time: Array, clients: Array, version: Array, holds: Array, hyper: Arrivals) -> Timeline:
+def _timeline(
+    time: Array, clients: Array, version: Array, holds: Array, hyper: Arrivals
+) -> Timeline:
     steps = jnp.full(clients.shape, hyper.local_steps)
-    return Timeline(time, clients, steps, version, jnp.full(clients.shape, 1 / hyper.buffer_size), holds)
+    return Timeline(
+        time, clients, steps, version, jnp.full(clients.shape, 1 / hyper.buffer_size), holds
+    )

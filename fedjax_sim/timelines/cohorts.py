@@ -31,11 +31,21 @@ def draws(key: Key, share: Array, num_draws: int, num_ticks: int) -> Draws:
     share: `f[N]`, the clients' probabilities.
     """
     ends = jnp.cumsum(share)
-    place = jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(key, t), (num_draws,), ends.dtype))(jnp.arange(num_ticks))
-    drawn = jnp.sort(jnp.minimum(jnp.searchsorted(ends, place * ends[-1], side="right"), share.shape[0] - 1), axis=1)
-    is_first = jnp.concatenate([jnp.ones((num_ticks, 1), bool), drawn[:, 1:] != drawn[:, :-1]], axis=1)
+    place = jax.vmap(
+        lambda t: jax.random.uniform(jax.random.fold_in(key, t), (num_draws,), ends.dtype)
+    )(jnp.arange(num_ticks))
+    drawn = jnp.sort(
+        jnp.minimum(jnp.searchsorted(ends, place * ends[-1], side="right"), share.shape[0] - 1),
+        axis=1,
+    )
+    is_first = jnp.concatenate(
+        [jnp.ones((num_ticks, 1), bool), drawn[:, 1:] != drawn[:, :-1]], axis=1
+    )
     times = (drawn[:, :, None] == drawn[:, None, :]).sum(axis=-1)
-    return Draws(jnp.where(is_first, drawn, EMPTY).astype("int32"), jnp.where(is_first, times, 0).astype("int32"))
+    return Draws(
+        jnp.where(is_first, drawn, EMPTY).astype("int32"),
+        jnp.where(is_first, times, 0).astype("int32"),
+    )
 
 
 def previous_visits(clients: Array) -> tuple[Array, Array]:
@@ -53,4 +63,6 @@ def previous_visits(clients: Array) -> tuple[Array, Array]:
     visit = place - jax.lax.cummax(jnp.where(is_first, place, 0))
     back = jnp.zeros_like(flat).at[order]
     shape = clients.shape
-    return back.set(previous.astype(flat.dtype)).reshape(shape), back.set(visit.astype(flat.dtype)).reshape(shape)
+    return back.set(previous.astype(flat.dtype)).reshape(shape), back.set(
+        visit.astype(flat.dtype)
+    ).reshape(shape)

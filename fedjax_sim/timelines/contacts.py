@@ -36,15 +36,23 @@ class Contacts(ClientDelays):
     def check_together(self) -> None:
         super().check_together()
         if self.num_selected > self.num_clients:
-            raise ConfigError("num_selected", self.num_selected, f"at most num_clients = {self.num_clients}")
+            raise ConfigError(
+                "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
+            )
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         if self.time_of == "update":
-            raise ConfigError("time_of", "update", '"step", as contacts interrupt clients between steps')
+            raise ConfigError(
+                "time_of", "update", '"step", as contacts interrupt clients between steps'
+            )
         for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
             if self.runtime_law == "count_geom" and getattr(self, name):
-                raise ConfigError(name, True, "false under runtime_law = count_geom, whose counts do not depend on time")
+                raise ConfigError(
+                    name,
+                    True,
+                    "false under runtime_law = count_geom, whose counts do not depend on time",
+                )
 
     def decided(self) -> dict[str, str]:
         return super().decided() | self.decided_by_trace("carry_residual")
@@ -62,8 +70,14 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeli
     previous, _ = previous_visits(clients)
     delay = hyper.server_interact if hyper.busy_during_interaction else 0.0
     # Whole ticks times the period, as the difference of two large clocks would be rounded; and whole windows whole.
-    window = jnp.where(previous >= 0, (tick - previous) * period - delay, (tick + hyper.first_contact) * period)
-    window = jnp.where(jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window), jnp.round(window), jnp.maximum(window, 0.0))
+    window = jnp.where(
+        previous >= 0, (tick - previous) * period - delay, (tick + hyper.first_contact) * period
+    )
+    window = jnp.where(
+        jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window),
+        jnp.round(window),
+        jnp.maximum(window, 0.0),
+    )
     if hyper.trace is not None:
         start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)
@@ -78,10 +92,14 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
     speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
     key = stream(key, "runtimes")
     num = 1 if hyper.runtime_law == "count_geom" else hyper.local_steps
-    draw = jax.vmap(lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law))
+    draw = jax.vmap(
+        lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
+    )
     times = draw(jnp.arange(clients.shape[0]), speeds)
     if hyper.runtime_law == "count_geom":
-        return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype("int32")
+        return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype(
+            "int32"
+        )
     if hyper.carry_residual:
         return _carried_steps(clients, times, window, hyper)
     return _completed(times, window, hyper)
@@ -92,7 +110,11 @@ def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
     finish = jnp.cumsum(times, axis=-1)
     # Sums of equal times are off by their last bits.
     slack = 1e-12 * window[..., None]
-    done = finish < window[..., None] - slack if hyper.strict_deadline else finish <= window[..., None] + slack
+    done = (
+        finish < window[..., None] - slack
+        if hyper.strict_deadline
+        else finish <= window[..., None] + slack
+    )
     return done.sum(axis=-1).astype("int32")
 
 
@@ -101,12 +123,18 @@ def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts)
 
     def visit(unfinished: Array, tick: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         clients, times, window = tick
-        times = times.at[:, 0].set(jnp.where(unfinished[clients] > 0, unfinished[clients], times[:, 0]))
+        times = times.at[:, 0].set(
+            jnp.where(unfinished[clients] > 0, unfinished[clients], times[:, 0])
+        )
         steps = _completed(times, window, hyper)
-        next_time = jnp.take_along_axis(jnp.pad(times, ((0, 0), (0, 1))), steps[:, None], axis=1)[:, 0]
+        next_time = jnp.take_along_axis(jnp.pad(times, ((0, 0), (0, 1))), steps[:, None], axis=1)[
+            :, 0
+        ]
         return unfinished.at[clients].set(next_time), steps
 
-    return jax.lax.scan(visit, jnp.zeros(hyper.num_clients, times.dtype), (clients, times, window))[1]
+    return jax.lax.scan(visit, jnp.zeros(hyper.num_clients, times.dtype), (clients, times, window))[
+        1
+    ]
 
 
 def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> Array:

@@ -53,7 +53,11 @@ class _Search(NamedTuple):
 
 
 def first_arrivals(
-    follow: Callable[[Array, Array, Array], Update], tie: Callable[[Array, Array], Array] | None, *, num_clients: int, num: int
+    follow: Callable[[Array, Array, Array], Update],
+    tie: Callable[[Array, Array], Array] | None,
+    *,
+    num_clients: int,
+    num: int,
 ) -> Arrived:
     """Find the first `num` arrivals.
 
@@ -66,28 +70,47 @@ def first_arrivals(
     everyone = jnp.arange(num_clients, dtype="int32")
     lots = tie or (lambda client, attempt: client.astype("uint32"))
     attempt, start, finish = follow(everyone, jnp.full_like(everyone, -1), jnp.zeros(num_clients))
-    first = _Queue(everyone, attempt, jnp.zeros_like(everyone), lots(everyone, attempt), start, finish)
+    first = _Queue(
+        everyone, attempt, jnp.zeros_like(everyone), lots(everyone, attempt), start, finish
+    )
     queue = _Queue(*(jnp.zeros(capacity, leaf.dtype).at[:num_clients].set(leaf) for leaf in first))
 
     def one_block(search: _Search) -> _Search:
         read, write, latest, latest_place, queue = search
         own = _Queue(*(jax.lax.dynamic_slice(leaf, (read,), (block,)) for leaf in queue))
         # A branch sets them apart before the queue is written to, which would else be copied as a whole for every block.
-        own = jax.lax.cond(read >= 0, lambda own: own, lambda own: jax.tree.map(jnp.zeros_like, own), own)
+        own = jax.lax.cond(
+            read >= 0, lambda own: own, lambda own: jax.tree.map(jnp.zeros_like, own), own
+        )
         attempt, start, finish = follow(own.client, own.attempt, own.finish)
         lot = lots(own.client, attempt)
         lot = jnp.where(finish == own.finish, jnp.maximum(lot, own.tie), lot)
         following = _Queue(own.client, attempt, own.visit + 1, lot, start, finish)
         joins = _is_first(following, latest, latest_place) & (jnp.arange(block) < write - read)
         packed = _packed(following, joins, block)
-        queue = _Queue(*(jax.lax.dynamic_update_slice(leaf, x, (write,)) for leaf, x in zip(queue, packed, strict=True)))
-        return _Search(jnp.minimum(read + block, write), write + joins.sum(dtype="int32"), latest, latest_place, queue)
+        queue = _Queue(
+            *(
+                jax.lax.dynamic_update_slice(leaf, x, (write,))
+                for leaf, x in zip(queue, packed, strict=True)
+            )
+        )
+        return _Search(
+            jnp.minimum(read + block, write),
+            write + joins.sum(dtype="int32"),
+            latest,
+            latest_place,
+            queue,
+        )
 
     def until_full(search: _Search) -> _Search:
-        search = jax.lax.while_loop(lambda s: (s.read < s.write) & (s.write + block <= capacity), one_block, search)
+        search = jax.lax.while_loop(
+            lambda s: (s.read < s.write) & (s.write + block <= capacity), one_block, search
+        )
         return _only_first(search, num)
 
-    start_of_search = _Search(jnp.int32(0), jnp.int32(num_clients), jnp.float64(jnp.inf), jnp.int64(LARGEST), queue)
+    start_of_search = _Search(
+        jnp.int32(0), jnp.int32(num_clients), jnp.float64(jnp.inf), jnp.int64(LARGEST), queue
+    )
     found = jax.lax.while_loop(lambda s: s.read < s.write, until_full, start_of_search)
     return _in_order(found, num_clients, num, block, by_client=tie is None)
 
@@ -112,15 +135,25 @@ def _only_first(search: _Search, num: int) -> _Search:
     read, write, _, _, queue = search
     index = jnp.arange(queue.client.size)
     # Times are not negative, and in the order of their bits.
-    bits = jnp.where(index < write, jax.lax.bitcast_convert_type(queue.finish, "int64"), jnp.iinfo("int64").max)
+    bits = jnp.where(
+        index < write, jax.lax.bitcast_convert_type(queue.finish, "int64"), jnp.iinfo("int64").max
+    )
     infinity = jax.lax.bitcast_convert_type(jnp.float64(jnp.inf), "int64")
     latest = _least(lambda x: (bits <= x).sum(), jnp.int64(0), infinity, num)
     before, at = (bits < latest).sum(), bits == latest
     places = _place(queue)
-    place = _least(lambda x: before + (at & (places <= x)).sum(), jnp.int64(0), jnp.int64(LARGEST), num)
+    place = _least(
+        lambda x: before + (at & (places <= x)).sum(), jnp.int64(0), jnp.int64(LARGEST), num
+    )
     time = jax.lax.bitcast_convert_type(latest, "float64")
     keep = (index < write) & _is_first(queue, time, place)
-    kept = _Search((keep & (index < read)).sum(dtype="int32"), keep.sum(dtype="int32"), time, place, _packed(queue, keep, index.size))
+    kept = _Search(
+        (keep & (index < read)).sum(dtype="int32"),
+        keep.sum(dtype="int32"),
+        time,
+        place,
+        _packed(queue, keep, index.size),
+    )
     return jax.tree.map(lambda new, old: jnp.where(write > num, new, old), kept, search)
 
 
@@ -131,12 +164,16 @@ def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -
         low, high = bounds
         middle = low + (high - low) // 2
         found = count(middle)
-        return jnp.where(found < num, middle + 1, jnp.where(found == num, middle, low)), jnp.where(found < num, high, middle)
+        return jnp.where(found < num, middle + 1, jnp.where(found == num, middle, low)), jnp.where(
+            found < num, high, middle
+        )
 
     return jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, (low, high))[1]
 
 
-def _in_order(search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool) -> Arrived:
+def _in_order(
+    search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool
+) -> Arrived:
     # Only clients who draw one and the same lot at one time can be more than were asked for.
     size = num + spare
     queue = _Queue(*(leaf[:size] for leaf in search.queue))
@@ -157,9 +194,13 @@ def _in_order(search: _Search, num_clients: int, num: int, spare: int, *, by_cli
     in_between = ~at_own & (start > 0)
     # A model that is not taken at an arrival of one's own is taken after all arrivals until then, but for those after its own update.
     until = jax.lax.cond(
-        in_between.any(), lambda: jnp.searchsorted(finish[order], start, side="right").astype("int32"), lambda: jnp.zeros(size, "int32")
+        in_between.any(),
+        lambda: jnp.searchsorted(finish[order], start, side="right").astype("int32"),
+        lambda: jnp.zeros(size, "int32"),
     )
-    before = jnp.where(at_own, jnp.roll(rank, 1) + 1, jnp.where(in_between, jnp.minimum(until, rank), 0))
+    before = jnp.where(
+        at_own, jnp.roll(rank, 1) + 1, jnp.where(in_between, jnp.minimum(until, rank), 0)
+    )
     order = order[:num]
     return Arrived(finish[order], client[order], before[order], at_own[order])
 
@@ -174,18 +215,26 @@ def _argsort(times: Array) -> Array:
     steps = 2.0 ** (62 - index_bits) - 2
     is_finite = jnp.isfinite(times)
     largest = jnp.where(is_finite, times, 0).max()
-    rounded = jnp.where(is_finite, jnp.where(is_finite, times, 0) * (steps / jnp.where(largest > 0, largest, 1)), steps + 1)
+    rounded = jnp.where(
+        is_finite,
+        jnp.where(is_finite, times, 0) * (steps / jnp.where(largest > 0, largest, 1)),
+        steps + 1,
+    )
     key = (rounded.astype("int64") << index_bits) | jnp.arange(size, dtype="int64")
     order = (jnp.sort(key) & (2**index_bits - 1)).astype("int32")
 
     def is_inverted(order: Array) -> Array:
         """`bool[size]`, whether an entry and the next one should change places."""
         time = times[order]
-        return jnp.append((time[:-1] > time[1:]) | ((time[:-1] == time[1:]) & (order[:-1] > order[1:])), False)
+        return jnp.append(
+            (time[:-1] > time[1:]) | ((time[:-1] == time[1:]) & (order[:-1] > order[1:])), False
+        )
 
     def exchange(order: Array, parity: int) -> Array:
         first = is_inverted(order) & (jnp.arange(size) % 2 == parity)
         second = jnp.roll(first, 1)
         return jnp.where(first, jnp.roll(order, -1), jnp.where(second, jnp.roll(order, 1), order))
 
-    return jax.lax.while_loop(lambda order: is_inverted(order).any(), lambda order: exchange(exchange(order, 0), 1), order)
+    return jax.lax.while_loop(
+        lambda order: is_inverted(order).any(), lambda order: exchange(exchange(order, 0), 1), order
+    )

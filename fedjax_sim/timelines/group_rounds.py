@@ -36,7 +36,9 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
     """Draw how long the global exchange of every round takes, tau_g^u: `f64[U]`."""
     shift, mean = exchange_law(groups)
     own = stream(key, "exchange")
-    standard = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(own, u)))(jnp.arange(num_rounds))
+    standard = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(own, u)))(
+        jnp.arange(num_rounds)
+    )
     return shift + mean * standard
 
 
@@ -81,7 +83,12 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
             return iteration + 1, busy, steps + goes_on, by_mark + is_before
 
         nothing = jnp.zeros(groups.num_groups, int)
-        begin = (jnp.zeros((), int), nothing.astype(float), nothing, jnp.zeros((len(parts), groups.num_groups), int))
+        begin = (
+            jnp.zeros((), int),
+            nothing.astype(float),
+            nothing,
+            jnp.zeros((len(parts), groups.num_groups), int),
+        )
         _, busy, steps, by_mark = jax.lax.while_loop(is_short, iterate, begin)
         return jnp.concatenate([by_mark, steps[None]]), busy
 
@@ -119,7 +126,12 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
     time = jnp.concatenate([within, end[:, None]], axis=1)
 
     is_last = jnp.arange(per_round) == per_round - 1
-    weight = aggregation_weights(jnp.asarray(group_shares(hyper)), work.steps[:, -1], hyper.aggregation)[:, None] * is_last[None, :, None]
+    weight = (
+        aggregation_weights(jnp.asarray(group_shares(hyper)), work.steps[:, -1], hyper.aggregation)[
+            :, None
+        ]
+        * is_last[None, :, None]
+    )
     first = jnp.arange(num_rounds) * per_round
     version = jnp.broadcast_to(first[:, None, None], work.steps.shape)
     leaves = {
@@ -131,7 +143,9 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
         # At a round's end the groups have the new model.
         "holds": version + per_round * is_last[None, :, None],
     }
-    return Timeline(**{name: leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for name, leaf in leaves.items()})
+    return Timeline(
+        **{name: leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for name, leaf in leaves.items()}
+    )
 
 
 def group_rounds_within(hyper: Groups, time: float) -> float:

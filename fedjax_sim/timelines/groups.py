@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError, choice, count, fixed, real, reals, redefault, static, struct
+from fedjax_sim.settings import (
+    ConfigError,
+    choice,
+    count,
+    fixed,
+    real,
+    reals,
+    redefault,
+    static,
+    struct,
+)
 from fedjax_sim.timelines.laws import RATES, SPREADS, ClientDelays
 from fedjax_sim.types import EMPTY, Array
 
@@ -28,13 +38,21 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 def _are_whole(value: Any, least: int) -> bool:
     if value is None:
         return True
-    return isinstance(value, tuple) and len(value) > 0 and all(isinstance(x, (int, np.integer)) and x >= least for x in value)
+    return (
+        isinstance(value, tuple)
+        and len(value) > 0
+        and all(isinstance(x, (int, np.integer)) and x >= least for x in value)
+    )
 
 
 def _are_weights(value: Any) -> bool:
     if isinstance(value, str):
         return value in GROUP_WEIGHTS
-    return isinstance(value, tuple) and all(isinstance(x, (int, float)) and np.isfinite(x) and x >= 0 for x in value) and sum(value) > 0
+    return (
+        isinstance(value, tuple)
+        and all(isinstance(x, (int, float)) and np.isfinite(x) and x >= 0 for x in value)
+        and sum(value) > 0
+    )
 
 
 @struct
@@ -52,11 +70,17 @@ class Groups(ClientDelays):
     trace: Any = fixed(None)
     num_groups: int = count(2)
     group_sizes: Any = static(
-        None, "whole numbers from 1 joined by +, such as 5+15, one per group", lambda x: _are_whole(x, 1), _whole_numbers
+        None,
+        "whole numbers from 1 joined by +, such as 5+15, one per group",
+        lambda x: _are_whole(x, 1),
+        _whole_numbers,
     )
     """Clients of each group, in order of their numbers; None: equal parts, of which the first have one more if need be."""
     association: Any = static(
-        None, "whole numbers joined by +, such as 0+1+1, one group per client or -1", lambda x: _are_whole(x, EMPTY), _whole_numbers
+        None,
+        "whole numbers joined by +, such as 0+1+1, one group per client or -1",
+        lambda x: _are_whole(x, EMPTY),
+        _whole_numbers,
     )
     """Each client's group, in place of sizes; -1: takes no part."""
     active_per_group: int = count(0, least=0)
@@ -82,7 +106,10 @@ class Groups(ClientDelays):
     """The weight of the progress that a group of weight w made in t iterations: w / t (Eq. 12); w; or w T / t with T the mean of the
     groups' t by weight (FedNova)."""
     group_weights: Any = static(
-        "clients", "clients, equal, or numbers from 0 joined by +, one per group", _are_weights, lambda x: _weights(x)
+        "clients",
+        "clients, equal, or numbers from 0 joined by +, one per group",
+        _are_weights,
+        lambda x: _weights(x),
     )
     """Of each group: its number of clients (the paper's), 1, or as given; their sum is made 1."""
     ticks_per_round: int = count(1)
@@ -100,12 +127,20 @@ class Groups(ClientDelays):
         super().check_together()
         self._check_grouping()
         if self.active_per_group > 0 and self.delays == "client":
-            raise ConfigError("active_per_group", self.active_per_group, "0 with delays of clients, which all take part in them")
+            raise ConfigError(
+                "active_per_group",
+                self.active_per_group,
+                "0 with delays of clients, which all take part in them",
+            )
         for name in ("shift", "mean"):
             if np.size(getattr(self, name)) not in (1, self.num_groups):
-                raise ConfigError(name, getattr(self, name), f"one number, or num_groups = {self.num_groups}")
+                raise ConfigError(
+                    name, getattr(self, name), f"one number, or num_groups = {self.num_groups}"
+                )
         if not isinstance(self.group_weights, str) and len(self.group_weights) != self.num_groups:
-            raise ConfigError("group_weights", self.group_weights, f"of num_groups = {self.num_groups} numbers")
+            raise ConfigError(
+                "group_weights", self.group_weights, f"of num_groups = {self.num_groups} numbers"
+            )
         shortest = float(np.min(self.mean_iteration()))
         if self.delays == "group" and shortest <= 0:
             raise ConfigError("shift + mean of an iteration's delay", shortest, "above 0")
@@ -115,29 +150,56 @@ class Groups(ClientDelays):
 
     def decided(self) -> dict[str, str]:
         if self.delays == "client":
-            return super().decided() | dict.fromkeys(("shift_per_client", "shift", "mean_per_client", "mean"), 'delays "client"')
-        of_clients = (*RATES, "slow_fraction", "slow_clients", *SPREADS, "runtime_law", "client_table")
+            return super().decided() | dict.fromkeys(
+                ("shift_per_client", "shift", "mean_per_client", "mean"), 'delays "client"'
+            )
+        of_clients = (
+            *RATES,
+            "slow_fraction",
+            "slow_clients",
+            *SPREADS,
+            "runtime_law",
+            "client_table",
+        )
         return super().decided() | dict.fromkeys(of_clients, 'delays "group"')
 
     def _check_grouping(self) -> None:
         sizes, association = self.group_sizes, self.association
         if sizes is not None and association is not None:
-            raise ConfigError("group_sizes", sizes, "left out with an association, which decides them")
+            raise ConfigError(
+                "group_sizes", sizes, "left out with an association, which decides them"
+            )
         if sizes is not None and (len(sizes) != self.num_groups or sum(sizes) != self.num_clients):
-            raise ConfigError("group_sizes", sizes, f"num_groups = {self.num_groups} numbers with the sum num_clients = {self.num_clients}")
-        if association is not None and (len(association) != self.num_clients or max(association) >= self.num_groups):
-            allowed = f"num_clients = {self.num_clients} numbers below num_groups = {self.num_groups}"
+            raise ConfigError(
+                "group_sizes",
+                sizes,
+                f"num_groups = {self.num_groups} numbers with the sum num_clients = {self.num_clients}",
+            )
+        if association is not None and (
+            len(association) != self.num_clients or max(association) >= self.num_groups
+        ):
+            allowed = (
+                f"num_clients = {self.num_clients} numbers below num_groups = {self.num_groups}"
+            )
             raise ConfigError("association", association, allowed)
         if self.num_groups > self.num_clients:
-            raise ConfigError("num_groups", self.num_groups, f"at most num_clients = {self.num_clients}")
+            raise ConfigError(
+                "num_groups", self.num_groups, f"at most num_clients = {self.num_clients}"
+            )
         if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
             empty = min(set(range(self.num_groups)) - set(association))
-            raise ConfigError("association", f"without a client of group {empty}", "of at least one client per group")
+            raise ConfigError(
+                "association",
+                f"without a client of group {empty}",
+                "of at least one client per group",
+            )
 
     def mean_iteration(self) -> np.ndarray:
         """Mean time of a local iteration of each group (of a client alone, with delays of clients): `f64[M]`; not inside a trace."""
         if self.delays == "client":
-            return np.broadcast_to(1 / np.max(np.asarray(self.largest_rate, float)), self.num_groups)
+            return np.broadcast_to(
+                1 / np.max(np.asarray(self.largest_rate, float)), self.num_groups
+            )
         size = delay_sizes(self)
         shift = np.asarray(self.shift_per_client, float) * size + np.asarray(self.shift, float)
         return shift + np.asarray(self.mean_per_client, float) * size + np.asarray(self.mean, float)
@@ -150,7 +212,9 @@ def _weights(text: str) -> Any:
 class Members(NamedTuple):
     """Who is in which group."""
 
-    clients: np.ndarray  # i32[M, C]  in order of their numbers; beyond a group's size its first client again
+    clients: (
+        np.ndarray
+    )  # i32[M, C]  in order of their numbers; beyond a group's size its first client again
     size: np.ndarray  # i32[M]
 
     @property
@@ -169,14 +233,21 @@ def members(groups: Groups) -> Members:
 
 
 def _in_order(groups: Groups) -> np.ndarray:
-    sizes = groups.group_sizes or [len(part) for part in np.array_split(np.arange(groups.num_clients), groups.num_groups)]
+    sizes = groups.group_sizes or [
+        len(part) for part in np.array_split(np.arange(groups.num_clients), groups.num_groups)
+    ]
     return np.repeat(np.arange(groups.num_groups), sizes)
 
 
 def group_shares(groups: Groups) -> np.ndarray:
     """Weight of every group in the global model: `f64[M]`, sum 1; with equal groups 1 / M."""
     named = {"clients": members(groups).size, "equal": np.ones(groups.num_groups)}
-    weight = np.asarray(named[groups.group_weights] if isinstance(groups.group_weights, str) else groups.group_weights, float)
+    weight = np.asarray(
+        named[groups.group_weights]
+        if isinstance(groups.group_weights, str)
+        else groups.group_weights,
+        float,
+    )
     return weight / weight.sum()
 
 
@@ -186,11 +257,17 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
 
 
-def paper_delays(d: float, b: float, e: float, f: float, d_g: float, b_g: float, e_g: float, f_g: float) -> dict[str, float]:
+def paper_delays(
+    d: float, b: float, e: float, f: float, d_g: float, b_g: float, e_g: float, f_g: float
+) -> dict[str, float]:
     """Name the coefficients {d, b, e, f, d_g, b_g, e_g, f_g} of the paper's experiments as settings of `Groups`."""
     names = ("shift_per_client", "shift", "mean_per_client", "mean")
     return dict(
-        zip((*names, *(f"exchange_{name.replace('client', 'group')}" for name in names)), (d, b, e, f, d_g, b_g, e_g, f_g), strict=True)
+        zip(
+            (*names, *(f"exchange_{name.replace('client', 'group')}" for name in names)),
+            (d, b, e, f, d_g, b_g, e_g, f_g),
+            strict=True,
+        )
     )
 
 

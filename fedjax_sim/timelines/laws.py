@@ -15,7 +15,13 @@ from fedjax_sim.types import Array, Key
 
 STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
 """Laws whose number of steps between two contacts is known in closed form (`step_counts`)."""
-SPREAD_LAWS = ("runtime_uniform", "runtime_normal", "runtime_shifted_exp", "runtime_lognormal", "runtime_pareto")
+SPREAD_LAWS = (
+    "runtime_uniform",
+    "runtime_normal",
+    "runtime_shifted_exp",
+    "runtime_lognormal",
+    "runtime_pareto",
+)
 """Laws that have a spread besides the mean."""
 BOUNDED_SPREADS = ("runtime_uniform", "runtime_shifted_exp", "runtime_pareto")
 RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
@@ -29,10 +35,18 @@ class ClientTable:
     def __init__(self, rate: Any, spread: Any = 0.0):
         rate = np.asarray(rate, float)
         if rate.ndim != 1 or rate.size == 0 or not np.all(np.isfinite(rate) & (rate > 0)):
-            raise ConfigError("client_table", "a rate that is no finite number above 0", "one rate above 0 per client")
+            raise ConfigError(
+                "client_table",
+                "a rate that is no finite number above 0",
+                "one rate above 0 per client",
+            )
         spread = np.asarray(spread, float)
         if spread.shape not in ((), rate.shape) or not np.all(np.isfinite(spread) & (spread >= 0)):
-            raise ConfigError("client_table", "a spread that is no finite number from 0", "one number, or one per client, from 0")
+            raise ConfigError(
+                "client_table",
+                "a spread that is no finite number from 0",
+                "one number, or one per client, from 0",
+            )
         self.rate, self.spread = rate, np.broadcast_to(spread, rate.shape).copy()
 
 
@@ -41,13 +55,19 @@ def read_client_table(path: str | Path) -> ClientTable:
     try:
         with Path(path).open(newline="") as file:
             rows = list(csv.DictReader(file))
-        return ClientTable([float(row["rate"]) for row in rows], [float(row.get("spread") or 0) for row in rows])
+        return ClientTable(
+            [float(row["rate"]) for row in rows], [float(row.get("spread") or 0) for row in rows]
+        )
     except OSError:
         raise ConfigError("client_table", str(path), "the name of a readable CSV file") from None
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError):
-        raise ConfigError("client_table", str(path), "a CSV file with numbers in its column rate, and perhaps spread") from None
+        raise ConfigError(
+            "client_table",
+            str(path),
+            "a CSV file with numbers in its column rate, and perhaps spread",
+        ) from None
 
 
 def _is_trace(value: Any) -> bool:
@@ -88,22 +108,42 @@ class ClientDelays:
     spread_slow: float = real(0.0, least=0)
     time_of: str = choice("step", ("step", "update"))
     """What takes the time of the law: each of K local steps, or their update as a whole."""
-    client_table: Any = static(None, "a ClientTable, or the name of a CSV file with a column rate", _is_table, read_client_table)
+    client_table: Any = static(
+        None,
+        "a ClientTable, or the name of a CSV file with a column rate",
+        _is_table,
+        read_client_table,
+    )
     """Rates and spreads by client, in place of fast and slow ones."""
-    trace: Any = static(None, "a Trace, or the name of a CSV file with columns client, start, finish", _is_trace, read_trace)
+    trace: Any = static(
+        None,
+        "a Trace, or the name of a CSV file with columns client, start, finish",
+        _is_trace,
+        read_trace,
+    )
 
     def check_together(self) -> None:
         table = self.client_table
         if table is not None and table.rate.size != self.num_clients:
-            raise ConfigError("client_table", f"of {table.rate.size} rows", f"of num_clients = {self.num_clients} rows")
+            raise ConfigError(
+                "client_table",
+                f"of {table.rate.size} rows",
+                f"of num_clients = {self.num_clients} rows",
+            )
         for name, what in self.decided().items():
             value, default = getattr(self, name), fields(type(self))[name].default
-            is_default = value is None if default is None else not np.any(np.asarray(value) != default)
+            is_default = (
+                value is None if default is None else not np.any(np.asarray(value) != default)
+            )
             if not is_default:
                 raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
         for names, of_table in ((RATES, "rate"), (SPREADS, "spread")):
             for name in names if table is None else (f"client_table {of_table}",):
-                self._check_speed(name, getattr(self, name) if table is None else getattr(table, of_table), is_rate=of_table == "rate")
+                self._check_speed(
+                    name,
+                    getattr(self, name) if table is None else getattr(table, of_table),
+                    is_rate=of_table == "rate",
+                )
         if self.trace is not None:
             self.trace.check(self.num_clients)
 
@@ -111,8 +151,18 @@ class ClientDelays:
         """Settings that have no use beside others and must be left at their defaults, by name, and what decides them."""
         found: dict[str, str] = {}
         if self.client_table is not None:
-            found |= dict.fromkeys(("slow_fraction", "slow_clients", *RATES, *SPREADS), "a table of clients")
-        return found | self.decided_by_trace("slow_fraction", "slow_clients", *RATES, "runtime_law", *SPREADS, "time_of", "client_table")
+            found |= dict.fromkeys(
+                ("slow_fraction", "slow_clients", *RATES, *SPREADS), "a table of clients"
+            )
+        return found | self.decided_by_trace(
+            "slow_fraction",
+            "slow_clients",
+            *RATES,
+            "runtime_law",
+            *SPREADS,
+            "time_of",
+            "client_table",
+        )
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """These settings, where there is a recorded trace."""
@@ -128,7 +178,11 @@ class ClientDelays:
     @property
     def largest_rate(self) -> Any:
         """Rate of the fastest clients; not inside a trace."""
-        return np.maximum(self.rate_fast, self.rate_slow) if self.client_table is None else self.client_table.rate.max()
+        return (
+            np.maximum(self.rate_fast, self.rate_slow)
+            if self.client_table is None
+            else self.client_table.rate.max()
+        )
 
     @property
     def num_senders(self) -> int:
@@ -149,7 +203,9 @@ class ClientDelays:
         if not is_rate and self.runtime_law in BOUNDED_SPREADS:
             is_pareto = self.runtime_law == "runtime_pareto"
             if worst > 1 or (is_pareto and worst == 1):
-                raise ConfigError(name, worst, f"{'below' if is_pareto else 'at most'} 1 under {self.runtime_law}")
+                raise ConfigError(
+                    name, worst, f"{'below' if is_pareto else 'at most'} 1 under {self.runtime_law}"
+                )
 
 
 class Speeds(NamedTuple):
@@ -162,13 +218,22 @@ class Speeds(NamedTuple):
 def client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     """Draw every client's speed. key: the lane's key."""
     if clients.client_table is not None:
-        return Speeds(jnp.asarray(clients.client_table.rate), jnp.asarray(clients.client_table.spread))
+        return Speeds(
+            jnp.asarray(clients.client_table.rate), jnp.asarray(clients.client_table.spread)
+        )
     num = clients.num_clients
     is_drawn = clients.slow_clients == "random"
-    place = jax.random.permutation(stream(key, "speeds"), num) if is_drawn else jnp.arange(num)[::-1]
+    place = (
+        jax.random.permutation(stream(key, "speeds"), num) if is_drawn else jnp.arange(num)[::-1]
+    )
     num_slow = jnp.ceil(jnp.asarray(clients.slow_fraction, float) * num - 1e-6)
     pairs = ((clients.rate_slow, clients.rate_fast), (clients.spread_slow, clients.spread_fast))
-    return Speeds(*(jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float)) for slow, fast in pairs))
+    return Speeds(
+        *(
+            jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
+            for slow, fast in pairs
+        )
+    )
 
 
 def client_rates(key: Key, clients: ClientDelays) -> Array:
@@ -198,7 +263,9 @@ def runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
     return 1 + jnp.floor(standard / -jnp.log1p(-rate))
 
 
-def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients: ClientDelays) -> Array:
+def update_time(
+    key: Key, client: Array, update: Array, speeds: Speeds, clients: ClientDelays
+) -> Array:
     """Draw the running time of a client's update of K steps; the same whatever the order in which updates are asked for.
 
     client, update: `i32[...]`, the latter counted per client from 0. speeds: leaves `[N]`. Returns `f64[...]`.
@@ -206,6 +273,11 @@ def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients:
 
     def one(client: Array, update: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, client), update)
-        return runtimes(own, Speeds(*(leaf[client] for leaf in speeds)), clients.times_per_update, clients.runtime_law).sum()
+        return runtimes(
+            own,
+            Speeds(*(leaf[client] for leaf in speeds)),
+            clients.times_per_update,
+            clients.runtime_law,
+        ).sum()
 
     return jnp.vectorize(one)(client, update)

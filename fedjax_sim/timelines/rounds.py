@@ -28,14 +28,20 @@ class Rounds(ClientDelays):
         super().check_together()
         self.check_cohort()
         if self.trace is not None and len(set(self.trace.client.tolist())) < self.num_clients:
-            raise ConfigError("trace", "a client without rows", "with rows of every client, as any may be selected")
+            raise ConfigError(
+                "trace",
+                "a client without rows",
+                "with rows of every client, as any may be selected",
+            )
 
     def decided(self) -> dict[str, str]:
         return super().decided() | self.decided_by_trace("round_time")
 
     def check_cohort(self) -> None:
         if self.num_selected > self.num_clients:
-            raise ConfigError("num_selected", self.num_selected, f"at most num_clients = {self.num_clients}")
+            raise ConfigError(
+                "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
+            )
 
 
 @struct
@@ -68,17 +74,27 @@ class WeightedRounds(Rounds):
         """
         weights = counts if self.client_weights is None else np.asarray(self.client_weights, float)
         if weights.shape not in ((), counts.shape):
-            raise ConfigError("client_weights", f"of {weights.size} numbers", f"one number, or {counts.size}: one per client")
+            raise ConfigError(
+                "client_weights",
+                f"of {weights.size} numbers",
+                f"one number, or {counts.size}: one per client",
+            )
         weights = np.broadcast_to(weights, counts.shape)
         if self.participation == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
             unequal = f"with weights from {weights.min():g} to {weights.max():g}"
-            raise ConfigError("participation", f"without_replacement {unequal}", "full or with_replacement unless all weights are equal")
+            raise ConfigError(
+                "participation",
+                f"without_replacement {unequal}",
+                "full or with_replacement unless all weights are equal",
+            )
         return cast(Any, self).replace(client_weights=weights / weights.sum())
 
     def shares(self, counts: Array | None = None) -> Array:
         """p_c: `f[N]`, sum 1. counts: `i32[N]`, the clients' numbers of examples, which count where no weights are given."""
         given = self.client_weights if self.client_weights is not None else counts
-        weight = jnp.broadcast_to(jnp.asarray(1.0 if given is None else given, float), (self.num_clients,))
+        weight = jnp.broadcast_to(
+            jnp.asarray(1.0 if given is None else given, float), (self.num_clients,)
+        )
         return weight / weight.sum()
 
 
@@ -98,18 +114,29 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) ->
     share = hyper.shares()
     if hyper.participation == "full":
         shape = (num_ticks, hyper.num_clients)
-        return _synchronous(key, hyper, jnp.broadcast_to(jnp.arange(shape[1]), shape), jnp.broadcast_to(share, shape))
+        return _synchronous(
+            key,
+            hyper,
+            jnp.broadcast_to(jnp.arange(shape[1]), shape),
+            jnp.broadcast_to(share, shape),
+        )
     drawn = draws(stream(key, "cohorts"), share, hyper.num_selected, num_ticks)
-    return _synchronous(key, hyper, drawn.clients, drawn.times.astype(share.dtype) / hyper.num_selected)
+    return _synchronous(
+        key, hyper, drawn.clients, drawn.times.astype(share.dtype) / hyper.num_selected
+    )
 
 
 def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Timeline:
     present = clients != EMPTY
-    work_time = _trace_time(clients, hyper) if hyper.trace is not None else _law_time(key, clients, hyper)
+    work_time = (
+        _trace_time(clients, hyper) if hyper.trace is not None else _law_time(key, clients, hyper)
+    )
     time = jnp.cumsum(hyper.server_interact + jnp.where(present, work_time, 0).max(axis=1))
     version = jnp.broadcast_to(jnp.arange(clients.shape[0])[:, None], clients.shape)
     # A client keeps the model that it started from until it is selected again.
-    return Timeline(time, clients, jnp.where(present, hyper.local_steps, 0), version, weight, holds=version)
+    return Timeline(
+        time, clients, jnp.where(present, hyper.local_steps, 0), version, weight, holds=version
+    )
 
 
 def _law_time(key: Key, clients: Array, hyper: Rounds) -> Array:
@@ -118,7 +145,9 @@ def _law_time(key: Key, clients: Array, hyper: Rounds) -> Array:
         return hyper.times_per_update / speeds.rate
     num = hyper.times_per_update if hyper.round_time == "sum" else 1
     key = stream(key, "runtimes")
-    draw = jax.vmap(lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law))
+    draw = jax.vmap(
+        lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
+    )
     return draw(jnp.arange(clients.shape[0]), speeds).sum(axis=-1) * (hyper.times_per_update / num)
 
 

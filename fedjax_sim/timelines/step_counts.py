@@ -24,7 +24,14 @@ from fedjax_sim.types import Array
 
 
 @partial(jax.jit, static_argnames=("num", "law"))
-def count_probabilities(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, num: int, law: str) -> Array:
+def count_probabilities(
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    num: int,
+    law: str,
+) -> Array:
     """Compute P(E = k) for k = 0, ..., num - 1 over stationary windows. Derived.
 
     With b_j the probability of j steps in one round, the generating function p b(u) / (1 - (1 - p) b(u)) of E gives
@@ -40,7 +47,9 @@ def count_probabilities(rate: Array | float, *, contact_probability: Array | flo
 
         def next_probability(recent: Array, in_this_round: Array) -> tuple[Array, Array]:
             """recent: a_{k-1}, a_{k-2}, ..., zeros before a_0."""
-            this = (p * in_this_round + (1 - p) * jnp.sum(in_round[1:] * recent)) / (1 - (1 - p) * in_round[0])
+            this = (p * in_this_round + (1 - p) * jnp.sum(in_round[1:] * recent)) / (
+                1 - (1 - p) * in_round[0]
+            )
             return jnp.concatenate([this[None], recent])[: num - 1], this
 
         return jax.lax.scan(next_probability, jnp.zeros(num - 1, counts.dtype), in_round)[1]
@@ -50,17 +59,28 @@ def count_probabilities(rate: Array | float, *, contact_probability: Array | flo
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
 def tail_probabilities(
-    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    max_steps: int,
+    law: str,
 ) -> Array:
     """Compute P(E >= k) for k = 1, ..., K over stationary windows. Returns `f[..., K]`, whose sum is the mean of X. Derived."""
-    above_zero = prob_any(rate, contact_probability=contact_probability, round_time=round_time, law=law)[..., None]
-    counts = count_probabilities(rate, contact_probability=contact_probability, round_time=round_time, num=max_steps, law=law)
+    above_zero = prob_any(
+        rate, contact_probability=contact_probability, round_time=round_time, law=law
+    )[..., None]
+    counts = count_probabilities(
+        rate, contact_probability=contact_probability, round_time=round_time, num=max_steps, law=law
+    )
     between = jnp.cumsum(counts[..., 1:], axis=-1)
     return jnp.concatenate([above_zero, jnp.maximum(above_zero - between, 0.0)], axis=-1)
 
 
 @partial(jax.jit, static_argnames="law")
-def prob_any(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str) -> Array:
+def prob_any(
+    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str
+) -> Array:
     """Compute P(E > 0) over stationary windows: (1 - z) / (1 - (1 - p) z), z the probability of no step in a round. Derived."""
 
     def one_client(rate: Array, p: Array, round_time: Array) -> Array:
@@ -71,30 +91,67 @@ def prob_any(rate: Array | float, *, contact_probability: Array | float, round_t
 
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
-def mean_steps(rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str) -> Array:
+def mean_steps(
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    max_steps: int,
+    law: str,
+) -> Array:
     """Compute E[X] over stationary windows, the deterministic reweighting of FAVANO eq. (3). Derived."""
-    tails = tail_probabilities(rate, contact_probability=contact_probability, round_time=round_time, max_steps=max_steps, law=law)
+    tails = tail_probabilities(
+        rate,
+        contact_probability=contact_probability,
+        round_time=round_time,
+        max_steps=max_steps,
+        law=law,
+    )
     return jnp.sum(tails, axis=-1)
 
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_square_steps(
-    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    max_steps: int,
+    law: str,
 ) -> Array:
     """Compute E[X^2] over stationary windows, as sum_k (2 k - 1) P(E >= k). Derived."""
-    tails = tail_probabilities(rate, contact_probability=contact_probability, round_time=round_time, max_steps=max_steps, law=law)
+    tails = tail_probabilities(
+        rate,
+        contact_probability=contact_probability,
+        round_time=round_time,
+        max_steps=max_steps,
+        law=law,
+    )
     k = jnp.arange(1, max_steps + 1, dtype=float)
     return jnp.sum(tails * jnp.broadcast_to(2 * k - 1, tails.shape), axis=-1)
 
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
 def mean_inverse_steps(
-    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    max_steps: int,
+    law: str,
 ) -> Array:
     """Compute E[1(E > 0) / X] over stationary windows, as P(E >= 1) - sum_{k=2}^K P(E >= k) / (k (k - 1)). Derived."""
-    tails = tail_probabilities(rate, contact_probability=contact_probability, round_time=round_time, max_steps=max_steps, law=law)
+    tails = tail_probabilities(
+        rate,
+        contact_probability=contact_probability,
+        round_time=round_time,
+        max_steps=max_steps,
+        law=law,
+    )
     k = jnp.arange(2, max_steps + 1, dtype=float)
-    return tails[..., 0] - jnp.sum(tails[..., 1:] * jnp.broadcast_to(1 / (k * (k - 1)), tails[..., 1:].shape), axis=-1)
+    return tails[..., 0] - jnp.sum(
+        tails[..., 1:] * jnp.broadcast_to(1 / (k * (k - 1)), tails[..., 1:].shape), axis=-1
+    )
 
 
 @partial(jax.jit, static_argnames="law")
@@ -112,7 +169,9 @@ def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> A
 
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
-def mean_steps_given(rate: Array | float, *, window: Array | float, max_steps: int, law: str) -> Array:
+def mean_steps_given(
+    rate: Array | float, *, window: Array | float, max_steps: int, law: str
+) -> Array:
     """Compute E[X] given the window (time units). Derived.
 
     With Delta the window, E[min(E, K)] = rate Delta P(E' <= K - 2) + K P(E >= K), where E' is Binomial(Delta - 1, rate), or Poisson
@@ -126,11 +185,15 @@ def mean_steps_given(rate: Array | float, *, window: Array | float, max_steps: i
             return prob_any_given(rate, window=window, law=law)
         if law == "runtime_exp":
             expected = rate * window
-            return expected * special.gammaincc(max_steps - 1.0, expected) + max_steps * special.gammainc(float(max_steps), expected)
+            return expected * special.gammaincc(
+                max_steps - 1.0, expected
+            ) + max_steps * special.gammainc(float(max_steps), expected)
         over = window - (max_steps - 1)
         is_capped = over > 0
         over = jnp.where(is_capped, over, 1.0)
-        capped = rate * window * special.betainc(over, max_steps - 1.0, 1 - rate) + max_steps * special.betainc(max_steps, over, rate)
+        capped = rate * window * special.betainc(
+            over, max_steps - 1.0, 1 - rate
+        ) + max_steps * special.betainc(max_steps, over, rate)
         return jnp.where(is_capped, capped, rate * window)
 
     return _each_client(one_client, rate, window)
@@ -138,7 +201,13 @@ def mean_steps_given(rate: Array | float, *, window: Array | float, max_steps: i
 
 @partial(jax.jit, static_argnames=("max_steps", "law", "num_ticks"))
 def mean_steps_by_tick(
-    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, max_steps: int, law: str, num_ticks: int
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    max_steps: int,
+    law: str,
+    num_ticks: int,
 ) -> Array:
     """Compute E[X] of a client contacted at server step t = 1, ..., num_ticks of a run in which all start at time 0. Derived.
 
@@ -152,7 +221,12 @@ def mean_steps_by_tick(
 
 @partial(jax.jit, static_argnames=("law", "num_ticks"))
 def prob_any_by_tick(
-    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str, num_ticks: int
+    rate: Array | float,
+    *,
+    contact_probability: Array | float,
+    round_time: Array | float,
+    law: str,
+    num_ticks: int,
 ) -> Array:
     """Compute P(E > 0) of a client contacted at server step t = 1, ..., num_ticks; see `mean_steps_by_tick`. Derived."""
     return _by_tick(
@@ -161,7 +235,13 @@ def prob_any_by_tick(
     )
 
 
-def _by_tick(given: Callable[[Array, Array], Array], rate: Array | float, p: Array | float, round_time: Array | float, ticks: int) -> Array:
+def _by_tick(
+    given: Callable[[Array, Array], Array],
+    rate: Array | float,
+    p: Array | float,
+    round_time: Array | float,
+    ticks: int,
+) -> Array:
     """Mix g(r), the value given a window of r rounds, over the law of min(R, t): sum_{r=1}^t (1 - p)^(r-1) (g(r) - g(r-1)), g(0) = 0."""
 
     def one_client(rate: Array, p: Array, round_time: Array) -> Array:

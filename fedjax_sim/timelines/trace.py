@@ -20,21 +20,37 @@ class Trace:
         columns = [np.asarray(client), np.asarray(start, float), np.asarray(finish, float)]
         shapes = [column.shape for column in columns]
         if len(set(shapes)) > 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
-            raise ConfigError("trace", shapes, "three columns (client, start, finish) of one and the same length, at least 1")
+            raise ConfigError(
+                "trace",
+                shapes,
+                "three columns (client, start, finish) of one and the same length, at least 1",
+            )
         if not np.all(np.isfinite(columns[1])) or not np.all(np.isfinite(columns[2])):
             raise ConfigError("trace", "nan or inf", "finite times of start and finish")
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
-            raise ConfigError("trace", "a row with finish before start, or start below 0", "rows with 0 <= start <= finish")
+            raise ConfigError(
+                "trace",
+                "a row with finish before start, or start below 0",
+                "rows with 0 <= start <= finish",
+            )
         if not np.all((columns[0] == np.round(columns[0])) & (np.abs(columns[0]) < 2**31)):
-            raise ConfigError("trace", "a client that is not a whole number", "whole client numbers from 0")
+            raise ConfigError(
+                "trace", "a client that is not a whole number", "whole client numbers from 0"
+            )
         order = np.lexsort((columns[0], columns[2]))
-        self.client, self.start, self.finish = columns[0].astype(np.int32)[order], columns[1][order], columns[2][order]
+        self.client, self.start, self.finish = (
+            columns[0].astype(np.int32)[order],
+            columns[1][order],
+            columns[2][order],
+        )
 
     def check(self, num_clients: int) -> None:
         """Raise ConfigError unless all rows are of clients below num_clients."""
         if self.client.min() < 0 or self.client.max() >= num_clients:
             worst = self.client.min() if self.client.min() < 0 else self.client.max()
-            raise ConfigError("trace client", int(worst), f"from 0 to num_clients - 1 = {num_clients - 1}")
+            raise ConfigError(
+                "trace client", int(worst), f"from 0 to num_clients - 1 = {num_clients - 1}"
+            )
 
     def by_client(self, num_clients: int) -> "ClientRows":
         """The rows grouped by client, each group in order of finish."""
@@ -60,5 +76,7 @@ def read_trace(path: str | Path) -> Trace:
     except OSError:
         raise ConfigError("trace", str(path), "the name of a readable CSV file") from None
     except (KeyError, TypeError, ValueError):
-        raise ConfigError("trace", str(path), "a CSV file with numbers in its columns client, start and finish") from None
+        raise ConfigError(
+            "trace", str(path), "a CSV file with numbers in its columns client, start and finish"
+        ) from None
     return Trace(*columns)

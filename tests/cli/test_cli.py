@@ -21,7 +21,13 @@ from fedjax_sim.settings import ConfigError
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
-SMALL = [*(word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")), "--seeds", "2", "--time-budget", "60"]
+SMALL = [
+    *(word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")),
+    "--seeds",
+    "2",
+    "--time-budget",
+    "60",
+]
 QUICK = [*SMALL, "--model", "logistic", "--evals", "3"]
 BUFFER = ["--set", "buffer_size=2"]
 
@@ -37,7 +43,13 @@ def call(environment, tmp_path):
     """Runs `fedjax-sim` with words in an empty folder, and returns what it printed."""
 
     def run(*words):
-        done = subprocess.run([sys.executable, "-m", "fedjax_sim", *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "fedjax_sim", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         return done.stdout
@@ -73,7 +85,11 @@ def test_run_without_a_system_is_the_main_job(call, tmp_path):
     assert "Written to results " in out
     folder = tmp_path / "results"
     pictures = {"accuracy.png", "loss.png", "client_variance.png"}
-    assert {path.name for path in folder.iterdir()} == {"results.nc", "summary.json", "config.json"} | pictures
+    assert {path.name for path in folder.iterdir()} == {
+        "results.nc",
+        "summary.json",
+        "config.json",
+    } | pictures
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary) == {"lanes", "failed_lanes", "seconds", "systems"}
     assert (summary["lanes"], summary["failed_lanes"]) == (8, 0)
@@ -84,11 +100,18 @@ def test_run_without_a_system_is_the_main_job(call, tmp_path):
         assert set(entry) == {"final", "virtual_time", "ticks", "local_steps", "uplink_bits"}
         assert {"accuracy", "loss"} <= set(entry["final"])
         assert all(set(value) == {"mean", "std"} for value in entry["final"].values())
-        assert all(isinstance(entry[whole], int) and entry[whole] > 0 for whole in ("ticks", "local_steps", "uplink_bits"))
+        assert all(
+            isinstance(entry[whole], int) and entry[whole] > 0
+            for whole in ("ticks", "local_steps", "uplink_bits")
+        )
         accuracy = curves[name]["accuracy"]
         assert set(accuracy.dims) == {"seed", "eval"}
-        assert {"time", "ticks", "local_steps", "uplink_bits", "downlink_bits"} <= set(accuracy.coords)
-        assert entry["final"]["accuracy"]["mean"] == pytest.approx(float(accuracy.isel(eval=-1).mean()))
+        assert {"time", "ticks", "local_steps", "uplink_bits", "downlink_bits"} <= set(
+            accuracy.coords
+        )
+        assert entry["final"]["accuracy"]["mean"] == pytest.approx(
+            float(accuracy.isel(eval=-1).mean())
+        )
     # The same initial model and the same contacts for all.
     first = [data["accuracy"].isel(eval=0).values for data in curves.values()]
     assert all(np.array_equal(first[0], each) for each in first)
@@ -101,20 +124,52 @@ def test_run_without_a_system_is_the_main_job(call, tmp_path):
 
 
 def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_path):
-    sizes = ["--components", "3", "--dimensions", "4", "--set", "num_clients=5", "--set", "batch_size=8", "--set", "gamma=0.02,0.1"]
-    out = call("run", "em", "fedem", *sizes, "--seeds", "2", "--time-budget", "30", "--evals", "3", "--set", "compression=block")
+    sizes = [
+        "--components",
+        "3",
+        "--dimensions",
+        "4",
+        "--set",
+        "num_clients=5",
+        "--set",
+        "batch_size=8",
+        "--set",
+        "gamma=0.02,0.1",
+    ]
+    out = call(
+        "run",
+        "em",
+        "fedem",
+        *sizes,
+        "--seeds",
+        "2",
+        "--time-budget",
+        "30",
+        "--evals",
+        "3",
+        "--set",
+        "compression=block",
+    )
     assert out.startswith("digits, partition iid, model gaussian_mixture")
     assert "final objective" in out
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())
     assert (summary["lanes"], summary["failed_lanes"]) == (6, 0)
-    slow, fast = (entry["final"]["objective"]["mean"] for entry in summary["systems"]["fedem"]["settings"])
+    slow, fast = (
+        entry["final"]["objective"]["mean"] for entry in summary["systems"]["fedem"]["settings"]
+    )
     exact = summary["systems"]["em"]["final"]
     assert exact["objective"]["mean"] < fast < slow
     assert set(exact) >= {"mean_field", "pi_0", "pi_2", "least_weight", "least_eigenvalue"}
     config = json.loads((tmp_path / "results" / "config.json").read_text())
-    assert (config["components"], config["dimensions"], config["systems"]["fedem"]["compression"]) == (3, 4, "block")
+    assert (
+        config["components"],
+        config["dimensions"],
+        config["systems"]["fedem"]["compression"],
+    ) == (3, 4, "block")
     curves = groups(tmp_path / "results")
-    np.testing.assert_array_equal(curves["fedem"]["uplink_bits"] < curves["em"]["uplink_bits"], curves["fedem"]["ticks"] > 0)
+    np.testing.assert_array_equal(
+        curves["fedem"]["uplink_bits"] < curves["em"]["uplink_bits"], curves["fedem"]["ticks"] > 0
+    )
     pictures = {path.stem for path in (tmp_path / "results").glob("*.png")}
     assert pictures >= {"objective", "mean_field", "field", "memory_error", "epochs"}
     assert not any(name.startswith("pi_") for name in pictures)
@@ -131,22 +186,32 @@ def test_a_second_run_takes_a_folder_of_its_own(call, tmp_path):
 
 def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
     own = [*BUFFER, "--set", "server_lr=0.5", "--set", "lr=0.1"]
-    out = call("run", "favano", "fedbuff", *QUICK, *own, "--set", "server_wait=2,4", "--out", "mine")
+    out = call(
+        "run", "favano", "fedbuff", *QUICK, *own, "--set", "server_wait=2,4", "--out", "mine"
+    )
     assert "favano server_wait=2" in out
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
-    assert [entry["set"] for entry in summary["systems"]["favano"]["settings"]] == [{"server_wait": 2.0}, {"server_wait": 4.0}]
+    assert [entry["set"] for entry in summary["systems"]["favano"]["settings"]] == [
+        {"server_wait": 2.0},
+        {"server_wait": 4.0},
+    ]
     assert "final" in summary["systems"]["fedbuff"]
     assert summary["lanes"] == 6
     config = json.loads((tmp_path / "mine" / "config.json").read_text())
     assert config["systems"]["favano"]["server_wait"] == [2.0, 4.0]
-    assert (config["systems"]["fedbuff"]["server_lr"], config["systems"]["favano"]["lr"]) == (0.5, 0.1)
+    assert (config["systems"]["fedbuff"]["server_lr"], config["systems"]["favano"]["lr"]) == (
+        0.5,
+        0.1,
+    )
 
 
 def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
     """Speeds of clients where delays are drawn for groups, or a trace decides them; refused where nobody has a use for them."""
 
     def rates(*systems, **texts):
-        entrants = comparison.contenders(systems, {name: text.split(",") for name, text in texts.items()}, defaults_of("digits"))
+        entrants = comparison.contenders(
+            systems, {name: text.split(",") for name, text in texts.items()}, defaults_of("digits")
+        )
         return [entrant.resolved()["rate_slow"] for entrant in entrants]
 
     table = tmp_path / "rates.csv"
@@ -159,18 +224,24 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
         (["fedavg", "hierarchical"], {"delays": "group,client"}),  # used at one of its points
         (["fedavg", "hierarchical"], {"client_table": str(table)}),
     ):
-        with pytest.raises(ConfigError, match=r"^rate_slow is 0\.1, but must be left at 0\.0625 with "):
+        with pytest.raises(
+            ConfigError, match=r"^rate_slow is 0\.1, but must be left at 0\.0625 with "
+        ):
             rates(*systems, rate_slow="0.1", **texts)
 
 
 def test_local_steps_are_swept_beside_the_steps_received(call, tmp_path):
     sizes = [word.replace("local_steps=2", "local_steps=1,2") for word in QUICK]
     call("run", "fedavg", *sizes)
-    entries = json.loads((tmp_path / "results" / "summary.json").read_text())["systems"]["fedavg"]["settings"]
+    entries = json.loads((tmp_path / "results" / "summary.json").read_text())["systems"]["fedavg"][
+        "settings"
+    ]
     assert [entry["set"] for entry in entries] == [{"local_steps": 1}, {"local_steps": 2}]
     data = groups(tmp_path / "results")["fedavg"]
     assert data["accuracy"].dims == ("local_steps_setting", "seed", "eval")
-    assert np.array_equal(data["local_steps"], data["ticks"] * SIZES["num_selected"] * data["local_steps_setting"])
+    assert np.array_equal(
+        data["local_steps"], data["ticks"] * SIZES["num_selected"] * data["local_steps_setting"]
+    )
 
 
 def test_diverged_lanes_are_reported_and_left_out(call, tmp_path):
@@ -187,19 +258,46 @@ def test_diverged_lanes_are_reported_and_left_out(call, tmp_path):
 def test_own_data_partition_and_trace(call, tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
-    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    rows = [f"{client},{start},{start + 2 + client}" for start in range(0, 60, 10) for client in range(5)]
+    np.savez(
+        tmp_path / "own.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
+    rows = [
+        f"{client},{start},{start + 2 + client}"
+        for start in range(0, 60, 10)
+        for client in range(5)
+    ]
     (tmp_path / "trace.csv").write_text("client,start,finish\n" + "\n".join(rows))
     data = ("--dataset", "own.npz", "--partition", "dirichlet", "--alpha", "1")
     words = [word for word in QUICK if word not in ("--time-budget", "60")]
-    out = call("run", "fedbuff", "quafl", *words, *BUFFER, "--time-budget", "40", *data, "--trace", "trace.csv")
+    out = call(
+        "run",
+        "fedbuff",
+        "quafl",
+        *words,
+        *BUFFER,
+        "--time-budget",
+        "40",
+        *data,
+        "--trace",
+        "trace.csv",
+    )
     assert out.startswith("own, partition dirichlet")
 
 
 def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (60, 10, 10, 3)).astype(np.uint8), np.arange(60) % 3
-    np.savez(tmp_path / "cifar10_jpeg.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    np.savez(
+        tmp_path / "cifar10_jpeg.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
     words = [
         "--dataset",
         "cifar10_jpeg.npz",
@@ -216,18 +314,45 @@ def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
     out = call("run", "favano", *sizes, "--time-budget", "25", *words, "--evals", "2")
     assert out.startswith("cifar10_jpeg, partition iid, model cnn_small")
     config = json.loads((tmp_path / "results" / "config.json").read_text())
-    assert (config["low_bit"], config["convolution"], config["augmentation"]) == ("3,3,4", "patches", "crop_flip")
+    assert (config["low_bit"], config["convolution"], config["augmentation"]) == (
+        "3,3,4",
+        "patches",
+        "crop_flip",
+    )
     assert (config["mean"], config["systems"]["favano"]["lr"]) == ([0.4914, 0.4822, 0.4465], 0.005)
 
 
 def test_timeline_needs_no_training(call, tmp_path):
-    out = call("timeline", "favano", "fedbuff", *SMALL, *BUFFER, "--set", "server_wait=2,4", "--out", "when")
+    out = call(
+        "timeline",
+        "favano",
+        "fedbuff",
+        *SMALL,
+        *BUFFER,
+        "--set",
+        "server_wait=2,4",
+        "--out",
+        "when",
+    )
     assert "favano server_wait=4" in out
     folder = tmp_path / "when"
-    assert {path.name for path in folder.iterdir()} == {"results.nc", "summary.json", "config.json", "timeline.png", "influence.png"}
+    assert {path.name for path in folder.iterdir()} == {
+        "results.nc",
+        "summary.json",
+        "config.json",
+        "timeline.png",
+        "influence.png",
+    }
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["systems"]["favano server_wait=2"]["time_per_tick"], summary["systems"]["favano server_wait=4"]["ticks"]) == (5.0, 8)
-    assert summary["systems"]["fedbuff"]["staleness_max"] >= summary["systems"]["fedbuff"]["staleness_mean"] > 0
+    assert (
+        summary["systems"]["favano server_wait=2"]["time_per_tick"],
+        summary["systems"]["favano server_wait=4"]["ticks"],
+    ) == (5.0, 8)
+    assert (
+        summary["systems"]["fedbuff"]["staleness_max"]
+        >= summary["systems"]["fedbuff"]["staleness_mean"]
+        > 0
+    )
     assert set(groups(folder)["fedbuff"].dims) == {"seed", "tick", "slot", "client"}
     facts = summary["systems"]["favano server_wait=2"]
     assert 1 / 5 < facts["jain_index"] <= 1
@@ -237,20 +362,34 @@ def test_timeline_needs_no_training(call, tmp_path):
 
 def test_groups_are_drawn_and_swept(call, tmp_path):
     """Their delays too, which may be several numbers of one setting; the schedule is that of the groups and not of the clients."""
-    words = ("--seeds", "2", "--time-budget", "100", "--set", "num_clients=6", "--set", "shift=0.85,1+7")
+    words = (
+        "--seeds",
+        "2",
+        "--time-budget",
+        "100",
+        "--set",
+        "num_clients=6",
+        "--set",
+        "shift=0.85,1+7",
+    )
     out = call("timeline", "hierarchical", *words, "--out", "when")
     assert "hierarchical shift=(1.0, 7.0)" in out
     summary = json.loads((tmp_path / "when" / "summary.json").read_text())["systems"]
     assert summary["hierarchical shift=0.85"]["reports_per_tick"] == 2
     assert summary["hierarchical shift=0.85"]["jain_index"] == pytest.approx(1)
-    assert summary["hierarchical shift=(1.0, 7.0)"]["steps_per_tick"] < summary["hierarchical shift=0.85"]["steps_per_tick"] - 1
+    assert (
+        summary["hierarchical shift=(1.0, 7.0)"]["steps_per_tick"]
+        < summary["hierarchical shift=0.85"]["steps_per_tick"] - 1
+    )
     assert groups(tmp_path / "when")["hierarchical shift=0.85"].sizes["client"] == 2
 
 
 def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path):
     words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--out"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedjax_sim", *words, "broken", "--checkpoint-every", "0.001"], cwd=tmp_path, env=environment
+        [sys.executable, "-m", "fedjax_sim", *words, "broken", "--checkpoint-every", "0.001"],
+        cwd=tmp_path,
+        env=environment,
     )
     steps = tmp_path / "broken" / "checkpoint" / "quafl" / "part_0" / "steps"
     deadline = time.monotonic() + 120

@@ -25,14 +25,18 @@ class Counting:
     counts: jax.Array
     size: int = struct.field(pytree_node=False)
 
-    def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
         return -params[examples].sum()
 
 
 def event_of(clients: Any, steps: Any, offset: Any) -> Event:
     clients, steps, offset = (jnp.asarray(x, "int32") for x in (clients, steps, offset))
     zero = jnp.zeros_like(clients)
-    return Event(jnp.int32(0), clients, steps, zero, zero.astype("float32"), offset, zero, jnp.int32(0))
+    return Event(
+        jnp.int32(0), clients, steps, zero, zero.astype("float32"), offset, zero, jnp.int32(0)
+    )
 
 
 def _run(plan: Plan, problem: Any, hyper: Any, key: jax.Array, start: Any, event: Event) -> Any:
@@ -44,7 +48,13 @@ KEY = jax.random.key(7)
 
 
 def seen(
-    steps: list[int], *, clients: list[int], counts: list[int], batch: int, offset: Any = 0, sampling: str = "shuffled_epochs"
+    steps: list[int],
+    *,
+    clients: list[int],
+    counts: list[int],
+    batch: int,
+    offset: Any = 0,
+    sampling: str = "shuffled_epochs",
 ) -> np.ndarray:
     """How often each slot has seen each example: `[S, M]`. offset: one, or one per slot."""
     problem = Counting(jnp.array(counts, "int32"), max(counts))
@@ -74,14 +84,18 @@ def test_a_batch_larger_than_the_client() -> None:
 def test_streams_go_on_where_the_last_update_ended() -> None:
     """Seven steps at once are three and then four more."""
     whole = seen([7], clients=[0], counts=[5], batch=2)
-    parts = seen([3], clients=[0], counts=[5], batch=2) + seen([4], clients=[0], counts=[5], batch=2, offset=3)
+    parts = seen([3], clients=[0], counts=[5], batch=2) + seen(
+        [4], clients=[0], counts=[5], batch=2, offset=3
+    )
     np.testing.assert_array_equal(whole, parts)
 
 
 def test_each_epoch_is_a_permutation_of_its_own() -> None:
     bits = shuffle_bits(KEY)
     steps = jnp.arange(12)
-    samples = np.asarray(jax.vmap(lambda step: shuffled_examples(bits, step, jnp.int32(6), 3))(steps)).reshape(6, 6)
+    samples = np.asarray(
+        jax.vmap(lambda step: shuffled_examples(bits, step, jnp.int32(6), 3))(steps)
+    ).reshape(6, 6)
     np.testing.assert_array_equal(np.sort(samples, axis=1), np.broadcast_to(np.arange(6), (6, 6)))
     assert len({tuple(row) for row in samples.tolist()}) > 3
 
@@ -113,7 +127,14 @@ def test_sampling_with_replacement_is_uniform_over_a_clients_own_examples() -> N
 def updates(num: int, *, steps: int, batch: int, counts: list[int]) -> np.ndarray:
     """How often each of the first updates of client 0 has seen each example, each update with a shuffle of its own: `[num, M]`."""
     offsets = steps * np.arange(num)
-    return seen([steps] * num, clients=[0] * num, counts=counts, batch=batch, offset=offsets, sampling="reshuffled")
+    return seen(
+        [steps] * num,
+        clients=[0] * num,
+        counts=counts,
+        batch=batch,
+        offset=offsets,
+        sampling="reshuffled",
+    )
 
 
 def test_an_update_with_its_own_shuffle_sees_no_example_twice() -> None:
@@ -126,7 +147,13 @@ def test_an_update_with_its_own_shuffle_sees_no_example_twice() -> None:
 def test_the_batches_of_an_update_are_those_of_one_shuffle() -> None:
     """Three batches of two are all six examples. The next update begins with another batch, 14 times of 15: its order is its own."""
     np.testing.assert_array_equal(updates(40, steps=3, batch=2, counts=[6]), 1)
-    options = {"clients": [0] * 40, "counts": [6], "batch": 2, "offset": 3 * np.arange(40), "sampling": "reshuffled"}
+    options = {
+        "clients": [0] * 40,
+        "counts": [6],
+        "batch": 2,
+        "offset": 3 * np.arange(40),
+        "sampling": "reshuffled",
+    }
     batches, pairs = seen([1] * 40, **options), seen([2] * 40, **options)
     assert (batches <= pairs).all()
     assert np.any(batches[1:] != batches[:-1], axis=1).mean() > 0.7
@@ -136,7 +163,14 @@ def test_an_update_longer_than_its_shuffle_goes_through_it_again() -> None:
     """Eight samples of three examples: all twice, and two of them a third time, which the first batch has seen."""
     found = updates(30, steps=4, batch=2, counts=[3])
     assert (np.sort(found, axis=1) == [2, 3, 3]).all()
-    first = seen([1] * 30, clients=[0] * 30, counts=[3], batch=2, offset=4 * np.arange(30), sampling="reshuffled")
+    first = seen(
+        [1] * 30,
+        clients=[0] * 30,
+        counts=[3],
+        batch=2,
+        offset=4 * np.arange(30),
+        sampling="reshuffled",
+    )
     np.testing.assert_array_equal(found - 2, first)
 
 
@@ -160,10 +194,17 @@ def test_a_batch_without_replacement_is_drawn_anew_for_each_step() -> None:
     assert (counts > 0).sum() == 15
     assert stats.chisquare(counts[counts > 0]).pvalue > 1e-3
     common = (first[:-1] * first[1:]).sum(axis=1)[::2]
-    assert stats.chisquare(np.bincount(common, minlength=3), 750 * np.array([6, 8, 1]) / 15).pvalue > 1e-3
+    assert (
+        stats.chisquare(np.bincount(common, minlength=3), 750 * np.array([6, 8, 1]) / 15).pvalue
+        > 1e-3
+    )
     # The second step of an update is the first of one that begins a step later.
-    np.testing.assert_array_equal(seen([2], clients=[0], offset=7, **options)[0], first[7] + first[8])
-    assert seen([1], clients=[0], counts=[3], batch=5, sampling="without_replacement")[0].tolist() in ([1, 2, 2], [2, 1, 2], [2, 2, 1])
+    np.testing.assert_array_equal(
+        seen([2], clients=[0], offset=7, **options)[0], first[7] + first[8]
+    )
+    assert seen([1], clients=[0], counts=[3], batch=5, sampling="without_replacement")[
+        0
+    ].tolist() in ([1, 2, 2], [2, 1, 2], [2, 2, 1])
 
 
 STARTS = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
@@ -201,20 +242,33 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_beyond_a_slots_own_change_neither_model_nor_optimizer(regression: Callable, name: str) -> None:
+def test_steps_beyond_a_slots_own_change_neither_model_nor_optimizer(
+    regression: Callable, name: str
+) -> None:
     """A slot batched with longer ones ends where an optimizer of its own ends, run step by step. To float32 rounding."""
     problem = regression(noise=0.0)
     client = int(np.argmax(problem.counts))
     # As many samples as the client has are all of them, in some order: the whole batch.
-    hyper = LocalTraining(lr=0.1, batch_size=int(problem.counts[client]), optimizer=OPTIMIZERS[name], lr_scale=0.5)
+    hyper = LocalTraining(
+        lr=0.1, batch_size=int(problem.counts[client]), optimizer=OPTIMIZERS[name], lr_scale=0.5
+    )
     clients, steps = [client] * 4, [3, 1, 0, 5]
-    ends, _ = run(Plan(slots_at_once=4), problem, hyper, KEY, jnp.asarray(STARTS), event_of(clients, steps, [0] * 4))
+    ends, _ = run(
+        Plan(slots_at_once=4),
+        problem,
+        hyper,
+        KEY,
+        jnp.asarray(STARTS),
+        event_of(clients, steps, [0] * 4),
+    )
     optimizer = OPTIMIZERS[name](0.05)
     for slot, num in enumerate(steps):
         model = jnp.asarray(STARTS[slot])
         state = optimizer.init(model)
         for _ in range(num):
-            gradient = jax.grad(problem.loss)(model, jnp.int32(client), jnp.arange(hyper.batch_size), KEY)
+            gradient = jax.grad(problem.loss)(
+                model, jnp.int32(client), jnp.arange(hyper.batch_size), KEY
+            )
             update, state = optimizer.update(gradient, state, model)
             model = optax.apply_updates(model, update)
         np.testing.assert_allclose(ends[slot], model, rtol=2e-5, atol=1e-6)
@@ -222,22 +276,35 @@ def test_steps_beyond_a_slots_own_change_neither_model_nor_optimizer(regression:
 
 def test_an_empty_slot_does_no_work(regression: Callable) -> None:
     event = event_of([-1, 2, -1, 0], [0, 3, 0, 1], [0] * 4)
-    ends, work = run(Plan(slots_at_once=1), regression(), LocalTraining(lr=0.1, batch_size=2), KEY, jnp.asarray(STARTS), event)
+    ends, work = run(
+        Plan(slots_at_once=1),
+        regression(),
+        LocalTraining(lr=0.1, batch_size=2),
+        KEY,
+        jnp.asarray(STARTS),
+        event,
+    )
     np.testing.assert_array_equal(ends[jnp.array([0, 2])], STARTS[[0, 2]])
     assert (int(work.executed), int(work.needed)) == (4, 4)
 
 
-def test_the_proximal_term_is_the_gradient_of_half_the_squared_distance_to_the_start(regression: Callable) -> None:
+def test_the_proximal_term_is_the_gradient_of_half_the_squared_distance_to_the_start(
+    regression: Callable,
+) -> None:
     """Steps on the loss with the term written out, whose gradient is taken by automatic differentiation. To float32 rounding."""
     problem = regression(noise=0.0)
     client = int(np.argmax(problem.counts))
     examples = jnp.arange(int(problem.counts[client]))
     hyper = LocalTraining(lr=0.1, batch_size=examples.size)
     event = event_of([client] * 2, [1, 4], [0] * 2)
-    ends, _ = local_sgd(problem, hyper, Plan(slots_at_once=2), KEY, jnp.asarray(STARTS[:2]), event, proximal=0.7)
+    ends, _ = local_sgd(
+        problem, hyper, Plan(slots_at_once=2), KEY, jnp.asarray(STARTS[:2]), event, proximal=0.7
+    )
 
     def loss(model: jax.Array, start: jax.Array) -> jax.Array:
-        return problem.loss(model, jnp.int32(client), examples, KEY) + 0.7 / 2 * jnp.sum((model - start) ** 2)
+        return problem.loss(model, jnp.int32(client), examples, KEY) + 0.7 / 2 * jnp.sum(
+            (model - start) ** 2
+        )
 
     for start, end, num in zip(jnp.asarray(STARTS[:2]), ends, (1, 4), strict=True):
         model = start
@@ -253,6 +320,16 @@ def test_the_proximal_term_holds_models_near_their_start() -> None:
         problem = Quadratic.of(np.full((4, 3), c), curvature=h)
         start = jnp.asarray(STARTS, float)
         event = event_of([0, 1, 2, 3], [steps] * 4, [0] * 4)
-        ends, _ = local_sgd(problem, LocalTraining(lr=0.2, batch_size=1), Plan(slots_at_once=4), KEY, start, event, proximal=mu)
+        ends, _ = local_sgd(
+            problem,
+            LocalTraining(lr=0.2, batch_size=1),
+            Plan(slots_at_once=4),
+            KEY,
+            start,
+            event,
+            proximal=mu,
+        )
     limit = (h * c + mu * STARTS.astype(float)) / (h + mu)
-    np.testing.assert_allclose(ends, limit + (1 - 0.2 * (h + mu)) ** steps * (STARTS - limit), rtol=1e-12)
+    np.testing.assert_allclose(
+        ends, limit + (1 - 0.2 * (h + mu)) ** steps * (STARTS - limit), rtol=1e-12
+    )

@@ -35,14 +35,21 @@ def test_after_gradient_descent_it_is_blackjaxs_sgld() -> None:
     """From the same draws: one vector for the whole tree, by the number of the step."""
     sgld = blackjax.sgld(lambda params, _: jax.tree.map(jnp.negative, gradient(params)))
     params = START
-    for k, found in enumerate(path(optax.chain(optax.sgd(0.1), add_langevin_noise(KEY, 0.1, 0.7, first=4)), 5)):
+    for k, found in enumerate(
+        path(optax.chain(optax.sgd(0.1), add_langevin_noise(KEY, 0.1, 0.7, first=4)), 5)
+    ):
         params = sgld.step(jax.random.fold_in(KEY, 4 + k), params, None, 0.1, 0.7)
         assert_close(found, params)
 
 
 def test_a_schedule_of_step_sizes_is_asked_by_the_number_of_the_step() -> None:
     """Noise of variance 2 eta_k tau; steps of one number have one draw, whatever came before."""
-    late = path(optax.chain(optax.set_to_zero(), add_langevin_noise(KEY, lambda k: 0.1 / (1 + k), 0.5, first=3)), 1)[0]
+    late = path(
+        optax.chain(
+            optax.set_to_zero(), add_langevin_noise(KEY, lambda k: 0.1 / (1 + k), 0.5, first=3)
+        ),
+        1,
+    )[0]
     constant = path(optax.chain(optax.set_to_zero(), add_langevin_noise(KEY, 0.1, 0.5)), 4)
     step = jax.tree.map(lambda x, y: x - y, constant[3], constant[2])
     assert_close(jax.tree.map(lambda x, y: (x - y) * 2, late, START), step)
@@ -50,13 +57,21 @@ def test_a_schedule_of_step_sizes_is_asked_by_the_number_of_the_step() -> None:
 
 def test_two_noises_and_momentum() -> None:
     """Variances add up where keys differ; at temperature 0 nothing is added."""
-    both = path(optax.chain(optax.sgd(0.1, momentum=0.9), add_langevin_noise(KEY, 0.1, 0.0), add_langevin_noise(KEY, 0.1, 0.0)), 3)
+    both = path(
+        optax.chain(
+            optax.sgd(0.1, momentum=0.9),
+            add_langevin_noise(KEY, 0.1, 0.0),
+            add_langevin_noise(KEY, 0.1, 0.0),
+        ),
+        3,
+    )
     assert_close(both, path(optax.sgd(0.1, momentum=0.9), 3))
     keys = jax.vmap(jax.random.key)(jnp.arange(4000))
 
     def last(key: jax.Array) -> jax.Array:
         noise = optax.chain(
-            add_langevin_noise(jax.random.fold_in(key, 0), 0.1, 0.3), add_langevin_noise(jax.random.fold_in(key, 1), 0.1, 0.7)
+            add_langevin_noise(jax.random.fold_in(key, 0), 0.1, 0.3),
+            add_langevin_noise(jax.random.fold_in(key, 1), 0.1, 0.7),
         )
         return noise.update(jnp.zeros(2), noise.init(jnp.zeros(2)))[0]
 
@@ -66,7 +81,11 @@ def test_two_noises_and_momentum() -> None:
 
 def test_noise_of_one_key_is_drawn_once() -> None:
     """For chains of different temperatures, some of 0, and for chains with keys of their own; the same as by themselves."""
-    temperatures, updates, keys = jnp.array([0.5, 0.0, 2.0, 1.0, 3.0]), {"w": jnp.arange(3.0)}, jax.random.split(KEY, 2)
+    temperatures, updates, keys = (
+        jnp.array([0.5, 0.0, 2.0, 1.0, 3.0]),
+        {"w": jnp.arange(3.0)},
+        jax.random.split(KEY, 2),
+    )
 
     def noisy(key: jax.Array, temperature: jax.Array) -> jax.Array:
         noise = add_langevin_noise(key, 0.1, temperature)
@@ -77,8 +96,16 @@ def test_noise_of_one_key_is_drawn_once() -> None:
     for i, key in enumerate(keys):
         for k, temperature in enumerate(temperatures):
             np.testing.assert_allclose(found[i, k], noisy(key, temperature), rtol=1e-6)
-    np.testing.assert_allclose(jax.vmap(jax.vmap(noisy, (0, None)), (None, 0))(keys, temperatures), found.swapaxes(0, 1), rtol=1e-6)
-    drawn = [line for line in str(jax.make_jaxpr(both)(keys, temperatures)).splitlines() if "erf_inv" in line]
+    np.testing.assert_allclose(
+        jax.vmap(jax.vmap(noisy, (0, None)), (None, 0))(keys, temperatures),
+        found.swapaxes(0, 1),
+        rtol=1e-6,
+    )
+    drawn = [
+        line
+        for line in str(jax.make_jaxpr(both)(keys, temperatures)).splitlines()
+        if "erf_inv" in line
+    ]
     assert len(drawn) == 1 and "f32[2,3]" in drawn[0]
 
 
@@ -94,7 +121,9 @@ def test_derivatives_pass_the_noise() -> None:
     expected = jnp.array([-1.0, 2.0]) + noise / (2 * eta)
     for derivative in (jax.jacfwd, jax.jacrev):
         np.testing.assert_allclose(derivative(after)(eta), expected, rtol=1e-5)
-        np.testing.assert_allclose(jax.jit(jax.vmap(derivative(after)))(jnp.array([0.2, 0.1]))[1], expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            jax.jit(jax.vmap(derivative(after)))(jnp.array([0.2, 0.1]))[1], expected, rtol=1e-5
+        )
 
 
 def test_noise_of_no_weight_is_not_drawn() -> None:
@@ -105,6 +134,10 @@ def test_noise_of_no_weight_is_not_drawn() -> None:
         assert bool(jnp.all(after["w"] == updates["w"])) != is_drawn and int(state.step) == 1
     lost, _ = add_langevin_noise(key, 0.1, -1.0).update(updates, noise.init(updates))
     assert bool(jnp.isnan(lost["w"]).all())
-    program = str(jax.make_jaxpr(lambda t: add_langevin_noise(key, 0.1, t).update(updates, noise.init(updates))[0])(1.0))
+    program = str(
+        jax.make_jaxpr(
+            lambda t: add_langevin_noise(key, 0.1, t).update(updates, noise.init(updates))[0]
+        )(1.0)
+    )
     before, inside = program.split("cond", 1)
     assert "erf_inv" not in before and "erf_inv" in inside

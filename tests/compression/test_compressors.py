@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, RandK, RandSparsification, parse_compressor
+from fedjax_sim.compression import (
+    COMPRESSORS,
+    Compressor,
+    Identity,
+    RandK,
+    RandSparsification,
+    parse_compressor,
+)
 from fedjax_sim.settings import ConfigError
 
 DIM = 11
@@ -59,7 +66,11 @@ def neighbours(text: str, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         levels = size.max() * np.r_[0, 2.0 ** np.arange(-compressor.top, 1)]
         above = np.searchsorted(levels, size)  # levels[above - 1] < size <= levels[above]
         return np.where(levels[above] == size, size, levels[above - 1]), levels[above]
-    levels = {"block": 1, "dithering": getattr(compressor, "levels", 0), "rounding": 2 ** (getattr(compressor, "width", 1) - 1) - 1}[name]
+    levels = {
+        "block": 1,
+        "dithering": getattr(compressor, "levels", 0),
+        "rounding": 2 ** (getattr(compressor, "width", 1) - 1) - 1,
+    }[name]
     norm = np.inf if name == "rounding" else compressor.norm
     below, above = np.empty_like(size), np.empty_like(size)
     length = compressor.block or len(size)
@@ -86,7 +97,12 @@ def drawn(request: pytest.FixtureRequest) -> tuple[str, np.ndarray, np.ndarray]:
 
     def run(key: jax.Array, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
         keys = jax.random.split(key, DRAWS)
-        draws = jax.lax.map(lambda key: jax.vmap(compressor.apply, in_axes=(0, 0))(jax.random.split(key, len(vectors)), vectors), keys)
+        draws = jax.lax.map(
+            lambda key: jax.vmap(compressor.apply, in_axes=(0, 0))(
+                jax.random.split(key, len(vectors)), vectors
+            ),
+            keys,
+        )
         return draws, jax.vmap(compressor.variance)(vectors)
 
     with jax.enable_x64(True):
@@ -106,7 +122,10 @@ def test_no_bias(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
             values = np.abs(own)[:, :, None]
             distance = np.abs(values - np.stack([below, above], axis=-1)[None]).min(axis=-1)
             assert distance.max() <= 1e-6 * np.abs(vector).max(initial=0)
-        assert (np.abs(own.mean(axis=0) - vector) <= 5 * deviation / np.sqrt(DRAWS) + 1e-6 * np.abs(vector)).all()
+        assert (
+            np.abs(own.mean(axis=0) - vector)
+            <= 5 * deviation / np.sqrt(DRAWS) + 1e-6 * np.abs(vector)
+        ).all()
         assert (np.sign(own) * np.sign(vector) >= 0).all()
 
 
@@ -115,15 +134,22 @@ def test_variance_is_exact(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
     text, draws, stated = drawn
     for vector, own, variance in zip(VECTORS, np.moveaxis(draws, 1, 0), stated, strict=True):
         error = np.sum((own - vector) ** 2, axis=1)
-        assert variance == pytest.approx(exact_variance(text, vector), rel=1e-5, abs=1e-12 * (vector @ vector))
-        assert abs(error.mean() - variance) <= 5 * error.std() / np.sqrt(DRAWS) + 1e-6 * (vector @ vector)
+        assert variance == pytest.approx(
+            exact_variance(text, vector), rel=1e-5, abs=1e-12 * (vector @ vector)
+        )
+        assert abs(error.mean() - variance) <= 5 * error.std() / np.sqrt(DRAWS) + 1e-6 * (
+            vector @ vector
+        )
 
 
 def test_lemma_b() -> None:
     """The variance of block quantization in the paper's words: ||x||_1 ||x||_p - ||x||_2^2, block by block."""
     for norm in (1, 2, np.inf):
         x = VECTORS[0]
-        expected = sum(np.linalg.norm(part, 1) * np.linalg.norm(part, norm) - part @ part for part in (x[:4], x[4:8], x[8:]))
+        expected = sum(
+            np.linalg.norm(part, 1) * np.linalg.norm(part, norm) - part @ part
+            for part in (x[:4], x[4:8], x[8:])
+        )
         with jax.enable_x64(True):
             found = parse_compressor(f"block:norm={norm}:block=4").variance(jnp.asarray(x))
         assert float(found) == pytest.approx(expected, rel=1e-12)
@@ -136,8 +162,12 @@ def test_zeros_and_dtypes() -> None:
 
     @jax.jit
     def run() -> Any:
-        zeros = [(each.apply(key, jnp.zeros(DIM)), each.variance(jnp.zeros(DIM))) for each in compressors]
-        kinds = {kind: block.apply(key, jnp.ones(5, kind)) for kind in ("float16", "bfloat16", "float32")}
+        zeros = [
+            (each.apply(key, jnp.zeros(DIM)), each.variance(jnp.zeros(DIM))) for each in compressors
+        ]
+        kinds = {
+            kind: block.apply(key, jnp.ones(5, kind)) for kind in ("float16", "bfloat16", "float32")
+        }
         return zeros, kinds, block.apply(key, jnp.full(40, 1e-30))
 
     zeros, kinds, tiny = run()
@@ -159,7 +189,10 @@ def worst(text: str, dim: int) -> np.ndarray | None:
         return np.linspace(-1, 3, dim)
     if name == "luq":
         below, between = (1 / (2 * (1 + omega)) * 2.0**-compressor.top, 3 / (4 * (1 + omega)))
-        return max((one + rest * (1 - one) for rest in (below, between)), key=lambda x: exact_variance(text, x) / (x @ x))
+        return max(
+            (one + rest * (1 - one) for rest in (below, between)),
+            key=lambda x: exact_variance(text, x) / (x @ x),
+        )
     size = min(getattr(compressor, "block", 0) or dim, dim)
     levels = float(getattr(compressor, "num_levels", 1))
     block = np.r_[np.ones(size), np.zeros(dim - size)]
@@ -199,12 +232,25 @@ def test_omega_is_attained(text: str) -> None:
         assert ratio == pytest.approx(float(compressor.omega(dim)), rel=1e-6)
 
 
-@pytest.mark.parametrize("text", [*ATTAINED, "identity", "block:norm=3:block=5", "dithering:levels=9", "dithering:norm=1:levels=20"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *ATTAINED,
+        "identity",
+        "block:norm=3:block=5",
+        "dithering:levels=9",
+        "dithering:norm=1:levels=20",
+    ],
+)
 def test_omega_is_never_exceeded(text: str) -> None:
     """By vectors of many shapes, among them steps up the slope of the relative variance from each; a smaller constant would be."""
     compressor, dim = parse_compressor(text), 17
     spread = np.random.default_rng(5)
-    shapes = [spread.normal(size=(60, dim)), spread.normal(size=(60, dim)) ** 5, np.exp(spread.normal(size=(60, dim)))]
+    shapes = [
+        spread.normal(size=(60, dim)),
+        spread.normal(size=(60, dim)) ** 5,
+        np.exp(spread.normal(size=(60, dim))),
+    ]
     shapes += [spread.choice([0.0, 1.0, 2.0], (60, dim)), 1 + 0.1 * spread.normal(size=(60, dim))]
     vectors = np.concatenate([*shapes, np.eye(dim)])
     vectors = vectors[np.abs(vectors).sum(axis=1) > 0]
@@ -226,7 +272,9 @@ def test_omega_is_never_exceeded(text: str) -> None:
     omega = float(compressor.omega(dim))
     assert found.max() <= omega * (1 + 1e-6) + 1e-12
     if text in ATTAINED and omega:
-        assert found.max() > 0.75 * omega, "the search would not notice a constant that is too small"
+        assert found.max() > 0.75 * omega, (
+            "the search would not notice a constant that is too small"
+        )
 
 
 @pytest.mark.parametrize(
@@ -279,12 +327,28 @@ def test_values_of_omega(text: str, dim: int, omega: float) -> None:
 def test_bits_counted_by_hand(text: str, dim: int, bits: int) -> None:
     compressor = parse_compressor(text)
     assert compressor.bits(dim) == bits
-    floats = {"identity": dim, "sparsification": dim * 0.5, "rand_k": min(9 if "9" in text else 2, dim)}
-    num_floats = floats.get(compressor.name, 4 if "row" in text else -(-dim // (getattr(compressor, "block", 0) or dim)))
+    floats = {
+        "identity": dim,
+        "sparsification": dim * 0.5,
+        "rand_k": min(9 if "9" in text else 2, dim),
+    }
+    num_floats = floats.get(
+        compressor.name, 4 if "row" in text else -(-dim // (getattr(compressor, "block", 0) or dim))
+    )
     assert compressor.bits(dim, word=64) == bits + 32 * num_floats
 
 
-@pytest.mark.parametrize("text", ["block", "dithering:levels=4", "dithering:norm=1:levels=3", "rounding:width=4", "luq", "luq:top=7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "block",
+        "dithering:levels=4",
+        "dithering:norm=1:levels=3",
+        "rounding:width=4",
+        "luq",
+        "luq:top=7",
+    ],
+)
 def test_a_code_of_so_many_bits_exists(text: str) -> None:
     """An entry has no more values, in units of its block, than its bits tell apart."""
     compressor, dim = parse_compressor(text), 40
@@ -293,7 +357,9 @@ def test_a_code_of_so_many_bits_exists(text: str) -> None:
     @jax.jit
     @jax.vmap
     def run(key: jax.Array, x: jax.Array) -> jax.Array:
-        return compressor.apply(key, x) / jnp.broadcast_to(compressor.around(jnp.abs(x)).unit, x.shape)
+        return compressor.apply(key, x) / jnp.broadcast_to(
+            compressor.around(jnp.abs(x)).unit, x.shape
+        )
 
     values = np.asarray(run(jax.random.split(jax.random.key(1), 300), vectors))
     codes = np.unique(np.round(values, 5))
@@ -316,19 +382,30 @@ def test_numbers_are_traced() -> None:
     ):
         traces: list[Compressor] = []
 
-        def run(compressor: Compressor, traces: list[Compressor] = traces) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def run(
+            compressor: Compressor, traces: list[Compressor] = traces
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
             traces.append(compressor)
-            return compressor.apply(key, vector), jnp.asarray(compressor.omega(DIM), "float32"), compressor.variance(vector)
+            return (
+                compressor.apply(key, vector),
+                jnp.asarray(compressor.omega(DIM), "float32"),
+                compressor.variance(vector),
+            )
 
         several = [parse_compressor(text) for text in texts]
         stacked: Any = jax.tree.map(lambda *leaves: jnp.asarray(leaves, "float32"), *several)
         batch = jax.jit(jax.vmap(run))(stacked)
         program = jax.jit(run)
         del traces[:]
-        alone = [program(jax.tree.map(lambda leaf: jnp.asarray(leaf, "float32"), each)) for each in several]
+        alone = [
+            program(jax.tree.map(lambda leaf: jnp.asarray(leaf, "float32"), each))
+            for each in several
+        ]
         assert len(traces) == 1
         for i, (each, own) in enumerate(zip(several, alone, strict=True)):
-            jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-6), batch, own)
+            jax.tree.map(
+                lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-6), batch, own
+            )
             assert float(own[1]) == pytest.approx(float(each.omega(DIM)), rel=1e-6)
 
 
@@ -336,7 +413,9 @@ def test_kinds_with_equal_fields_are_different_programs() -> None:
     """JAX compares pytrees of dataclasses by their fields, so that each needs one of its own."""
     trees = [jax.tree.structure(kind()) for kind in COMPRESSORS.values()]
     assert all(a != b for i, a in enumerate(trees) for b in trees[:i])
-    program: Callable[[Compressor], jax.Array] = jax.jit(lambda compressor: compressor.omega(10) * jnp.ones(()))
+    program: Callable[[Compressor], jax.Array] = jax.jit(
+        lambda compressor: compressor.omega(10) * jnp.ones(())
+    )
     assert float(program(RandSparsification(keep=1.0))) == 0
     assert float(program(RandK(kept=1.0))) == 9
 
@@ -397,6 +476,10 @@ def test_text_that_is_not_allowed(text: str, words: list[str]) -> None:
 
 def test_rows_must_divide_the_vector() -> None:
     compressor = parse_compressor("block:row=4")
-    for call in (compressor.omega, compressor.bits, lambda dim: compressor.apply(jax.random.key(0), jnp.ones(dim))):
+    for call in (
+        compressor.omega,
+        compressor.bits,
+        lambda dim: compressor.apply(jax.random.key(0), jnp.ones(dim)),
+    ):
         with pytest.raises(ConfigError, match="row is 4, but must be a divisor of the 11"):
             call(DIM)

@@ -40,7 +40,9 @@ def events(weight: float) -> Event:
     clients, steps = jnp.asarray(CLIENTS, "int32"), jnp.asarray(STEPS, "int32")
     zero = jnp.zeros_like(clients)
     row = jnp.array([1, 2], "int32")
-    return Event(jnp.arange(2), clients, steps, zero, jnp.full(clients.shape, weight), zero, zero, row)
+    return Event(
+        jnp.arange(2), clients, steps, zero, jnp.full(clients.shape, weight), zero, zero, row
+    )
 
 
 PROBLEM = Quadratic.of(np.random.default_rng(1).normal(size=(5, DIM)).astype("float32"), start=2.0)
@@ -62,10 +64,17 @@ def after(request: pytest.FixtureRequest) -> After:
         return jax.lax.scan(step, algorithm.init(key), events(1 / SLOTS))[1]
 
     keys = jax.random.split(jax.random.key(5), DRAWS)
-    servers, clients, known = jax.jit(jax.vmap(partial(run, hyper.replace(compression=COMPRESSOR))))(keys)
+    servers, clients, known = jax.jit(
+        jax.vmap(partial(run, hyper.replace(compression=COMPRESSOR)))
+    )(keys)
     plain_servers, plain_clients, nothing = jax.jit(partial(run, hyper))(keys[0])
     assert nothing == ()
-    return After(*(np.asarray(leaf, float) for leaf in (servers, clients, known, plain_servers, plain_clients)))
+    return After(
+        *(
+            np.asarray(leaf, float)
+            for leaf in (servers, clients, known, plain_servers, plain_clients)
+        )
+    )
 
 
 def far(drawn: np.ndarray, expected: np.ndarray) -> float:
@@ -90,7 +99,10 @@ def test_variance_of_the_first_server_step(after: After) -> None:
     start, centers = np.full(DIM, 2.0), np.asarray(PROBLEM.centers)
     moves = [(centers[i] - start) * (1 - 0.8**k) for i, k in zip(CLIENTS[0], STEPS[0], strict=True)]
     # QuAFL's server sends nothing new at first: everybody has the initial model.
-    variance = sum(float(COMPRESSOR.variance(jnp.asarray(move))) for move in moves) / (SLOTS + is_quafl) ** 2
+    variance = (
+        sum(float(COMPRESSOR.variance(jnp.asarray(move))) for move in moves)
+        / (SLOTS + is_quafl) ** 2
+    )
     squares = np.sum((after.servers[:, 0] - after.plain_servers[0]) ** 2, axis=1)
     assert abs(squares.mean() - variance) < 5 * squares.std() / np.sqrt(DRAWS)
 
@@ -100,7 +112,9 @@ def test_what_both_sides_of_quafl_know(after: After) -> None:
     if not after.known.size:
         pytest.skip("a system without memory")
     start, half = np.full(DIM, 2.0), 1 / (1 + COMPRESSOR.omega(DIM))
-    np.testing.assert_allclose(after.known[:, 0], np.broadcast_to(start, after.known[:, 0].shape), rtol=1e-6)
+    np.testing.assert_allclose(
+        after.known[:, 0], np.broadcast_to(start, after.known[:, 0].shape), rtol=1e-6
+    )
     contacted = np.isin(np.arange(5), CLIENTS[1])
     towards = start + half * (after.plain_servers[0] - start)
     assert far(after.known[:, 1], np.where(contacted[:, None], towards, start)) < 5
@@ -116,7 +130,9 @@ def test_clients_mix_in_what_they_decode(after: After) -> None:
     start, center = np.full(DIM, 2.0), np.asarray(PROBLEM.centers)[4]
     own = center + (start - center) * 0.8 ** STEPS[1][1]
     decoded = start + (1 + COMPRESSOR.omega(DIM)) * (after.known[:, 1, 4] - start)
-    np.testing.assert_allclose(after.clients[:, 1, 4], own + (decoded - own) / (SLOTS + 1), atol=1e-5)
+    np.testing.assert_allclose(
+        after.clients[:, 1, 4], own + (decoded - own) / (SLOTS + 1), atol=1e-5
+    )
 
 
 def tree() -> dict[str, jax.Array]:
@@ -127,7 +143,9 @@ def test_a_pytree_is_one_vector() -> None:
     """Leaf after leaf: blocks reach from one into the next."""
     key, vector = jax.random.key(0), jnp.concatenate([tree()["a"].ravel(), tree()["b"]])
     sent = compress(COMPRESSOR, key, tree())
-    np.testing.assert_array_equal(jnp.concatenate([sent["a"].ravel(), sent["b"]]), COMPRESSOR.apply(key, vector))
+    np.testing.assert_array_equal(
+        jnp.concatenate([sent["a"].ravel(), sent["b"]]), COMPRESSOR.apply(key, vector)
+    )
 
 
 def test_without_compression_nothing_is_touched() -> None:
@@ -138,10 +156,15 @@ def test_without_compression_nothing_is_touched() -> None:
 
 def test_directions_clients_and_ticks_have_draws_of_their_own() -> None:
     first = jax.tree.map(lambda leaf: leaf[0], events(1.0))
-    reference, models = jnp.zeros((SLOTS, 16)), jnp.broadcast_to(jnp.linspace(1, 2, 16), (SLOTS, 16))
+    reference, models = (
+        jnp.zeros((SLOTS, 16)),
+        jnp.broadcast_to(jnp.linspace(1, 2, 16), (SLOTS, 16)),
+    )
 
     def sent(event: Event, way: str = "up") -> np.ndarray:
-        return np.asarray(received(COMPRESSOR, jax.random.key(0), event, reference, models, way=way))
+        return np.asarray(
+            received(COMPRESSOR, jax.random.key(0), event, reference, models, way=way)
+        )
 
     at_once = sent(first)
     others = [sent(first, "down"), sent(first._replace(tick=jnp.int32(7)))]
@@ -171,8 +194,12 @@ def test_on_the_command_line() -> None:
         assert contender.resolved()["compression"] == texts["compression"]
         labels = [label for label, _ in contender.points()]
         assert all(text in label for text, label in zip(texts["compression"], labels, strict=True))
-    with pytest.raises(ConfigError, match=r"norm is 0.2, but must be a number of at least 1, or inf"):
-        comparison.contenders(["fedavg"], {"compression": ["block:norm=0.2"]}, defaults_of("digits"))
+    with pytest.raises(
+        ConfigError, match=r"norm is 0.2, but must be a number of at least 1, or inf"
+    ):
+        comparison.contenders(
+            ["fedavg"], {"compression": ["block:norm=0.2"]}, defaults_of("digits")
+        )
     with pytest.raises(ConfigError, match="compression is 'block'"):
         check(fedavg.Hyper(compression="block"))
     with pytest.raises(ConfigError, match="keep is 2"):

@@ -22,8 +22,24 @@ from fedjax_sim import datasets
 from fedjax_sim.datasets import fetched, raw_files
 from fedjax_sim.settings import ConfigError
 
-RAW_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
-CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+RAW_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+CIFAR10_NAMES = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 RAW_DATA = os.environ.get("FEDJAX_SIM_RAW_DATA")
 
 
@@ -32,12 +48,20 @@ def write_idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
-def write_cifar10(path: Path, parts: list[tuple[np.ndarray, np.ndarray]], **changes: bytes | None) -> None:
+def write_cifar10(
+    path: Path, parts: list[tuple[np.ndarray, np.ndarray]], **changes: bytes | None
+) -> None:
     """Write a tar in CIFAR-10's form: five parts to train on and one to test. changes: other contents of members, None to leave out."""
-    members = {"batches.meta.txt": "\n".join(CIFAR10_NAMES).encode() + b"\n\n", "readme.html": b"<p>"}
-    for file, (images, labels) in zip([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"], parts, strict=True):
+    members = {
+        "batches.meta.txt": "\n".join(CIFAR10_NAMES).encode() + b"\n\n",
+        "readme.html": b"<p>",
+    }
+    for file, (images, labels) in zip(
+        [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"], parts, strict=True
+    ):
         members[file] = b"".join(
-            bytes([label]) + b"".join(image[..., c].tobytes() for c in range(3)) for image, label in zip(images, labels, strict=True)
+            bytes([label]) + b"".join(image[..., c].tobytes() for c in range(3))
+            for image, label in zip(images, labels, strict=True)
         )
     with tarfile.open(path, "w:gz") as tar:
         for name, content in {**members, "../../../escaped.txt": b"", **changes}.items():
@@ -49,7 +73,10 @@ def write_cifar10(path: Path, parts: list[tuple[np.ndarray, np.ndarray]], **chan
 
 def cifar10_parts() -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(1)
-    return [(rng.integers(0, 256, (n, 32, 32, 3), np.uint8), rng.integers(0, 10, n, np.uint8)) for n in (3, 3, 3, 3, 3, 4)]
+    return [
+        (rng.integers(0, 256, (n, 32, 32, 3), np.uint8), rng.integers(0, 10, n, np.uint8))
+        for n in (3, 3, 3, 3, 3, 4)
+    ]
 
 
 TINY = "tiny-imagenet-200"
@@ -65,18 +92,25 @@ def quarters(seed: int) -> np.ndarray:
 
 def jpeg(image: np.ndarray, form: str = "JPEG") -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, form, **({"quality": 95, "subsampling": 0} if form == "JPEG" else {}))
+    Image.fromarray(image).save(
+        file, form, **({"quality": 95, "subsampling": 0} if form == "JPEG" else {})
+    )
     return file.getvalue()
 
 
 def tiny_members() -> dict[str, bytes]:
     """Files of a small TinyImageNet: four training and two validation images of each of three classes, the first of each are grey."""
-    members = {"wnids.txt": "\n".join(WNIDS).encode() + b"\n", "words.txt": b"n01\ttench, Tinca tinca\nn04\tnot in it\n"}
+    members = {
+        "wnids.txt": "\n".join(WNIDS).encode() + b"\n",
+        "words.txt": b"n01\ttench, Tinca tinca\nn04\tnot in it\n",
+    }
     for label, wnid in enumerate(WNIDS):
         members[f"train/{wnid}/{wnid}_boxes.txt"] = b""
         for i in range(4):
             image = quarters(10 * label + i)
-            members[f"train/{wnid}/images/{wnid}_{i}.JPEG"] = jpeg(image[..., 0] if i == 0 else image)
+            members[f"train/{wnid}/images/{wnid}_{i}.JPEG"] = jpeg(
+                image[..., 0] if i == 0 else image
+            )
     # Of classes 2, 0, 1, 2, 0, 1.
     for i, label in enumerate((2, 0, 1) * 2):
         image = quarters(100 + i)
@@ -113,7 +147,11 @@ def raw(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     folder = tmp_path / "raw"
     folder.mkdir()
-    arrays = [array for n in (30, 12) for array in (rng.integers(0, 256, (n, 28, 28), np.uint8), rng.integers(0, 10, n, np.uint8))]
+    arrays = [
+        array
+        for n in (30, 12)
+        for array in (rng.integers(0, 256, (n, 28, 28), np.uint8), rng.integers(0, 10, n, np.uint8))
+    ]
     for file, array in zip(RAW_FILES, arrays, strict=True):
         write_idx(folder / file, array)
     register(monkeypatch, folder)
@@ -140,7 +178,11 @@ def served(archives, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setattr(fetched, "SOURCES", {name: source._replace(url=url) for name, source in fetched.SOURCES.items()})
+        monkeypatch.setattr(
+            fetched,
+            "SOURCES",
+            {name: source._replace(url=url) for name, source in fetched.SOURCES.items()},
+        )
         register(monkeypatch, archives)
         yield archives
         server.shutdown()
@@ -148,7 +190,9 @@ def served(archives, monkeypatch):
 
 def rows(images, labels):
     """Examples as a sorted list: tensorflow-datasets shuffles them once."""
-    return sorted((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+    return sorted(
+        (image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True)
+    )
 
 
 def own(**changes):
@@ -164,11 +208,18 @@ def own(**changes):
 
 def test_digits_are_bytes_split_once_and_for_all():
     digits = datasets.load("digits")
-    assert digits.train_images.shape == (1437, 8, 8, 1) and digits.test_images.shape == (360, 8, 8, 1)
+    assert digits.train_images.shape == (1437, 8, 8, 1) and digits.test_images.shape == (
+        360,
+        8,
+        8,
+        1,
+    )
     assert digits.train_images.dtype == np.uint8 and digits.train_labels.dtype == np.int32
     assert digits.train_images.min() == 0 and digits.train_images.max() == 255
     assert (digits.num_classes, digits.name) == (10, "digits")
-    shares = np.bincount(digits.test_labels) / np.bincount(np.concatenate([digits.train_labels, digits.test_labels]))
+    shares = np.bincount(digits.test_labels) / np.bincount(
+        np.concatenate([digits.train_labels, digits.test_labels])
+    )
     np.testing.assert_allclose(shares, 0.2, atol=0.01)
     again = datasets.load("digits")
     assert all(np.array_equal(a, b) for a, b in zip(digits[:4], again[:4], strict=True))
@@ -181,7 +232,9 @@ def test_digits_are_those_of_scikit_learn():
     digits = datasets.load("digits")
     ours = np.concatenate([digits.train_images, digits.test_images])
     back = np.rint(ours / 255 * 16).astype(np.uint8)
-    assert rows(back, np.concatenate([digits.train_labels, digits.test_labels])) == rows(images.astype(np.uint8), labels)
+    assert rows(back, np.concatenate([digits.train_labels, digits.test_labels])) == rows(
+        images.astype(np.uint8), labels
+    )
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
@@ -226,7 +279,10 @@ def test_a_set_that_another_process_prepares_meanwhile_is_taken_from_it(raw, tmp
     monkeypatch.setitem(fetched.SOURCES, "mnist", source._replace(read=read_late))
     got = datasets.load("mnist", data_dir=folder, cache_dir=tmp_path / "cache")
     assert all(np.array_equal(a, b) for a, b in zip(got[:4], others[0][:4], strict=True))
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["mnist.npz", "tensorflow_datasets"]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
+        "mnist.npz",
+        "tensorflow_datasets",
+    ]
 
 
 def test_cache_folder_from_the_environment(raw, tmp_path, monkeypatch):
@@ -240,7 +296,10 @@ def test_cifar10_is_read_as_it_was_written(archives):
     parts = cifar10_parts()
     raw = raw_files.read_cifar10(archives / "cifar-10-binary.tar.gz")
     assert raw.class_names == CIFAR10_NAMES
-    for split, (images, labels) in {"train": map(np.concatenate, zip(*parts[:5], strict=True)), "test": parts[5]}.items():
+    for split, (images, labels) in {
+        "train": map(np.concatenate, zip(*parts[:5], strict=True)),
+        "test": parts[5],
+    }.items():
         got_images, got_labels = zip(*raw.splits[split], strict=True)
         np.testing.assert_array_equal(np.stack(got_images), images)
         np.testing.assert_array_equal(got_labels, labels)
@@ -257,19 +316,37 @@ def test_tiny_imagenet_is_read_as_it_was_written_but_for_losses_of_jpeg(archives
         # A quarter has one colour: what JPEG loses of it is rounding, not detail.
         np.testing.assert_allclose(np.stack(got).astype(int), np.stack(images), atol=4)
     assert len(train) == 12 and [label for _, label in test] == [2, 0, 1, 2, 0, 1]
-    np.testing.assert_allclose(test[0][0].astype(int), quarters(100)[..., :1].repeat(3, axis=-1), atol=4)
+    np.testing.assert_allclose(
+        test[0][0].astype(int), quarters(100)[..., :1].repeat(3, axis=-1), atol=4
+    )
     np.testing.assert_allclose(test[5][0].astype(int), quarters(105), atol=4)
-    assert {image.shape for image, _ in train + test} == {(64, 64, 3)} and {image.dtype for image, _ in train} == {np.dtype(np.uint8)}
+    assert {image.shape for image, _ in train + test} == {(64, 64, 3)} and {
+        image.dtype for image, _ in train
+    } == {np.dtype(np.uint8)}
 
 
 ARCHIVES = {
-    "cifar10": ("cifar-10-binary.tar.gz", raw_files.read_cifar10, (15, 32, 32, 3), (4, 32, 32, 3), 10),
-    "tiny_imagenet": ("tiny-imagenet-200.zip", raw_files.read_tiny_imagenet, (12, 64, 64, 3), (6, 64, 64, 3), 3),
+    "cifar10": (
+        "cifar-10-binary.tar.gz",
+        raw_files.read_cifar10,
+        (15, 32, 32, 3),
+        (4, 32, 32, 3),
+        10,
+    ),
+    "tiny_imagenet": (
+        "tiny-imagenet-200.zip",
+        raw_files.read_tiny_imagenet,
+        (12, 64, 64, 3),
+        (6, 64, 64, 3),
+        3,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_archives_come_back_as_arrays_and_the_cache_is_all_they_need_then(archives, tmp_path, monkeypatch, name):
+def test_archives_come_back_as_arrays_and_the_cache_is_all_they_need_then(
+    archives, tmp_path, monkeypatch, name
+):
     file, read, train_shape, test_shape, num_classes = ARCHIVES[name]
     raw = {split: list(examples) for split, examples in read(archives / file).splits.items()}
     cache = tmp_path / "cache"
@@ -289,7 +366,10 @@ def test_archives_come_back_as_arrays_and_the_cache_is_all_they_need_then(archiv
     (archives / file).unlink()
     monkeypatch.setattr(fetched, "_prepared", None)
     again = datasets.load(name, cache_dir=cache)
-    assert all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True)) and again[4:] == got[4:]
+    assert (
+        all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True))
+        and again[4:] == got[4:]
+    )
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -299,17 +379,27 @@ def test_prepared_archive_is_read_without_it_or_network(archives, tmp_path, monk
     (archives / ARCHIVES[name][0]).unlink()
     monkeypatch.setattr(fetched.urllib.request, "urlopen", None)
     again = datasets.load(name, cache_dir=tmp_path / "cache")
-    assert all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True)) and again[4:] == got[4:]
+    assert (
+        all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True))
+        and again[4:] == got[4:]
+    )
     with np.load(tmp_path / "cache" / f"{name}.npz") as file:
-        assert file["class_names"].tolist() == {"cifar10": CIFAR10_NAMES, "tiny_imagenet": WNIDS}[name]
+        assert (
+            file["class_names"].tolist() == {"cifar10": CIFAR10_NAMES, "tiny_imagenet": WNIDS}[name]
+        )
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_downloaded_archive_is_the_same_as_one_in_a_folder(served, tmp_path, name):
     given = datasets.load(name, data_dir=served, cache_dir=tmp_path / "given")
     downloaded = datasets.load(name, cache_dir=tmp_path / "downloaded")
-    assert all(np.array_equal(a, b) for a, b in zip(given[:4], downloaded[:4], strict=True)) and given[4:] == downloaded[4:]
-    assert list((tmp_path / "downloaded").rglob("*.INFO")) and not list((tmp_path / "given").rglob("*.INFO"))
+    assert (
+        all(np.array_equal(a, b) for a, b in zip(given[:4], downloaded[:4], strict=True))
+        and given[4:] == downloaded[4:]
+    )
+    assert list((tmp_path / "downloaded").rglob("*.INFO")) and not list(
+        (tmp_path / "given").rglob("*.INFO")
+    )
 
 
 def test_damaged_download_is_not_taken_again(served, tmp_path):
@@ -364,23 +454,71 @@ ANNOTATIONS = tiny_members()["val/val_annotations.txt"]
 DAMAGED = {
     "cifar10, no archive": ("cifar10", no_archive, "undamaged"),
     "cifar10, shortened": ("cifar10", shortened, "undamaged"),
-    "cifar10, without test": ("cifar10", cifar10_with(**{"test_batch.bin": None}), "cifar-10-batches-bin/test_batch.bin, which is missing"),
-    "cifar10, without names": ("cifar10", cifar10_with(**{"batches.meta.txt": None}), "batches.meta.txt, which is missing"),
+    "cifar10, without test": (
+        "cifar10",
+        cifar10_with(**{"test_batch.bin": None}),
+        "cifar-10-batches-bin/test_batch.bin, which is missing",
+    ),
+    "cifar10, without names": (
+        "cifar10",
+        cifar10_with(**{"batches.meta.txt": None}),
+        "batches.meta.txt, which is missing",
+    ),
     "cifar10, link": ("cifar10", link_for_member, "batches.meta.txt, which is missing"),
-    "cifar10, part of a record": ("cifar10", cifar10_with(**{"data_batch_2.bin": bytes(3072)}), "undamaged"),
+    "cifar10, part of a record": (
+        "cifar10",
+        cifar10_with(**{"data_batch_2.bin": bytes(3072)}),
+        "undamaged",
+    ),
     "cifar10, no test images": ("cifar10", cifar10_with(**{"test_batch.bin": b""}), "undamaged"),
-    "cifar10, nine names": ("cifar10", cifar10_with(**{"batches.meta.txt": b"a b c d e f g h i"}), "ten class names"),
-    "cifar10, eleventh class": ("cifar10", cifar10_with(**{"data_batch_2.bin": bytes([10]) + bytes(3072)}), "labels from 0 to 9"),
+    "cifar10, nine names": (
+        "cifar10",
+        cifar10_with(**{"batches.meta.txt": b"a b c d e f g h i"}),
+        "ten class names",
+    ),
+    "cifar10, eleventh class": (
+        "cifar10",
+        cifar10_with(**{"data_batch_2.bin": bytes([10]) + bytes(3072)}),
+        "labels from 0 to 9",
+    ),
     "tiny, no archive": ("tiny_imagenet", no_archive, "undamaged"),
     "tiny, shortened": ("tiny_imagenet", shortened, "undamaged"),
     "tiny, one bit": ("tiny_imagenet", one_bit_turned, "undamaged .*n02_3.JPEG"),
-    "tiny, without classes": ("tiny_imagenet", tiny_with(**{"wnids.txt": None}), f"{TINY}/wnids.txt, which is missing"),
-    "tiny, no class": ("tiny_imagenet", tiny_with(**{"wnids.txt": b"\n"}), "training images of just the classes in .*wnids.txt"),
-    "tiny, without annotations": ("tiny_imagenet", tiny_with(**{"val/val_annotations.txt": None}), "val_annotations.txt, which is missing"),
-    "tiny, short annotation": ("tiny_imagenet", tiny_with(**{"val/val_annotations.txt": b"val_0.JPEG\n"}), "undamaged"),
-    "tiny, annotations not text": ("tiny_imagenet", tiny_with(**{"val/val_annotations.txt": b"\xff\xfe\n"}), "undamaged"),
-    "tiny, without a validation image": ("tiny_imagenet", tiny_with(**{"val/images/val_3.JPEG": None}), "val_3.JPEG, which is missing"),
-    "tiny, without a training image": ("tiny_imagenet", tiny_with(**{"train/n01/images/n01_3.JPEG": None}), "training .*equally many"),
+    "tiny, without classes": (
+        "tiny_imagenet",
+        tiny_with(**{"wnids.txt": None}),
+        f"{TINY}/wnids.txt, which is missing",
+    ),
+    "tiny, no class": (
+        "tiny_imagenet",
+        tiny_with(**{"wnids.txt": b"\n"}),
+        "training images of just the classes in .*wnids.txt",
+    ),
+    "tiny, without annotations": (
+        "tiny_imagenet",
+        tiny_with(**{"val/val_annotations.txt": None}),
+        "val_annotations.txt, which is missing",
+    ),
+    "tiny, short annotation": (
+        "tiny_imagenet",
+        tiny_with(**{"val/val_annotations.txt": b"val_0.JPEG\n"}),
+        "undamaged",
+    ),
+    "tiny, annotations not text": (
+        "tiny_imagenet",
+        tiny_with(**{"val/val_annotations.txt": b"\xff\xfe\n"}),
+        "undamaged",
+    ),
+    "tiny, without a validation image": (
+        "tiny_imagenet",
+        tiny_with(**{"val/images/val_3.JPEG": None}),
+        "val_3.JPEG, which is missing",
+    ),
+    "tiny, without a training image": (
+        "tiny_imagenet",
+        tiny_with(**{"train/n01/images/n01_3.JPEG": None}),
+        "training .*equally many",
+    ),
     "tiny, too few annotations": (
         "tiny_imagenet",
         tiny_with(**{"val/val_annotations.txt": ANNOTATIONS.partition(b"\n")[2]}),
@@ -391,7 +529,11 @@ DAMAGED = {
         tiny_with(**{"val/val_annotations.txt": ANNOTATIONS.replace(b"n01", b"n04")}),
         "validation images of just the classes",
     ),
-    "tiny, one class more": ("tiny_imagenet", tiny_with(**{"wnids.txt": b"n01\nn02\nn03\nn04\n"}), "training images of just the classes"),
+    "tiny, one class more": (
+        "tiny_imagenet",
+        tiny_with(**{"wnids.txt": b"n01\nn02\nn03\nn04\n"}),
+        "training images of just the classes",
+    ),
     "tiny, text for an image": (
         "tiny_imagenet",
         tiny_with(**{"val/images/val_1.JPEG": b"hello"}),
@@ -402,7 +544,11 @@ DAMAGED = {
         tiny_with(**{"val/images/val_1.JPEG": jpeg(quarters(0)[:, :32])}),
         "undamaged .*val_1.JPEG: .* 32x64 instead of 64x64",
     ),
-    "tiny, huge": ("tiny_imagenet", tiny_with(**{"val/images/val_1.JPEG": huge_png()}), "undamaged .*val_1.JPEG: .*900000000"),
+    "tiny, huge": (
+        "tiny_imagenet",
+        tiny_with(**{"val/images/val_1.JPEG": huge_png()}),
+        "undamaged .*val_1.JPEG: .*900000000",
+    ),
     "tiny, image cut short": (
         "tiny_imagenet",
         tiny_with(**{"val/images/val_1.JPEG": jpeg(quarters(0))[:-20]}),
@@ -412,24 +558,33 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_or_incomplete_archive_is_refused_in_one_sentence_and_leaves_nothing(archives, tmp_path, monkeypatch, case):
+def test_damaged_or_incomplete_archive_is_refused_in_one_sentence_and_leaves_nothing(
+    archives, tmp_path, monkeypatch, case
+):
     name, damage, sentence = DAMAGED[case]
     file = archives / ARCHIVES[name][0]
     whole = file.read_bytes()
     damage(file)
     register(monkeypatch, archives)
-    with pytest.raises(ConfigError, match=f"^raw file is '{file}', but must be .*{sentence}") as caught:
+    with pytest.raises(
+        ConfigError, match=f"^raw file is '{file}', but must be .*{sentence}"
+    ) as caught:
         datasets.load(name, data_dir=archives, cache_dir=tmp_path / "cache")
     assert "\n" not in str(caught.value) and str(caught.value).count("raw file") == 1
     assert len(str(caught.value).replace(str(file), "")) < 250
     file.write_bytes(whole)
     register(monkeypatch, archives)
-    assert len(datasets.load(name, data_dir=archives, cache_dir=tmp_path / "cache").train_images) == ARCHIVES[name][2][0]
+    assert (
+        len(datasets.load(name, data_dir=archives, cache_dir=tmp_path / "cache").train_images)
+        == ARCHIVES[name][2][0]
+    )
 
 
 def test_tiny_imagenet_may_have_a_png_in_spite_of_its_name(tmp_path):
     write_tiny(tmp_path / "a.zip", **{"val/images/val_1.JPEG": jpeg(quarters(7), "PNG")})
-    np.testing.assert_array_equal(list(raw_files.read_tiny_imagenet(tmp_path / "a.zip").splits["test"])[1][0], quarters(7))
+    np.testing.assert_array_equal(
+        list(raw_files.read_tiny_imagenet(tmp_path / "a.zip").splits["test"])[1][0], quarters(7)
+    )
 
 
 def test_addresses_have_registered_checksums():
@@ -439,7 +594,10 @@ def test_addresses_have_registered_checksums():
     for source in fetched.SOURCES.values():
         if source.own_shape is None:
             assert {source.url + file for file in source.raw_files} <= set(known)
-    assert known["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"].filename == "cifar-10-binary.tar.gz"
+    assert (
+        known["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"].filename
+        == "cifar-10-binary.tar.gz"
+    )
 
 
 def test_raw_files_with_another_checksum_are_refused(raw, tmp_path):
@@ -460,7 +618,9 @@ def test_archive_with_another_checksum_is_refused(archives, tmp_path):
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_missing_archive_is_named(archives, tmp_path, name):
     (archives / ARCHIVES[name][0]).unlink()
-    with pytest.raises(ConfigError, match=rf"data_dir is .*raw files of {name} \({ARCHIVES[name][0]} is missing"):
+    with pytest.raises(
+        ConfigError, match=rf"data_dir is .*raw files of {name} \({ARCHIVES[name][0]} is missing"
+    ):
         datasets.load(name, data_dir=archives, cache_dir=tmp_path)
 
 
@@ -480,7 +640,10 @@ def test_failed_download_says_what_to_do(tmp_path, monkeypatch, name):
 
     monkeypatch.setattr(fetched.urllib.request, "urlopen", no_network)
     file = fetched.SOURCES[name].raw_files[0]
-    with pytest.raises(ConfigError, match=rf"data_dir is None, but must be a folder with {file}.*{name} .*no route to host"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"data_dir is None, but must be a folder with {file}.*{name} .*no route to host",
+    ):
         datasets.load(name, cache_dir=tmp_path)
     assert not (tmp_path / f"{name}.npz").exists()
 
@@ -507,7 +670,10 @@ REAL = {
 """Shape of an image, number of classes, of images, and of images of the rarest class."""
 
 
-@pytest.mark.skipif(RAW_DATA is None, reason="FEDJAX_SIM_RAW_DATA names no folder with a folder of raw files for each set")
+@pytest.mark.skipif(
+    RAW_DATA is None,
+    reason="FEDJAX_SIM_RAW_DATA names no folder with a folder of raw files for each set",
+)
 @pytest.mark.parametrize("name", REAL)
 def test_real_raw_files(tmp_path, name):
     folder = Path(RAW_DATA) / name
@@ -515,7 +681,10 @@ def test_real_raw_files(tmp_path, name):
         pytest.skip(f"no {folder}")
     got = datasets.load(name, data_dir=folder, cache_dir=tmp_path)
     shape, num_classes, (num_train, num_test), rarest = REAL[name]
-    assert got.train_images.shape == (num_train, *shape) and got.test_images.shape == (num_test, *shape)
+    assert got.train_images.shape == (num_train, *shape) and got.test_images.shape == (
+        num_test,
+        *shape,
+    )
     assert got.num_classes == num_classes
     assert (np.bincount(got.train_labels).min(), np.bincount(got.test_labels).min()) == rarest
 
@@ -532,14 +701,19 @@ def test_own_file(tmp_path, prefix):
 
 @pytest.mark.parametrize("prefix", ["npz:", ""])
 def test_own_class_names_tell_the_number_of_classes_and_the_file_the_name(tmp_path, prefix):
-    labels = {"train_labels": np.array([0, 1, 2, 0, 1, 2], np.uint8), "test_labels": np.array([2, 0], np.uint8)}
+    labels = {
+        "train_labels": np.array([0, 1, 2, 0, 1, 2], np.uint8),
+        "test_labels": np.array([2, 0], np.uint8),
+    }
     np.savez(tmp_path / "cifar10_jpeg.npz", **own(class_names=np.array(CIFAR10_NAMES), **labels))
     got = datasets.load(f"{prefix}{tmp_path / 'cifar10_jpeg.npz'}")
     assert (got.num_classes, got.name) == (10, "cifar10_jpeg")
     assert got.train_labels.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize(("shape", "expected"), [((5,), (1, 1, 5)), ((4, 3), (4, 3, 1)), ((4, 3, 2), (4, 3, 2))])
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((5,), (1, 1, 5)), ((4, 3), (4, 3, 1)), ((4, 3, 2), (4, 3, 2))]
+)
 def test_own_images_get_four_axes(shape, expected):
     images = {"train_images": np.ones((6, *shape)), "test_images": np.ones((2, *shape))}
     got = datasets.from_arrays(**own(**images))
@@ -556,16 +730,28 @@ def test_own_images_get_four_axes(shape, expected):
         ({"train_images": np.full((6, 4, 3), np.nan)}, "NaN .* train_images is 72,"),
         ({"test_images": np.array([[[1.0]], [[np.inf]]])}, "infinite .* test_images is 1,"),
         ({"train_images": np.full((6, 4, 3), 1e300)}, "infinite .* train_images is 72,"),
-        ({"test_images": np.zeros((2, 3, 4), np.uint8)}, r"each of test_images is 'uint8\[3, 4, 1\]'.*uint8\[4, 3, 1\]"),
+        (
+            {"test_images": np.zeros((2, 3, 4), np.uint8)},
+            r"each of test_images is 'uint8\[3, 4, 1\]'.*uint8\[4, 3, 1\]",
+        ),
         ({"test_images": np.zeros((2, 4, 3))}, r"each of test_images is 'float32"),
-        ({"train_labels": np.array([0, 1, 2])}, r"shape of train_labels is \(3,\), but must be \(6,\)"),
+        (
+            {"train_labels": np.array([0, 1, 2])},
+            r"shape of train_labels is \(3,\), but must be \(6,\)",
+        ),
         ({"train_labels": np.zeros((6, 1), int)}, r"shape of train_labels is \(6, 1\)"),
         ({"train_labels": np.array([0, 1, 2, 0, 1, -2])}, "smallest of train_labels is -2"),
         ({"train_labels": np.array([0, 1, 2, 0, 1, 2.0])}, "dtype of train_labels is 'float64'"),
         ({"test_labels": np.array([True, False])}, "dtype of test_labels is 'bool'"),
-        ({"train_labels": np.array([1, 2, 3, 1, 2, 3])}, "number of classes among train_labels is 3, but must be 4"),
+        (
+            {"train_labels": np.array([1, 2, 3, 1, 2, 3])},
+            "number of classes among train_labels is 3, but must be 4",
+        ),
         ({"test_labels": np.array([10**12, 0])}, "number of classes among train_labels is 3"),
-        ({"class_names": np.array(["coot", "teal"])}, "largest label is 2, but must be below the number of classes, 2"),
+        (
+            {"class_names": np.array(["coot", "teal"])},
+            "largest label is 2, but must be below the number of classes, 2",
+        ),
         ({"train_labels": np.array([0, 1, 2, 0, 1, None])}, "without Python objects"),
     ],
 )
@@ -586,7 +772,10 @@ def test_own_file_that_is_none_is_refused(tmp_path):
 
 
 def test_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match="dataset is 'mnits', but must be one of digits, breast_cancer, mnist, fashion_mnist, cifar10"):
+    with pytest.raises(
+        ConfigError,
+        match="dataset is 'mnits', but must be one of digits, breast_cancer, mnist, fashion_mnist, cifar10",
+    ):
         datasets.load("mnits")
 
 

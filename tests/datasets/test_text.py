@@ -47,10 +47,17 @@ def decoded(data: datasets.Text, sequence: np.ndarray) -> str:
 
 
 def test_speeches_of_a_speaker_are_joined() -> None:
-    assert texts.speeches(PLAY) == {"ANNA": "abab abab\nabab\nabab abab!", "BERT": "ccdd ccdd ccdd ccdd\n ccdd", "CLOWN": "ha"}
+    assert texts.speeches(PLAY) == {
+        "ANNA": "abab abab\nabab\nabab abab!",
+        "BERT": "ccdd ccdd ccdd ccdd\n ccdd",
+        "CLOWN": "ha",
+    }
     assert texts.speeches(PLAY.replace("\n", "\r\n")) == texts.speeches(PLAY)
     # More than one empty line, and a line that ends in a colon within a speech.
-    assert texts.speeches("X:\n\n\n\nY:\none:\ntwo\n\n\n\nX:\nthree") == {"Y": "one:\ntwo", "X": "three"}
+    assert texts.speeches("X:\n\n\n\nY:\none:\ntwo\n\n\n\nX:\nthree") == {
+        "Y": "one:\ntwo",
+        "X": "three",
+    }
 
 
 def test_sequences_predict_every_character_but_the_first_once() -> None:
@@ -74,12 +81,18 @@ def test_sequences_predict_every_character_but_the_first_once() -> None:
     assert data.train_clients is data.train_speakers
 
 
-def test_characters_may_be_given_and_are_the_most_frequent_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = datasets.from_text(PLAY, sequence_length=4, min_characters=8, characters="ba!", name="play")
+def test_characters_may_be_given_and_are_the_most_frequent_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = datasets.from_text(
+        PLAY, sequence_length=4, min_characters=8, characters="ba!", name="play"
+    )
     assert data.characters == "ba!" and data.num_classes == 5
     assert decoded(data, data.train_sequences[0]) == "abab?"
     monkeypatch.setattr(texts, "MOST_CHARACTERS", 2)
-    few = datasets.from_text("X:\n" + "zzyxyzyy" * 5, sequence_length=4, min_characters=8, name="few")
+    few = datasets.from_text(
+        "X:\n" + "zzyxyzyy" * 5, sequence_length=4, min_characters=8, name="few"
+    )
     assert few.characters == "yz"
 
 
@@ -102,7 +115,9 @@ def test_bad_texts_are_refused(text: str, options: dict, words: str) -> None:
 
 def test_own_file(tmp_path) -> None:
     path = tmp_path / "play.txt"
-    path.write_text("\n\n".join(f"{name}:\n" + "word " * 40 for name in ("Ä", "B")), encoding="utf-8")
+    path.write_text(
+        "\n\n".join(f"{name}:\n" + "word " * 40 for name in ("Ä", "B")), encoding="utf-8"
+    )
     for name in (str(path), f"text:{path}"):
         data = datasets.load_text(name)
         assert data.name == "play" and data.speakers == ("Ä", "B")
@@ -112,13 +127,17 @@ def test_own_file(tmp_path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"A:\n\xff\xfe\xff")
     with pytest.raises(ConfigError, match=r"text file is .*bad\.txt.*UTF-8"):
         datasets.load_text(str(tmp_path / "bad.txt"))
-    with pytest.raises(ConfigError, match="dataset is 'digits', but must be one of tiny_shakespeare"):
+    with pytest.raises(
+        ConfigError, match="dataset is 'digits', but must be one of tiny_shakespeare"
+    ):
         datasets.load_text("digits")
     with pytest.raises(ConfigError, match=r"dataset is .*, but must be a set of images"):
         datasets.load(str(path))
 
 
-def test_tiny_shakespeare_comes_through_tensorflow_datasets(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_shakespeare_comes_through_tensorflow_datasets(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import checksums
 
@@ -126,15 +145,23 @@ def test_tiny_shakespeare_comes_through_tensorflow_datasets(tmp_path, monkeypatc
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "input.txt").write_text(play)
-    with pytest.raises(ConfigError, match=r"data_dir is .*original files of tiny_shakespeare.*checksum"):
+    with pytest.raises(
+        ConfigError, match=r"data_dir is .*original files of tiny_shakespeare.*checksum"
+    ):
         datasets.load_text("tiny_shakespeare", data_dir=raw, cache_dir=tmp_path / "cache")
     source = fetched.TEXTS["tiny_shakespeare"]
     address = source.url + source.raw_files[0]
     assert address in fetched._registered_files(tfds.builder_cls("tiny_shakespeare"))
-    monkeypatch.setattr(fetched, "_registered_files", lambda _: {address: checksums.compute_url_info(raw / "input.txt")})
+    monkeypatch.setattr(
+        fetched,
+        "_registered_files",
+        lambda _: {address: checksums.compute_url_info(raw / "input.txt")},
+    )
     got = datasets.load_text("tiny_shakespeare", data_dir=raw, cache_dir=tmp_path / "cache")
     expected = datasets.from_text(play, name="tiny_shakespeare")
-    assert got[4:] == expected[4:] and all(np.array_equal(a, b) for a, b in zip(got[:4], expected[:4], strict=True))
+    assert got[4:] == expected[4:] and all(
+        np.array_equal(a, b) for a, b in zip(got[:4], expected[:4], strict=True)
+    )
     assert (tmp_path / "cache" / "tiny_shakespeare.txt").read_text() == play
     monkeypatch.setattr(fetched, "_prepared_text", None)
     assert datasets.load_text("tiny_shakespeare", cache_dir=tmp_path / "cache")[4:] == got[4:]
@@ -144,7 +171,10 @@ def test_tiny_shakespeare_comes_through_tensorflow_datasets(tmp_path, monkeypatc
 
     monkeypatch.undo()
     monkeypatch.setattr(fetched.urllib.request, "urlopen", no_network)
-    with pytest.raises(ConfigError, match=r"data_dir is None, but must be a folder with input.txt.*no route to host"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data_dir is None, but must be a folder with input.txt.*no route to host",
+    ):
         datasets.load_text("tiny_shakespeare", cache_dir=tmp_path / "other")
 
 
@@ -187,7 +217,9 @@ def play() -> datasets.Text:
 
 
 def speakers_of(data: datasets.Text) -> partition.Partition:
-    return partition.natural(data.train_speakers, client_ids=data.train_clients, num_clients=len(data.speakers), seed=0)
+    return partition.natural(
+        data.train_speakers, client_ids=data.train_clients, num_clients=len(data.speakers), seed=0
+    )
 
 
 def test_loss_and_metrics_by_hand(play: datasets.Text) -> None:
@@ -217,7 +249,9 @@ def test_loss_and_metrics_by_hand(play: datasets.Text) -> None:
     assert float(problem.evaluate(foreseen)["accuracy"]) == 0
 
 
-def test_evaluation_in_batches_is_the_same(play: datasets.Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_in_batches_is_the_same(
+    play: datasets.Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = problems.make_next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
     params = problem.init(jax.random.key(3))
     whole = problem.evaluate(params)
@@ -229,30 +263,53 @@ def test_evaluation_in_batches_is_the_same(play: datasets.Text, monkeypatch: pyt
 
 def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> None:
     """Ragged clients, each with words of its own that it says again and again."""
-    text = "\n\n".join(f"{name}:\n{words * times}" for name, words, times in (("A", "abc ", 20), ("B", "dca, ", 9)))
+    text = "\n\n".join(
+        f"{name}:\n{words * times}" for name, words, times in (("A", "abc ", 20), ("B", "dca, ", 9))
+    )
     data = datasets.from_text(text, sequence_length=6, min_characters=8, name="two")
-    problem = problems.make_next_characters(models.CharacterRNN(data.num_classes, 4, (12,), "gru"), data, [speakers_of(data)])[0]
+    problem = problems.make_next_characters(
+        models.CharacterRNN(data.num_classes, 4, (12,), "gru"), data, [speakers_of(data)]
+    )[0]
     assert problem.counts[0] != problem.counts[1]
-    hyper = fedavg.Hyper(num_clients=2, num_selected=2, local_steps=5, batch_size=4, lr=0.02, optimizer=optax.adam)
+    hyper = fedavg.Hyper(
+        num_clients=2, num_selected=2, local_steps=5, batch_size=4, lr=0.02, optimizer=optax.adam
+    )
     curves = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=40, num_evals=2).curves
     assert float(curves.loss[-1]) < 0.6 * float(curves.loss[0])
     assert float(curves.accuracy[-1]) > 0.6
 
 
 def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> None:
-    for model in (models.MLP((3,), play.num_classes), models.LeNet(play.num_classes), models.CharacterRNN(play.num_classes + 1)):
-        with pytest.raises(ConfigError, match=r"model is .*, but must be one with logits of shape \(1, 4, 8\)"):
+    for model in (
+        models.MLP((3,), play.num_classes),
+        models.LeNet(play.num_classes),
+        models.CharacterRNN(play.num_classes + 1),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"model is .*, but must be one with logits of shape \(1, 4, 8\)"
+        ):
             problems.make_next_characters(model, play, [speakers_of(play)])
     bad = partition.Partition(np.array([[100]]), np.array([1]))
     with pytest.raises(ConfigError, match=r"partition\.index is 100"):
         problems.make_next_characters(Bigrams(play.num_classes), play, [bad])
 
 
-def test_the_command_line_takes_a_text(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_line_takes_a_text(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """Words that are wrong; a run is left to Python, above."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "play.txt").write_text("\n\n".join(f"S{i}:\n" + "word " * 80 for i in range(4)))
-    common = ["run", "fedavg", "--dataset", "play.txt", "--set", "num_clients=4", "--set", "num_selected=2"]
+    common = [
+        "run",
+        "fedavg",
+        "--dataset",
+        "play.txt",
+        "--set",
+        "num_clients=4",
+        "--set",
+        "num_selected=2",
+    ]
     for words, message in (
         (["--model", "mlp32"], "model is 'MLP', but must be one with logits of shape (1, 80, 7)"),
         (["--augmentation", "flip"], "augmentation is 'flip', but must be none with a text"),
@@ -262,7 +319,10 @@ def test_the_command_line_takes_a_text(tmp_path, monkeypatch: pytest.MonkeyPatch
         assert main([*common, *words]) == 2
         assert message in capsys.readouterr().err
     assert main(["run", "fedavg", "--partition", "natural"]) == 2
-    assert "partition is 'natural', but must be another one, as digits comes without clients" in capsys.readouterr().err
+    assert (
+        "partition is 'natural', but must be another one, as digits comes without clients"
+        in capsys.readouterr().err
+    )
 
 
 # EMNIST by writers --------------------------------------------------------------------------------------------------------------------
@@ -301,11 +361,17 @@ def test_emnist_by_writers_keeps_who_wrote_what(tmp_path) -> None:
     for client, writer in enumerate(sorted(WRITERS)):
         pixels, labels = content["train"][writer]
         own = data.train_clients == client
-        found = {(image.tobytes(), int(label)) for image, label in zip(data.train_images[own], data.train_labels[own], strict=True)}
-        assert found == {
-            (np.rint(255 * image).astype(np.uint8).tobytes(), int(label)) for image, label in zip(pixels, labels[:, 0], strict=True)
+        found = {
+            (image.tobytes(), int(label))
+            for image, label in zip(data.train_images[own], data.train_labels[own], strict=True)
         }
-    part = partition.natural(data.train_labels, client_ids=data.train_clients, num_clients=3, seed=0)
+        assert found == {
+            (np.rint(255 * image).astype(np.uint8).tobytes(), int(label))
+            for image, label in zip(pixels, labels[:, 0], strict=True)
+        }
+    part = partition.natural(
+        data.train_labels, client_ids=data.train_clients, num_clients=3, seed=0
+    )
     assert part.counts.tolist() == [6, 10, 8]
     (raw / "fed_emnist.tar.bz2").unlink()
     again = datasets.load("federated_emnist", cache_dir=tmp_path / "cache")
@@ -314,7 +380,11 @@ def test_emnist_by_writers_keeps_who_wrote_what(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"test": None}, "fed_emnist_test.h5, which is missing"), ({"train": b"no HDF5"}, "fed_emnist_train.h5"), (None, "undamaged")],
+    [
+        ({"test": None}, "fed_emnist_test.h5, which is missing"),
+        ({"train": b"no HDF5"}, "fed_emnist_train.h5"),
+        (None, "undamaged"),
+    ],
 )
 def test_damaged_emnist_is_refused(tmp_path, changes: dict | None, words: str) -> None:
     raw = tmp_path / "raw"

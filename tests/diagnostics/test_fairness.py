@@ -26,7 +26,14 @@ from fedjax_sim.types import EMPTY, Timeline
 
 def timeline(time: list, clients: list, version: list, weight: list) -> Timeline:
     integers = [np.array(each, "int32") for each in (clients, version)]
-    return Timeline(np.array(time, float), integers[0], integers[0] * 0 + 1, integers[1], np.array(weight, float), integers[1])
+    return Timeline(
+        np.array(time, float),
+        integers[0],
+        integers[0] * 0 + 1,
+        integers[1],
+        np.array(weight, float),
+        integers[1],
+    )
 
 
 # Client 2 is never heard; the empty slot has a version and a weight that must not be read; the first update of client 1 weighs nothing.
@@ -110,7 +117,9 @@ def test_accuracy_of_groups() -> None:
     np.testing.assert_allclose(group_accuracy(per_class, shares), [[0.75, np.nan], [0.25, 0.5]])
 
 
-def independent_slots(share: np.ndarray, *, num_ticks: int, num_slots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def independent_slots(
+    share: np.ndarray, *, num_ticks: int, num_slots: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Clients with exponential delays, who go on at once: each arrival is of client i with probability p_i, whatever came before."""
     clients = np.random.default_rng(seed).choice(len(share), num_ticks * num_slots, p=share)
     last = np.full(len(share), -1)
@@ -118,7 +127,9 @@ def independent_slots(share: np.ndarray, *, num_ticks: int, num_slots: int, seed
     for arrival, client in enumerate(clients):
         version[arrival] = (last[client] + 1) // num_slots
         last[client] = arrival
-    return clients.reshape(-1, num_slots).astype("int32"), version.reshape(-1, num_slots).astype("int32")
+    return clients.reshape(-1, num_slots).astype("int32"), version.reshape(-1, num_slots).astype(
+        "int32"
+    )
 
 
 def test_influence_of_slow_clients_if_slots_are_independent() -> None:
@@ -132,7 +143,9 @@ def test_influence_of_slow_clients_if_slots_are_independent() -> None:
     rate = np.where(is_slow, 1 / 10, 1 / 1.5)
     share = rate / rate.sum()
     slow = np.arange(6)
-    exact = (stats.binom.pmf(slow, 5, share[is_slow].sum()) * slow * 10 / (slow * 10 + (5 - slow) * 1.5)).sum()
+    exact = (
+        stats.binom.pmf(slow, 5, share[is_slow].sum()) * slow * 10 / (slow * 10 + (5 - slow) * 1.5)
+    ).sum()
     assert exact == pytest.approx(0.1980, abs=5e-5)
     expected = {"mean": share[is_slow].sum(), "normalised": exact, "raw": 1 / 3}
     settings = {
@@ -145,8 +158,16 @@ def test_influence_of_slow_clients_if_slots_are_independent() -> None:
         clients, version = independent_slots(share, num_ticks=8000, num_slots=5, seed=seed)
         for name, own in settings.items():
             with jax.enable_x64(True):
-                weight = np.asarray(staleness_weights(clients, np.arange(8000)[:, None] - version, own, num_clients=15))
-            part = influence(Timeline(np.arange(8000.0), clients, clients, version, weight, version), 15, skip=0.1)
+                weight = np.asarray(
+                    staleness_weights(
+                        clients, np.arange(8000)[:, None] - version, own, num_clients=15
+                    )
+                )
+            part = influence(
+                Timeline(np.arange(8000.0), clients, clients, version, weight, version),
+                15,
+                skip=0.1,
+            )
             found[name].append(group_sums(part, is_slow.astype(int))[1])
     for name, values in found.items():
         error = np.std(values, ddof=1) / np.sqrt(len(values))

@@ -18,7 +18,12 @@ def laws(seed: int, *batch: int) -> Gaussian:
 def by_definition(one: Gaussian, other: Gaussian) -> float:
     root = scipy.linalg.sqrtm(other.covariance).real
     overlap = scipy.linalg.sqrtm(root @ one.covariance @ root).real
-    return float(np.sqrt(np.sum((one.mean - other.mean) ** 2) + np.trace(one.covariance + other.covariance - 2 * overlap)))
+    return float(
+        np.sqrt(
+            np.sum((one.mean - other.mean) ** 2)
+            + np.trace(one.covariance + other.covariance - 2 * overlap)
+        )
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -29,13 +34,19 @@ def test_the_distance_of_covariances_that_do_not_commute(seed: int) -> None:
     np.testing.assert_allclose(wasserstein2(*one, *other), expected, rtol=1e-10)
     np.testing.assert_allclose(wasserstein2(*other, *one), expected, rtol=1e-10)
     roots = scipy.linalg.sqrtm(one.covariance).real @ scipy.linalg.sqrtm(other.covariance).real
-    commuting = np.sqrt(np.sum((one.mean - other.mean) ** 2) + np.trace(one.covariance + other.covariance - 2 * roots))
+    commuting = np.sqrt(
+        np.sum((one.mean - other.mean) ** 2)
+        + np.trace(one.covariance + other.covariance - 2 * roots)
+    )
     assert commuting > 1.001 * expected
 
 
 def test_the_distance_of_covariances_that_commute() -> None:
     """Between standard deviations, along the axes."""
-    one, other = Gaussian(np.array([1.0, 2.0]), np.diag([4.0, 9.0])), Gaussian(np.array([1.0, -1.0]), np.diag([1.0, 25.0]))
+    one, other = (
+        Gaussian(np.array([1.0, 2.0]), np.diag([4.0, 9.0])),
+        Gaussian(np.array([1.0, -1.0]), np.diag([1.0, 25.0])),
+    )
     np.testing.assert_allclose(wasserstein2(*one, *other), np.sqrt(9 + 1 + 4), rtol=1e-12)
 
 
@@ -50,7 +61,9 @@ def test_the_distance_to_a_point_mass() -> None:
     expected = np.sqrt(np.sum((law.mean - point.mean) ** 2) + np.trace(law.covariance))
     np.testing.assert_allclose(wasserstein2(*law, *point), expected, rtol=1e-12)
     np.testing.assert_allclose(wasserstein2(*point, *law), expected, rtol=1e-12)
-    np.testing.assert_allclose(wasserstein2(*point, *point._replace(mean=np.zeros(3))), np.sqrt(5.25), rtol=1e-12)
+    np.testing.assert_allclose(
+        wasserstein2(*point, *point._replace(mean=np.zeros(3))), np.sqrt(5.25), rtol=1e-12
+    )
 
 
 def test_leading_axes_are_a_batch_and_broadcast() -> None:
@@ -58,9 +71,13 @@ def test_leading_axes_are_a_batch_and_broadcast() -> None:
     found = wasserstein2(*many, *few)
     assert found.shape == (4, 2)
     for i, j in np.ndindex(4, 2):
-        expected = by_definition(Gaussian(*(leaf[i, 0] for leaf in many)), Gaussian(*(leaf[j] for leaf in few)))
+        expected = by_definition(
+            Gaussian(*(leaf[i, 0] for leaf in many)), Gaussian(*(leaf[j] for leaf in few))
+        )
         np.testing.assert_allclose(found[i, j], expected, rtol=1e-10)
-    np.testing.assert_allclose(wasserstein2(*(leaf[1, 0] for leaf in many), *few), found[1], rtol=1e-12)
+    np.testing.assert_allclose(
+        wasserstein2(*(leaf[1, 0] for leaf in many), *few), found[1], rtol=1e-12
+    )
 
 
 def test_the_fit_is_the_mean_and_the_covariance_of_samples() -> None:

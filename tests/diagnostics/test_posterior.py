@@ -25,9 +25,13 @@ def predicted() -> tuple[np.ndarray, np.ndarray]:
 def test_scores_are_those_of_scikit_learn(predicted: tuple[np.ndarray, np.ndarray]) -> None:
     probabilities, labels = predicted
     found = predictions.of_predictions(*map(jnp.asarray, predicted))
-    np.testing.assert_allclose(found["accuracy"], np.mean(probabilities.argmax(axis=1) == labels), rtol=1e-6)
+    np.testing.assert_allclose(
+        found["accuracy"], np.mean(probabilities.argmax(axis=1) == labels), rtol=1e-6
+    )
     np.testing.assert_allclose(found["nll"], log_loss(labels, probabilities), rtol=1e-5)
-    np.testing.assert_allclose(found["brier"], brier_score_loss(labels, probabilities, scale_by_half=False), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["brier"], brier_score_loss(labels, probabilities, scale_by_half=False), rtol=1e-5
+    )
 
 
 def test_calibration_by_hand(predicted: tuple[np.ndarray, np.ndarray]) -> None:
@@ -39,10 +43,18 @@ def test_calibration_by_hand(predicted: tuple[np.ndarray, np.ndarray]) -> None:
         inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
         assert bins.examples[b] == inside.sum()
         if inside.any():
-            np.testing.assert_allclose([bins.confidence[b], bins.accuracy[b]], [confidence[inside].mean(), right[inside].mean()], rtol=1e-5)
+            np.testing.assert_allclose(
+                [bins.confidence[b], bins.accuracy[b]],
+                [confidence[inside].mean(), right[inside].mean()],
+                rtol=1e-5,
+            )
             expected += inside.sum() / 200 * abs(right[inside].mean() - confidence[inside].mean())
-    np.testing.assert_allclose(predictions.expected_calibration_error(*map(jnp.asarray, predicted)), expected, rtol=1e-5)
-    halves = predictions.reliability(jnp.array([[0.5, 0.5], [0.25, 0.75], [0.0, 1.0]]), jnp.array([0, 1, 1]), bins=2)
+    np.testing.assert_allclose(
+        predictions.expected_calibration_error(*map(jnp.asarray, predicted)), expected, rtol=1e-5
+    )
+    halves = predictions.reliability(
+        jnp.array([[0.5, 0.5], [0.25, 0.75], [0.0, 1.0]]), jnp.array([0, 1, 1]), bins=2
+    )
     assert halves.examples.tolist() == [1, 2]
     assert halves.accuracy.tolist() == [1.0, 1.0]
 
@@ -68,11 +80,15 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     logits = random.normal(size=(3, 9, 4)).astype("float32")
     labels = jnp.array([1, 0])
     found = posterior.predictive(Fixed(labels), {"logits": logits}, burn_in=2, thin=2)
-    each = np.exp(logits.reshape(3, 9, 2, 2)) / np.exp(logits.reshape(3, 9, 2, 2)).sum(axis=-1, keepdims=True)
+    each = np.exp(logits.reshape(3, 9, 2, 2)) / np.exp(logits.reshape(3, 9, 2, 2)).sum(
+        axis=-1, keepdims=True
+    )
     kept = each[:, [2, 4, 6, 8]]
     average = np.cumsum(kept, axis=1) / np.arange(1, 5)[:, None, None]
     np.testing.assert_allclose(found.probabilities, average[:, -1], rtol=1e-5)
-    assert {name: values.shape for name, values in found.curves.items()} == dict.fromkeys(("accuracy", "nll", "brier", "ece"), (3, 4))
+    assert {name: values.shape for name, values in found.curves.items()} == dict.fromkeys(
+        ("accuracy", "nll", "brier", "ece"), (3, 4)
+    )
     expected = -np.log(average[:, :, [0, 1], [1, 0]]).mean(axis=-1)
     np.testing.assert_allclose(found.curves["nll"], expected, rtol=1e-5)
     whole = posterior.predictive(Fixed(labels), {"logits": logits})
@@ -93,7 +109,9 @@ def test_chains_that_agree_and_chains_that_do_not() -> None:
     assert (found.rhat["apart"] > 2).all()
     np.testing.assert_allclose(found.ess["iid"], 8000, rtol=0.15)
     np.testing.assert_allclose(found.ess["walk"], 8000 / 9, rtol=0.25)
-    assert (posterior.mixing({"walk": walk}, burn_in=1001).ess["walk"] < 0.7 * found.ess["walk"]).all()
+    assert (
+        posterior.mixing({"walk": walk}, burn_in=1001).ess["walk"] < 0.7 * found.ess["walk"]
+    ).all()
 
 
 def test_what_is_left_of_samples() -> None:

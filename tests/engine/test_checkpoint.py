@@ -17,7 +17,13 @@ from fedjax_sim.engine import checkpoint
 from fedjax_sim.engine.checkpoint import Checkpoint
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
-OPTIONS: dict[str, Any] = {"seeds": 3, "num_ticks": 8, "num_evals": 4, "layout": Layout(4, False, 2), "keep_models": True}
+OPTIONS: dict[str, Any] = {
+    "seeds": 3,
+    "num_ticks": 8,
+    "num_evals": 4,
+    "layout": Layout(4, False, 2),
+    "keep_models": True,
+}
 
 
 @pytest.fixture
@@ -70,7 +76,9 @@ def test_a_killed_run_ends_with_the_same_bits(
     with monkeypatch.context() as patch:
         kill_after(2, patch, during=during)
         with pytest.raises(KeyboardInterrupt):
-            fedjax_sim.sweep(system, regression(), small(system), checkpoint=tmp_path / "run", **OPTIONS)
+            fedjax_sim.sweep(
+                system, regression(), small(system), checkpoint=tmp_path / "run", **OPTIONS
+            )
     done: list[int] = []
     whole = Checkpoint.save
 
@@ -79,16 +87,22 @@ def test_a_killed_run_ends_with_the_same_bits(
         whole(self, number, *arguments, **options)
 
     monkeypatch.setattr(Checkpoint, "save", note)
-    resumed = fedjax_sim.sweep(system, regression(), small(system), checkpoint=tmp_path / "run", resume=True, **OPTIONS)
+    resumed = fedjax_sim.sweep(
+        system, regression(), small(system), checkpoint=tmp_path / "run", resume=True, **OPTIONS
+    )
     assert done == [3, 4], "two of the four chunks were done before"
     assert_same_bits(resumed, unbroken)
     done.clear()
-    again = fedjax_sim.sweep(system, regression(), small(system), checkpoint=tmp_path / "run", resume=True, **OPTIONS)
+    again = fedjax_sim.sweep(
+        system, regression(), small(system), checkpoint=tmp_path / "run", resume=True, **OPTIONS
+    )
     assert done == [], "a finished run is read, not run"
     assert_same_bits(again, unbroken)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(regression: Callable, small: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_configuration_is_refused(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
     """And is still there afterwards."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), checkpoint=tmp_path / "run")
     run(small(QUAFL), **OPTIONS)
@@ -109,7 +123,10 @@ def test_a_checkpoint_of_another_configuration_is_refused(regression: Callable, 
         ("program", small(QUAFL), other | {"reports": False}),
         ("keep_models", small(QUAFL), other | {"keep_models": False}),
     ):
-        with pytest.raises(ConfigError, match=f"of the same configuration as this run, which differs in .*{differs}.*, or removed"):
+        with pytest.raises(
+            ConfigError,
+            match=f"of the same configuration as this run, which differs in .*{differs}.*, or removed",
+        ):
             run(hyper, **options)
     with pytest.raises(ConfigError, match="same configuration"):
         fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), checkpoint=tmp_path / "run", **other)
@@ -119,18 +136,32 @@ def test_a_checkpoint_of_another_configuration_is_refused(regression: Callable, 
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
-def test_without_resume_a_run_starts_anew(regression: Callable, small: Callable, tmp_path: Path) -> None:
-    first = fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS)
-    other = fedjax_sim.sweep(QUAFL, regression(seed=5), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS)
+def test_without_resume_a_run_starts_anew(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    first = fedjax_sim.sweep(
+        QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS
+    )
+    other = fedjax_sim.sweep(
+        QUAFL, regression(seed=5), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS
+    )
     assert not np.array_equal(first.models, other.models)
 
 
-def test_to_resume_from_nothing_is_to_start(regression: Callable, small: Callable, tmp_path: Path) -> None:
-    started = fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "none", resume=True, **OPTIONS)
-    assert_same_bits(started, fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), evals_per_chunk=1, **OPTIONS))
+def test_to_resume_from_nothing_is_to_start(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    started = fedjax_sim.sweep(
+        QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "none", resume=True, **OPTIONS
+    )
+    assert_same_bits(
+        started, fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), evals_per_chunk=1, **OPTIONS)
+    )
 
 
-def test_a_folder_that_cannot_be_written(regression: Callable, small: Callable, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ConfigError, match="a folder that can be written"):
         fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "file", **OPTIONS)
@@ -141,5 +172,12 @@ def test_functions_among_the_settings_have_names_that_last() -> None:
     """A resumed run is another process: what a setting is called must not hold an address in memory."""
     from fedjax_sim.engine.sweeps import _named
 
-    for value in (optax.sgd, partial(optax.sgd, momentum=0.9), lambda lr: optax.sgd(lr), 0.5, "text", None):
+    for value in (
+        optax.sgd,
+        partial(optax.sgd, momentum=0.9),
+        lambda lr: optax.sgd(lr),
+        0.5,
+        "text",
+        None,
+    ):
         assert " at 0x" not in _named(value)

@@ -26,10 +26,15 @@ def count(trips: jax.Array, value: jax.Array, steps: jax.Array) -> jax.Array:
 EXPECTED = np.asarray(VALUES) + np.asarray(STEPS)[:, None]
 
 
-@pytest.mark.parametrize(("size", "executed"), [(1, 11), (2, 5 * 2 + 2 * 2 + 0), (3, 5 * 3 + 1 * 3), (4, 5 * 4), (5, 25), (9, 25)])
+@pytest.mark.parametrize(
+    ("size", "executed"),
+    [(1, 11), (2, 5 * 2 + 2 * 2 + 0), (3, 5 * 3 + 1 * 3), (4, 5 * 4), (5, 25), (9, 25)],
+)
 def test_slots_in_blocks(size: int, executed: int) -> None:
     """Blocks hold the longest together: 5 3 | 2 1 | 0 and so on; each turns as often as its longest slot, padding included."""
-    results, trips = jax.jit(lambda: map_slots(count, Plan(slots_at_once=size), STEPS, VALUES, STEPS))()
+    results, trips = jax.jit(
+        lambda: map_slots(count, Plan(slots_at_once=size), STEPS, VALUES, STEPS)
+    )()
     np.testing.assert_array_equal(results, EXPECTED)
     assert trips == executed
 
@@ -93,10 +98,40 @@ def test_lanes_that_differ_in_settings_alone_stay_together() -> None:
     """Sets of three, whole or in twos, the second of which repeats its lane; the work of a set is that of its first."""
     work = np.array([1, 1, 1, 7, 7, 7])
     assert Placement(1, False, 1, 1, twins=3).deal(work).tolist() == [0, 1, 2, 3, 4, 5]
-    assert Placement(1, False, 1, 1, settings_at_once=3, twins=3).deal(work).tolist() == [0, 1, 2, 3, 4, 5]
-    assert Placement(1, False, 2, 1, settings_at_once=3, twins=3).deal(work).tolist() == [3, 4, 5, 0, 1, 2]
-    assert Placement(1, False, 2, 1, settings_at_once=2, twins=3).deal(work).tolist() == [3, 4, 0, 1, 5, 5, 2, 2]
-    assert Placement(1, True, 1, 1, 2, settings_at_once=3, twins=3).deal(work).tolist() == [3, 4, 5, 0, 1, 2]
+    assert Placement(1, False, 1, 1, settings_at_once=3, twins=3).deal(work).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    assert Placement(1, False, 2, 1, settings_at_once=3, twins=3).deal(work).tolist() == [
+        3,
+        4,
+        5,
+        0,
+        1,
+        2,
+    ]
+    assert Placement(1, False, 2, 1, settings_at_once=2, twins=3).deal(work).tolist() == [
+        3,
+        4,
+        0,
+        1,
+        5,
+        5,
+        2,
+        2,
+    ]
+    assert Placement(1, True, 1, 1, 2, settings_at_once=3, twins=3).deal(work).tolist() == [
+        3,
+        4,
+        5,
+        0,
+        1,
+        2,
+    ]
 
 
 def test_settings_are_batched_unless_devices_would_idle() -> None:
@@ -108,13 +143,26 @@ def test_settings_are_batched_unless_devices_would_idle() -> None:
     # Of the eight devices there are, nine settings in fives would take two, in twos five.
     placement = chosen(Layout(), steps[:9], num_lanes=9, twins=9)
     assert (placement.settings_at_once, placement.lane_devices) == (2, 5)
-    assert chosen(Layout(lane_devices=1, settings_at_once=4), steps, num_lanes=18, twins=9).settings_at_once == 4
+    assert (
+        chosen(
+            Layout(lane_devices=1, settings_at_once=4), steps, num_lanes=18, twins=9
+        ).settings_at_once
+        == 4
+    )
     assert chosen(one, steps, num_lanes=18, twins=9, parameters=2 * 10**6).settings_at_once == 1
     # Not more than fit in a cache: of 500 lanes of 4e7 operations a step, five.
-    assert chosen(one, np.full((500, 1, 1), 5), num_lanes=500, twins=500, parameters=833_333).settings_at_once == 5
+    assert (
+        chosen(
+            one, np.full((500, 1, 1), 5), num_lanes=500, twins=500, parameters=833_333
+        ).settings_at_once
+        == 5
+    )
     # What is batched by settings already is large sooner.
     assert chosen(one, steps[:, :, [0] * 4], num_lanes=18, parameters=10**6).slots_at_once == 4
-    assert chosen(one, steps[:, :, [0] * 4], num_lanes=18, twins=9, parameters=10**6).slots_at_once == 1
+    assert (
+        chosen(one, steps[:, :, [0] * 4], num_lanes=18, twins=9, parameters=10**6).slots_at_once
+        == 1
+    )
 
 
 def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
@@ -128,8 +176,16 @@ def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
     assert chosen(Layout(lanes_at_once=False, lane_devices=1), steps, num_lanes=8).lane_batches == 1
 
 
-def chosen(layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10, twins: int = 1) -> Placement:
-    return choose(layout, num_lanes=num_lanes, steps=np.asarray(steps), operations=6.0 * parameters * 8, twins=twins)
+def chosen(
+    layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10, twins: int = 1
+) -> Placement:
+    return choose(
+        layout,
+        num_lanes=num_lanes,
+        steps=np.asarray(steps),
+        operations=6.0 * parameters * 8,
+        twins=twins,
+    )
 
 
 def test_what_a_caller_fixes_stays() -> None:
@@ -150,7 +206,9 @@ def test_lanes_of_tiny_models_are_batched_where_all_do_the_same() -> None:
     assert not chosen(Layout(), [[[5, 5, 5, 5]]], parameters=1000).lanes_at_once
     assert not chosen(Layout(), [[[20, 20, 20, 20]], [[1, 1, 1, 1]], [[1, 1, 1, 1]]]).lanes_at_once
     assert not chosen(Layout(lanes_at_once=False), [[[5, 5, 5, 5]]]).lanes_at_once
-    steps = np.ones((100, 500, 50), np.int32)  # 25 for 1000 trips in every slot: 2.5e9, beyond 32 bits
+    steps = np.ones(
+        (100, 500, 50), np.int32
+    )  # 25 for 1000 trips in every slot: 2.5e9, beyond 32 bits
     steps[0, 0, 0] = 1000
     assert not chosen(Layout(lane_devices=1), steps, num_lanes=100).lanes_at_once
 
@@ -183,5 +241,7 @@ def test_cores_become_devices() -> None:
     code = "import fedjax_sim, jax; print(fedjax_sim.use_cores(3), len(jax.devices()), fedjax_sim.use_cores(5))"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_NUM_CPU_DEVICES", None)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.split() == ["3", "3", "3"]

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.engine.drawing import lengthen, ticks_in_budget
-from fedjax_sim.engine.schedule import _steps_before, lay_out, pad_evaluations, steps_before, store_rows
+from fedjax_sim.engine.schedule import (
+    _steps_before,
+    lay_out,
+    pad_evaluations,
+    steps_before,
+    store_rows,
+)
 from fedjax_sim.types import EMPTY
 
 NAN, INF = np.nan, np.inf
@@ -41,7 +47,9 @@ NAN, INF = np.nan, np.inf
         ([NAN, NAN], 7, False, None),
     ],
 )
-def test_ticks_in_a_budget(time: list[float], budget: float, overshoot: bool, expected: int | None) -> None:
+def test_ticks_in_a_budget(
+    time: list[float], budget: float, overshoot: bool, expected: int | None
+) -> None:
     assert ticks_in_budget(np.array(time, float), budget, overshoot=overshoot) == expected
 
 
@@ -63,7 +71,9 @@ def test_ticks_in_a_budget_are_those_of_a_loop(gaps: list[float], budget: float)
 def timeline_of(time: np.ndarray, clients: np.ndarray, **changes: np.ndarray) -> Timeline:
     """A timeline whose other fields are fillers unless given."""
     fill = {name: np.zeros(clients.shape, np.int32) for name in ("steps", "version", "holds")}
-    return Timeline(**({"time": time, "clients": clients, "weight": np.ones(clients.shape)} | fill | changes))
+    return Timeline(
+        **({"time": time, "clients": clients, "weight": np.ones(clients.shape)} | fill | changes)
+    )
 
 
 def periodic(asked: int, *, known: int = 10**9) -> Timeline:
@@ -88,12 +98,16 @@ def test_timelines_are_asked_for_until_every_lane_is_covered() -> None:
 
 def test_unknown_ticks_are_asked_for_again() -> None:
     """A free-running schedule knows its first arrivals only: here half of what was asked for."""
-    _, ticks = lengthen(lambda num: periodic(num, known=num // 2), first=0, budget=None, num_ticks=6, overshoot=True)
+    _, ticks = lengthen(
+        lambda num: periodic(num, known=num // 2), first=0, budget=None, num_ticks=6, overshoot=True
+    )
     assert ticks.tolist() == [6, 6]
 
 
 def test_more_ticks_than_a_trace_holds() -> None:
-    ended = periodic(8)._replace(time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0))
+    ended = periodic(8)._replace(
+        time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0)
+    )
     with pytest.raises(ConfigError, match="num_ticks is 8, but must be at most the 5 ticks"):
         lengthen(lambda num: ended, first=0, budget=None, num_ticks=8, overshoot=True)
 
@@ -116,16 +130,24 @@ def test_a_budget_that_no_timeline_reaches() -> None:
 @st.composite
 def reads(draw: Callable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Versions read at random ticks and held at random evaluations: version, present, held, ends."""
-    num_ticks, slots, clients = draw(st.integers(1, 14)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    num_ticks, slots, clients = (
+        draw(st.integers(1, 14)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 4)),
+    )
     version = np.array([[draw(st.integers(0, t)) for _ in range(slots)] for t in range(num_ticks)])
     present = np.array([[draw(st.booleans()) for _ in range(slots)] for _ in range(num_ticks)])
-    ends = np.array(sorted({0, num_ticks} | set(draw(st.lists(st.integers(0, num_ticks), max_size=3)))))
+    ends = np.array(
+        sorted({0, num_ticks} | set(draw(st.lists(st.integers(0, num_ticks), max_size=3))))
+    )
     held = np.array([[draw(st.integers(0, end)) for _ in range(clients)] for end in ends])
     return version, present, held, ends
 
 
 @given(reads())
-def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(case: tuple[np.ndarray, ...]) -> None:
+def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(
+    case: tuple[np.ndarray, ...],
+) -> None:
     """Run the store with version numbers for models; and count, apart from that, how many versions are alive at once."""
     version, present, held, ends = case
     num_ticks = len(version)
@@ -158,7 +180,9 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(case: t
             last[v] = max(last[v], 2 * end - 1)
     written = {v: 2 * v - 1.5 if v else -2.0 for v in last}
     needed = [v for v in last if last[v] > written[v]]
-    alive = max((sum(written[u] <= written[v] < last[u] for u in needed) for v in needed), default=0)
+    alive = max(
+        (sum(written[u] <= written[v] < last[u] for u in needed) for v in needed), default=0
+    )
     # The initial model has row 0 even if nobody reads it.
     assert rows - 1 == max(alive, 1)
 
@@ -172,9 +196,15 @@ def test_steps_delivered_before() -> None:
 
 def example() -> tuple[Timeline, np.ndarray]:
     """Two lanes of 5 and 3 ticks, two slots, three clients."""
-    clients = np.array([[[0, 1], [1, 2], [0, EMPTY], [2, 0], [1, 2]], [[2, 1], [0, 1], [2, 0], [0, 1], [1, 2]]], np.int32)
+    clients = np.array(
+        [[[0, 1], [1, 2], [0, EMPTY], [2, 0], [1, 2]], [[2, 1], [0, 1], [2, 0], [0, 1], [1, 2]]],
+        np.int32,
+    )
     steps = np.where(clients == EMPTY, 9, np.arange(10).reshape(1, 5, 2) % 4)
-    version = np.array([[[0, 0], [1, 0], [1, -1], [2, 3], [2, 4]], [[0, 0], [0, 1], [1, 2], [2, 2], [2, 3]]], np.int32)
+    version = np.array(
+        [[[0, 0], [1, 0], [1, -1], [2, 3], [2, 4]], [[0, 0], [0, 1], [1, 2], [2, 2], [2, 3]]],
+        np.int32,
+    )
     holds = np.broadcast_to(np.arange(1, 6, dtype=np.int32)[None, :, None], clients.shape)
     time = np.array([[1.0, 2.5, 3.0, 7.0, 9.0], [2.0, 4.0, 5.0, 6.0, 8.0]])
     return timeline_of(time, clients, steps=steps, version=version, holds=holds), np.array([5, 3])
@@ -216,19 +246,28 @@ def test_holders_count_every_client_once() -> None:
 
 def test_as_many_evaluations_as_ticks_at_most() -> None:
     timelines, ticks = example()
-    assert lay_out(timelines, ticks, num_clients=3, num_evals=1000).ticks.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 3]]
+    assert lay_out(timelines, ticks, num_clients=3, num_evals=1000).ticks.tolist() == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 3, 3],
+    ]
 
 
 def test_every_evaluation_is_after_ticks_of_its_own() -> None:
     """Seven ticks in at most five evaluations are four of two ticks each, the last of them cut short."""
     clients = np.zeros((1, 7, 1), np.int32)
-    timelines = timeline_of(np.arange(1.0, 8.0)[None], clients, steps=clients + 1, version=clients, holds=clients)
-    assert lay_out(timelines, np.array([7]), num_clients=1, num_evals=5).ticks.tolist() == [[0, 2, 4, 6, 7]]
+    timelines = timeline_of(
+        np.arange(1.0, 8.0)[None], clients, steps=clients + 1, version=clients, holds=clients
+    )
+    assert lay_out(timelines, np.array([7]), num_clients=1, num_evals=5).ticks.tolist() == [
+        [0, 2, 4, 6, 7]
+    ]
 
 
 def test_more_steps_than_can_be_counted_are_refused() -> None:
     clients = np.zeros((1, 4, 2), np.int32)
-    timelines = timeline_of(np.arange(1.0, 5.0)[None], clients, steps=clients + 2**29, version=clients, holds=clients)
+    timelines = timeline_of(
+        np.arange(1.0, 5.0)[None], clients, steps=clients + 2**29, version=clients, holds=clients
+    )
     assert lay_out(timelines, np.array([4]), num_clients=1, num_evals=4).rows
     with pytest.raises(ConfigError, match="num_evals is 2, but must be larger"):
         lay_out(timelines, np.array([4]), num_clients=1, num_evals=2)
@@ -239,15 +278,24 @@ def test_a_store_for_work_alone_is_smaller() -> None:
     ticks = 40
     version = np.arange(ticks, dtype=np.int32)[None, :, None]
     clients = version % 20
-    timelines = timeline_of(np.arange(1.0, ticks + 1)[None], clients, steps=clients, version=version, holds=version)
-    write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10, keep_held=False).events.write
+    timelines = timeline_of(
+        np.arange(1.0, ticks + 1)[None], clients, steps=clients, version=version, holds=version
+    )
+    write = lay_out(
+        timelines, np.array([ticks]), num_clients=20, num_evals=10, keep_held=False
+    ).events.write
     assert len(np.unique(write)) <= 3
     write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10).events.write
     assert len(np.unique(write)) > 5
 
 
 def test_the_example_of_the_docstring() -> None:
-    row, rows = store_rows(np.array([[0], [0], [1], [3]]), np.ones((4, 1), bool), np.zeros((2, 0), np.int32), np.array([0, 4]))
+    row, rows = store_rows(
+        np.array([[0], [0], [1], [3]]),
+        np.ones((4, 1), bool),
+        np.zeros((2, 0), np.int32),
+        np.array([0, 4]),
+    )
     assert rows == 3
     assert row.tolist() == [0, 1, 2, 0, 2]
 
@@ -267,9 +315,17 @@ def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
 
 
 @pytest.mark.parametrize(
-    "slots", [[[2, 0, 1], [0, 1, 2]], [[2, EMPTY, EMPTY], [0, 1, 2]], [[2, 0, 2], [0, 1, 2]], [[1, 1, EMPTY], [0, 0, 0]]]
+    "slots",
+    [
+        [[2, 0, 1], [0, 1, 2]],
+        [[2, EMPTY, EMPTY], [0, 1, 2]],
+        [[2, 0, 2], [0, 1, 2]],
+        [[1, 1, EMPTY], [0, 0, 0]],
+    ],
 )
-def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(slots: list[list[int]]) -> None:
+def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
+    slots: list[list[int]],
+) -> None:
     """As by looking at one lane after the other, also where a client has two slots of a tick."""
     steps = np.random.default_rng(0).integers(0, 9, (2, 20, 3))
     clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)

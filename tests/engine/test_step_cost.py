@@ -17,9 +17,14 @@ from fedjax_sim.partition import iid
 
 def problem_of(network: Any, side: int, channels: int) -> problems.Classification:
     random = np.random.default_rng(0)
-    images, labels = random.integers(0, 256, (40, side, side, channels), dtype=np.uint8), random.integers(0, 10, 40).astype("int32")
+    images, labels = (
+        random.integers(0, 256, (40, side, side, channels), dtype=np.uint8),
+        random.integers(0, 10, 40).astype("int32"),
+    )
     data = Dataset(images[:30], labels[:30], images[30:], labels[30:], 10, "random")
-    return problems.make_classification(network, data, iid(data.train_labels, num_clients=3, seed=0))
+    return problems.make_classification(
+        network, data, iid(data.train_labels, num_clients=3, seed=0)
+    )
 
 
 def counted(problem: Any, batch_size: int) -> float:
@@ -30,10 +35,15 @@ def test_a_perceptrons_are_six_for_each_weight_and_example() -> None:
     problem = problem_of(models.MLP((5,), 10), side=4, channels=1)
     parameters = 16 * 5 + 5 + 5 * 10 + 10
     assert counted(problem, 7) == 6 * parameters * 7
-    assert step_cost.of_a_step(object(), jax.eval_shape(lambda: jnp.zeros(3)), 7, has_loss=False) == 6 * 3 * 7
+    assert (
+        step_cost.of_a_step(object(), jax.eval_shape(lambda: jnp.zeros(3)), 7, has_loss=False)
+        == 6 * 3 * 7
+    )
 
 
-@pytest.mark.parametrize("by", [lax.conv_general_dilated, models.CONVOLUTIONS["patches"]], ids=["lax", "patches"])
+@pytest.mark.parametrize(
+    "by", [lax.conv_general_dilated, models.CONVOLUTIONS["patches"]], ids=["lax", "patches"]
+)
 def test_a_convolutional_networks_are_those_of_its_images(by: Any) -> None:
     """Two 3x3 convolutions without padding, of 32 and 64 channels, one pooling, dense layers: with patches the same products."""
     problem = problem_of(models.SmallCNN(10, by), side=12, channels=3)
@@ -49,7 +59,9 @@ def test_loops_count_as_often_as_they_turn() -> None:
 
         def loss(self, params: Any, client: Any, examples: Any, key: Any) -> Any:
             powers = lax.scan(lambda x, _: (x @ params, None), jnp.ones((2, 4)), None, length=25)[0]
-            twice = lax.cond(client > 0, lambda x: x @ params @ params, lambda x: x @ params, powers)
+            twice = lax.cond(
+                client > 0, lambda x: x @ params @ params, lambda x: x @ params, powers
+            )
             return jax.jit(lambda x: (x @ params).sum())(twice)
 
     assert counted(Looped(), 1) == 3 * (25 + 2 + 1) * 2 * 2 * 4 * 4

@@ -13,7 +13,14 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from experiments import fald_fig1, fald_fig2, fald_fig2_unequal, fald_gaussian, fald_images, fald_laws
+from experiments import (
+    fald_fig1,
+    fald_fig2,
+    fald_fig2_unequal,
+    fald_gaussian,
+    fald_images,
+    fald_laws,
+)
 from experiments.fald_claims import CLAIMS
 from experiments.fald_fig1 import same_law
 from experiments.support import Arguments
@@ -22,7 +29,17 @@ from fedjax_sim.theory.langevin import exact_laws as oracle
 from tests.experiments.environment import environment
 
 HOLDS: dict[str, dict[int, bool | None]] = {
-    "fald_laws": {1: True, 2: True, 9: False, 10: True, 11: True, 17: True, 18: True, 19: True, 20: True},
+    "fald_laws": {
+        1: True,
+        2: True,
+        9: False,
+        10: True,
+        11: True,
+        17: True,
+        18: True,
+        19: True,
+        20: True,
+    },
     "fald_bounds": {3: True, 4: True, 5: True},
     "fald_unequal": {6: True, 7: False, 8: True},
     "fald_fig1": {12: None},
@@ -37,18 +54,32 @@ PICTURES = {name: [f"{name.removeprefix('fald_')}.png"] for name in HOLDS if nam
 
 def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"experiments.{name}", "--smoke", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=900)
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=900
+    )
 
 
-def check(name: str, holds: dict[int, bool | None], done: subprocess.CompletedProcess[str], folder: Path) -> None:
+def check(
+    name: str, holds: dict[int, bool | None], done: subprocess.CompletedProcess[str], folder: Path
+) -> None:
     assert done.returncode == 0, done.stderr
     claims = json.loads((folder / "claims.json").read_text())
-    assert {claim["id"]: claim["holds"] for claim in claims} == {f"fald-{number}": value for number, value in holds.items()}
+    assert {claim["id"]: claim["holds"] for claim in claims} == {
+        f"fald-{number}": value for number, value in holds.items()
+    }
     for claim in claims:
-        assert all(isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why"))
+        assert all(
+            isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why")
+        )
         assert f"| {claim['id']} " in done.stdout
     written = {path.name for path in folder.iterdir()}
-    assert written == {"claims.json", "config.json", "results.nc", "summary.json", *PICTURES.get(name, [])}
+    assert written == {
+        "claims.json",
+        "config.json",
+        "results.nc",
+        "summary.json",
+        *PICTURES.get(name, []),
+    }
     assert json.loads((folder / "summary.json").read_text())["failed_lanes"] == 0
 
 
@@ -65,36 +96,57 @@ PICTURES["fald_fig4"] = ["fig4.png"]
 
 
 def test_every_claim_has_a_verdict() -> None:
-    assert sorted({number for own in HOLDS.values() for number in own}) == sorted(CLAIMS) == list(range(1, 21))
+    assert (
+        sorted({number for own in HOLDS.values() for number in own})
+        == sorted(CLAIMS)
+        == list(range(1, 21))
+    )
 
 
 def test_deviations_in_standard_errors() -> None:
     """A mean off by 3 standard errors, and a variance by 4, of 101 chains; a law without variance is off by nothing."""
     exact = Gaussian(np.zeros((3, 1)), np.array([4.0, 4.0, 0.0])[:, None, None])
     shift, widening = 3 * 2 / np.sqrt(101), 4 * np.sqrt(2 / 100)
-    found = Gaussian(np.array([[shift], [0.0], [0.0]]), np.array([4.0, 4.0 * (1 + widening), 0.0])[:, None, None])
-    np.testing.assert_allclose(fald_gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12)
+    found = Gaussian(
+        np.array([[shift], [0.0], [0.0]]), np.array([4.0, 4.0 * (1 + widening), 0.0])[:, None, None]
+    )
+    np.testing.assert_allclose(
+        fald_gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12
+    )
 
 
 def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
     exact = Gaussian(np.zeros((3, 1)), np.array([4.0, 4.0, 0.0])[:, None, None])
-    found = Gaussian(np.array([[np.nan], [0.0], [1e-9]]), np.array([4.0, np.nan, 0.0])[:, None, None])
+    found = Gaussian(
+        np.array([[np.nan], [0.0], [1e-9]]), np.array([4.0, np.nan, 0.0])[:, None, None]
+    )
     assert fald_gaussian.deviations(found, exact, 101)[:, 0].tolist() == [np.inf] * 3
     assert fald_gaussian.largest(1.0, np.nan, 2.0) == fald_gaussian.largest(np.nan, 1.0) == np.inf
     assert fald_gaussian.largest(1.0, 3.0, 2.0) == 3
 
 
 @pytest.mark.parametrize("judge", [fald_laws.judge_noise, fald_laws.judge_alone])
-def test_increments_that_are_no_numbers_are_no_evidence(monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]) -> None:
+def test_increments_that_are_no_numbers_are_no_evidence(
+    monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]
+) -> None:
     """A single chain that is not a number, after the first of the cases that are looked at."""
     sizes, sweep = fald_laws.Sizes(100), fedjax_sim.sweep
 
     def spoiled(*given: Any, **how: Any) -> fedjax_sim.Run:
         ran = sweep(*given, **how)
-        return ran._replace(**{name: np.where(np.arange(len(own)) == 299, np.nan, own.T).T for name, own in leaves(ran).items()})
+        return ran._replace(
+            **{
+                name: np.where(np.arange(len(own)) == 299, np.nan, own.T).T
+                for name, own in leaves(ran).items()
+            }
+        )
 
     def leaves(ran: fedjax_sim.Run) -> dict[str, np.ndarray]:
-        return {name: np.asarray(getattr(ran, name)) for name in ("models", "samples") if getattr(ran, name) is not None}
+        return {
+            name: np.asarray(getattr(ran, name))
+            for name in ("models", "samples")
+            if getattr(ran, name) is not None
+        }
 
     assert judge(sizes).holds
     monkeypatch.setattr(fedjax_sim, "sweep", spoiled)
@@ -104,12 +156,18 @@ def test_increments_that_are_no_numbers_are_no_evidence(monkeypatch: pytest.Monk
 def test_deviations_of_a_mixture() -> None:
     """Standard errors of a variance follow the fourth moment: the same shift is fewer of them where tails are heavy."""
     random = np.random.default_rng(0)
-    models = random.normal(size=(400_000, 1, 2)) * np.stack([np.ones(400_000), random.choice([1.0, 3.0], 400_000)], -1)[:, None, :]
+    models = (
+        random.normal(size=(400_000, 1, 2))
+        * np.stack([np.ones(400_000), random.choice([1.0, 3.0], 400_000)], -1)[:, None, :]
+    )
     # A half of variance 1 and a half of 9: mean square 5, mean fourth power 3 (1 + 81) / 2.
     np.testing.assert_allclose(fald_gaussian.kurtosis(models)[0], (3.0, 4.92), rtol=0.03)
     exact = Gaussian(np.zeros((1, 2)), np.eye(2)[None])
     found = Gaussian(np.zeros((1, 2)), 1.3 * np.eye(2)[None])
-    np.testing.assert_allclose(fald_gaussian.deviations(found, exact, 101, np.array([[3.0, 19.0]]))[0], (3 / np.sqrt(2), 1 / np.sqrt(2)))
+    np.testing.assert_allclose(
+        fald_gaussian.deviations(found, exact, 101, np.array([[3.0, 19.0]]))[0],
+        (3 / np.sqrt(2), 1 / np.sqrt(2)),
+    )
 
 
 def test_verdict_on_floors() -> None:
@@ -125,11 +183,19 @@ def test_verdict_on_floors() -> None:
     np.testing.assert_allclose(np.ravel(late.chains["d"]), late.exact["d"], rtol=0.2)
     for panel in ("a", "d"):
         law = ran[panel].first.law
-        for wrong in (Gaussian(law.mean, 1.8 * law.covariance), Gaussian(law.mean + 0.01, law.covariance)):
+        for wrong in (
+            Gaussian(law.mean, 1.8 * law.covariance),
+            Gaussian(law.mean + 0.01, law.covariance),
+        ):
             other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
             assert fald_fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
         second = np.concatenate([ran[panel].distance, np.full_like(ran[panel].distance, np.nan)])
-        assert fald_fig2.judge(clients, sizes, ran | {panel: ran[panel]._replace(distance=second)}, late).holds is False
+        assert (
+            fald_fig2.judge(
+                clients, sizes, ran | {panel: ran[panel]._replace(distance=second)}, late
+            ).holds
+            is False
+        )
     assert fald_fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
     assert fald_fig2.judge(clients, sizes._replace(chains=99), ran, late).holds is None
 
@@ -137,7 +203,10 @@ def test_verdict_on_floors() -> None:
 def test_verdict_on_floors_with_unequal_hessians() -> None:
     """The same of claim 10; by the laws of clients with one Hessian it fails."""
     sizes = fald_fig2.FULL._replace(rounds=12, chains=200, step_sizes=(1e-6, 1e-7, 1e-8))
-    clients = [fald_gaussian.clients_of(make(0.0)) for make in (fald_gaussian.unequal_problem, fald_gaussian.equal_problem)]
+    clients = [
+        fald_gaussian.clients_of(make(0.0))
+        for make in (fald_gaussian.unequal_problem, fald_gaussian.equal_problem)
+    ]
     own, other = (follow(each, sizes) for each in clients)
     late = fald_fig2.late_distances(clients[0], sizes, own)
     assert fald_fig2_unequal.judge(clients[0], sizes, own, late).holds
@@ -145,14 +214,22 @@ def test_verdict_on_floors_with_unequal_hessians() -> None:
     assert fald_fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
 
 
-def follow(clients: oracle.GaussianTarget, sizes: fald_fig2.Sizes) -> dict[str, fald_gaussian.Repeated]:
+def follow(
+    clients: oracle.GaussianTarget, sizes: fald_fig2.Sizes
+) -> dict[str, fald_gaussian.Repeated]:
     """Make up chains of all panels: independent draws from the exact laws of their rounds."""
     random = np.random.default_rng(0)
     ran = {}
     for panel, who in fald_fig2.PANELS.items():
         laws = [
             oracle.iterate_rounds(
-                oracle.one_round(clients, step_size=eta, local_steps=fald_fig2.LOCAL_STEPS, rho=0.0, participation=who),
+                oracle.one_round(
+                    clients,
+                    step_size=eta,
+                    local_steps=fald_fig2.LOCAL_STEPS,
+                    rho=0.0,
+                    participation=who,
+                ),
                 oracle.point(np.zeros(2)),
                 sizes.rounds,
             )
@@ -160,9 +237,13 @@ def follow(clients: oracle.GaussianTarget, sizes: fald_fig2.Sizes) -> dict[str, 
         ]
         roots = np.linalg.cholesky(np.stack([law.covariance for law in laws]) + 1e-18 * np.eye(2))
         normal = random.normal(size=(sizes.chains, *roots.shape[:-1]))
-        models = np.moveaxis(np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1)[None]
+        models = np.moveaxis(
+            np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1
+        )[None]
         law = fit(np.moveaxis(models, -3, -2))
-        own = fald_gaussian.Chains(models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset())
+        own = fald_gaussian.Chains(
+            models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset()
+        )
         ran[panel] = fald_gaussian.Repeated(own, own.distance[None], own.curves)
     return ran
 
@@ -170,7 +251,13 @@ def follow(clients: oracle.GaussianTarget, sizes: fald_fig2.Sizes) -> dict[str, 
 def test_draws_are_common_to_settings_and_not_to_calls() -> None:
     """Around 0 a model is its noise, which the square root of the temperature multiplies; seeds alone make curves different."""
     problem, settings = fald_gaussian.line(2.0, [0.0, 0.0]), {"temperature": [1.0, 4.0]}
-    how = {"num_chains": 3, "num_rounds": 2, "step_size": 0.05, "local_steps": 2, "settings": settings}
+    how = {
+        "num_chains": 3,
+        "num_rounds": 2,
+        "step_size": 0.05,
+        "local_steps": 2,
+        "settings": settings,
+    }
     both = fald_gaussian.chains([problem], **how).models[0]
     np.testing.assert_allclose(both[1], 2 * both[0], rtol=1e-5)
     later = fald_gaussian.chains([problem], first_seed=2, **how).models[0]
@@ -181,41 +268,63 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
 def test_verdict_on_rounds_saved() -> None:
     """Claim 12 asks for 20 to 40 times fewer rounds of all exact laws at K = 3000 than at 100, and for chains that follow and arrive."""
     sizes = fald_fig1.FULL._replace(alphas=(0.0, 1.0), local_steps=(100, 3000, 10_000), rhos=())
-    clients = {alpha: fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha)) for alpha in sizes.alphas}
+    clients = {
+        alpha: fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha))
+        for alpha in sizes.alphas
+    }
     random = np.random.default_rng(0)
 
     def chains(local_steps: int, num_rounds: int) -> fald_gaussian.Repeated:
         mean, covariance = [], []
         for own in clients.values():
-            taken = oracle.one_round(own, step_size=fald_fig1.STEP_SIZE, local_steps=local_steps, rho=0.0)
+            taken = oracle.one_round(
+                own, step_size=fald_fig1.STEP_SIZE, local_steps=local_steps, rho=0.0
+            )
             laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
             error = np.sqrt(np.diagonal(laws.covariance, axis1=-2, axis2=-1) / sizes.chains)
             mean.append(laws.mean + error * random.normal(size=error.shape))
             covariance.append(laws.covariance)
         first = fald_gaussian.Chains(
-            np.empty(0), Gaussian(np.stack(mean), np.stack(covariance)), np.ones((2, num_rounds + 1)), xr.Dataset()
+            np.empty(0),
+            Gaussian(np.stack(mean), np.stack(covariance)),
+            np.ones((2, num_rounds + 1)),
+            xr.Dataset(),
         )
         return fald_gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)), xr.Dataset())
 
     exact = {alpha: {100: 60.0, 3000: 2.0, 10_000: 1.0} for alpha in sizes.alphas}
-    found = {alpha: {100: np.array([55.0, 65.0, 60.0]), 3000: np.full(3, 2.0), 10_000: np.ones(3)} for alpha in sizes.alphas}
-    good = fald_fig1.Panels(sizes, clients, {k: chains(k, 12_000 // k + 1) for k in sizes.local_steps}, {}, exact, found)
+    found = {
+        alpha: {100: np.array([55.0, 65.0, 60.0]), 3000: np.full(3, 2.0), 10_000: np.ones(3)}
+        for alpha in sizes.alphas
+    }
+    good = fald_fig1.Panels(
+        sizes, clients, {k: chains(k, 12_000 // k + 1) for k in sizes.local_steps}, {}, exact, found
+    )
 
     def judged(**changes: Any) -> Any:
         return fald_fig1.judge(good._replace(**changes), smoke=False)[0]
 
-    assert judged().holds and judged().measured["gain"] == {kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")}
+    assert judged().holds and judged().measured["gain"] == {
+        kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")
+    }
     assert "never more" in judged().why and 0.5 < judged().measured["standard errors off"] < 5
     late = found | {1.0: found[1.0] | {3000: np.array([2.0, 5.0, np.inf])}}
-    assert judged(found=late).holds and judged(found=late).measured["gain"]["chains"][1.0] == pytest.approx(60 / 3.5)
-    assert judged(found=found | {1.0: found[1.0] | {3000: np.array([2.0, np.inf, np.inf])}}).holds is False
+    assert judged(found=late).holds and judged(found=late).measured["gain"]["chains"][
+        1.0
+    ] == pytest.approx(60 / 3.5)
+    assert (
+        judged(found=found | {1.0: found[1.0] | {3000: np.array([2.0, np.inf, np.inf])}}).holds
+        is False
+    )
     assert judged(exact=exact | {1.0: exact[1.0] | {3000: 4.0}}).holds is False
     one = good.ran[100]
     last = one.distance.copy()
     last[2, 1, -1] = np.nan
     assert judged(ran=good.ran | {100: one._replace(distance=last)}).holds is False
     law = Gaussian(one.first.law.mean, 2 * one.first.law.covariance)
-    assert judged(ran=good.ran | {100: one._replace(first=one.first._replace(law=law))}).holds is False
+    assert (
+        judged(ran=good.ran | {100: one._replace(first=one.first._replace(law=law))}).holds is False
+    )
     assert judged(sizes=sizes._replace(chains=99)).holds is None
     assert fald_fig1.judge(good, smoke=True)[0].holds is None
 
@@ -224,9 +333,13 @@ def test_sets_of_chains_share_nothing() -> None:
     """Two sets of 3 chains on two problems are the 6 and 6 chains of as many seeds, and the first is one of its own."""
     problems = [fald_gaussian.line(2.0, [0.0, 0.0]), fald_gaussian.line(1.0, [0.0, 0.0])]
     how = {"num_chains": 3, "num_rounds": 2, "step_size": 0.05, "local_steps": 2}
-    ran = fald_gaussian.repeated(problems, sets=2, first_seed=5, options=lambda name: {}, name="any", **how)
+    ran = fald_gaussian.repeated(
+        problems, sets=2, first_seed=5, options=lambda name: {}, name="any", **how
+    )
     for i in range(2):
-        np.testing.assert_array_equal(ran.distance[i], fald_gaussian.chains(problems, first_seed=5 + 6 * i, **how).distance)
+        np.testing.assert_array_equal(
+            ran.distance[i], fald_gaussian.chains(problems, first_seed=5 + 6 * i, **how).distance
+        )
     np.testing.assert_array_equal(ran.first.distance, ran.distance[0])
     assert len(np.unique(ran.distance[:, :, -1])) == 4
     written = fald_gaussian.kept(ran)
@@ -235,20 +348,34 @@ def test_sets_of_chains_share_nothing() -> None:
 
 
 def test_first_round_within_an_accuracy() -> None:
-    found = fald_gaussian.first_within(np.array([[3.0, 2.0, 0.5, 2.0, 0.1], [3.0, 2.0, 2.0, 2.0, 1.0], [3.0, 2.0, 2.0, 2.0, 2.0]]), 1.0)
+    found = fald_gaussian.first_within(
+        np.array([[3.0, 2.0, 0.5, 2.0, 0.1], [3.0, 2.0, 2.0, 2.0, 1.0], [3.0, 2.0, 2.0, 2.0, 2.0]]),
+        1.0,
+    )
     assert found.tolist() == [2, 4, float("inf")]
-    assert fald_gaussian.mean_of_finite(found) == 3 and fald_gaussian.mean_of_finite(found[2:]) == float("inf")
+    assert fald_gaussian.mean_of_finite(found) == 3 and fald_gaussian.mean_of_finite(
+        found[2:]
+    ) == float("inf")
     assert fald_gaussian.spread(found) == "3 ± 1.41 (2 of 3)"
-    assert fald_gaussian.spread(found[2:]) == "inf (0 of 1)" and fald_gaussian.spread(found[:1]) == "2"
+    assert (
+        fald_gaussian.spread(found[2:]) == "inf (0 of 1)" and fald_gaussian.spread(found[:1]) == "2"
+    )
 
 
 def test_simulated_problem_is_the_papers() -> None:
     """Curvatures n / 5.828 and n / 0.1716 of 50,000 points, gamma squared of the printed sizes, and unequal Hessians where meant."""
     clients = fald_gaussian.clients_of(fald_gaussian.equal_problem(0.0))
     np.testing.assert_allclose(np.linalg.eigvalsh(clients.hessians[7]), [8579, 2.914e5], rtol=1e-3)
-    np.testing.assert_allclose(oracle.target(clients).covariance * 50_000, fald_gaussian.COVARIANCE, rtol=1e-4)
+    np.testing.assert_allclose(
+        oracle.target(clients).covariance * 50_000, fald_gaussian.COVARIANCE, rtol=1e-4
+    )
     for alpha, square in ((0.0, 0.9e8), (1.0, 5e11), (100.0, 5e13)):
-        found = fald_gaussian.dissimilarity(fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha))) ** 2
+        found = (
+            fald_gaussian.dissimilarity(
+                fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha))
+            )
+            ** 2
+        )
         assert 0.4 < found / square < 2.5
     unequal = fald_gaussian.clients_of(fald_gaussian.unequal_problem(0.0)).hessians
     values = np.linalg.eigvalsh(unequal)
@@ -264,7 +391,12 @@ BOTH = ("", "warm_")
 
 
 def made_up(
-    plain: Ends = ORDINARY, warm: Ends = WARM, *, seeds: int = 5, noise: float = 1e-4, data: tuple[str, ...] = ("mnist", "fashion_mnist")
+    plain: Ends = ORDINARY,
+    warm: Ends = WARM,
+    *,
+    seeds: int = 5,
+    noise: float = 1e-4,
+    data: tuple[str, ...] = ("mnist", "fashion_mnist"),
 ) -> fald_images.Study:
     """Runs that end with the accuracy, Brier score and ECE given by K, and each seed's own errors of a standard deviation `noise`."""
     random = np.random.default_rng(0)
@@ -274,10 +406,18 @@ def made_up(
         for prefix, ends in (("", plain[k]), ("warm_", warm[k])):
             for metric, end in zip(fald_images.METRICS, ends, strict=True):
                 last = np.stack([end + noise * random.normal(size=seeds), np.full(seeds, 9.0)])
-                leaves[prefix + metric] = (("step_size", "seed", "sample"), np.stack([np.full_like(last, 9.0), last], axis=-1))
+                leaves[prefix + metric] = (
+                    ("step_size", "seed", "sample"),
+                    np.stack([np.full_like(last, 9.0), last], axis=-1),
+                )
         curves[fald_images.name_of(name, k)] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
         chosen[fald_images.name_of(name, k)] = dict.fromkeys(leaves, 1e-6)
-    config = {**fald_images.FULL._asdict(), "local_steps": tuple(plain), "words": "", "seeds": seeds}
+    config = {
+        **fald_images.FULL._asdict(),
+        "local_steps": tuple(plain),
+        "words": "",
+        "seeds": seeds,
+    }
     return fald_images.Study(curves, chosen, config)
 
 
@@ -287,7 +427,9 @@ def test_verdict_on_the_worst_number_of_local_steps() -> None:
     assert worst.holds and set(worst.measured["worst"].values()) == {1}
     for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
         assert fald_images.judge_worst(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
-        assert fald_images.judge_worst(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
+        assert (
+            fald_images.judge_worst(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
+        )
     close = ORDINARY | {1: (0.85, 0.20, 0.15)}
     assert fald_images.judge_worst(made_up(close), BOTH).holds is None
     free = made_up()
@@ -303,7 +445,11 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     """It has to differ between metrics and by warm-up, in each case beyond doubt; where not even observed to, the claim fails."""
     best = fald_images.judge_best(made_up(), BOTH)
     assert best.holds
-    assert [best.measured["best"][f"mnist, {metric}"] for metric in fald_images.METRICS] == [10, 10, 100]
+    assert [best.measured["best"][f"mnist, {metric}"] for metric in fald_images.METRICS] == [
+        10,
+        10,
+        100,
+    ]
     assert ("mnist, accuracy", "mnist, accuracy, warm-up") in best.measured["differ"]["warm-up"]
     assert ("mnist, brier", "mnist, ece") in best.measured["differ"]["metric"]
     alike = {("mnist, accuracy", "mnist, brier"), ("mnist, ece", "mnist, ece, warm-up")}
@@ -331,7 +477,10 @@ def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
 def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
     assert judge(made_up(), ("",)).holds is None
     assert judge(made_up(seeds=4), BOTH).holds is None
-    assert "300 rounds" in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"}), BOTH).why
+    assert (
+        "300 rounds"
+        in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"}), BOTH).why
+    )
     one = judge(made_up(data=("mnist",)), BOTH).holds
     assert one is (None if judge is fald_images.judge_worst else True)
     diverged = {1: (np.nan, np.nan, np.nan)}
@@ -347,7 +496,9 @@ def test_step_size_with_the_best_last_score() -> None:
 
 
 @pytest.mark.parametrize(("top", "last"), [(1e-5, 2e-5), (2e-5, 5e-5), (5e-5, 1e-4), (2e-3, 5e-4)])
-def test_further_step_sizes_are_tried_while_the_largest_is_the_best(monkeypatch: pytest.MonkeyPatch, top: float, last: float) -> None:
+def test_further_step_sizes_are_tried_while_the_largest_is_the_best(
+    monkeypatch: pytest.MonkeyPatch, top: float, last: float
+) -> None:
     """One metric's best is at `top`, those of the others are within the grid; runs diverge from 2 `top` on."""
     asked: list[float] = []
     names = [prefix + metric for prefix in fald_images.WARM_UPS for metric in fald_images.METRICS]
@@ -355,10 +506,18 @@ def test_further_step_sizes_are_tried_while_the_largest_is_the_best(monkeypatch:
     def made_up(tasks: Any, sizes: Any, local_steps: int, step_sizes: Any, kept: Any) -> xr.Dataset:
         asked.extend(step_sizes)
         at = np.broadcast_to(np.reshape(step_sizes, (-1, 1, 1)), (len(step_sizes), 1, 3))
-        off = {name: np.abs(np.log(at / (0.9 * top if name == "warm_brier" else 1e-6))) for name in names}
-        values = {name: np.where(at < 1.9 * top, -own if name.endswith("accuracy") else own, np.nan) for name, own in off.items()}
+        off = {
+            name: np.abs(np.log(at / (0.9 * top if name == "warm_brier" else 1e-6)))
+            for name in names
+        }
+        values = {
+            name: np.where(at < 1.9 * top, -own if name.endswith("accuracy") else own, np.nan)
+            for name, own in off.items()
+        }
         leaves = {name: (("step_size", "seed", "sample"), own) for name, own in values.items()}
-        return xr.Dataset(leaves | {"failed": (("seed",), [False])}, {"step_size": list(step_sizes)})
+        return xr.Dataset(
+            leaves | {"failed": (("seed",), [False])}, {"step_size": list(step_sizes)}
+        )
 
     monkeypatch.setattr(fald_images, "_run", made_up)
     found = fald_images.tune([], fald_images.FULL, 1, "any", Arguments(False, None, None, "", None))

@@ -58,7 +58,9 @@ def test_every_share_is_below_one(few: Sizes) -> None:
 
 @pytest.mark.parametrize("spoil", [missing, too_small])
 @pytest.mark.parametrize("name", BOUNDS)
-def test_one_bound_that_fails_is_enough(name: str, spoil: Callable, few: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bound_that_fails_is_enough(
+    name: str, spoil: Callable, few: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = getattr(theory, name)
     monkeypatch.setattr(theory, name, lambda *args, **how: spoil(honest(*args, **how)))
     verdict = fald_bounds.judge_bounds(few, fald_bounds.long_runs(few.steps))
@@ -88,7 +90,11 @@ def test_every_problem_is_judged_in_every_way() -> None:
     """R1 and R2 with 5 and 11 selections, at three K, step sizes and rho each; random ones with everyone and in both schemes."""
     cases = list(fald_bounds.cases(FULL.problems))
     assert sum(len(case.rho) for case in cases) == (5 + 11) * 3 * 9 + 3 * FULL.problems
-    on_line = [(case.clients.shape[0], case.who, case.local_steps) for case in cases if case.clients.shape[1] == 1]
+    on_line = [
+        (case.clients.shape[0], case.who, case.local_steps)
+        for case in cases
+        if case.clients.shape[1] == 1
+    ]
     assert len(set(on_line)) == len(on_line) == (5 + 11) * 3
     in_plane = [(case.who.scheme, len(case.rho)) for case in cases if case.clients.shape[1] == 2]
     for scheme in ("full", "with_replacement", "without_replacement"):

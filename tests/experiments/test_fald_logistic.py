@@ -19,7 +19,9 @@ from tests.experiments.environment import environment
 def test_smoke_run(tmp_path: Path) -> None:
     """It judges no claim; K = 1 changes nothing against itself."""
     command = [sys.executable, "-m", "experiments.fald_logistic", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "claims.json",
@@ -33,7 +35,9 @@ def test_smoke_run(tmp_path: Path) -> None:
     results = load(tmp_path / "out")
     assert results.summary["failed_lanes"] == 0
     assert results.curves["K = 50"].mean_bias.dims == ("rho", "coefficient")
-    assert (results.curves["K = 1"].mean_paired == 0).all() and np.abs(results.curves["K = 50"].mean_paired).max() > 0.1
+    assert (results.curves["K = 1"].mean_paired == 0).all() and np.abs(
+        results.curves["K = 50"].mean_paired
+    ).max() > 0.1
 
 
 def draws(num: int, correlation: float, seed: int) -> np.ndarray:
@@ -49,7 +53,10 @@ def test_moments_know_their_errors() -> None:
     """Deviations from the truth have mean square one, in standard errors, and those of two samplers' difference too."""
     for correlation in (0.0, 0.8):
         found, other = (fald_logistic.moments(draws(2000, correlation, seed)) for seed in (0, 1))
-        off = [(found.mean.mean - 1) / found.mean.error, (found.log_deviation.mean - np.log(2)) / found.log_deviation.error]
+        off = [
+            (found.mean.mean - 1) / found.mean.error,
+            (found.log_deviation.mean - np.log(2)) / found.log_deviation.error,
+        ]
         off += [each.mean / each.error for each in fald_logistic.bias(found, other)]
         assert all(0.5 < np.mean(np.square(each)) < 1.7 for each in off)
         assert found.mixing.rhat.max() < 1.02
@@ -60,13 +67,17 @@ def test_moments_know_their_errors() -> None:
 def test_bias_is_in_units_of_the_reference() -> None:
     """Draws shifted by half a standard deviation and wider by a tenth; those of the same noise have hardly an error."""
     reference, other = draws(500, 0.5, 0), draws(500, 0.5, 1)
-    apart = fald_logistic.bias(fald_logistic.moments(2 + 1.1 * (other - 1)), fald_logistic.moments(reference))
+    apart = fald_logistic.bias(
+        fald_logistic.moments(2 + 1.1 * (other - 1)), fald_logistic.moments(reference)
+    )
     assert apart.mean.deviation(0.5) < 4 and apart.mean.deviation(0.0) > 4
     assert apart.deviation.deviation(np.log(1.1)) < 4 and apart.deviation.deviation(0.0) > 4
     same = fald_logistic.paired_bias(2 + 1.1 * (reference - 1), reference)
     np.testing.assert_allclose(same.mean.mean, 0.5, atol=0.05)
     np.testing.assert_allclose(same.deviation.mean, np.log(1.1), rtol=1e-9)
-    assert same.mean.error.max() < 0.2 * apart.mean.error.min() and same.deviation.error.max() < 1e-9
+    assert (
+        same.mean.error.max() < 0.2 * apart.mean.error.min() and same.deviation.error.max() < 1e-9
+    )
     unlike = fald_logistic.paired_bias(other, reference)
     assert all(0.4 < np.mean(np.square(each.mean / each.error)) < 2 for each in unlike)
 
@@ -75,13 +86,21 @@ def test_quadratic_clients_are_found() -> None:
     """Wherever they are looked at; their biases are those of the exact laws of two clients with curvatures 1 and 4."""
     random = np.random.default_rng(0)
     roots = random.normal(size=(3, 2, 2))
-    problem = GaussianClients.of(roots @ roots.mT + np.eye(2), random.normal(size=(3, 2)), counts=np.array([1, 2, 5]))
+    problem = GaussianClients.of(
+        roots @ roots.mT + np.eye(2), random.normal(size=(3, 2)), counts=np.array([1, 2, 5])
+    )
     found = fald_logistic.quadratics(problem, random.normal(size=(7, 2)).astype("float32"))
     for each, expected in zip(found[:3], fald_gaussian.clients_of(problem)[:3], strict=True):
         np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-5)
     line = fald_gaussian.clients_of(fald_gaussian.r1())
-    for local_steps, rho, mean, variance in ((1, 0.0, 0.6, 0.426667), (5, 0.0, 0.496474, 0.473308), (20, 1.0, 0.212859, 0.518099)):
-        of_mean, of_deviation = fald_logistic.normal_bias(line, step_size=0.05, local_steps=local_steps, rho=rho)
+    for local_steps, rho, mean, variance in (
+        (1, 0.0, 0.6, 0.426667),
+        (5, 0.0, 0.496474, 0.473308),
+        (20, 1.0, 0.212859, 0.518099),
+    ):
+        of_mean, of_deviation = fald_logistic.normal_bias(
+            line, step_size=0.05, local_steps=local_steps, rho=rho
+        )
         np.testing.assert_allclose(of_mean, (mean - 0.6) / np.sqrt(0.4), atol=1e-5)
         np.testing.assert_allclose(of_deviation, np.log(variance / 0.4) / 2, atol=1e-5)
 
@@ -89,7 +108,10 @@ def test_quadratic_clients_are_found() -> None:
 def test_the_problem_is_split_unevenly_and_starts_at_its_mode() -> None:
     problem = fald_logistic.split_problem()
     assert sorted(np.asarray(problem.counts).tolist()) == [54, 62, 76, 117, 117]
-    labels = [np.asarray(problem.labels)[row[:count]].mean() for row, count in zip(problem.index, problem.counts, strict=True)]
+    labels = [
+        np.asarray(problem.labels)[row[:count]].mean()
+        for row, count in zip(problem.index, problem.counts, strict=True)
+    ]
     np.testing.assert_allclose((min(labels), max(labels)), (0.13, 0.98), atol=0.005)
     np.testing.assert_allclose(jax.grad(problem.energy)(problem.start), 0, atol=1e-2)
     assert float(problem.energy(problem.start)) < float(problem.energy(0.98 * problem.start))
@@ -97,5 +119,8 @@ def test_the_problem_is_split_unevenly_and_starts_at_its_mode() -> None:
 
 def test_the_reference_needs_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "blackjax", None)
-    with pytest.raises(ConfigError, match=r"^blackjax is None, but must be installed, as the reference is drawn by it\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^blackjax is None, but must be installed, as the reference is drawn by it\.$",
+    ):
         fald_logistic.nuts(fald_logistic.split_problem(), 1)

@@ -21,16 +21,29 @@ def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
     assert len(list((tmp_path / "fig6").glob("*.png"))) == 9
     assert json.loads((tmp_path / "fig6" / "config.json").read_text())["smoke"] is True
     # Another column than the one that was run, and another number of seeds.
-    for name, arguments, word in (("favano_fig3b", [], "IID"), ("favano_fig6", ["--seeds", "7"], "seeds is 7")):
+    for name, arguments, word in (
+        ("favano_fig3b", [], "IID"),
+        ("favano_fig6", ["--seeds", "7"], "seeds is 7"),
+    ):
         done = run(name, "--results", "fig3a", *arguments, "--out", "none", cwd=tmp_path)
-        assert done.returncode == 2 and word in done.stderr and len(done.stderr.strip().splitlines()) == 1
+        assert (
+            done.returncode == 2
+            and word in done.stderr
+            and len(done.stderr.strip().splitlines()) == 1
+        )
 
 
 @pytest.mark.slow
 def test_fig7_compares_bits_on_a_file_of_images(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (400, 8, 8, 3)).astype(np.uint8), np.arange(400) % 10
-    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    np.savez(
+        tmp_path / "own.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
     done = run("favano_fig7", "--smoke", "--dataset", "own.npz", "--out", "fig7", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     settings = json.loads((tmp_path / "fig7" / "config.json").read_text())["settings"]

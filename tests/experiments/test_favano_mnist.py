@@ -12,7 +12,9 @@ from tests.experiments.environment import environment
 
 def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", f"experiments.{name}", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment(), timeout=600)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env=environment(), timeout=600
+    )
 
 
 def claims(folder: Path) -> dict[str, dict]:
@@ -38,8 +40,12 @@ def test_table2_writes_all_cells_and_claims(table2: Path) -> None:
     assert len(list(table2.glob("*.png"))) == 3
 
 
-@pytest.mark.parametrize(("name", "pictures"), [("favano_fig1", 1), ("favano_fig2", 2), ("favano_fig5", 9)])
-def test_figures_draw_from_the_table_or_run_by_themselves(name: str, pictures: int, table2: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "pictures"), [("favano_fig1", 1), ("favano_fig2", 2), ("favano_fig5", 9)]
+)
+def test_figures_draw_from_the_table_or_run_by_themselves(
+    name: str, pictures: int, table2: Path, tmp_path: Path
+) -> None:
     done = run(name, "--smoke", "--results", str(table2), "--out", "drawn", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "drawn").glob("*.png"))) == pictures
@@ -48,11 +54,18 @@ def test_figures_draw_from_the_table_or_run_by_themselves(name: str, pictures: i
         again = run(name, "--smoke", "--out", "run", cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         # The same settings and seeds give the same curves, in another sweep.
-        assert claims(tmp_path / "run")["favano-9"]["measured"] == claims(tmp_path / "drawn")["favano-9"]["measured"]
+        assert (
+            claims(tmp_path / "run")["favano-9"]["measured"]
+            == claims(tmp_path / "drawn")["favano-9"]["measured"]
+        )
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     for arguments, word in ((["--seeds", "0"], "seeds"), (["--results", "nowhere"], "nowhere")):
         done = run("favano_fig1", "--smoke", *arguments, cwd=tmp_path)
         assert done.returncode == 2
-        assert word in done.stderr and "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+        assert (
+            word in done.stderr
+            and "Traceback" not in done.stderr
+            and len(done.stderr.strip().splitlines()) == 1
+        )

@@ -9,7 +9,11 @@ import pytest
 
 from tests.experiments.environment import environment
 
-JUDGED = {"favano_lemmas": [1, 2, 3], "favano_theory": [6, 7, 16], "favano_clock": [4, 5, 8, 17, 18, 19]}
+JUDGED = {
+    "favano_lemmas": [1, 2, 3],
+    "favano_theory": [6, 7, 16],
+    "favano_clock": [4, 5, 8, 17, 18, 19],
+}
 NOT_JUDGED = {"favano_lemmas": [], "favano_theory": [], "favano_clock": []}
 PICTURES = {
     "favano_lemmas": ["contraction.png"],
@@ -21,14 +25,21 @@ PICTURES = {
 @pytest.mark.parametrize("name", JUDGED)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"experiments.{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
-    expected = {**{f"favano-{number}": True for number in JUDGED[name]}, **{f"favano-{number}": None for number in NOT_JUDGED[name]}}
+    expected = {
+        **{f"favano-{number}": True for number in JUDGED[name]},
+        **{f"favano-{number}": None for number in NOT_JUDGED[name]},
+    }
     assert {claim["id"]: claim["holds"] for claim in claims} == expected
     for claim in claims:
         assert set(claim) == {"id", "claim", "paper", "measured", "holds", "why"}
-        assert all(isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why"))
+        assert all(
+            isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why")
+        )
         assert isinstance(claim["measured"], dict if claim["holds"] is not None else type(None))
         assert f"| {claim['id']} " in done.stdout
     written = {path.name for path in (tmp_path / "out").iterdir()}

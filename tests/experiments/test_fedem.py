@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import fedem_ablations, fedem_counts, fedem_fig1, fedem_fig2, fedem_fig3, fedem_theory
+from experiments import (
+    fedem_ablations,
+    fedem_counts,
+    fedem_fig1,
+    fedem_fig2,
+    fedem_fig3,
+    fedem_theory,
+)
 from experiments.fedem_claims import CLAIMS
 from experiments.support import Arguments, Outcome
 from fedjax_sim.problems import latent
@@ -34,13 +41,18 @@ def test_every_claim_is_judged_somewhere() -> None:
 
 
 SLOW = (fedem_theory.run, fedem_ablations.run)
-RUNS = [pytest.param(run, marks=pytest.mark.slow) if run in SLOW else run for run in list(EXPERIMENTS)[:-1]]
+RUNS = [
+    pytest.param(run, marks=pytest.mark.slow) if run in SLOW else run
+    for run in list(EXPERIMENTS)[:-1]
+]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__module__.rpartition(".")[2])
 def test_smoke_run(run: Callable[[Arguments], Outcome]) -> None:
     outcome = run(SMOKE)
-    assert {each.id: each.holds for each in outcome.verdicts} == {f"fedem-{number}": holds for number, holds in EXPERIMENTS[run].items()}
+    assert {each.id: each.holds for each in outcome.verdicts} == {
+        f"fedem-{number}": holds for number, holds in EXPERIMENTS[run].items()
+    }
     assert all(each.why and each.claim and each.paper for each in outcome.verdicts)
     json.dumps(outcome.config)
     assert outcome.figures
@@ -51,7 +63,9 @@ def test_smoke_run(run: Callable[[Arguments], Outcome]) -> None:
 def test_from_the_command_line(tmp_path: Path) -> None:
     """The missing values, whole: the folder, the verdict, the text."""
     command = [sys.executable, "-m", "experiments.fedem_fig2", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     (claim,) = json.loads((tmp_path / "out" / "claims.json").read_text())
     assert (claim["id"], claim["holds"]) == ("fedem-20", None)
@@ -59,9 +73,14 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "config.json").read_text())["found"]
     assert found["ours"]["F"] < found["ours"]["F at first"]
     assert found["ours"]["trend"] > 0.95
-    assert abs(found["ours"]["F"] - found["EM, to its end"]["F"]) < 0.01 * abs(found["EM, to its end"]["F"])
+    assert abs(found["ours"]["F"] - found["EM, to its end"]["F"]) < 0.01 * abs(
+        found["EM, to its end"]["F"]
+    )
     variants = json.loads((tmp_path / "out" / "config.json").read_text())["variants"]
-    poisson, regional, sparse = (variants[name] for name in ("Poisson counts", "servers with a fifth of the sites each", "sparse"))
+    poisson, regional, sparse = (
+        variants[name]
+        for name in ("Poisson counts", "servers with a fifth of the sites each", "sparse")
+    )
     for own in (poisson, regional):
         assert abs(own["F"] - own["EM's F"]) < 0.01 * abs(own["EM's F"])
         assert own["RMSE"]["FedMissEM"] < 0.8 * own["RMSE"]["site and time means"]
@@ -75,7 +94,10 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 def test_kinds_of_counts() -> None:
     """All have the same abundances, of rank 2; Poisson counts the same visits; regional servers their own sites; sparse ones few visits."""
-    plain, poisson, regional = (make(fedem_counts.FULL) for make in (fedem_counts.synthetic, fedem_counts.poisson, fedem_counts.regional))
+    plain, poisson, regional = (
+        make(fedem_counts.FULL)
+        for make in (fedem_counts.synthetic, fedem_counts.poisson, fedem_counts.regional)
+    )
     assert np.linalg.matrix_rank(plain.truth) == 2
     np.testing.assert_array_equal(regional.truth, plain.truth)
     np.testing.assert_allclose(np.log(poisson.truth), plain.truth / 3)
@@ -89,7 +111,10 @@ def test_kinds_of_counts() -> None:
     noise = regional.value - regional.truth[regional.site, regional.time]
     assert abs(noise.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(noise))
     sites = [np.unique(regional.site[regional.server == server]) for server in range(10)]
-    assert all(len(own) <= 40 and set(own) <= set((np.arange(40) + 20 * server) % 200) for server, own in enumerate(sites))
+    assert all(
+        len(own) <= 40 and set(own) <= set((np.arange(40) + 20 * server) % 200)
+        for server, own in enumerate(sites)
+    )
     assert max(len(np.unique(plain.site[plain.server == server])) for server in range(10)) > 150
     assert sum(map(len, sites)) > 380
     # Of a region too the sites where more lives are visited more.
@@ -107,9 +132,17 @@ def test_families_of_counts() -> None:
     poisson = fedem_counts.poisson(fedem_counts.SMALL)
     problem = fedem_fig2.problem_of(poisson, 0.1)
     assert (problem.model.family, problem.model.method) == ("poisson", "alternating")
-    assert fedem_fig2.problem_of(fedem_counts.synthetic(fedem_counts.SMALL), 0.1).model.family == "gaussian"
+    assert (
+        fedem_fig2.problem_of(fedem_counts.synthetic(fedem_counts.SMALL), 0.1).model.family
+        == "gaussian"
+    )
     visits = fedem_counts.Visits(
-        np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([1, 1, 2]), np.array([4.0, 6.0, 3.0]), (2, 3), num_servers=2
+        np.array([0, 0, 1]),
+        np.array([0, 0, 1]),
+        np.array([1, 1, 2]),
+        np.array([4.0, 6.0, 3.0]),
+        (2, 3),
+        num_servers=2,
     )
     np.testing.assert_allclose(fedem_fig2.filled_up(visits), [0, 2.5, 0, 0, 0, 1.5])
 
@@ -129,7 +162,9 @@ def test_reading_counts(tmp_path: Path) -> None:
     assert visits.time.tolist() == [1, 0, 1]
     np.testing.assert_allclose(visits.value, np.log1p([7, 0, 1]))
     assert visits.server[0] == visits.server[1]
-    many = fedem_counts.read(write(tmp_path / "b.csv", "site,time,count", [[i % 5, i, i] for i in range(200)]))
+    many = fedem_counts.read(
+        write(tmp_path / "b.csv", "site,time,count", [[i % 5, i, i] for i in range(200)])
+    )
     assert set(many.server.tolist()) == set(range(10))
     assert many.time.tolist() == list(range(200))
 
@@ -137,8 +172,12 @@ def test_reading_counts(tmp_path: Path) -> None:
 def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
     """Whether they are ten or not, and whoever the observer was; the problem has so many clients."""
     for num in (10, 3):
-        rows: list[list[object]] = [[i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)]
-        visits = fedem_counts.read(write(tmp_path / "a.csv", "site,time,count,server,observer", rows))
+        rows: list[list[object]] = [
+            [i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)
+        ]
+        visits = fedem_counts.read(
+            write(tmp_path / "a.csv", "site,time,count,server,observer", rows)
+        )
         assert visits.num_servers == num
         assert visits.server.tolist() == [i % num for i in range(110)]
         assert fedem_fig2.problem_of(visits, 0.0).counts.shape == (num,)
@@ -147,19 +186,35 @@ def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
 
 def test_epochs_of_cells_and_blocks_within_a_site() -> None:
     """Sixteen cells at the start, then what a round sends, over the visits; the paper's mini-batch is 10 x 10 in groups of four times."""
-    assert [batch.share for batch in fedem_fig2.batches((200, 60)).values()] == pytest.approx([100 / 12000, 0.4935, 0.4935], rel=1e-3)
+    assert [batch.share for batch in fedem_fig2.batches((200, 60)).values()] == pytest.approx(
+        [100 / 12000, 0.4935, 0.4935], rel=1e-3
+    )
     for batch in fedem_fig2.batches((200, 60)).values():
         assert (batch.compression.block, batch.compression.row) == (4, batch.columns)
     random = np.random.default_rng(0)
     site, time = np.nonzero(np.ones((4, 4)))
-    visits = fedem_counts.Visits(np.arange(16) % 2, site, time, random.normal(size=16), (4, 4), num_servers=2)
+    visits = fedem_counts.Visits(
+        np.arange(16) % 2, site, time, random.normal(size=16), (4, 4), num_servers=2
+    )
     batch = latent.CellSampling(shape=(4, 4), rows=2, columns=3)
-    own = fedem_fig2.fit(fedem_fig2.problem_of(visits, 0.0), visits, rounds=5, gamma=0.1, alpha=0.1, batch=batch, kept={})
-    np.testing.assert_allclose(own.curves.epochs.values[0], 2 * (16 + 6 * own.curves.ticks.values[0]) / 16)
+    own = fedem_fig2.fit(
+        fedem_fig2.problem_of(visits, 0.0),
+        visits,
+        rounds=5,
+        gamma=0.1,
+        alpha=0.1,
+        batch=batch,
+        kept={},
+    )
+    np.testing.assert_allclose(
+        own.curves.epochs.values[0], 2 * (16 + 6 * own.curves.ticks.values[0]) / 16
+    )
 
 
 def test_a_file_cut_short(tmp_path: Path) -> None:
-    whole = gzip.compress(b"site,time,count\n" + b"".join(f"{i},{i},{i * i % 97}\n".encode() for i in range(500)))
+    whole = gzip.compress(
+        b"site,time,count\n" + b"".join(f"{i},{i},{i * i % 97}\n".encode() for i in range(500))
+    )
     path = tmp_path / "a.csv.gz"
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="a readable CSV file"):
@@ -180,7 +235,9 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
         ("site,winter,month,count", ["a", 1, 12, 3], "month of a winter is 12"),
     ],
 )
-def test_counts_that_are_not_allowed(tmp_path: Path, header: str, row: list[object], words: str) -> None:
+def test_counts_that_are_not_allowed(
+    tmp_path: Path, header: str, row: list[object], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         fedem_counts.read(write(tmp_path / "a.csv", header, [row]))
 

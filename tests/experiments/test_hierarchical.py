@@ -47,18 +47,31 @@ QUICK = ("clock", "fig6", "fig11")
 
 
 def test_every_claim_is_judged_somewhere() -> None:
-    assert {number for numbers in JUDGED.values() for number in numbers} == set(CLAIMS) == set(range(1, 29))
+    assert (
+        {number for numbers in JUDGED.values() for number in numbers}
+        == set(CLAIMS)
+        == set(range(1, 29))
+    )
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED],
+)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"experiments.hierarchical_{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     claims = json.loads((tmp_path / "out" / "claims.json").read_text())
-    assert {claim["id"]: claim["holds"] for claim in claims} == {f"hierarchical-{n}": holds for n, holds in JUDGED[name].items()}
+    assert {claim["id"]: claim["holds"] for claim in claims} == {
+        f"hierarchical-{n}": holds for n, holds in JUDGED[name].items()
+    }
     for claim in claims:
-        assert all(isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why"))
+        assert all(
+            isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why")
+        )
         assert isinstance(claim["measured"], dict)
         assert f"| {claim['id']} " in done.stdout
     written = {path.name for path in (tmp_path / "out").iterdir()}
@@ -70,7 +83,9 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
 def curves(accuracy: np.ndarray, time: np.ndarray) -> xr.Dataset:
     """Lanes `[lr, seed, eval]` of one sweep."""
     dims = ("lr", "seed", "eval")
-    return xr.Dataset({"accuracy": (dims, accuracy)}, {"lr": [0.1, 1.0], "seed": [0, 1], "time": (dims, time)})
+    return xr.Dataset(
+        {"accuracy": (dims, accuracy)}, {"lr": [0.1, 1.0], "seed": [0, 1], "time": (dims, time)}
+    )
 
 
 def test_accuracy_at_a_time_is_that_of_the_last_model_finished_by_then() -> None:
@@ -86,15 +101,24 @@ def test_accuracy_at_a_time_is_that_of_the_last_model_finished_by_then() -> None
 
 
 def test_leads_are_paired_by_seed() -> None:
-    first, second = (xr.DataArray(np.array(values), dims="seed") for values in ([0.90, 0.70, 0.80], [0.88, 0.69, 0.77]))
+    first, second = (
+        xr.DataArray(np.array(values), dims="seed")
+        for values in ([0.90, 0.70, 0.80], [0.88, 0.69, 0.77])
+    )
     lead = hierarchical_runs.lead(first, second)
     assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
     assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
     assert hierarchical_runs.Lead(1.0, 0.6).is_clear is False
-    both = [xr.concat([one, other], xr.Variable("lr", [0.1, 1.0])) for one, other in ((first, second), (second, first))]
+    both = [
+        xr.concat([one, other], xr.Variable("lr", [0.1, 1.0]))
+        for one, other in ((first, second), (second, first))
+    ]
     by_lr = hierarchical_runs.leads(*both)
     assert by_lr == {0.1: lead, 1.0: hierarchical_runs.lead(second, first)}
-    assert hierarchical_runs.numbers(by_lr)["1.0"] == {"mean": pytest.approx(-2), "error": lead.error}
+    assert hierarchical_runs.numbers(by_lr)["1.0"] == {
+        "mean": pytest.approx(-2),
+        "error": lead.error,
+    }
 
 
 def test_what_is_unknown_is_not_judged() -> None:
@@ -102,8 +126,15 @@ def test_what_is_unknown_is_not_judged() -> None:
     Lead, all_of = hierarchical_runs.Lead, hierarchical_runs.all_of
     for lead in (Lead(3.0, np.nan), Lead(np.nan, 0.1)):
         assert lead.is_clear is None and lead.is_none is None
-    assert [Lead(mean, error).is_none for mean, error in ((-0.9, 0.1), (1.1, 0.1), (0.1, 0.6), (-3.0, 0.6))] == [True, False, None, False]
-    assert (all_of([True, True]), all_of([True, None]), all_of([None, False])) == (True, None, False)
+    assert [
+        Lead(mean, error).is_none
+        for mean, error in ((-0.9, 0.1), (1.1, 0.1), (0.1, 0.6), (-3.0, 0.6))
+    ] == [True, False, None, False]
+    assert (all_of([True, True]), all_of([True, None]), all_of([None, False])) == (
+        True,
+        None,
+        False,
+    )
 
     data = curves(np.arange(12.0).reshape(2, 2, 3), np.broadcast_to([0.0, 3.0, 7.0], (2, 2, 3)))
     failed = data.assign(failed=(("lr", "seed"), [[False, False], [True, False]]))
@@ -127,15 +158,22 @@ def test_fluctuation_is_of_falls_alone() -> None:
     time = np.arange(6.0)[None]
     steady, saw = np.linspace(0, 0.5, 6)[None], np.array([[0.0, 0.3, 0.2, 0.5, 0.4, 0.4]])
     dims = ("seed", "eval")
-    data = xr.Dataset({"accuracy_group_0": (dims, steady), "accuracy_group_1": (dims, saw)}, {"time": (dims, time)})
+    data = xr.Dataset(
+        {"accuracy_group_0": (dims, steady), "accuracy_group_1": (dims, saw)},
+        {"time": (dims, time)},
+    )
     np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.0, 1.0), [(0 + 20 / 5) / 2])
     np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.6, 1.0), [(0 + 10 / 2) / 2])
 
 
 def test_crossings_leave_out_what_is_too_close() -> None:
     times = np.arange(6.0)
-    flat = xr.DataArray(np.array([[0.50, 0.60, 0.700, 0.70, 0.70, 0.60]]), {"at": times}, ("seed", "at"))
-    long = xr.DataArray(np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at"))
+    flat = xr.DataArray(
+        np.array([[0.50, 0.60, 0.700, 0.70, 0.70, 0.60]]), {"at": times}, ("seed", "at")
+    )
+    long = xr.DataArray(
+        np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at")
+    )
     assert hierarchical_runs.crossings(flat, long) == [(4.0, True)]
     assert hierarchical_runs.crossings(long, flat) == [(4.0, False)]
     assert hierarchical_runs.crossings(flat, flat) == []
@@ -148,22 +186,41 @@ def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, hol
     time = np.linspace(0, 1000, 51)
 
     def sweep(sync_times: list[float] | None, delays: list[float]) -> xr.Dataset:
-        coords = {"lr": [0.2], "exchange_shift": delays, **({} if sync_times is None else {"sync_time": sync_times}), "seed": [0, 1]}
+        coords = {
+            "lr": [0.2],
+            "exchange_shift": delays,
+            **({} if sync_times is None else {"sync_time": sync_times}),
+            "seed": [0, 1],
+        }
         base = xr.DataArray(0.5, coords, list(coords)) * xr.DataArray(np.ones(51), dims="eval")
         if sync_times is not None:
             ahead = xr.DataArray(np.where(time < 740, early, late), dims="eval")
             base = base + 0.1 * (base.sync_time == ahead)
         lanes = xr.DataArray(False, coords, list(coords))
         clock = xr.DataArray(time, dims="eval")
-        return xr.Dataset({"accuracy": base.transpose(*coords, "eval"), "time": clock + 0 * base, "failed": lanes})
+        return xr.Dataset(
+            {"accuracy": base.transpose(*coords, "eval"), "time": clock + 0 * base, "failed": lanes}
+        )
 
-    arguments, size = Arguments(False, None, None, "out", None), hierarchical_runs.CIFAR10._replace(lrs=(0.2,))
-    data, swept = sweep(hierarchical_fig7.SYNC_TIMES, hierarchical_fig7.DELAYS), sweep(None, hierarchical_fig7.SWEPT_DELAYS)
-    found = {verdict.id: verdict.holds for verdict in hierarchical_fig7.judge(arguments, size, data, swept)}
+    arguments, size = (
+        Arguments(False, None, None, "out", None),
+        hierarchical_runs.CIFAR10._replace(lrs=(0.2,)),
+    )
+    data, swept = (
+        sweep(hierarchical_fig7.SYNC_TIMES, hierarchical_fig7.DELAYS),
+        sweep(None, hierarchical_fig7.SWEPT_DELAYS),
+    )
+    found = {
+        verdict.id: verdict.holds
+        for verdict in hierarchical_fig7.judge(arguments, size, data, swept)
+    }
     assert found["hierarchical-16"] is holds
     assert found["hierarchical-15"] is False
     failed = data.assign(failed=data.failed | (data.sync_time == 20) & (data.seed == 1))
-    found = {verdict.id: verdict.holds for verdict in hierarchical_fig7.judge(arguments, size, failed, swept)}
+    found = {
+        verdict.id: verdict.holds
+        for verdict in hierarchical_fig7.judge(arguments, size, failed, swept)
+    }
     assert found["hierarchical-16"] is None
 
 
@@ -172,8 +229,12 @@ def test_clocks_are_those_of_the_papers_coefficients() -> None:
     own = hierarchical_runs.clock([10, 20], hierarchical_runs.FIG7)
     named = paper_delays(*hierarchical_runs.FIG7)
     for word in ("shift", "mean"):
-        assert own[word] == pytest.approx([named[f"{word}_per_client"] * n + named[word] for n in (10, 20)])
-        assert own[f"exchange_{word}"] == pytest.approx(named[f"exchange_{word}_per_group"] * 2 + named[f"exchange_{word}"])
+        assert own[word] == pytest.approx(
+            [named[f"{word}_per_client"] * n + named[word] for n in (10, 20)]
+        )
+        assert own[f"exchange_{word}"] == pytest.approx(
+            named[f"exchange_{word}_per_group"] * 2 + named[f"exchange_{word}"]
+        )
         assert own[f"{word}_per_client"] == own[f"exchange_{word}_per_group"] == 0
 
 
@@ -181,24 +242,48 @@ def test_sizes_by_data_set() -> None:
     arguments = Arguments(False, None, None, "out", None)
     full = hierarchical_runs.size_of(arguments, hierarchical_runs.CIFAR10)
     assert full is not None and full.dataset == "cifar10" and full.seeds == 5
-    other = hierarchical_runs.size_of(arguments._replace(dataset="x/cifar10_jpeg.npz", seeds=3), hierarchical_runs.MNIST)
-    assert (other.dataset, other.seeds, other.lrs) == ("x/cifar10_jpeg.npz", 3, hierarchical_runs.CIFAR10.lrs)
+    other = hierarchical_runs.size_of(
+        arguments._replace(dataset="x/cifar10_jpeg.npz", seeds=3), hierarchical_runs.MNIST
+    )
+    assert (other.dataset, other.seeds, other.lrs) == (
+        "x/cifar10_jpeg.npz",
+        3,
+        hierarchical_runs.CIFAR10.lrs,
+    )
     assert other.network is hierarchical_runs.CIFAR10.network
-    assert hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.CIFAR10).dataset == "mnist"
+    assert (
+        hierarchical_runs.size_of(
+            arguments._replace(reduced=True), hierarchical_runs.CIFAR10
+        ).dataset
+        == "mnist"
+    )
     for dataset in ("mnist", "cifar10", "elsewhere/own.npz"):  # a figure's own network stays
-        other = hierarchical_runs.size_of(arguments._replace(dataset=dataset), hierarchical_fig13.FULL, reduced=None)
+        other = hierarchical_runs.size_of(
+            arguments._replace(dataset=dataset), hierarchical_fig13.FULL, reduced=None
+        )
         assert (other.dataset, other.network) == (dataset, LogisticRegression)
-    other = hierarchical_runs.size_of(arguments._replace(dataset="mnist"), hierarchical_runs.CIFAR10)
-    assert (other.network, other.lrs) == (hierarchical_runs.MNIST.network, hierarchical_runs.MNIST.lrs)
+    other = hierarchical_runs.size_of(
+        arguments._replace(dataset="mnist"), hierarchical_runs.CIFAR10
+    )
+    assert (other.network, other.lrs) == (
+        hierarchical_runs.MNIST.network,
+        hierarchical_runs.MNIST.lrs,
+    )
     with pytest.raises(ConfigError, match="reduced is True"):
-        hierarchical_runs.size_of(arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None)
+        hierarchical_runs.size_of(
+            arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None
+        )
 
 
 def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
     """The last of their looks is at T to the bit, whatever the delays, and nothing was combined before."""
     for time in (1000.0, 200.0, 123.456):
-        changes = hierarchical_runs.clock([5, 15], hierarchical_runs.FIG3, num_clients=20, **hierarchical_fig4_5.alone(time))
-        schedule = draw(hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * hierarchical_fig4_5.LOOKS)
+        changes = hierarchical_runs.clock(
+            [5, 15], hierarchical_runs.FIG3, num_clients=20, **hierarchical_fig4_5.alone(time)
+        )
+        schedule = draw(
+            hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * hierarchical_fig4_5.LOOKS
+        )
         for own, weight in zip(schedule.time[0], schedule.weight[0], strict=True):
             last = ticks_in_budget(own, time, overshoot=True)
             assert last == hierarchical_fig4_5.LOOKS
@@ -212,13 +297,18 @@ def test_every_group_has_a_bound_of_its_own() -> None:
     schedule = draw(hierarchical.system, [setting.hypers()[1]], 3, 20)
     found = hierarchical_clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
     assert found.allowed == [4, 8]
-    np.testing.assert_array_equal([found.least, found.most], [schedule.steps[0].min((0, 1)), schedule.steps[0].max((0, 1))])
+    np.testing.assert_array_equal(
+        [found.least, found.most], [schedule.steps[0].min((0, 1)), schedule.steps[0].max((0, 1))]
+    )
 
 
 def test_speakers_are_dealt_evenly_and_whole() -> None:
     data = hierarchical_fig11.made_up_play()
     part = hierarchical_fig11.deal(data, 1)
-    speakers = [set(data.train_speakers[row[:count]].tolist()) for row, count in zip(part.index, part.counts, strict=True)]
+    speakers = [
+        set(data.train_speakers[row[:count]].tolist())
+        for row, count in zip(part.index, part.counts, strict=True)
+    ]
     assert sum(map(len, speakers)) == len(set().union(*speakers)) == 50
     assert {len(own) for own in speakers} == {1, 2}
     assert part.counts.sum() == len(data.train_sequences)
@@ -226,7 +316,9 @@ def test_speakers_are_dealt_evenly_and_whole() -> None:
 
 def test_rounds_for_one_of_the_baseline() -> None:
     """Rounds of 2, 4 and 3, 9: half as many; the error of a ratio of means by hand."""
-    baseline, schedule = (Timeline(np.array(time), *[None] * 5) for time in ([[2.0, 6.0]], [[3.0, 12.0]]))
+    baseline, schedule = (
+        Timeline(np.array(time), *[None] * 5) for time in ([[2.0, 6.0]], [[3.0, 12.0]])
+    )
     ratio, error = hierarchical_clock.relative_rounds(schedule, baseline)
     assert ratio == 0.5
     assert error == pytest.approx(np.std([2 - 1.5, 4 - 4.5], ddof=1) / np.sqrt(2) / 6)

@@ -23,11 +23,21 @@ def library_pooled(*args: Any, **options: Any) -> jax.Array:
     return nn.max_pool(y, (2, 2), (2, 2))
 
 
-PAIRS = {"patches": (convolution.patches, lax.conv_general_dilated), "pooled": (convolution.pooled(convolution.patches), library_pooled)}
+PAIRS = {
+    "patches": (convolution.patches, lax.conv_general_dilated),
+    "pooled": (convolution.pooled(convolution.patches), library_pooled),
+}
 
 
 def compare(
-    x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, *, tolerance: float = 1e-5, pair: str = "patches", **options: Any
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: Any,
+    padding: Any,
+    *,
+    tolerance: float = 1e-5,
+    pair: str = "patches",
+    **options: Any,
 ) -> None:
     """Values, and gradients of a random weighting of them, relative to the largest."""
     options = {"dimension_numbers": LAST, **options}
@@ -46,20 +56,38 @@ def compare(
     for own, expected in zip(*both, strict=True):
         assert own.dtype == expected.dtype
         expected = np.asarray(expected, np.float32)
-        np.testing.assert_allclose(np.asarray(own, np.float32), expected, rtol=0, atol=tolerance * (np.abs(expected).max() + 1e-3))
+        np.testing.assert_allclose(
+            np.asarray(own, np.float32),
+            expected,
+            rtol=0,
+            atol=tolerance * (np.abs(expected).max() + 1e-3),
+        )
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, most_dilated: int = 2, features: tuple[int, ...] = (1, 3, 15, 16, 20), beyond: int = 0) -> tuple[Any, ...]:
+def cases(
+    draw: st.DrawFn,
+    *,
+    most_dilated: int = 2,
+    features: tuple[int, ...] = (1, 3, 15, 16, 20),
+    beyond: int = 0,
+) -> tuple[Any, ...]:
     """beyond: how much larger than its window an input is at least, in strides."""
     window = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
     strides = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     dilation = (draw(st.integers(1, most_dilated)), draw(st.integers(1, most_dilated)))
     pairs = st.tuples(st.integers(0, 3), st.integers(0, 3))
     padding = draw(st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(pairs, pairs)))
-    least = [(size - 1) * step + 1 + beyond * s for size, step, s in zip(window, dilation, strides, strict=True)]
+    least = [
+        (size - 1) * step + 1 + beyond * s
+        for size, step, s in zip(window, dilation, strides, strict=True)
+    ]
     space = tuple(draw(st.integers(low, 11)) for low in least)
-    batch, channels, num = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.sampled_from(features))
+    batch, channels, num = (
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from(features)),
+    )
     return (batch, *space, channels), (*window, channels, num), strides, padding, dilation
 
 
@@ -79,7 +107,9 @@ def test_pooled_equals_the_librarys_convolution_and_pooling(case: tuple[Any, ...
     compare(*normal(shape, kernel_shape), strides, padding, pair="pooled")
 
 
-@pytest.mark.parametrize("case", [((2, 6, 6, 2), (2, 2, 2, 20), (1, 1)), ((2, 8, 8, 2), (2, 2, 2, 3), (2, 2))])
+@pytest.mark.parametrize(
+    "case", [((2, 6, 6, 2), (2, 2, 2, 20), (1, 1)), ((2, 8, 8, 2), (2, 2, 2, 3), (2, 2))]
+)
 def test_pooled_where_it_is_not_one_product(case: tuple[Any, ...]) -> None:
     """Many channels, and dilated windows."""
     shape, kernel_shape, dilation = case
@@ -92,12 +122,22 @@ def test_pooled_gives_the_gradient_to_the_first_of_equals_and_passes_nan_on() ->
     flat = jnp.ones_like(x).at[:, 3:5].set(2.0)
 
     def slopes(by: Any, x: jax.Array) -> Any:
-        return jax.grad(lambda x, kernel: jnp.sum(by(x, kernel, (1, 1), "VALID", dimension_numbers=LAST) ** 3), (0, 1))(x, kernel)
+        return jax.grad(
+            lambda x, kernel: jnp.sum(by(x, kernel, (1, 1), "VALID", dimension_numbers=LAST) ** 3),
+            (0, 1),
+        )(x, kernel)
 
-    for own, expected in zip(*jax.jit(lambda x: [slopes(by, x) for by in PAIRS["pooled"]])(flat), strict=True):
+    for own, expected in zip(
+        *jax.jit(lambda x: [slopes(by, x) for by in PAIRS["pooled"]])(flat), strict=True
+    ):
         np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
-    lost = convolution.pooled(convolution.patches)(x.at[0, 4, 4, 1].set(jnp.nan), kernel, (1, 1), "VALID", dimension_numbers=LAST)
-    np.testing.assert_array_equal(jnp.isnan(lost[0, :, :, 0]), [[False, False, False], [False, True, True], [False, True, True]])
+    lost = convolution.pooled(convolution.patches)(
+        x.at[0, 4, 4, 1].set(jnp.nan), kernel, (1, 1), "VALID", dimension_numbers=LAST
+    )
+    np.testing.assert_array_equal(
+        jnp.isnan(lost[0, :, :, 0]),
+        [[False, False, False], [False, True, True], [False, True, True]],
+    )
     assert not jnp.isnan(lost[1]).any()
 
 
@@ -106,12 +146,19 @@ def test_pooled_gives_the_gradient_to_the_first_of_equals_and_passes_nan_on() ->
 def test_bfloat16(features: int, pair: str) -> None:
     """To its rounding, 2^-8 a number."""
     x, kernel = normal((2, 9, 9, 3), (3, 3, 3, features))
-    compare(x.astype("bfloat16"), kernel.astype("bfloat16"), (2, 2), "SAME", tolerance=2e-2, pair=pair)
+    compare(
+        x.astype("bfloat16"), kernel.astype("bfloat16"), (2, 2), "SAME", tolerance=2e-2, pair=pair
+    )
 
 
 def test_one_axis_and_three() -> None:
     compare(*normal((2, 12, 3), (4, 3, 5)), (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-    compare(*normal((2, 5, 6, 4, 2), (3, 2, 2, 2, 17)), (1, 2, 1), "VALID", dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
+    compare(
+        *normal((2, 5, 6, 4, 2), (3, 2, 2, 2, 17)),
+        (1, 2, 1),
+        "VALID",
+        dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
+    )
 
 
 def normal(*shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -127,7 +174,11 @@ def test_weights_per_client_inside_a_loop(features: int, pair: str) -> None:
     ours, library = PAIRS[pair]
 
     def step(by: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        slope = jax.grad(lambda kernel: jnp.mean(jnp.square(by(x, kernel, (1, 1), "SAME", dimension_numbers=LAST))))(kernel)
+        slope = jax.grad(
+            lambda kernel: jnp.mean(
+                jnp.square(by(x, kernel, (1, 1), "SAME", dimension_numbers=LAST))
+            )
+        )(kernel)
         return kernel - 0.1 * slope
 
     def walk(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -147,10 +198,13 @@ def test_what_patches_do_not_do() -> None:
     with pytest.raises(ValueError, match="groups"):
         convolution.patches(x, kernel, (1, 1), "SAME", **grouped)
     np.testing.assert_array_equal(
-        convolution.auto(x, kernel, (1, 1), "SAME", **grouped), lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **grouped)
+        convolution.auto(x, kernel, (1, 1), "SAME", **grouped),
+        lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **grouped),
     )
     with pytest.raises(ValueError, match="groups"):
-        convolution.patches(x, normal((3, 3, 4, 4))[0], (1, 1), "SAME", dimension_numbers=LAST, lhs_dilation=(2, 2))
+        convolution.patches(
+            x, normal((3, 3, 4, 4))[0], (1, 1), "SAME", dimension_numbers=LAST, lhs_dilation=(2, 2)
+        )
     with pytest.raises(ValueError, match="channels last"):
         convolution.patches(x, normal((3, 3, 4, 4))[0], (1, 1), "SAME")
     with pytest.raises(ValueError, match="does not fit"):
@@ -163,7 +217,9 @@ def test_the_choice_for_a_cpu() -> None:
 
     def text(name: str) -> str:
         def value(kernel: jax.Array) -> jax.Array:
-            return jnp.sum(CONVOLUTIONS[name](x, kernel, (1, 1), "SAME", dimension_numbers=LAST) ** 2)
+            return jnp.sum(
+                CONVOLUTIONS[name](x, kernel, (1, 1), "SAME", dimension_numbers=LAST) ** 2
+            )
 
         return jax.jit(jax.grad(value)).lower(kernel).as_text()
 
@@ -176,16 +232,28 @@ def test_the_choice_for_a_cpu() -> None:
 def test_gradients_keep_no_patches(features: int) -> None:
     """Only the input and the kernel are kept for the gradient, not the nine times larger patches."""
     x, kernel = normal((2, 32, 32, 4), (3, 3, 4, features))
-    _, pull = jax.vjp(lambda x, kernel: convolution.patches(x, kernel, (1, 1), "SAME", dimension_numbers=LAST), x, kernel)
+    _, pull = jax.vjp(
+        lambda x, kernel: convolution.patches(x, kernel, (1, 1), "SAME", dimension_numbers=LAST),
+        x,
+        kernel,
+    )
     kept = sum(leaf.size for leaf in jax.tree.leaves(pull) if hasattr(leaf, "size"))
     assert x.size < kept < 2 * x.size
 
 
 @pytest.mark.parametrize(
     ("window", "stride", "pad", "shape"),
-    [(2, None, 0, (3, 8, 6, 2)), (2, None, 0, (3, 7, 5, 2)), (3, 2, 1, (2, 8, 9, 3)), (3, 1, 0, (5, 6, 1)), (3, None, 0, (2, 2, 9, 9, 1))],
+    [
+        (2, None, 0, (3, 8, 6, 2)),
+        (2, None, 0, (3, 7, 5, 2)),
+        (3, 2, 1, (2, 8, 9, 3)),
+        (3, 1, 0, (5, 6, 1)),
+        (3, None, 0, (2, 2, 9, 9, 1)),
+    ],
 )
-def test_pooling_equals_the_librarys(window: int, stride: int | None, pad: int, shape: tuple[int, ...]) -> None:
+def test_pooling_equals_the_librarys(
+    window: int, stride: int | None, pad: int, shape: tuple[int, ...]
+) -> None:
     """Values and gradients; without ties, as normal draws have none."""
     (x,) = normal(shape)
     steps = (stride or window,) * 2
@@ -193,7 +261,9 @@ def test_pooling_equals_the_librarys(window: int, stride: int | None, pad: int, 
 
     def library(x: jax.Array) -> jax.Array:
         ones = (1,) * (x.ndim - 3)
-        return lax.reduce_window(x, -jnp.inf, lax.max, (*ones, window, window, 1), (*ones, *steps, 1), edges)
+        return lax.reduce_window(
+            x, -jnp.inf, lax.max, (*ones, window, window, 1), (*ones, *steps, 1), edges
+        )
 
     def slopes(pool: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = pool(x)
@@ -224,34 +294,59 @@ def test_memory_of_resnet18_is_bounded() -> None:
         params = jax.eval_shape(network.init, jax.random.key(0), images)
 
         def loss(params: Any, images: jax.Array) -> jax.Array:
-            return optax.softmax_cross_entropy_with_integer_labels(network.apply(params, images), labels).mean()
+            return optax.softmax_cross_entropy_with_integer_labels(
+                network.apply(params, images), labels
+            ).mean()
 
-        return jax.jit(jax.grad(loss)).lower(params, images).compile().memory_analysis().temp_size_in_bytes
+        return (
+            jax.jit(jax.grad(loss))
+            .lower(params, images)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
 
     assert held(convolution.patches) < min(1.2 * held(lax.conv_general_dilated), 130 * 2**20)
 
 
 @pytest.mark.parametrize(("num", "dtype"), [(6, "float32"), (7, "float32"), (6, "bfloat16")])
-def test_few_images_at_a_time_make_no_difference(num: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_images_at_a_time_make_no_difference(
+    num: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = np.random.default_rng(num)
     shapes = ((2, num, 9, 8, 3), (2, 3, 3, 3, 20), (2, num, 9, 8, 20))
-    given = [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]  # two clients, each with weights of its own
+    given = [
+        jnp.asarray(random.normal(size=shape), dtype) for shape in shapes
+    ]  # two clients, each with weights of its own
 
     def all_of(x: Any, kernel: Any, weight: Any) -> Any:
-        by = partial(convolution.patches, window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return by(x, kernel), jax.grad(lambda x, kernel: jnp.sum(by(x, kernel) * weight), argnums=(0, 1))(x, kernel)
+        by = partial(
+            convolution.patches,
+            window_strides=(1, 1),
+            padding="SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return by(x, kernel), jax.grad(
+            lambda x, kernel: jnp.sum(by(x, kernel) * weight), argnums=(0, 1)
+        )(x, kernel)
 
     all_of = jax.vmap(all_of)
     whole = jax.jit(all_of)(*given)
     each = 9 * 8 * 27 * given[0].dtype.itemsize
-    monkeypatch.setattr(convolution, "IN_CACHE", 3 * each + each // 2)  # three images, or one of a prime number of them
+    monkeypatch.setattr(
+        convolution, "IN_CACHE", 3 * each + each // 2
+    )  # three images, or one of a prime number of them
     monkeypatch.setattr(convolution, "FEW", 0)
     jax.clear_caches()
     program = jax.make_jaxpr(all_of)(*given)
-    lengths = [equation.params["length"] for equation in program.eqns if equation.primitive.name == "scan"]
+    lengths = [
+        equation.params["length"] for equation in program.eqns if equation.primitive.name == "scan"
+    ]
     assert lengths and set(lengths) == {2 if num == 6 else 7}
     rounding = {"rtol": 2e-2, "atol": 2e-1} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-4}
-    for own, expected in zip(jax.tree.leaves(jax.jit(all_of)(*given)), jax.tree.leaves(whole), strict=True):
+    for own, expected in zip(
+        jax.tree.leaves(jax.jit(all_of)(*given)), jax.tree.leaves(whole), strict=True
+    ):
         assert own.dtype == dtype
         np.testing.assert_allclose(own.astype("float32"), expected.astype("float32"), **rounding)
 
@@ -267,6 +362,10 @@ def test_a_users_network_takes_it_by_one_argument() -> None:
 
     (x,) = normal((2, 9, 9, 3))
     params = jax.jit(Own(None).init)(jax.random.key(0), x)
-    assert jax.tree.structure(jax.eval_shape(Own(convolution.auto).init, jax.random.key(0), x)) == jax.tree.structure(params)
-    own, library = jax.jit(lambda params, x: (Own(convolution.auto).apply(params, x), Own(None).apply(params, x)))(params, x)
+    assert jax.tree.structure(
+        jax.eval_shape(Own(convolution.auto).init, jax.random.key(0), x)
+    ) == jax.tree.structure(params)
+    own, library = jax.jit(
+        lambda params, x: (Own(convolution.auto).apply(params, x), Own(None).apply(params, x))
+    )(params, x)
     np.testing.assert_allclose(own, library, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,10 @@ from fedjax_sim.types import LatentProblem
 
 # Compiled, as one operation after the other takes seconds.
 luq = jax.jit(low_bit.luq, static_argnames=("bits", "top"))
-uniform, sawb, max_abs = (jax.jit(q, static_argnames=("bits", "levels")) for q in (low_bit.uniform, low_bit.sawb, low_bit.max_abs))
+uniform, sawb, max_abs = (
+    jax.jit(q, static_argnames=("bits", "levels"))
+    for q in (low_bit.uniform, low_bit.sawb, low_bit.max_abs)
+)
 
 # Logarithmic quantizer of gradients ---------------------------------------------------------------------------------------------------
 
@@ -32,11 +35,15 @@ LARGEST = 3.0
 LEAST = LARGEST / 2**7
 POWERS = LEAST * 2.0 ** np.arange(8)
 ON_LEVELS = np.concatenate([-POWERS, [0.0], POWERS])
-BETWEEN = np.array([0.01 * LEAST, 0.7 * LEAST, 1.1 * LEAST, 1.9 * LEAST, 0.1, 0.3, 0.31, 0.99, 1.7, 2.9])
+BETWEEN = np.array(
+    [0.01 * LEAST, 0.7 * LEAST, 1.1 * LEAST, 1.9 * LEAST, 0.1, 0.3, 0.31, 0.99, 1.7, 2.9]
+)
 VALUES = np.concatenate([ON_LEVELS, BETWEEN, -BETWEEN])
 
 
-def draws_of(values: np.ndarray, count: int, *, dtype: str = "float32", **options: Any) -> np.ndarray:
+def draws_of(
+    values: np.ndarray, count: int, *, dtype: str = "float32", **options: Any
+) -> np.ndarray:
     """`f64[count, *shape]`"""
     keys = jax.random.split(jax.random.key(8), count)
     tensor = jnp.asarray(values, dtype)
@@ -65,7 +72,15 @@ def test_luq_is_unbiased(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "top"), [({"bits": 2}, 1), ({"bits": 3}, 3), ({"bits": 4}, 7), ({}, 7), ({"top": 6}, 6), ({"bits": 8}, 126)]
+    ("options", "top"),
+    [
+        ({"bits": 2}, 1),
+        ({"bits": 3}, 3),
+        ({"bits": 4}, 7),
+        ({}, 7),
+        ({"top": 6}, 6),
+        ({"bits": 8}, 126),
+    ],
 )
 def test_levels_of_luq(options: dict[str, int], top: int) -> None:
     """0 and both signs of the largest magnitude times 2^0, ..., 2^-top, exactly; no more."""
@@ -96,7 +111,10 @@ def test_luq_of_zeros_and_of_no_numbers() -> None:
 def test_more_bits_do_not_make_luq_exact() -> None:
     """The mean error, here relative to the mean square, soon stays the same: levels are added near zero only."""
     values = np.random.default_rng(0).normal(size=300)
-    errors = [np.mean((draws_of(values, 400, bits=bits) - values) ** 2) / np.mean(values**2) for bits in (2, 5, 8)]
+    errors = [
+        np.mean((draws_of(values, 400, bits=bits) - values) ** 2) / np.mean(values**2)
+        for bits in (2, 5, 8)
+    ]
     assert errors[0] > 1.2 * errors[1]
     np.testing.assert_allclose(errors[2], errors[1], rtol=0.02)
     assert errors[2] > 0.05
@@ -114,10 +132,17 @@ def sawb_in_numpy(x: np.ndarray, bits: int, *, signed: bool = True) -> np.ndarra
     """With the levels of LUQ's code."""
     first, second = {3: (7.4, 6.66), 4: (12.1, 12.2)}[bits]
     clip = first * np.sqrt(np.mean(x**2)) - second * np.mean(np.abs(x))
-    return uniform_in_numpy(x, *((-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits - 1)), clip)
+    return uniform_in_numpy(
+        x, *((-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits - 1)), clip
+    )
 
 
-CODES = {("reference", True): (-4, 4), ("strict", True): (-4, 3), ("reference", False): (0, 7), ("strict", False): (0, 7)}
+CODES = {
+    ("reference", True): (-4, 4),
+    ("strict", True): (-4, 3),
+    ("reference", False): (0, 7),
+    ("strict", False): (0, 7),
+}
 
 
 @pytest.mark.parametrize(("levels", "signed"), CODES)
@@ -127,13 +152,17 @@ def test_uniform_quantizer(levels: str, signed: bool) -> None:
     half_width = 1.75
     step = 2 * half_width / (high - low)
     x = np.linspace(-6, 6, 2001)
-    found = uniform(jnp.asarray(x, "float32"), bits=3, scale=half_width, signed=signed, levels=levels)
+    found = uniform(
+        jnp.asarray(x, "float32"), bits=3, scale=half_width, signed=signed, levels=levels
+    )
     np.testing.assert_allclose(np.unique(found), step * np.arange(low, high + 1), rtol=1e-6)
     inside = (x >= step * low) & (x <= step * high)
     assert np.abs(found - x)[inside].max() <= step / 2 + 1e-6
     assert (found[x < step * low] == step * low).all()
     assert (found[x > step * high] == step * high).all()
-    known = low_bit.uniform(jnp.asarray(x, "float32"), bits=3, scale=half_width, signed=signed, levels=levels)
+    known = low_bit.uniform(
+        jnp.asarray(x, "float32"), bits=3, scale=half_width, signed=signed, levels=levels
+    )
     np.testing.assert_array_equal(known, found)
 
 
@@ -143,9 +172,13 @@ def test_sawb(bits: int, signed: bool) -> None:
     """As written out in NumPy, each row of a batch by itself; the range clips signed values, and the levels are those of the bits."""
     rows = np.random.default_rng(3).standard_t(4, size=(2, 4000)) * np.array([[1.0], [30.0]])
     rows = rows if signed else np.maximum(rows, 0)
-    found = np.asarray(jax.vmap(partial(sawb, bits=bits, signed=signed))(jnp.asarray(rows, "float32")))
+    found = np.asarray(
+        jax.vmap(partial(sawb, bits=bits, signed=signed))(jnp.asarray(rows, "float32"))
+    )
     # Tolerance: float32; no value lies so close to a border between two levels that it goes to another.
-    np.testing.assert_allclose(found, [sawb_in_numpy(row, bits, signed=signed) for row in rows], rtol=1e-5)
+    np.testing.assert_allclose(
+        found, [sawb_in_numpy(row, bits, signed=signed) for row in rows], rtol=1e-5
+    )
     for row, result in zip(rows, found, strict=True):
         if signed:
             assert len(np.unique(result)) == 2**bits + 1
@@ -167,7 +200,9 @@ def test_sawb_of_bits_and_values_that_it_has_no_range_for() -> None:
     np.testing.assert_allclose(sawb(jnp.abs(same), bits=4, signed=False), jnp.abs(same), rtol=1e-6)
     for quantizer in (sawb, max_abs):
         for bits in (3, 5):
-            np.testing.assert_array_equal(quantizer(jnp.zeros(3), bits=bits, signed=False), jnp.zeros(3))
+            np.testing.assert_array_equal(
+                quantizer(jnp.zeros(3), bits=bits, signed=False), jnp.zeros(3)
+            )
 
 
 def test_grids_keep_bfloat16() -> None:
@@ -175,7 +210,9 @@ def test_grids_keep_bfloat16() -> None:
     x = jnp.asarray(np.random.default_rng(3).normal(size=1000), "bfloat16")
     found = sawb(x, bits=4, signed=True)
     assert found.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(found, sawb(x.astype("float32"), bits=4, signed=True).astype("bfloat16"))
+    np.testing.assert_array_equal(
+        found, sawb(x.astype("float32"), bits=4, signed=True).astype("bfloat16")
+    )
 
 
 # Gradients ----------------------------------------------------------------------------------------------------------------------------
@@ -187,7 +224,9 @@ def test_straight_through() -> None:
     quantizer = partial(uniform, bits=3, scale=0.7, signed=True)
     np.testing.assert_array_equal(straight_through(quantizer, x), quantizer(x))
     slope = jnp.arange(500.0)
-    np.testing.assert_array_equal(jax.grad(lambda x: slope @ straight_through(quantizer, x))(x), slope)
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: slope @ straight_through(quantizer, x))(x), slope
+    )
 
 
 def test_cotangent_of_quantized_gradient() -> None:
@@ -203,8 +242,12 @@ def test_cotangent_of_quantized_gradient() -> None:
 
     np.testing.assert_array_equal(back(x[0], keys[0], slope[0]), luq(keys[0], slope[0], bits=3))
     np.testing.assert_array_equal(back(x[0], keys[0], slope[0], 2), luq(keys[0], slope[0], top=2))
-    batched = jax.jit(jax.vmap(jax.grad(lambda x, key, slope: slope @ quantized_gradient(x, key, 3))))(x, keys, slope)
-    np.testing.assert_array_equal(batched, [luq(*row, bits=3) for row in zip(keys, slope, strict=True)])
+    batched = jax.jit(
+        jax.vmap(jax.grad(lambda x, key, slope: slope @ quantized_gradient(x, key, 3)))
+    )(x, keys, slope)
+    np.testing.assert_array_equal(
+        batched, [luq(*row, bits=3) for row in zip(keys, slope, strict=True)]
+    )
 
 
 # Models -------------------------------------------------------------------------------------------------------------------------------
@@ -240,11 +283,15 @@ class Case:
         self.slope = jax.random.normal(keys[2], logits.shape)
 
     def loss(self, params: Any, key: jax.Array, low: LowBit | None = None) -> jax.Array:
-        return jnp.sum(self.slope * (low or self.low).apply(params, self.x, train=True, rngs={"quantize": key}))
+        return jnp.sum(
+            self.slope * (low or self.low).apply(params, self.x, train=True, rngs={"quantize": key})
+        )
 
     def train(self, low: LowBit | None = None) -> jax.Array:
         """The logits of a local step."""
-        return jax.jit(partial((low or self.low).apply, train=True))(self.params, self.x, rngs={"quantize": KEY})
+        return jax.jit(partial((low or self.low).apply, train=True))(
+            self.params, self.x, rngs={"quantize": KEY}
+        )
 
     def gradient(self, low: LowBit | None = None) -> Any:
         return jax.jit(jax.grad(partial(self.loss, low=low)))(self.params, KEY)
@@ -276,13 +323,17 @@ def test_forward_pass_of_a_perceptron(bits: int) -> None:
     """Inputs and kernels are rounded, hidden ones on the unsigned grid as they follow a ReLU; biases are not."""
     case = perceptron(weights=bits, activations=bits)
     (first, bias), (second, offset) = case.numbers("Dense_0"), case.numbers("Dense_1")
-    hidden = np.maximum(sawb_in_numpy(np.asarray(case.x), bits) @ sawb_in_numpy(first, bits) + bias, 0)
+    hidden = np.maximum(
+        sawb_in_numpy(np.asarray(case.x), bits) @ sawb_in_numpy(first, bits) + bias, 0
+    )
     expected = sawb_in_numpy(hidden, bits, signed=False) @ sawb_in_numpy(second, bits) + offset
     found = case.train()
     # Tolerance: float32.
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     plain = np.maximum(np.asarray(case.x) @ first + bias, 0) @ second + offset
-    as_sent = LowBit(case.low.model, bits, bits, evaluate_quantized=False).apply(case.params, case.x)
+    as_sent = LowBit(case.low.model, bits, bits, evaluate_quantized=False).apply(
+        case.params, case.x
+    )
     np.testing.assert_allclose(as_sent, plain, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(jax.jit(case.low.apply)(case.params, case.x), found, rtol=1e-6)
 
@@ -296,7 +347,9 @@ def test_forward_pass_of_a_convolutional_network() -> None:
         return uniform_in_numpy(x, *codes, largest if signed else largest / 2)
 
     (first, bias), (second, offset) = case.numbers("Conv_0"), case.numbers("Dense_0")
-    hidden = np.maximum(convolved(grid(np.asarray(case.x), 5), grid(first, 4)) + bias, 0).reshape(5, -1)
+    hidden = np.maximum(convolved(grid(np.asarray(case.x), 5), grid(first, 4)) + bias, 0).reshape(
+        5, -1
+    )
     expected = grid(hidden, 5, signed=False) @ grid(second, 4) + offset
     found = case.train()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -311,12 +364,20 @@ def test_parts_left_in_full_precision() -> None:
 
     def network(*roundings: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         of_x, of_first, of_hidden, of_second = roundings
-        return of_hidden(np.maximum(of_x(x) @ of_first(first) + bias, 0)) @ of_second(second) + offset
+        return (
+            of_hidden(np.maximum(of_x(x) @ of_first(first) + bias, 0)) @ of_second(second) + offset
+        )
 
     expected = {
-        LowBit(case.low.model, activations=None, gradients=None): network(np.asarray, low, np.asarray, low),
-        LowBit(case.low.model, weights=None, gradients=None): network(low, np.asarray, unsigned, np.asarray),
-        LowBit(case.low.model, gradients=None, full_precision=("Dense_0",)): network(np.asarray, np.asarray, unsigned, low),
+        LowBit(case.low.model, activations=None, gradients=None): network(
+            np.asarray, low, np.asarray, low
+        ),
+        LowBit(case.low.model, weights=None, gradients=None): network(
+            low, np.asarray, unsigned, np.asarray
+        ),
+        LowBit(case.low.model, gradients=None, full_precision=("Dense_0",)): network(
+            np.asarray, np.asarray, unsigned, low
+        ),
         LowBit(case.low.model, None, None, None): network(*[np.asarray] * 4),
     }
     for model, logits in expected.items():
@@ -330,29 +391,42 @@ def test_gradient_of_a_perceptron(levels: str, top: int) -> None:
     keys = [jax.random.fold_in(KEY, i) for i in range(2)]
     (first, bias), (second, _) = case.numbers("Dense_0"), case.numbers("Dense_1")
     grid = partial(max_abs, bits=8, levels=levels)
-    x, low_first, low_second = (np.asarray(grid(jnp.asarray(a, "float32"), signed=True)) for a in (case.x, first, second))
+    x, low_first, low_second = (
+        np.asarray(grid(jnp.asarray(a, "float32"), signed=True)) for a in (case.x, first, second)
+    )
     before = x @ low_first + bias.astype("float32")
     hidden = np.asarray(grid(jnp.maximum(before, 0), signed=False))
     at_logits = np.asarray(luq(keys[1], case.slope, top=top))
-    at_hidden = np.asarray(luq(keys[0], jnp.asarray((at_logits @ low_second.T) * (before > 0)), top=top))
+    at_hidden = np.asarray(
+        luq(keys[0], jnp.asarray((at_logits @ low_second.T) * (before > 0)), top=top)
+    )
     found = case.gradient()["params"]
-    layers = {"Dense_0": (x.T @ at_hidden, at_hidden.sum(0)), "Dense_1": (hidden.T @ at_logits, at_logits.sum(0))}
+    layers = {
+        "Dense_0": (x.T @ at_hidden, at_hidden.sum(0)),
+        "Dense_1": (hidden.T @ at_logits, at_logits.sum(0)),
+    }
     for name, (of_kernel, of_bias) in layers.items():
         np.testing.assert_allclose(found[name]["kernel"], of_kernel, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found[name]["bias"], of_bias, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [perceptron, convolutional])
-def test_gradients_are_unbiased_for_those_without_quantized_cotangents(make: Callable[..., Case]) -> None:
+def test_gradients_are_unbiased_for_those_without_quantized_cotangents(
+    make: Callable[..., Case],
+) -> None:
     """Every coordinate over 4000 keys, within 5 standard errors, or to rounding where no draw is involved."""
     case, count = make(), 4000
     exact = case.gradient(LowBit(case.low.model, gradients=None))
-    drawn = jax.jit(jax.vmap(jax.grad(case.loss), (None, 0)))(case.params, jax.random.split(KEY, count))
+    drawn = jax.jit(jax.vmap(jax.grad(case.loss), (None, 0)))(
+        case.params, jax.random.split(KEY, count)
+    )
     spreads = []
     for sample, expected in zip(jax.tree.leaves(drawn), jax.tree.leaves(exact), strict=True):
         error = np.std(np.asarray(sample, float), axis=0) / np.sqrt(count)
         spreads.append(error.max())
-        assert (np.abs(np.mean(np.asarray(sample, float), axis=0) - expected) <= 5 * error + 1e-5).all()
+        assert (
+            np.abs(np.mean(np.asarray(sample, float), axis=0) - expected) <= 5 * error + 1e-5
+        ).all()
     assert min(spreads) > 1e-3, "nothing was quantized"
 
 
@@ -366,12 +440,20 @@ def test_gradients_of_a_batch_of_clients() -> None:
     one = jax.jit(gradient)
     for i in range(3):
         alone = one(jax.tree.map(lambda leaf, i=i: leaf[i], clients), keys[i])
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5),
+            together,
+            alone,
+        )
 
 
 def test_jit_equals_no_jit() -> None:
     case = perceptron()
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), case.gradient(), jax.grad(case.loss)(case.params, KEY))
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        case.gradient(),
+        jax.grad(case.loss)(case.params, KEY),
+    )
 
 
 def test_each_use_of_a_layer_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +478,10 @@ def test_training_reaches_a_model_that_takes_it() -> None:
     """With its own random streams; evaluation is without dropout and needs none."""
     low, x = LowBit(Twice()), jax.random.normal(jax.random.key(3), (4, 6))
     params = low.init(KEY, x)
-    first, again, other = (low.apply(params, x, train=True, rngs={"quantize": KEY, "dropout": jax.random.key(i)}) for i in (1, 1, 2))
+    first, again, other = (
+        low.apply(params, x, train=True, rngs={"quantize": KEY, "dropout": jax.random.key(i)})
+        for i in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first, again)
     assert (np.asarray(first) != np.asarray(other)).any()
     as_sent = LowBit(Twice(), evaluate_quantized=False).apply(params, x)
@@ -408,7 +493,12 @@ def test_low_bit_models_are_static_data() -> None:
     make = partial(LowBit, MLP((6,), 4))
     assert make() == make()
     assert hash(make()) == hash(make(full_precision=()))
-    for change in ({"weights": 4}, {"scale": "max"}, {"full_precision": ("Dense_0",)}, {"levels": "strict"}):
+    for change in (
+        {"weights": 4},
+        {"scale": "max"},
+        {"full_precision": ("Dense_0",)},
+        {"levels": "strict"},
+    ):
         assert make(**change) != make()
     traces = []
 
@@ -479,17 +569,25 @@ class Blobs:
     def init(self, key: jax.Array) -> Any:
         return self.model.init(key, self.inputs[0, :1])
 
-    def loss(self, params: Any, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
-        logits = self.model.apply(params, self.inputs[client, examples], train=True, rngs={"quantize": key})
+    def loss(
+        self, params: Any, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        logits = self.model.apply(
+            params, self.inputs[client, examples], train=True, rngs={"quantize": key}
+        )
         return self._cross_entropy(logits, self.labels[client, examples])
 
     def evaluate(self, params: Any) -> Mapping[str, jax.Array]:
         inputs = self.inputs.reshape(-1, self.inputs.shape[-1])
-        return {"loss": self._cross_entropy(self.model.apply(params, inputs), self.labels.reshape(-1))}
+        return {
+            "loss": self._cross_entropy(self.model.apply(params, inputs), self.labels.reshape(-1))
+        }
 
     @staticmethod
     def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1))
+        return -jnp.mean(
+            jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
+        )
 
 
 TICKS = 12
@@ -500,10 +598,18 @@ def blobs(**settings: Any) -> Blobs:
     random = np.random.default_rng(2)
     labels = random.integers(0, 4, (7, 12))
     inputs = random.normal(size=(4, 6))[labels] + 0.3 * random.normal(size=(7, 12, 6))
-    return Blobs(jnp.asarray(inputs, "float32"), jnp.asarray(labels, "int32"), LowBit(MLP((5,), 4), **settings))
+    return Blobs(
+        jnp.asarray(inputs, "float32"),
+        jnp.asarray(labels, "int32"),
+        LowBit(MLP((5,), 4), **settings),
+    )
 
 
-@pytest.fixture(params=[name for name, system in fedjax_sim.SYSTEMS.items() if system.learns is not LatentProblem])
+@pytest.fixture(
+    params=[
+        name for name, system in fedjax_sim.SYSTEMS.items() if system.learns is not LatentProblem
+    ]
+)
 def system(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every system whose clients do gradient steps."""
     return fedjax_sim.SYSTEMS[request.param]
@@ -514,7 +620,14 @@ def run(system: Any, problem: Any, hyper: Any) -> fedjax_sim.Run:
 
 
 def distance(a: Any, b: Any) -> float:
-    return float(np.sqrt(sum(np.sum((np.asarray(x) - np.asarray(y)) ** 2) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))))
+    return float(
+        np.sqrt(
+            sum(
+                np.sum((np.asarray(x) - np.asarray(y)) ** 2)
+                for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
+            )
+        )
+    )
 
 
 def test_every_system_trains_with_few_bits(system: Any, small: Callable) -> None:
@@ -533,7 +646,11 @@ def test_favano_in_many_bits_tends_to_full_precision(small: Callable) -> None:
     full = run(system, blobs(weights=None, activations=None, gradients=None), small(system)).models
     distances = []
     for bits in (4, 8, 12):
-        low = run(system, blobs(weights=bits, activations=bits, gradients=None, scale="max"), small(system)).models
+        low = run(
+            system,
+            blobs(weights=bits, activations=bits, gradients=None, scale="max"),
+            small(system),
+        ).models
         distances.append(distance(full, low))
     # Each step of four bits divides the rounding error by 16.
     assert (np.array(distances[1:]) < 0.25 * np.array(distances[:-1])).all()
@@ -565,12 +682,21 @@ def test_no_key_is_used_twice(small: Callable, key_reuse_check: None) -> None:
     """Local work of two clients, traced only: that is when keys are checked."""
     problem, hyper = blobs(), small(fedjax_sim.SYSTEMS["favano"])
     whole = jnp.arange(2)
-    event = Event(jnp.int32(0), whole, whole + 2, whole, whole.astype("float32"), whole, whole, jnp.int32(0))
+    event = Event(
+        jnp.int32(0), whole, whole + 2, whole, whole.astype("float32"), whole, whole, jnp.int32(0)
+    )
     start = jax.vmap(problem.init)(jax.random.split(KEY, 2))
-    jax.eval_shape(jax.jit(partial(local_sgd, problem, hyper, Plan(slots_at_once=2))), jax.random.key(1), start, event)
+    jax.eval_shape(
+        jax.jit(partial(local_sgd, problem, hyper, Plan(slots_at_once=2))),
+        jax.random.key(1),
+        start,
+        event,
+    )
 
 
-def test_a_key_used_twice_is_noticed(small: Callable, key_reuse_check: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_used_twice_is_noticed(
+    small: Callable, key_reuse_check: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The counterpart of the test above: both layers draw by the same key."""
     case = perceptron()
     monkeypatch.setattr(jax.random, "fold_in", lambda key, data: key)

@@ -12,7 +12,10 @@ def num_parameters(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize(("name", "expected"), [("logistic", 784 * 10 + 10), ("mlp32", 25450), ("mlp128", 784 * 128 + 128 + 128 * 10 + 10)])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("logistic", 784 * 10 + 10), ("mlp32", 25450), ("mlp128", 784 * 128 + 128 + 128 * 10 + 10)],
+)
 def test_number_of_parameters_on_mnist(name, expected):
     line, factory = MODELS[name]
     assert line and "\n" not in line
@@ -28,7 +31,9 @@ def test_images_are_the_flat_inputs_they_hold(name):
     flat = model.apply(params, images.reshape(10, 48)).reshape(2, 5, 7)
     for of in ((), (0,), (1, 3)):
         np.testing.assert_allclose(model.apply(params, images[of]), flat[of], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(model.apply(params, images[0, 0].reshape(48)), flat[0, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.apply(params, images[0, 0].reshape(48)), flat[0, 0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_logits_are_those_of_plain_numpy():
@@ -39,13 +44,20 @@ def test_logits_are_those_of_plain_numpy():
     hidden = x
     for layer in layers[:-1]:
         hidden = np.maximum(hidden @ layer["kernel"] + layer["bias"], 0)
-    np.testing.assert_allclose(model.apply(params, x), hidden @ layers[-1]["kernel"] + layers[-1]["bias"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.apply(params, x),
+        hidden @ layers[-1]["kernel"] + layers[-1]["bias"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_no_hidden_layer_is_logistic_regression():
     x = jax.random.normal(jax.random.key(1), (6, 4))
     params = LogisticRegression(3).init(jax.random.key(0), x)
-    np.testing.assert_array_equal(LogisticRegression(3).apply(params, x), MLP((), 3).apply(params, x))
+    np.testing.assert_array_equal(
+        LogisticRegression(3).apply(params, x), MLP((), 3).apply(params, x)
+    )
 
 
 @pytest.mark.parametrize(("layer", "fan_in"), [("Dense_0", 100), ("Dense_1", 400)])
@@ -70,5 +82,7 @@ def test_computation_dtype_leaves_parameters_in_float32():
 
 
 def test_modules_are_hashable_and_equal_by_value():
-    assert MODELS["mlp32"].make(10, None) == MLP((32,), 10) and hash(MODELS["mlp32"].make(10, None)) == hash(MLP((32,), 10))
+    assert MODELS["mlp32"].make(10, None) == MLP((32,), 10) and hash(
+        MODELS["mlp32"].make(10, None)
+    ) == hash(MLP((32,), 10))
     assert MLP((32,), 10) != MLP((33,), 10)

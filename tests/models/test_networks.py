@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_sim.models import CONVOLUTIONS, MODELS, DoubleConvNet, LeNet, ResNet, SmallCNN, resnet18, resnet20
+from fedjax_sim.models import (
+    CONVOLUTIONS,
+    MODELS,
+    DoubleConvNet,
+    LeNet,
+    ResNet,
+    SmallCNN,
+    resnet18,
+    resnet20,
+)
 from fedjax_sim.models.calls import takes_train
 
 SIZES = {
@@ -34,7 +43,11 @@ SMALL = {
     "small": (SmallCNN, (8, 8, 3), {}),
     # A stage without a shortcut's convolution and one with it, behind either stem: all that deeper ones repeat.
     "resnet": (ResNet, (8, 8, 3), {"stages": (16, 32), "blocks": 1}),
-    "resnet for larger images": (ResNet, (32, 32, 3), {"stages": (16, 32), "blocks": 1, "stem": "imagenet"}),
+    "resnet for larger images": (
+        ResNet,
+        (32, 32, 3),
+        {"stages": (16, 32), "blocks": 1, "stem": "imagenet"},
+    ),
 }
 
 
@@ -49,21 +62,27 @@ def test_number_of_parameters(name: str) -> None:
 def test_the_command_lines_names_take_a_convolution(name: str) -> None:
     model: Any = MODELS[name].make(10, CONVOLUTIONS["lax"])
     assert model.convolution is lax.conv_general_dilated and model.num_classes == 10
-    assert model == MODELS[name].make(10, CONVOLUTIONS["lax"]) and hash(model) == hash(MODELS[name].make(10, CONVOLUTIONS["lax"]))
+    assert model == MODELS[name].make(10, CONVOLUTIONS["lax"]) and hash(model) == hash(
+        MODELS[name].make(10, CONVOLUTIONS["lax"])
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> None:
     """To float32 rounding through all layers; one image alone is that image in a batch."""
     make, shape, options = SMALL[name]
-    own, library = (make(10, convolution=by, **options) for by in (CONVOLUTIONS["patches"], CONVOLUTIONS["lax"]))
+    own, library = (
+        make(10, convolution=by, **options) for by in (CONVOLUTIONS["patches"], CONVOLUTIONS["lax"])
+    )
     random = np.random.default_rng(0)
     x = random.normal(size=(3, *shape)).astype("float32")
 
     def weights(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         """He et al.'s normal weights; other numbers around one."""
         values = random.normal(size=leaf.shape) * (2 / np.prod(leaf.shape[:-1])) ** 0.5
-        return (values if len(leaf.shape) > 1 else 1 + 0.1 * random.normal(size=leaf.shape)).astype(leaf.dtype)
+        return (values if len(leaf.shape) > 1 else 1 + 0.1 * random.normal(size=leaf.shape)).astype(
+            leaf.dtype
+        )
 
     params = jax.tree.map(weights, jax.eval_shape(library.init, jax.random.key(0), x))
 
@@ -86,7 +105,9 @@ def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> No
 
 
 def test_first_convolution_starts_uniform_within_one_over_root_fan_in() -> None:
-    params = jax.jit(lambda key: SmallCNN(10).init(key, jnp.zeros((1, 8, 8, 3)))["params"]["Conv_1"])(jax.random.key(0))
+    params = jax.jit(
+        lambda key: SmallCNN(10).init(key, jnp.zeros((1, 8, 8, 3)))["params"]["Conv_1"]
+    )(jax.random.key(0))
     bound = (9 * 32) ** -0.5
     for values in params.values():
         assert jnp.abs(values).max() <= bound
@@ -99,7 +120,9 @@ def test_dropout_is_of_whole_channels_and_in_training_alone() -> None:
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 1))
     params = jax.jit(model.init)(jax.random.key(0), x)
     assert takes_train(model) and not takes_train(LeNet(10))
-    plain, untrained = jax.jit(lambda params, x: (model.apply(params, x), model.apply(params, x, train=False)))(params, x)
+    plain, untrained = jax.jit(
+        lambda params, x: (model.apply(params, x), model.apply(params, x, train=False))
+    )(params, x)
     np.testing.assert_array_equal(plain, untrained)
 
     @jax.jit

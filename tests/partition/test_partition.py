@@ -45,7 +45,12 @@ def test_iid_gives_equal_parts(counts, data, seed):
     assert (part.counts == len(labels) // num_clients).all() and len(part.counts) == num_clients
 
 
-@given(counts=st.lists(st.integers(40, 60), min_size=1, max_size=8), data=st.data(), num_clients=st.integers(1, 30), seed=SEEDS)
+@given(
+    counts=st.lists(st.integers(40, 60), min_size=1, max_size=8),
+    data=st.data(),
+    num_clients=st.integers(1, 30),
+    seed=SEEDS,
+)
 @settings(max_examples=150, deadline=None)
 def test_classes_are_distinct_and_slots_even(counts, data, num_clients, seed):
     labels = labels_of(counts)
@@ -72,7 +77,10 @@ def test_classes_of_mnist_are_542_examples_a_client():
 def presence(seeds, *, num_clients):
     """Whether each client has each of 10 classes, two of them per client, for many seeds: `bool[seeds, N, 10]`."""
     labels = labels_of([40] * 10)
-    parts = [partition.classes_per_client(labels, num_clients=num_clients, classes=2, seed=seed) for seed in range(seeds)]
+    parts = [
+        partition.classes_per_client(labels, num_clients=num_clients, classes=2, seed=seed)
+        for seed in range(seeds)
+    ]
     return np.stack([partition.label_histogram(part, labels, 10) > 0 for part in parts])
 
 
@@ -103,7 +111,9 @@ def test_all_classes_for_all_clients_is_reached_by_swaps():
 
 
 @given(
-    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda counts: sum(counts) >= 40),
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(
+        lambda counts: sum(counts) >= 40
+    ),
     num_clients=st.integers(1, 8),
     alpha=st.floats(0.3, 100),
     seed=SEEDS,
@@ -113,8 +123,14 @@ def test_dirichlet_gives_every_example_away(counts, num_clients, alpha, seed):
     labels = labels_of(counts)
     part = partition.dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
     assert_disjoint(part, len(labels))
-    assert part.counts.sum() == len(labels) and part.counts.min() >= 1 and len(part.counts) == num_clients
-    np.testing.assert_array_equal(partition.label_histogram(part, labels, len(counts)).sum(axis=0), counts)
+    assert (
+        part.counts.sum() == len(labels)
+        and part.counts.min() >= 1
+        and len(part.counts) == num_clients
+    )
+    np.testing.assert_array_equal(
+        partition.label_histogram(part, labels, len(counts)).sum(axis=0), counts
+    )
 
 
 def test_dirichlet_shares_have_their_mean_and_variance():
@@ -124,7 +140,9 @@ def test_dirichlet_shares_have_their_mean_and_variance():
     shares = np.empty((draws, num_clients))
     for seed in range(draws):
         rng = partition_parts.generator(seed)
-        shares[seed] = partition_parts.shares(rng, num_clients, alpha, np.array([len(labels)]))[0] / len(labels)
+        shares[seed] = partition_parts.shares(rng, num_clients, alpha, np.array([len(labels)]))[
+            0
+        ] / len(labels)
     variance = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
     assert np.abs(shares.mean(axis=0) - 1 / num_clients).max() < 5 * np.sqrt(variance / draws)
     squares = (shares - 1 / num_clients) ** 2
@@ -133,8 +151,13 @@ def test_dirichlet_shares_have_their_mean_and_variance():
 
 def test_dirichlet_draws_until_all_have_enough_or_says_so():
     labels = labels_of([50] * 10)
-    assert partition.dirichlet(labels, num_clients=10, alpha=0.5, min_examples=20, seed=0).counts.min() >= 20
-    with pytest.raises(ConfigError, match=r"alpha is 0\.001, but must be larger, or min_examples smaller"):
+    assert (
+        partition.dirichlet(labels, num_clients=10, alpha=0.5, min_examples=20, seed=0).counts.min()
+        >= 20
+    )
+    with pytest.raises(
+        ConfigError, match=r"alpha is 0\.001, but must be larger, or min_examples smaller"
+    ):
         partition.dirichlet(labels, num_clients=40, alpha=0.001, seed=0)
 
 
@@ -144,7 +167,9 @@ def test_shards_are_runs_of_the_sorted_labels(counts, data, seed):
     labels = labels_of(counts)
     shards_per_client = data.draw(st.integers(1, len(labels)))
     num_clients = data.draw(st.integers(1, len(labels) // shards_per_client))
-    part = partition.shards(labels, num_clients=num_clients, shards_per_client=shards_per_client, seed=seed)
+    part = partition.shards(
+        labels, num_clients=num_clients, shards_per_client=shards_per_client, seed=seed
+    )
     assert_disjoint(part, len(labels))
     size = len(labels) // (num_clients * shards_per_client)
     assert (part.counts == size * shards_per_client).all()
@@ -191,7 +216,9 @@ def test_dirichlet_proportions_over_groups_and_even_shares_within():
     found = np.empty((seeds, 4, 3))
     uneven = 0.0
     for seed in range(seeds):
-        part = partition.dirichlet_groups(labels, num_clients=10, group_sizes=sizes, alpha=alpha, seed=seed)
+        part = partition.dirichlet_groups(
+            labels, num_clients=10, group_sizes=sizes, alpha=alpha, seed=seed
+        )
         assert_disjoint(part, len(labels))
         assert part.counts.sum() == len(labels)
         histogram = partition.label_histogram(part, labels, 3)
@@ -226,12 +253,28 @@ def test_disjoint_groups_share_no_label():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("dirichlet_groups", {"group_sizes": (3, 6), "alpha": 1.0}, "group_sizes is .3, 6., but must be whole numbers .* num_clients = 10"),
+        (
+            "dirichlet_groups",
+            {"group_sizes": (3, 6), "alpha": 1.0},
+            "group_sizes is .3, 6., but must be whole numbers .* num_clients = 10",
+        ),
         ("dirichlet_groups", {"group_sizes": (0, 10), "alpha": 1.0}, "group_sizes is .0, 10."),
         ("dirichlet_groups", {"group_sizes": (3, 7), "alpha": 0.0}, "alpha is 0.0"),
-        ("dirichlet_groups", {"group_sizes": (3, 7), "alpha": 1e4, "min_examples": 60}, "alpha is 10000.0, but must be larger, or min"),
-        ("disjoint_groups", {"group_sizes": (3, 7), "classes": 6}, "classes is 6, but must be .* at most 5"),
-        ("disjoint_groups", {}, "option group_sizes of partition disjoint_groups is None, but must be given"),
+        (
+            "dirichlet_groups",
+            {"group_sizes": (3, 7), "alpha": 1e4, "min_examples": 60},
+            "alpha is 10000.0, but must be larger, or min",
+        ),
+        (
+            "disjoint_groups",
+            {"group_sizes": (3, 7), "classes": 6},
+            "classes is 6, but must be .* at most 5",
+        ),
+        (
+            "disjoint_groups",
+            {},
+            "option group_sizes of partition disjoint_groups is None, but must be given",
+        ),
     ],
 )
 def test_groups_refuse(name, options, words):
@@ -249,7 +292,10 @@ def test_poor_clients_are_topped_up_from_the_largest():
     assert np.sum(part.counts == 8) > 50  # who was poor has no more than needed
     with pytest.raises(ConfigError, match=r"alpha is 0\.1"):
         partition.dirichlet(labels, **options)
-    rich, plain = (partition.dirichlet(labels, num_clients=5, alpha=50.0, top_up=top_up, seed=4) for top_up in (True, False))
+    rich, plain = (
+        partition.dirichlet(labels, num_clients=5, alpha=50.0, top_up=top_up, seed=4)
+        for top_up in (True, False)
+    )
     assert members(rich) == members(plain)
 
 
@@ -261,10 +307,15 @@ def test_label_groups_are_those_of_fedstaleweight():
     assert whole.counts.tolist() == [3600] * 10 + [4800] * 5
     for i in range(15):
         expected = [0] * 4 + [600] * 6 if i < 10 else [1200] * 4 + [0] * 6
-        assert np.bincount(labels[whole.index[i, : whole.counts[i]]], minlength=10).tolist() == expected
+        assert (
+            np.bincount(labels[whole.index[i, : whole.counts[i]]], minlength=10).tolist()
+            == expected
+        )
     kept = partition.label_groups(labels, num_clients=15, held_out=0.1, seed=1)
     assert kept.counts.tolist() == [3240] * 10 + [4320] * 5
-    assert all(set(few) < set(all_) for few, all_ in zip(members(kept), members(whole), strict=True))
+    assert all(
+        set(few) < set(all_) for few, all_ in zip(members(kept), members(whole), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -272,7 +323,10 @@ def test_label_groups_are_those_of_fedstaleweight():
     [
         ({"slow_labels": 10}, "slow_labels is 10, but must be .* at most 9"),
         ({"slow_labels": 0}, "slow_labels is 0"),
-        ({"slow_fraction": 0.95}, "clients in the last group, of slow_fraction is 10, but must be .* at most 9"),
+        (
+            {"slow_fraction": 0.95},
+            "clients in the last group, of slow_fraction is 10, but must be .* at most 9",
+        ),
         ({"slow_fraction": -0.1}, "slow_fraction is -0.1"),
         ({"held_out": 1.0}, "held_out is 1.0, but must be at least 0 and below 1"),
     ],
@@ -285,7 +339,9 @@ def test_label_groups_refuses(options, words):
 @pytest.mark.parametrize("name", partition.PARTITIONS)
 def test_same_seed_same_partition_and_other_seed_another(name):
     labels = labels_of([60] * 10)
-    first, again, other = (partition.make(name, labels, num_clients=10, seed=seed, **CALLS[name]) for seed in (5, 5, 6))
+    first, again, other = (
+        partition.make(name, labels, num_clients=10, seed=seed, **CALLS[name]) for seed in (5, 5, 6)
+    )
     assert_disjoint(first, len(labels))
     assert members(first) == members(again) != members(other)
 
@@ -317,15 +373,27 @@ def test_registered_functions_share_a_signature_and_refuse_bad_common_values(nam
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("idd", {}, "partition is 'idd', but must be one of iid, classes, dirichlet, shards, label_groups, dirichlet_groups"),
+        (
+            "idd",
+            {},
+            "partition is 'idd', but must be one of iid, classes, dirichlet, shards, label_groups, dirichlet_groups",
+        ),
         ("iid", {"alpha": 1.0}, "option of partition iid is 'alpha', but must be left out"),
-        ("dirichlet", {"alhpa": 1.0}, "option of partition dirichlet is 'alhpa', but must be one of alpha, min_examples"),
+        (
+            "dirichlet",
+            {"alhpa": 1.0},
+            "option of partition dirichlet is 'alhpa', but must be one of alpha, min_examples",
+        ),
         ("dirichlet", {}, "option alpha of partition dirichlet is None, but must be given"),
         ("dirichlet", {"alpha": 0.0}, "alpha is 0.0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
         ("dirichlet", {"alpha": "1"}, "alpha is '1'"),
         ("dirichlet", {"alpha": 1.0, "min_examples": 0}, "min_examples is 0"),
-        ("dirichlet", {"alpha": 1.0, "min_examples": 61}, "min_examples is 61, but must be .* at most 60"),
+        (
+            "dirichlet",
+            {"alpha": 1.0, "min_examples": 61},
+            "min_examples is 61, but must be .* at most 60",
+        ),
         ("classes", {"classes": 11}, "classes is 11, but must be .* at most 10"),
         ("classes", {"classes": 0}, "classes is 0"),
         ("shards", {"shards_per_client": 0}, "shards_per_client is 0"),
@@ -342,14 +410,20 @@ def test_bad_names_and_options_are_refused(name, options, words):
 
 def test_slot_without_an_example_is_refused():
     labels = labels_of([100, 100, 3])
-    assert partition.classes_per_client(labels, num_clients=3, classes=3, seed=0).counts.tolist() == [3, 3, 3]
+    assert partition.classes_per_client(
+        labels, num_clients=3, classes=3, seed=0
+    ).counts.tolist() == [3, 3, 3]
     with pytest.raises(ConfigError, match="num_clients is 4, but must be small enough"):
         partition.classes_per_client(labels, num_clients=4, classes=3, seed=0)
 
 
 def test_histogram_counts_and_leaves_padding_out():
-    part = partition.Partition(np.array([[0, 2, 3], [1, 0, 0]], np.int32), np.array([3, 1], np.int32))
-    np.testing.assert_array_equal(partition.label_histogram(part, np.array([1, 0, 1, 2]), 4), [[0, 2, 1, 0], [1, 0, 0, 0]])
+    part = partition.Partition(
+        np.array([[0, 2, 3], [1, 0, 0]], np.int32), np.array([3, 1], np.int32)
+    )
+    np.testing.assert_array_equal(
+        partition.label_histogram(part, np.array([1, 0, 1, 2]), 4), [[0, 2, 1, 0], [1, 0, 0, 0]]
+    )
     with pytest.raises(ConfigError, match="largest label is 2"):
         partition.label_histogram(part, np.array([1, 0, 1, 2]), 2)
 
@@ -357,9 +431,13 @@ def test_histogram_counts_and_leaves_padding_out():
 def test_picture_shows_the_histogram(tmp_path):
     labels = labels_of([30] * 3)
     part = partition.dirichlet(labels, num_clients=5, alpha=0.5, seed=0)
-    figure = partition.plot_histogram(part, labels, 3, class_names=["coot", "teal", "wigeon"], title="birds")
+    figure = partition.plot_histogram(
+        part, labels, 3, class_names=["coot", "teal", "wigeon"], title="birds"
+    )
     axes = figure.axes[0]
-    np.testing.assert_array_equal(axes.images[0].get_array(), partition.label_histogram(part, labels, 3).T)
+    np.testing.assert_array_equal(
+        axes.images[0].get_array(), partition.label_histogram(part, labels, 3).T
+    )
     assert [text.get_text() for text in axes.get_yticklabels()] == ["coot", "teal", "wigeon"]
     figure.savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000

@@ -22,11 +22,18 @@ def shifted(image: np.ndarray, pad: int, row: int, column: int) -> np.ndarray:
 
 def test_a_crop_is_one_of_the_shifts_each_as_likely() -> None:
     """25 shifts of 4000 images: counts within 4.5 standard errors (p about 2e-4 over all), bytes and shape as they were."""
-    made = np.asarray(jax.jit(AUGMENTATIONS["crop"].__class__(pad=2, flip=False))(jax.random.key(1), IMAGES))
+    made = np.asarray(
+        jax.jit(AUGMENTATIONS["crop"].__class__(pad=2, flip=False))(jax.random.key(1), IMAGES)
+    )
     assert made.dtype == np.uint8
     counts = np.zeros((5, 5), int)
     for image, own in zip(np.asarray(IMAGES), made, strict=True):
-        found = [(i, j) for i in range(5) for j in range(5) if np.array_equal(own, shifted(image, 2, i, j))]
+        found = [
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            if np.array_equal(own, shifted(image, 2, i, j))
+        ]
         assert len(found) == 1
         counts[found[0]] += 1
     np.testing.assert_allclose(counts, 160, atol=4.5 * (160 * 24 / 25) ** 0.5)
@@ -59,25 +66,37 @@ def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
     model = LogisticRegression(3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
     plain, changed = (
-        problems.make_classification(model, data, shares, mean=mean, std=std, augmentation=how) for how in (None, Augmentation(pad=1))
+        problems.make_classification(model, data, shares, mean=mean, std=std, augmentation=how)
+        for how in (None, Augmentation(pad=1))
     )
     params = plain.init(jax.random.key(3))
     client, examples, key = jnp.int32(1), jnp.array([2, 0, 5]), jax.random.key(9)
     rows = plain.index[client, examples]
 
     def loss(images: jax.Array) -> jax.Array:
-        logits = model.apply(params, jnp.asarray((np.asarray(images) / 255 - np.array(mean)) / np.array(std), "float32"))
+        logits = model.apply(
+            params,
+            jnp.asarray((np.asarray(images) / 255 - np.array(mean)) / np.array(std), "float32"),
+        )
         picked = jax.nn.log_softmax(logits)[jnp.arange(3), plain.labels[rows]]
         return -picked.mean()
 
-    np.testing.assert_allclose(plain.loss(params, client, examples, key), loss(images[rows]), rtol=1e-5)
+    np.testing.assert_allclose(
+        plain.loss(params, client, examples, key), loss(images[rows]), rtol=1e-5
+    )
     seen = changed.augmentation(stream(key, "augmentation"), jnp.asarray(images)[rows])
     np.testing.assert_allclose(changed.loss(params, client, examples, key), loss(seen), rtol=1e-5)
-    assert not np.allclose(changed.loss(params, client, examples, key), changed.loss(params, client, examples, jax.random.key(8)))
+    assert not np.allclose(
+        changed.loss(params, client, examples, key),
+        changed.loss(params, client, examples, jax.random.key(8)),
+    )
     for name, value in plain.evaluate(params).items():
         np.testing.assert_array_equal(value, changed.evaluate(params)[name])
     for name in ("mean", "std"):
-        with pytest.raises(ConfigError, match=rf"{name} is \(0.5, 0.5\), but must be one number, or 3: one per channel"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"{name} is \(0.5, 0.5\), but must be one number, or 3: one per channel",
+        ):
             problems.make_classification(model, data, shares, **{name: (0.5, 0.5)})
 
 
@@ -85,7 +104,9 @@ def test_evaluation_in_parts_is_evaluation_of_the_whole(monkeypatch: pytest.Monk
     """Parts that do not divide the test set count every example once."""
     digits = datasets.load("digits")
     problem = problems.make_classification(
-        LogisticRegression(10), digits, partition.make("iid", digits.train_labels, num_clients=2, seed=0)
+        LogisticRegression(10),
+        digits,
+        partition.make("iid", digits.train_labels, num_clients=2, seed=0),
     )
     params = problem.init(jax.random.key(0))
     whole = problem.evaluate(params)
@@ -106,13 +127,24 @@ def test_training_models_get_their_streams() -> None:
         def init(self, key: jax.Array, x: jax.Array) -> jax.Array:
             return jnp.zeros(())
 
-        def apply(self, params: jax.Array, x: jax.Array, *, train: bool = False, rngs: dict | None = None) -> jax.Array:
-            noise = jax.random.normal(rngs["dropout"], (10,)) + 10 * jax.random.normal(rngs["quantize"], (10,)) if train else jnp.zeros(10)
+        def apply(
+            self, params: jax.Array, x: jax.Array, *, train: bool = False, rngs: dict | None = None
+        ) -> jax.Array:
+            noise = (
+                jax.random.normal(rngs["dropout"], (10,))
+                + 10 * jax.random.normal(rngs["quantize"], (10,))
+                if train
+                else jnp.zeros(10)
+            )
             return params + jnp.broadcast_to(noise, (x.shape[0], 10))
 
     digits = datasets.load("digits")
-    problem = problems.make_classification(Own(), digits, partition.make("iid", digits.train_labels, num_clients=2, seed=0))
+    problem = problems.make_classification(
+        Own(), digits, partition.make("iid", digits.train_labels, num_clients=2, seed=0)
+    )
     params, client, examples = problem.init(jax.random.key(0)), jnp.int32(0), jnp.arange(5)
-    losses = [float(problem.loss(params, client, examples, jax.random.key(seed))) for seed in (1, 1, 2)]
+    losses = [
+        float(problem.loss(params, client, examples, jax.random.key(seed))) for seed in (1, 1, 2)
+    ]
     assert losses[0] == losses[1] != losses[2]
     np.testing.assert_allclose(problem.evaluate(params)["loss"], np.log(10), rtol=1e-5)

@@ -37,5 +37,14 @@ def run(
         clock = max(finishes) + interact
         server = np.mean(models, axis=0)
         variance = sum(float(np.sum((model - server) ** 2)) for model in received)
-        records.append(Record(clock, list(cohort), [num_steps] * len(cohort), [number] * len(cohort), server.copy(), variance))
+        records.append(
+            Record(
+                clock,
+                list(cohort),
+                [num_steps] * len(cohort),
+                [number] * len(cohort),
+                server.copy(),
+                variance,
+            )
+        )
     return records

@@ -14,7 +14,9 @@ class Record(NamedTuple):
     clients: list[int]
     versions: list[int]
     model: np.ndarray
-    client_variance: float  # of the models that clients work from after the action, around the server's
+    client_variance: (
+        float  # of the models that clients work from after the action, around the server's
+    )
 
 
 class Update(NamedTuple):
@@ -52,7 +54,9 @@ def run(
     work = [Update(duration(i, 0), start.copy(), 0) for i in range(num_clients)]
     records = []
     for action in range(num_actions):
-        queue = sorted(range(num_clients), key=lambda i, action=action: (work[i].finish, tie(action, i)))
+        queue = sorted(
+            range(num_clients), key=lambda i, action=action: (work[i].finish, tie(action, i))
+        )
         reporting = queue[:buffer_size]
         buffer = []
         for i in reporting:
@@ -71,7 +75,9 @@ def run(
             base, version = (old, action) if send_old_model else (server, action + 1)
             work[i] = Update(again + duration(i, number[i]), base.copy(), version)
         if restart == "fresh":
-            work = [each._replace(finish=clock + duration(i, action + 1)) for i, each in enumerate(work)]
+            work = [
+                each._replace(finish=clock + duration(i, action + 1)) for i, each in enumerate(work)
+            ]
         variance = sum(float(np.sum((each.base - server) ** 2)) for each in work)
         records.append(Record(clock, reporting, versions, server.copy(), variance))
     return records
@@ -114,7 +120,9 @@ def run_free(
         if acts:
             server, version = server - server_lr * np.mean(buffer, axis=0), version + 1
         bases[i] = (server.copy(), version)
-        heapq.heappush(arrivals, (clock + duration(i, number + 1), tie(i, number + 1), i, number + 1))
+        heapq.heappush(
+            arrivals, (clock + duration(i, number + 1), tie(i, number + 1), i, number + 1)
+        )
         if acts:
             variance = sum(float(np.sum((each - server) ** 2)) for each, _ in bases)
             records.append(Record(clock, clients, versions, server.copy(), variance))

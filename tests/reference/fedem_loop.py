@@ -5,9 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-EStep = Callable[[object, np.ndarray], np.ndarray]  # parameters and examples [b, D] to statistics [b, q]
+EStep = Callable[
+    [object, np.ndarray], np.ndarray
+]  # parameters and examples [b, D] to statistics [b, q]
 MStep = Callable[[np.ndarray], object]
-Quantize = Callable[[int, int, np.ndarray], np.ndarray]  # of a tick and a client, whose random numbers it has
+Quantize = Callable[
+    [int, int, np.ndarray], np.ndarray
+]  # of a tick and a client, whose random numbers it has
 Batch = Callable[[int, int], np.ndarray]  # the j-th mini-batch that a client draws
 Active = Callable[[int, int], bool]  # of a tick and a client
 
@@ -138,7 +142,9 @@ def spider_em(
             now = path[-1]
             if k > 0:
                 examples = y[batch(t * inner + k)]
-                oracle = oracle + (e_step(m_step(now), examples) - e_step(m_step(before), examples)).mean(axis=0)
+                oracle = oracle + (
+                    e_step(m_step(now), examples) - e_step(m_step(before), examples)
+                ).mean(axis=0)
             path.append(now + gamma * (oracle - now))
             before = now
     return path[1:]

@@ -21,7 +21,9 @@ class Record(NamedTuple):
     versions: list[int]  # that each update started from
     weights: list[float]
     model: np.ndarray  # after the action
-    client_variance: float  # of the models that clients work from after the action, around the server's
+    client_variance: (
+        float  # of the models that clients work from after the action, around the server's
+    )
 
 
 class Entry(NamedTuple):
@@ -81,7 +83,9 @@ def run(
     def train(i: int) -> np.ndarray:
         model = clients[i].base.copy()
         for _ in range(num_steps):
-            model = model - lr * (gradient(i, clients[i].ever, model) + proximal * (model - clients[i].base))
+            model = model - lr * (
+                gradient(i, clients[i].ever, model) + proximal * (model - clients[i].base)
+            )
             clients[i].ever += 1
         return model
 
@@ -144,7 +148,9 @@ class Weigher:
     def weigh(self, clients: list[int], taus: list[int]) -> list[float]:
         for client, tau in zip(clients, taus, strict=True):
             self.push(client, tau)
-        is_averaged = self.weighting == "code_exact" or (self.weighting in ("eq8", "alg1", "code") and self.average != "none")
+        is_averaged = self.weighting == "code_exact" or (
+            self.weighting in ("eq8", "alg1", "code") and self.average != "none"
+        )
         size = len(clients)
         raw = []
         for client, tau in zip(clients, taus, strict=True):
@@ -167,9 +173,15 @@ class Weigher:
 def reweighted(weigher: Weigher, *, server_lr: float) -> Step:
     """The server step of FedStaleWeight and FedBuff: w + server_lr * sum of weights times (y_Q - y_0)."""
 
-    def step(server: np.ndarray, version: int, buffer: list[Entry]) -> tuple[np.ndarray, list[float]]:
-        weights = weigher.weigh([each.client for each in buffer], [version - each.version for each in buffer])
-        progress = sum(weight * (each.end - each.base) for weight, each in zip(weights, buffer, strict=True))
+    def step(
+        server: np.ndarray, version: int, buffer: list[Entry]
+    ) -> tuple[np.ndarray, list[float]]:
+        weights = weigher.weigh(
+            [each.client for each in buffer], [version - each.version for each in buffer]
+        )
+        progress = sum(
+            weight * (each.end - each.base) for weight, each in zip(weights, buffer, strict=True)
+        )
         return server + server_lr * progress, weights
 
     return step
@@ -178,7 +190,9 @@ def reweighted(weigher: Weigher, *, server_lr: float) -> Step:
 def mixed(discount: Callable[[int], float], *, mixing: float) -> Step:
     """The server step of FedAsync: (1 - a) w + a y, a = mixing * discount(staleness). The weight of the slot is the discount."""
 
-    def step(server: np.ndarray, version: int, buffer: list[Entry]) -> tuple[np.ndarray, list[float]]:
+    def step(
+        server: np.ndarray, version: int, buffer: list[Entry]
+    ) -> tuple[np.ndarray, list[float]]:
         (update,) = buffer
         weight = discount(version - update.version)
         share = mixing * weight

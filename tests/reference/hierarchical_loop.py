@@ -51,22 +51,43 @@ def run(
                 heapq.heappush(events, (now + delay(number, i, counts[i]), i))
         clock += max(finished) + exchange(number)
         server = combine(server, local, counts, [len(own) / total for own in groups])
-        variance = sum(len(own) * float(np.sum((model - server) ** 2)) for own, model in zip(groups, local, strict=True))
-        records.append(Record(clock, list(range(len(groups))), counts, [number] * len(groups), server.copy(), variance))
+        variance = sum(
+            len(own) * float(np.sum((model - server) ** 2))
+            for own, model in zip(groups, local, strict=True)
+        )
+        records.append(
+            Record(
+                clock,
+                list(range(len(groups))),
+                counts,
+                [number] * len(groups),
+                server.copy(),
+                variance,
+            )
+        )
     return records
 
 
-def divided_by_steps(server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]) -> np.ndarray:
+def divided_by_steps(
+    server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]
+) -> np.ndarray:
     """Eq. 10 and 12."""
-    return server + sum(share * (model - server) / count for share, model, count in zip(shares, models, counts, strict=True))
+    return server + sum(
+        share * (model - server) / count
+        for share, model, count in zip(shares, models, counts, strict=True)
+    )
 
 
-def averaged(server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]) -> np.ndarray:
+def averaged(
+    server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]
+) -> np.ndarray:
     """The mean of the groups' models."""
     return np.asarray(sum(share * model for share, model in zip(shares, models, strict=True)))
 
 
-def fednova(server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]) -> np.ndarray:
+def fednova(
+    server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]
+) -> np.ndarray:
     """Progress per iteration, times the mean number of iterations."""
     mean_count = sum(share * count for share, count in zip(shares, counts, strict=True))
     return server + mean_count * (divided_by_steps(server, models, counts, shares) - server)

@@ -29,9 +29,13 @@ def run(
         for _ in range(num_steps):
             eta = step_size(k)
             for client in local:
-                own = np.sqrt(2 * eta * temperature * (1 - rho**2) / share[client]) * private(client, k)
+                own = np.sqrt(2 * eta * temperature * (1 - rho**2) / share[client]) * private(
+                    client, k
+                )
                 common = np.sqrt(2 * eta * temperature * rho**2) * shared(k)
-                local[client] = local[client] - eta * gradient(client, k, local[client]) + common + own
+                local[client] = (
+                    local[client] - eta * gradient(client, k, local[client]) + common + own
+                )
             k += 1
         server = sum(weight * local[client] for client, weight in members)
         models.append(server.copy())

@@ -31,9 +31,15 @@ def m_step(s: np.ndarray, *, components: int, second_moment: np.ndarray) -> Mixt
     """Parameters with these statistics, the covariance fitted."""
     first, second = s[:components], s[components:].reshape(components, -1)
     means = second / first[:, None]
-    return Mixture(first / first.sum(), means, second_moment - sum(w * np.outer(mu, mu) for w, mu in zip(first, means, strict=True)))
+    return Mixture(
+        first / first.sum(),
+        means,
+        second_moment - sum(w * np.outer(mu, mu) for w, mu in zip(first, means, strict=True)),
+    )
 
 
 def loss(theta: Mixture, y: np.ndarray) -> float:
     """Mean negative log-likelihood, less (D / 2) log(2 pi)."""
-    return float(-np.log(densities(theta, y).sum(axis=1)).mean() - y.shape[1] / 2 * np.log(2 * np.pi))
+    return float(
+        -np.log(densities(theta, y).sum(axis=1)).mean() - y.shape[1] / 2 * np.log(2 * np.pi)
+    )

@@ -21,7 +21,13 @@ from fedjax_sim.streams import stream
 from tests.reference import fedem_loop, mixture
 
 SEED, N, M, G, BATCH, TICKS = 3, 5, 12, 2, 3, 18
-SETTINGS = {"num_clients": N, "batch_size": BATCH, "participation": 0.6, "alpha": 0.3, "compression": BlockQuantization()}
+SETTINGS = {
+    "num_clients": N,
+    "batch_size": BATCH,
+    "participation": 0.6,
+    "alpha": 0.3,
+    "compression": BlockQuantization(),
+}
 SETTINGS |= {"gamma": 0.3, "gamma_factor": STEP_FACTORS["inverse_sqrt"]}
 
 
@@ -61,13 +67,23 @@ def draws(key: Any) -> dict[str, Any]:
         batches, compression = stream(key, "batches"), stream(key, "compression")
 
         def batch(client: jax.Array, number: jax.Array) -> jax.Array:
-            return jax.random.randint(jax.random.fold_in(jax.random.fold_in(batches, client), number), (BATCH,), 0, M)
+            return jax.random.randint(
+                jax.random.fold_in(jax.random.fold_in(batches, client), number), (BATCH,), 0, M
+            )
 
         def uniforms(tick: jax.Array, client: jax.Array) -> jax.Array:
-            return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(compression, tick), client), (3 * G,), "float64")
+            return jax.random.uniform(
+                jax.random.fold_in(jax.random.fold_in(compression, tick), client),
+                (3 * G,),
+                "float64",
+            )
 
         def table(draw: Callable, rows: int, columns: int) -> np.ndarray:
-            return np.asarray(jax.jit(jax.vmap(jax.vmap(draw, (None, 0)), (0, None)))(jnp.arange(rows), jnp.arange(columns)))
+            return np.asarray(
+                jax.jit(jax.vmap(jax.vmap(draw, (None, 0)), (0, None)))(
+                    jnp.arange(rows), jnp.arange(columns)
+                )
+            )
 
         places, lots = table(batch, N, TICKS), table(uniforms, TICKS, N)
 
@@ -87,12 +103,23 @@ def draws(key: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def mixture_steps(data: np.ndarray) -> dict[str, Any]:
     flat = data.reshape(-1, 2)
-    return {"e_step": mixture.e_step, "m_step": partial(mixture.m_step, components=G, second_moment=flat.T @ flat / len(flat))}
+    return {
+        "e_step": mixture.e_step,
+        "m_step": partial(mixture.m_step, components=G, second_moment=flat.T @ flat / len(flat)),
+    }
 
 
 def simulate(system: fedjax_sim.System, problem: Any, hyper: Any) -> fedjax_sim.Run:
     with jax.enable_x64(True):
-        return fedjax_sim.simulate(system, problem, hyper, seed=SEED, num_ticks=TICKS, num_evals=TICKS, layout=Layout(N, False, 1))
+        return fedjax_sim.simulate(
+            system,
+            problem,
+            hyper,
+            seed=SEED,
+            num_ticks=TICKS,
+            num_evals=TICKS,
+            layout=Layout(N, False, 1),
+        )
 
 
 def start_of(problem: latent.Estimation, key: Any) -> np.ndarray:
@@ -106,22 +133,34 @@ def participation(run: fedjax_sim.Run) -> Callable[[int, int], bool]:
     return lambda tick, client: bool(coins[tick, client])
 
 
-def assert_same(run: fedjax_sim.Run, rounds: list[fedem_loop.Round], steps: dict[str, Any], data: np.ndarray) -> None:
+def assert_same(
+    run: fedjax_sim.Run, rounds: list[fedem_loop.Round], steps: dict[str, Any], data: np.ndarray
+) -> None:
     """Statistics, ||H||^2, G, F and ||h||^2 after every tick, and the expected statistics evaluated."""
     curves = run.curves
     ours = np.stack([curves[f"s{i}"].values[1:] for i in range(3 * G)], axis=-1)
     assert ours.dtype == np.float64
     np.testing.assert_allclose(ours, [each.server for each in rounds], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(curves.field.values[1:], [(each.field**2).sum() for each in rounds], rtol=1e-9)
+    np.testing.assert_allclose(
+        curves.field.values[1:], [(each.field**2).sum() for each in rounds], rtol=1e-9
+    )
     for tick, each in enumerate(rounds, start=1):
         theta = steps["m_step"](each.server)
         fields = np.stack([steps["e_step"](theta, y).mean(axis=0) for y in data]) - each.server
-        assert curves.objective.values[tick] == pytest.approx(mixture.loss(theta, data.reshape(-1, 2)), rel=1e-12)
-        assert curves.mean_field.values[tick] == pytest.approx((fields.mean(axis=0) ** 2).sum(), rel=1e-9)
-        assert curves.memory_error.values[tick] == pytest.approx(((each.memories - fields) ** 2).sum(axis=1).mean(), rel=1e-9)
+        assert curves.objective.values[tick] == pytest.approx(
+            mixture.loss(theta, data.reshape(-1, 2)), rel=1e-12
+        )
+        assert curves.mean_field.values[tick] == pytest.approx(
+            (fields.mean(axis=0) ** 2).sum(), rel=1e-9
+        )
+        assert curves.memory_error.values[tick] == pytest.approx(
+            ((each.memories - fields) ** 2).sum(axis=1).mean(), rel=1e-9
+        )
 
 
-def test_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any]) -> None:
+def test_fedem(
+    problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any]
+) -> None:
     system = fedjax_sim.SYSTEMS["fedem"]
     run = simulate(system, problem, system.Hyper(**SETTINGS))
     rounds = fedem_loop.fedem(
@@ -138,11 +177,20 @@ def test_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], 
     assert_same(run, rounds, mixture_steps, data)
     # The first pass is not a tick's; epochs are of all clients' mini-batches, whoever takes part.
     assert int(run.curves.needed) == rounds[-1].evaluations - N * M
-    np.testing.assert_allclose(run.curves.epochs.values, 1 + np.arange(TICKS + 1) * BATCH / M, rtol=1e-12)
+    np.testing.assert_allclose(
+        run.curves.epochs.values, 1 + np.arange(TICKS + 1) * BATCH / M, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("offline", ["compute", "freeze"])
-def test_vr_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any], offline: str) -> None:
+def test_vr_fedem(
+    problem: Any,
+    data: np.ndarray,
+    key: Any,
+    draws: dict[str, Any],
+    mixture_steps: dict[str, Any],
+    offline: str,
+) -> None:
     """Three outer loops of six steps: the first mini-batch of each is drawn in the loop and makes a difference of nothing."""
     system = fedjax_sim.SYSTEMS["vr_fedem"]
     run = simulate(system, problem, system.Hyper(**SETTINGS, inner_steps=6.0, offline=offline))
@@ -160,7 +208,11 @@ def test_vr_fedem(problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any
         freeze=offline == "freeze",
     )
     assert_same(run, rounds, mixture_steps, data)
-    np.testing.assert_allclose(run.curves.epochs.values[1:], [each.evaluations / (N * M) for each in rounds][:TICKS], rtol=1e-12)
+    np.testing.assert_allclose(
+        run.curves.epochs.values[1:],
+        [each.evaluations / (N * M) for each in rounds][:TICKS],
+        rtol=1e-12,
+    )
 
 
 def test_vr_fedem_of_one_client_is_spider_em() -> None:
@@ -177,17 +229,25 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
 
     with jax.enable_x64(True):
         own = latent.make_estimation(
-            WatchedMean(ridge=0.25), Seen(y, kappa), Partition(np.arange(M)[None], np.array([M])), start=np.ones(2)
+            WatchedMean(ridge=0.25),
+            Seen(y, kappa),
+            Partition(np.arange(M)[None], np.array([M])),
+            start=np.ones(2),
         )
         batches = jax.random.fold_in(stream(stream(jax.random.key(SEED), "learning"), "batches"), 0)
-        places = [np.asarray(jax.random.randint(jax.random.fold_in(batches, k), (BATCH,), 0, M)) for k in range(TICKS)]
+        places = [
+            np.asarray(jax.random.randint(jax.random.fold_in(batches, k), (BATCH,), 0, M))
+            for k in range(TICKS)
+        ]
     run = simulate(system, own, hyper)
     path = fedem_loop.spider_em(
         np.ones(2),
         np.arange(M),
         outer=3,
         inner=6,
-        e_step=lambda theta, rows: (1 - kappa[rows])[:, None] * theta + kappa[rows][:, None] * y[rows],
+        e_step=lambda theta, rows: (
+            (1 - kappa[rows])[:, None] * theta + kappa[rows][:, None] * y[rows]
+        ),
         m_step=lambda s: s / 1.25,
         batch=lambda k: places[k],
         gamma=0.3,

@@ -33,7 +33,9 @@ class Draws:
             steps = jnp.arange(K * TICKS)
 
             def normals(key: jax.Array) -> jax.Array:
-                return jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(key, k), (3,)))(steps)
+                return jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(key, k), (3,)))(
+                    steps
+                )
 
             def of(client: jax.Array) -> tuple[jax.Array, ...]:
                 own = jax.random.fold_in(stream(key, "local"), client)
@@ -43,14 +45,22 @@ class Draws:
                 orders = jax.vmap(lambda k: shuffled_index(bits, places, count, k))(steps)
                 return orders, normals(stream(own, "noise")), normals(stream(own, "private noise"))
 
-            found = jax.jit(lambda: (jax.vmap(of)(jnp.arange(N)), normals(stream(key, "shared noise"))))()
-            (self.orders, self.gradient_noise, self.private), self.shared = jax.tree.map(np.asarray, found)
+            found = jax.jit(
+                lambda: (jax.vmap(of)(jnp.arange(N)), normals(stream(key, "shared noise")))
+            )()
+            (self.orders, self.gradient_noise, self.private), self.shared = jax.tree.map(
+                np.asarray, found
+            )
             self.start = np.asarray(problem.init(stream(key, "init")))
 
 
 @pytest.mark.parametrize(
     ("participation", "weights"),
-    [("full", None), ("with_replacement", (1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0)), ("without_replacement", 1.0)],
+    [
+        ("full", None),
+        ("with_replacement", (1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0)),
+        ("without_replacement", 1.0),
+    ],
 )
 def test_langevin(problem: Any, participation: str, weights: Any) -> None:
     """With ragged clients, mini-batches without replacement, gradient noise, weights of their own and a falling step size."""
@@ -67,10 +77,17 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
             temperature=TAU,
             rho=RHO,
         )
-        how = {"num_ticks": TICKS, "num_evals": TICKS, "keep_models": True, "layout": Layout(4, False, 1)}
+        how = {
+            "num_ticks": TICKS,
+            "num_evals": TICKS,
+            "keep_models": True,
+            "layout": Layout(4, False, 1),
+        }
         run = fedjax_sim.simulate(langevin.system, problem, hyper, seed=SEED, **how)
     draws = Draws(problem)
-    counts, inputs, targets = (np.asarray(x) for x in (problem.counts, problem.inputs, problem.targets))
+    counts, inputs, targets = (
+        np.asarray(x) for x in (problem.counts, problem.inputs, problem.targets)
+    )
     share = np.asarray(counts if weights is None else np.broadcast_to(weights, (N,)), float)
     share = share / share.sum()
 
@@ -78,7 +95,9 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
         order = draws.orders[client, k, : counts[client]]
         assert sorted(order) == list(range(counts[client]))
         batch = order[:BATCH]
-        slopes = [inputs[client, i] * (inputs[client, i] @ model - targets[client, i]) for i in batch]
+        slopes = [
+            inputs[client, i] * (inputs[client, i] @ model - targets[client, i]) for i in batch
+        ]
         mean = sum(slopes) / BATCH + 0.2 * draws.gradient_noise[client, k]
         return counts[client] / share[client] * mean
 
@@ -103,5 +122,10 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
     np.testing.assert_array_equal(run.samples[0], draws.start)
     # Virtual time is the number of steps, and all work starts from the newest model.
     np.testing.assert_array_equal(schedule.time, K * np.arange(1, TICKS + 1))
-    np.testing.assert_array_equal(schedule.version[schedule.clients >= 0], np.repeat(np.arange(TICKS), [len(each) for each in rounds]))
-    assert {"full": 7, "with_replacement": 4, "without_replacement": 4}[participation] == schedule.clients.shape[1]
+    np.testing.assert_array_equal(
+        schedule.version[schedule.clients >= 0],
+        np.repeat(np.arange(TICKS), [len(each) for each in rounds]),
+    )
+    assert {"full": 7, "with_replacement": 4, "without_replacement": 4}[
+        participation
+    ] == schedule.clients.shape[1]

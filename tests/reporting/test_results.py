@@ -24,31 +24,57 @@ def curves(accuracy, *, failed=None, swept=None, time=None):
     failed = np.zeros(shape[:-1], bool) if failed is None else np.asarray(failed)
     time = np.broadcast_to(np.arange(shape[-1]) * 10.0 if time is None else time, shape)
     ticks = np.broadcast_to(np.arange(shape[-1]), shape)
-    coords = {"time": (dims, time), **{name: (dims, ticks * k) for k, name in enumerate(("ticks", "local_steps", "uplink_bits"), start=1)}}
+    coords = {
+        "time": (dims, time),
+        **{
+            name: (dims, ticks * k)
+            for k, name in enumerate(("ticks", "local_steps", "uplink_bits"), start=1)
+        },
+    }
     data = {"accuracy": (dims, accuracy), "failed": (lanes, failed)}
     attrs = {"system": "x", "seconds_compile": 2.0, "seconds_run": 0.5}
     return xr.Dataset(data, {**swept, "seed": np.arange(shape[-2]), **coords}, attrs)
 
 
 def listing(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_summary_has_the_promised_form():
     data = curves([[0.1, 0.5], [0.1, 0.7], [0.1, 0.9]])
     summary = results.summary({"x": data, "y": data})
     assert set(summary) == {"lanes", "failed_lanes", "seconds", "systems"}
-    assert (summary["lanes"], summary["failed_lanes"], summary["seconds"]) == (6, 0, {"compile": 4.0, "run": 1.0})
+    assert (summary["lanes"], summary["failed_lanes"], summary["seconds"]) == (
+        6,
+        0,
+        {"compile": 4.0, "run": 1.0},
+    )
     entry = summary["systems"]["x"]
     assert set(entry) == {"final", "virtual_time", "ticks", "local_steps", "uplink_bits"}
-    assert entry["final"]["accuracy"] == pytest.approx({"mean": 0.7, "std": np.std([0.5, 0.7, 0.9])})
-    assert (entry["virtual_time"], entry["ticks"], entry["local_steps"], entry["uplink_bits"]) == (10.0, 1, 2, 3)
+    assert entry["final"]["accuracy"] == pytest.approx(
+        {"mean": 0.7, "std": np.std([0.5, 0.7, 0.9])}
+    )
+    assert (entry["virtual_time"], entry["ticks"], entry["local_steps"], entry["uplink_bits"]) == (
+        10.0,
+        1,
+        2,
+        3,
+    )
 
 
 def test_summary_lists_swept_settings():
-    data = curves(np.arange(12.0).reshape(2, 3, 1, 2), swept={"lr": [0.1, 0.5], "local_steps_setting": [1, 2, 3]})
+    data = curves(
+        np.arange(12.0).reshape(2, 3, 1, 2),
+        swept={"lr": [0.1, 0.5], "local_steps_setting": [1, 2, 3]},
+    )
     entries = results.summary({"x": data})["systems"]["x"]["settings"]
-    assert [entry["set"] for entry in entries] == [{"lr": lr, "local_steps": k} for lr in (0.1, 0.5) for k in (1, 2, 3)]
+    assert [entry["set"] for entry in entries] == [
+        {"lr": lr, "local_steps": k} for lr in (0.1, 0.5) for k in (1, 2, 3)
+    ]
     assert [entry["final"]["accuracy"]["mean"] for entry in entries] == [1, 3, 5, 7, 9, 11]
 
 
@@ -62,19 +88,31 @@ def test_summary_leaves_failed_lanes_out():
 
 
 def test_save_and_load_give_back_everything(tmp_path):
-    written = {"a": curves([[0.1, 0.5]]), "b": curves([[[0.1, np.inf, 0.2]]], swept={"reweight": ["none"]}, failed=[[True]])}
+    written = {
+        "a": curves([[0.1, 0.5]]),
+        "b": curves([[[0.1, np.inf, 0.2]]], swept={"reweight": ["none"]}, failed=[[True]]),
+    }
     folder = Folder(tmp_path / "deep" / "out")
     folder.open({"seeds": [0]})
     assert folder.checkpoints.is_dir()
-    summary = results.save(folder, written, {"seeds": [0]}, {"accuracy.png": plots.curves_figure(written, "accuracy")})
+    summary = results.save(
+        folder, written, {"seeds": [0]}, {"accuracy.png": plots.curves_figure(written, "accuracy")}
+    )
     read = results.load(folder.path)
     for name, data in written.items():
         assert read.curves[name].identical(data)
     assert read.summary == summary
     assert read.config["seeds"] == [0]
     assert {"versions", "commit", "device", "files"} <= set(read.config)
-    assert {"fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy", "python"} <= set(read.config["versions"])
-    assert set(listing(folder.path)) == {"results.nc", "summary.json", "config.json", "accuracy.png"}
+    assert {"fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy", "python"} <= set(
+        read.config["versions"]
+    )
+    assert set(listing(folder.path)) == {
+        "results.nc",
+        "summary.json",
+        "config.json",
+        "accuracy.png",
+    }
 
 
 def test_load_refuses_what_is_no_results_folder(tmp_path):
@@ -100,7 +138,9 @@ def test_a_file_in_its_place_is_refused(tmp_path):
         Folder(tmp_path / "out", overwrite=True)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root cannot write to")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a folder that even root cannot write to"
+)
 def test_an_unwritable_place_is_refused():
     with pytest.raises(ConfigError, match="can be created and written"):
         Folder("/proc/fedjax_sim").open()
@@ -139,12 +179,18 @@ def test_a_failed_write_keeps_the_older_file(tmp_path, monkeypatch):
 def test_overwriting_keeps_the_old_run_until_the_new_one_is_done(tmp_path):
     old = Folder(tmp_path / "out")
     old.open()
-    results.save(old, {"a": curves([[0.1, 0.5]])}, {}, {"loss.png": plots.curves_figure({}, "loss")})
+    results.save(
+        old, {"a": curves([[0.1, 0.5]])}, {}, {"loss.png": plots.curves_figure({}, "loss")}
+    )
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = listing(old.path)
     new = Folder(tmp_path / "out", overwrite=True)
     new.open({"seeds": [1]})
-    assert {name: content for name, content in listing(new.path).items() if not name.startswith("checkpoint")} == before
+    assert {
+        name: content
+        for name, content in listing(new.path).items()
+        if not name.startswith("checkpoint")
+    } == before
     results.save(new, {"a": curves([[0.1, 0.9]])}, {})
     # The old picture is gone with its run, what is not of the run stays.
     assert set(listing(new.path)) == {"results.nc", "summary.json", "config.json", "notes.txt"}
@@ -155,15 +201,30 @@ def test_only_the_same_run_resumes(tmp_path):
     Folder(tmp_path / "out").open({"seeds": [0, 1], "systems": {"favano": {"lr": 0.5}}})
     folder = Folder(tmp_path / "out", resume=True)
     folder.check_resumable({"seeds": (0, 1), "systems": {"favano": {"lr": 0.5}}})
-    with pytest.raises(ConfigError, match=r"systems\.favano\.lr of the checkpoint.* is 0\.5, but must be 0\.1"):
+    with pytest.raises(
+        ConfigError, match=r"systems\.favano\.lr of the checkpoint.* is 0\.5, but must be 0\.1"
+    ):
         folder.check_resumable({"seeds": [0, 1], "systems": {"favano": {"lr": 0.1}}})
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     folder = Folder(tmp_path)
     folder.open()
-    folder.write_json("x.json", {"a": np.float32(np.nan), "b": [np.int64(3), np.inf], "c": np.arange(2), "d": np.bool_(True)})
-    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [3, None], "c": [0, 1], "d": True}
+    folder.write_json(
+        "x.json",
+        {
+            "a": np.float32(np.nan),
+            "b": [np.int64(3), np.inf],
+            "c": np.arange(2),
+            "d": np.bool_(True),
+        },
+    )
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "a": None,
+        "b": [3, None],
+        "c": [0, 1],
+        "d": True,
+    }
 
 
 def test_curves_hold_the_previous_value():
@@ -174,7 +235,10 @@ def test_curves_hold_the_previous_value():
 
 
 def test_pictures_leave_failed_lanes_out(tmp_path):
-    data = {"a": curves([[0.1, np.nan], [0.1, 0.6]], failed=[True, False]), "b": curves([[0.1, np.nan]], failed=[True])}
+    data = {
+        "a": curves([[0.1, np.nan], [0.1, 0.6]], failed=[True, False]),
+        "b": curves([[0.1, np.nan]], failed=[True]),
+    }
     (axes,) = plots.curves_figure(data, "accuracy").axes
     (line,) = axes.lines
     assert line.get_label() == "a"
@@ -183,7 +247,14 @@ def test_pictures_leave_failed_lanes_out(tmp_path):
 
 def test_the_timeline_is_drawn_without_speeds_and_with_empty_slots(tmp_path):
     clients = np.array([[0, 1], [0, EMPTY]])
-    timeline = Timeline(np.array([1.0, 2.0]), clients, np.array([[3, 0], [2, 0]]), np.array([[0, 0], [1, 0]]), np.ones((2, 2)), clients)
+    timeline = Timeline(
+        np.array([1.0, 2.0]),
+        clients,
+        np.array([[3, 0], [2, 0]]),
+        np.array([[0, 0], [1, 0]]),
+        np.ones((2, 2)),
+        clients,
+    )
     for is_fast in (None, np.array([True, False, False])):
         figure = plots.timeline_figure([plots.Row("x", timeline, 3, is_fast)])
         folder = Folder(tmp_path, overwrite=True)

@@ -13,7 +13,10 @@ RANDOM = np.random.default_rng(0)
 def models(*lead: int) -> dict[str, np.ndarray]:
     """A stack of models of three leaves, one of them a number."""
     shapes = {"kernel": (2, 3), "bias": (3,), "scale": ()}
-    return {name: RANDOM.normal(size=(*lead, *shape)).astype("float32") for name, shape in shapes.items()}
+    return {
+        name: RANDOM.normal(size=(*lead, *shape)).astype("float32")
+        for name, shape in shapes.items()
+    }
 
 
 def check(found: dict, expected: dict) -> None:
@@ -26,7 +29,10 @@ def check(found: dict, expected: dict) -> None:
 
 def test_weighted_sum() -> None:
     stack, weight = models(4), np.array([0.5, 0.0, -1.0, 2.0], "float32")
-    check(aggregation.weighted_sum(jnp.asarray(weight), stack), {k: np.einsum("s,s...->...", weight, x) for k, x in stack.items()})
+    check(
+        aggregation.weighted_sum(jnp.asarray(weight), stack),
+        {k: np.einsum("s,s...->...", weight, x) for k, x in stack.items()},
+    )
 
 
 def test_mean_with_server() -> None:
@@ -46,7 +52,13 @@ def test_with_nobody_present_the_mean_is_the_servers_model_itself() -> None:
 def test_scaled_progress() -> None:
     start, end, weight = models(3), models(3), np.array([0.0, 1.0, 2.5], "float32")
     found = aggregation.scaled_progress(start, end, jnp.asarray(weight))
-    check(found, {k: start[k] + weight.reshape(-1, *[1] * (start[k].ndim - 1)) * (end[k] - start[k]) for k in start})
+    check(
+        found,
+        {
+            k: start[k] + weight.reshape(-1, *[1] * (start[k].ndim - 1)) * (end[k] - start[k])
+            for k in start
+        },
+    )
     for name in start:
         np.testing.assert_array_equal(found[name][0], start[name][0])
 
@@ -79,7 +91,9 @@ def test_variance_of_base_models() -> None:
     for name in store:
         store[name][2] = np.nan
     holders = np.array([2, 1, 0, 3])
-    expected = sum(holders[r] * sum(np.sum((store[k][r] - server[k]) ** 2) for k in store) for r in (0, 1, 3))
+    expected = sum(
+        holders[r] * sum(np.sum((store[k][r] - server[k]) ** 2) for k in store) for r in (0, 1, 3)
+    )
     found = aggregation.base_model_variance(store, jnp.asarray(holders), server)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 

@@ -14,7 +14,9 @@ from fedjax_sim.settings import ConfigError, check
 AVERAGED = ("eq8", "alg1", "code")
 OTHERS = ("code_exact", "mean", "exponential", "polynomial", "hinge")
 AVERAGES = ("window", "cumulative", "exponential", "none")
-RULES = [{"weighting": w, "average": a} for w in AVERAGED for a in AVERAGES] + [{"weighting": w} for w in OTHERS]
+RULES = [{"weighting": w, "average": a} for w in AVERAGED for a in AVERAGES] + [
+    {"weighting": w} for w in OTHERS
+]
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
 """Rounding of 64 bits, a few operations long."""
 
@@ -22,21 +24,35 @@ EXACT = {"rtol": 1e-12, "atol": 1e-15}
 def weigh(clients: Any, staleness: Any, *, num_clients: int = 3, **settings: Any) -> np.ndarray:
     with jax.enable_x64(True):
         arrays = np.asarray(clients, "int32"), np.asarray(staleness, "int32")
-        return np.asarray(staleness_weights(*map(jax.numpy.asarray, arrays), StalenessWeights(**settings), num_clients=num_clients))
+        return np.asarray(
+            staleness_weights(
+                *map(jax.numpy.asarray, arrays),
+                StalenessWeights(**settings),
+                num_clients=num_clients,
+            )
+        )
 
 
 def averages(clients: Any, staleness: Any, **settings: Any) -> np.ndarray:
     with jax.enable_x64(True):
         arrays = np.asarray(clients, "int32"), np.asarray(staleness, "int32")
-        return np.asarray(mean_staleness(*map(jax.numpy.asarray, arrays), StalenessWeights(**settings)))
+        return np.asarray(
+            mean_staleness(*map(jax.numpy.asarray, arrays), StalenessWeights(**settings))
+        )
 
 
-def schedule(seed: int, *, num_ticks: int = 16, num_slots: int = 4, num_clients: int = 3) -> tuple[np.ndarray, np.ndarray]:
+def schedule(
+    seed: int, *, num_ticks: int = 16, num_slots: int = 4, num_clients: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
     """Random updates: more slots than clients, some buffers of one client alone, and some without any staleness."""
     random = np.random.default_rng(seed)
-    clients = random.integers(num_clients, size=(num_ticks, num_slots)) * (random.random((num_ticks, 1)) < 0.9)
+    clients = random.integers(num_clients, size=(num_ticks, num_slots)) * (
+        random.random((num_ticks, 1)) < 0.9
+    )
     staleness = random.geometric(0.3, size=clients.shape) - 1
-    return clients.astype("int32"), (staleness * (np.arange(num_ticks)[:, None] % 7 > 0)).astype("int32")
+    return clients.astype("int32"), (staleness * (np.arange(num_ticks)[:, None] % 7 > 0)).astype(
+        "int32"
+    )
 
 
 class Client:
@@ -51,7 +67,11 @@ class Client:
         if self.rule == "code_exact" and len(self.values) == 5:
             self.values.pop()
         self.values.append(tau)
-        self.ema = tau if self.ema is None else self.settings.decay * self.ema + (1 - self.settings.decay) * tau
+        self.ema = (
+            tau
+            if self.ema is None
+            else self.settings.decay * self.ema + (1 - self.settings.decay) * tau
+        )
 
     def read(self) -> float:
         if not self.values:
@@ -62,7 +82,9 @@ class Client:
         return sum(self.values) / len(self.values)
 
 
-def formula(settings: StalenessWeights, own: int, average: float, size: int, num_clients: int) -> float:
+def formula(
+    settings: StalenessWeights, own: int, average: float, size: int, num_clients: int
+) -> float:
     match settings.weighting:
         case "eq8":
             return (average * size + 1) / num_clients
@@ -95,7 +117,10 @@ def slow_server(
             known[client].push(tau)
         after = [known[client].read() for client in row]
         read = taus if is_own else after if settings.include_current else before
-        raw = [formula(settings, tau, average, len(row), num_clients) for tau, average in zip(taus, read, strict=True)]
+        raw = [
+            formula(settings, tau, average, len(row), num_clients)
+            for tau, average in zip(taus, read, strict=True)
+        ]
         is_normalised = settings.normalised or settings.weighting == "code_exact"
         divisor = (sum(raw) or 1.0) if is_normalised else len(row)
         all_averages.append([float(average) for average in read])
@@ -105,13 +130,24 @@ def slow_server(
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
 def test_averages_and_weights_are_those_of_a_loop(rule: dict[str, str]) -> None:
-    numbers = {"window": 3, "decay": 0.7, "base": 0.6, "exponent": 0.8, "hinge_start": 1.5, "hinge_slope": 2.0}
+    numbers = {
+        "window": 3,
+        "decay": 0.7,
+        "base": 0.6,
+        "exponent": 0.8,
+        "hinge_start": 1.5,
+        "hinge_slope": 2.0,
+    }
     for seed, include, normalised in itertools.product(range(4), (True, False), (True, False)):
-        settings = StalenessWeights(**rule, **numbers, include_current=include, normalised=normalised)
+        settings = StalenessWeights(
+            **rule, **numbers, include_current=include, normalised=normalised
+        )
         clients, staleness = schedule(seed)
         expected_averages, expected_weights = slow_server(clients, staleness, settings, 3)
         fields = {**rule, **numbers, "include_current": include, "normalised": normalised}
-        np.testing.assert_allclose(averages(clients, staleness, **fields), expected_averages, **EXACT)
+        np.testing.assert_allclose(
+            averages(clients, staleness, **fields), expected_averages, **EXACT
+        )
         np.testing.assert_allclose(weigh(clients, staleness, **fields), expected_weights, **EXACT)
 
 
@@ -119,17 +155,35 @@ def test_averages_and_weights_are_those_of_a_loop(rule: dict[str, str]) -> None:
 CLIENTS = [[0, 1], [0, 1], [0, 2], [1, 0], [0, 1], [0, 2]]
 STALENESS = [[0, 0], [1, 0], [1, 2], [1, 1], [0, 1], [1, 2]]
 TRACE_AVERAGES = [[0, 0], [1 / 2, 0], [2 / 3, 2], [1 / 3, 3 / 4], [3 / 5, 1 / 2], [4 / 5, 2]]
-TRACE_EQ8 = [[0.5, 0.5], [0.666667, 0.333333], [0.318182, 0.681818], [0.4, 0.6], [0.523810, 0.476190], [0.342105, 0.657895]]
-TRACE_ALG1 = [[0.5, 0.5], [0.6, 0.4], [0.357143, 0.642857], [0.432432, 0.567568], [0.516129, 0.483871], [0.375, 0.625]]
+TRACE_EQ8 = [
+    [0.5, 0.5],
+    [0.666667, 0.333333],
+    [0.318182, 0.681818],
+    [0.4, 0.6],
+    [0.523810, 0.476190],
+    [0.342105, 0.657895],
+]
+TRACE_ALG1 = [
+    [0.5, 0.5],
+    [0.6, 0.4],
+    [0.357143, 0.642857],
+    [0.432432, 0.567568],
+    [0.516129, 0.483871],
+    [0.375, 0.625],
+]
 
 
 def test_the_trace_worked_out_by_hand() -> None:
     six_digits = {"rtol": 0, "atol": 6e-7}
     np.testing.assert_allclose(averages(CLIENTS, STALENESS), TRACE_AVERAGES, **EXACT)
     np.testing.assert_allclose(weigh(CLIENTS, STALENESS), TRACE_EQ8, **six_digits)
-    np.testing.assert_allclose(weigh(CLIENTS, STALENESS, weighting="alg1"), TRACE_ALG1, **six_digits)
+    np.testing.assert_allclose(
+        weigh(CLIENTS, STALENESS, weighting="alg1"), TRACE_ALG1, **six_digits
+    )
     cumulative = {"average": "cumulative"}
-    np.testing.assert_allclose(averages(CLIENTS, STALENESS, **cumulative), [*TRACE_AVERAGES[:5], [2 / 3, 2]], **EXACT)
+    np.testing.assert_allclose(
+        averages(CLIENTS, STALENESS, **cumulative), [*TRACE_AVERAGES[:5], [2 / 3, 2]], **EXACT
+    )
     weights = weigh(CLIENTS, STALENESS, **cumulative)
     np.testing.assert_allclose(weights, [*TRACE_EQ8[:5], [0.318182, 0.681818]], **six_digits)
 
@@ -138,14 +192,20 @@ def test_duplicates_share_an_average() -> None:
     """Client 0 sends twice: average 2 for both updates; without the current ones nothing is known; without averages each has its own."""
     clients, staleness = [[0, 0, 1]], [[4, 0, 1]]
     np.testing.assert_allclose(weigh(clients, staleness), [[7 / 18, 7 / 18, 4 / 18]], **EXACT)
-    np.testing.assert_allclose(weigh(clients, staleness, include_current=False), [[1 / 3, 1 / 3, 1 / 3]], **EXACT)
-    np.testing.assert_allclose(weigh(clients, staleness, average="none"), [[13 / 18, 1 / 18, 4 / 18]], **EXACT)
+    np.testing.assert_allclose(
+        weigh(clients, staleness, include_current=False), [[1 / 3, 1 / 3, 1 / 3]], **EXACT
+    )
+    np.testing.assert_allclose(
+        weigh(clients, staleness, average="none"), [[13 / 18, 1 / 18, 4 / 18]], **EXACT
+    )
 
 
 def test_the_codes_window_keeps_the_first_four_and_the_latest() -> None:
     staleness = np.array([3, 1, 4, 1, 5, 9, 2, 6])[:, None]
     known = averages(np.zeros_like(staleness), staleness, weighting="code_exact", window=2)
-    np.testing.assert_allclose(known[:, 0], [3, 2, 8 / 3, 9 / 4, 14 / 5, 18 / 5, 11 / 5, 15 / 5], **EXACT)
+    np.testing.assert_allclose(
+        known[:, 0], [3, 2, 8 / 3, 9 / 4, 14 / 5, 18 / 5, 11 / 5, 15 / 5], **EXACT
+    )
 
 
 @pytest.mark.parametrize("weighting", ["code", "code_exact"])
@@ -191,7 +251,10 @@ def test_only_raw_weights_depend_on_the_number_of_clients(weighting: str) -> Non
     clients, staleness = schedule(6)
     few, many = (weigh(clients, staleness, weighting=weighting, num_clients=n) for n in (3, 300))
     np.testing.assert_allclose(few, many, **EXACT)
-    few, many = (weigh(clients, staleness, weighting=weighting, num_clients=n, normalised=False) for n in (3, 300))
+    few, many = (
+        weigh(clients, staleness, weighting=weighting, num_clients=n, normalised=False)
+        for n in (3, 300)
+    )
     np.testing.assert_allclose(few, 100 * many, **EXACT)
 
 
@@ -202,16 +265,26 @@ def test_names_of_clients_do_not_matter(average: str) -> None:
     names = np.array([2**31 - 2, 3, 10**9])
     for include in (True, False):
         fields = {"average": average, "include_current": include}
-        np.testing.assert_allclose(weigh(names[clients], staleness, **fields), weigh(clients, staleness, **fields), **EXACT)
+        np.testing.assert_allclose(
+            weigh(names[clients], staleness, **fields), weigh(clients, staleness, **fields), **EXACT
+        )
 
 
 def test_long_staleness_does_not_overflow() -> None:
     stale = [[3000, 2999]]
-    np.testing.assert_allclose(weigh([[0, 1]], stale, weighting="exponential", base=2.0), [[2 / 3, 1 / 3]], rtol=1e-9)
-    np.testing.assert_allclose(weigh([[0, 1]], stale, weighting="exponential", base=0.5), [[1 / 3, 2 / 3]], rtol=1e-9)
+    np.testing.assert_allclose(
+        weigh([[0, 1]], stale, weighting="exponential", base=2.0), [[2 / 3, 1 / 3]], rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        weigh([[0, 1]], stale, weighting="exponential", base=0.5), [[1 / 3, 2 / 3]], rtol=1e-9
+    )
 
 
-@pytest.mark.parametrize("rule", [{"weighting": "eq8", "average": average} for average in AVERAGES] + [{"weighting": w} for w in OTHERS])
+@pytest.mark.parametrize(
+    "rule",
+    [{"weighting": "eq8", "average": average} for average in AVERAGES]
+    + [{"weighting": w} for w in OTHERS],
+)
 def test_compiled_lanes_are_those_alone(rule: dict[str, str]) -> None:
     """Lanes differ in schedule and in every traced setting."""
     schedules = [schedule(seed) for seed in range(3)]
@@ -225,14 +298,26 @@ def test_compiled_lanes_are_those_alone(rule: dict[str, str]) -> None:
     }
     with jax.enable_x64(True):
         lanes = jax.vmap(lambda c, s, settings: staleness_weights(c, s, settings, num_clients=3))
-        together = np.asarray(jax.jit(lanes)(clients, staleness, StalenessWeights(**rule, **numbers)))
-    alone = [weigh(*schedules[i], **rule, **{name: float(each[i]) for name, each in numbers.items()}) for i in range(3)]
+        together = np.asarray(
+            jax.jit(lanes)(clients, staleness, StalenessWeights(**rule, **numbers))
+        )
+    alone = [
+        weigh(*schedules[i], **rule, **{name: float(each[i]) for name, each in numbers.items()})
+        for i in range(3)
+    ]
     np.testing.assert_allclose(together, alone, **EXACT)
     assert together.dtype == np.float64
 
 
 def test_settings_are_checked() -> None:
     check(StalenessWeights())
-    for bad in ({"weighting": "eq9"}, {"average": "median"}, {"window": 0}, {"decay": 1.5}, {"base": 0.0}, {"exponent": -1.0}):
+    for bad in (
+        {"weighting": "eq9"},
+        {"average": "median"},
+        {"window": 0},
+        {"decay": 1.5},
+        {"base": 0.0},
+        {"exponent": -1.0},
+    ):
         with pytest.raises(ConfigError, match=f"^{next(iter(bad))} is"):
             check(StalenessWeights(**bad))

@@ -66,8 +66,13 @@ class Kind(NamedTuple):
         clients = jnp.asarray(clients)
         if isinstance(problem, LatentProblem):
             rows = problem.index[clients].ravel()
-            return problem.replace(data=Seen(problem.data.y.at[rows].set(jnp.nan), problem.data.kappa))
-        return problem.replace(inputs=problem.inputs.at[clients].set(jnp.nan), targets=problem.targets.at[clients].set(jnp.nan))
+            return problem.replace(
+                data=Seen(problem.data.y.at[rows].set(jnp.nan), problem.data.kappa)
+            )
+        return problem.replace(
+            inputs=problem.inputs.at[clients].set(jnp.nan),
+            targets=problem.targets.at[clients].set(jnp.nan),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +80,39 @@ def kind(system: System, regression: Callable, noisy_mean: Callable) -> Kind:
     if system.learns is not LatentProblem:
         changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, "server_interact": 2.0}
         if system.name == GROUPED:  # whose clock knows no clients
-            changed = {"shift": 0.6, "mean": 0.1, "lr_scale": 0.9, "exchange_shift": 1.0, "sync_time": 3.0}
+            changed = {
+                "shift": 0.6,
+                "mean": 0.1,
+                "lr_scale": 0.9,
+                "exchange_shift": 1.0,
+                "sync_time": 3.0,
+            }
         measured = ("loss", "client_variance")
         if system.name == "langevin":
-            return Kind(regression, "step_size", changed, measured, {}, {"temperature": 0.0}, 1 / STEPS_PER_LR)
+            return Kind(
+                regression,
+                "step_size",
+                changed,
+                measured,
+                {},
+                {"temperature": 0.0},
+                1 / STEPS_PER_LR,
+            )
         return Kind(regression, "lr", changed, measured, {}, {})
     if system.name == "em":  # which has no numbers but its clock's
         return Kind(noisy_mean, "round_time", {}, ("objective", "mean_field"), {}, {})
-    changed = {"participation": 0.3, "alpha": 0.1, "round_time": 2.0} | ({"inner_steps": 3.0} if system.name == "vr_fedem" else {})
+    changed = {"participation": 0.3, "alpha": 0.1, "round_time": 2.0} | (
+        {"inner_steps": 3.0} if system.name == "vr_fedem" else {}
+    )
     start = {"memory_start": "zero"}
-    return Kind(noisy_mean, "gamma", changed, ("objective", "memory_error"), start, {**start, "compression": Identity()})
+    return Kind(
+        noisy_mean,
+        "gamma",
+        changed,
+        ("objective", "memory_error"),
+        start,
+        {**start, "compression": Identity()},
+    )
 
 
 class Grid(NamedTuple):
@@ -97,7 +125,9 @@ class Grid(NamedTuple):
 @pytest.fixture(scope="module")
 def grid(system: System, kind: Kind, small: Callable, compiled_in_module: list[str]) -> Grid:
     before = len(compiled_in_module)
-    run = fedjax_sim.sweep(system, kind.make(), small(system), seeds=4, settings=kind.sweep(RATES), layout=WHOLE, **RUN)
+    run = fedjax_sim.sweep(
+        system, kind.make(), small(system), seeds=4, settings=kind.sweep(RATES), layout=WHOLE, **RUN
+    )
     return Grid(run, compiled_in_module[before:])
 
 
@@ -108,13 +138,30 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
     assert grid.compiled.count("jit(_advance)") == 1
     assert grid.compiled.count("jit(_draw)") == 1
     changed = small(system, **kind.changed)
-    fedjax_sim.sweep(system, kind.make(seed=3), changed, seeds=[7, 8, 9, 11], settings=kind.sweep(OTHER_RATES), layout=WHOLE, **RUN)
+    fedjax_sim.sweep(
+        system,
+        kind.make(seed=3),
+        changed,
+        seeds=[7, 8, 9, 11],
+        settings=kind.sweep(OTHER_RATES),
+        layout=WHOLE,
+        **RUN,
+    )
     assert compiled == []
 
 
-def test_a_lane_alone_equals_it_in_a_batch(system: System, grid: Grid, kind: Kind, small: Callable) -> None:
+def test_a_lane_alone_equals_it_in_a_batch(
+    system: System, grid: Grid, kind: Kind, small: Callable
+) -> None:
     """Schedules are equal bit for bit; models to float32 rounding, as another program may add in another order."""
-    alone = fedjax_sim.simulate(system, kind.make(), small(system, **{kind.swept: kind.scale * RATES[5]}), seed=2, layout=WHOLE, **RUN)
+    alone = fedjax_sim.simulate(
+        system,
+        kind.make(),
+        small(system, **{kind.swept: kind.scale * RATES[5]}),
+        seed=2,
+        layout=WHOLE,
+        **RUN,
+    )
     lane = 5 * 4 + 2
     for own, batched in zip(alone.timelines[0], grid.run.timelines[lane], strict=True):
         np.testing.assert_array_equal(own, batched)
@@ -134,11 +181,21 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, small: Callable, 
     """
     if name == "a slot at a time, lanes batched" and system.name not in ONE_OF_EACH_KIND:
         pytest.skip("shown by one system of each kind")
-    other = fedjax_sim.sweep(system, kind.make(), small(system), seeds=4, settings=kind.sweep(RATES), layout=LAYOUTS[name], **RUN)
+    other = fedjax_sim.sweep(
+        system,
+        kind.make(),
+        small(system),
+        seeds=4,
+        settings=kind.sweep(RATES),
+        layout=LAYOUTS[name],
+        **RUN,
+    )
     np.testing.assert_allclose(other.models, grid.run.models, rtol=1e-5, atol=1e-6)
     of_model, of_state = kind.metrics
     np.testing.assert_allclose(other.curves[of_model], grid.run.curves[of_model], rtol=1e-5)
-    np.testing.assert_allclose(other.curves[of_state], grid.run.curves[of_state], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        other.curves[of_state], grid.run.curves[of_state], rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_array_equal(other.curves.needed, grid.run.curves.needed)
     if system.learns is not LatentProblem:
         np.testing.assert_array_equal(other.curves.needed, grid.run.curves.local_steps[..., -1])
@@ -149,21 +206,39 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, small: Callable, 
     assert not other.curves.failed.any()
 
 
-def test_the_number_of_devices_changes_nothing(system: System, grid: Grid, kind: Kind, small: Callable) -> None:
+def test_the_number_of_devices_changes_nothing(
+    system: System, grid: Grid, kind: Kind, small: Callable
+) -> None:
     """Bit for bit, as every device runs the same program on its lanes; three devices do not divide 32 lanes.
 
     But for VR-FedEM: there the compiler fuses products and sums otherwise for several devices than for one, which rounds otherwise.
     """
-    other = fedjax_sim.sweep(system, kind.make(), small(system), seeds=4, settings=kind.sweep(RATES), layout=Layout(4, False, 3), **RUN)
+    other = fedjax_sim.sweep(
+        system,
+        kind.make(),
+        small(system),
+        seeds=4,
+        settings=kind.sweep(RATES),
+        layout=Layout(4, False, 3),
+        **RUN,
+    )
     rounding = {"rtol": 1e-5, "atol": 1e-6} if system.name == "vr_fedem" else {"rtol": 0}
     np.testing.assert_allclose(other.models, grid.run.models, **rounding)
     for name in grid.run.curves.data_vars:
-        np.testing.assert_allclose(other.curves[name], grid.run.curves[name], **rounding, err_msg=name)
+        np.testing.assert_allclose(
+            other.curves[name], grid.run.curves[name], **rounding, err_msg=name
+        )
 
 
 def test_chunks_equal_the_whole(system: System, grid: Grid, kind: Kind, small: Callable) -> None:
     """Bit for bit: the same steps run in the same order, only the host looks in between. The second chunk is padded with empty ticks."""
-    options = {"seeds": 4, "settings": kind.sweep(RATES), "layout": WHOLE, "evals_per_chunk": 2, **RUN}
+    options = {
+        "seeds": 4,
+        "settings": kind.sweep(RATES),
+        "layout": WHOLE,
+        "evals_per_chunk": 2,
+        **RUN,
+    }
     chunked = fedjax_sim.sweep(system, kind.make(), small(system), **options)
     np.testing.assert_array_equal(chunked.models, grid.run.models)
     for name in grid.run.curves.data_vars:
@@ -188,9 +263,13 @@ class Bound(NamedTuple):
         return _replay(self.system, self.plan, self.problem, self.hyper, key, self.events)
 
 
-def _scan(system: System, plan: Plan, problem: Any, hyper: Any, key: jax.Array, events: Event) -> tuple[Any, Any]:
+def _scan(
+    system: System, plan: Plan, problem: Any, hyper: Any, key: jax.Array, events: Event
+) -> tuple[Any, Any]:
     algorithm = system.algorithm(problem, hyper, plan)
-    return jax.lax.scan(lambda state, event: algorithm.step(key, state, event), algorithm.init(key), events)
+    return jax.lax.scan(
+        lambda state, event: algorithm.step(key, state, event), algorithm.init(key), events
+    )
 
 
 _replay = jax.jit(_scan, static_argnums=(0, 1))
@@ -202,7 +281,16 @@ def some_events(clients: Any, steps: Any, *, weight: float = 0.25) -> Event:
     ticks = jnp.arange(len(clients), dtype="int32")
     version = jnp.broadcast_to(ticks[:, None], clients.shape)
     offset = jnp.cumsum(steps, axis=0, dtype="int32") - steps
-    return Event(ticks, clients, steps, version, jnp.full(clients.shape, weight, "float32"), offset, version % 2, (ticks + 1) % 2)
+    return Event(
+        ticks,
+        clients,
+        steps,
+        version,
+        jnp.full(clients.shape, weight, "float32"),
+        offset,
+        version % 2,
+        (ticks + 1) % 2,
+    )
 
 
 CLIENTS = [[0, 5, 2, 3], [6, 1, 4, 0], [3, 2, 6, 5]]
@@ -219,12 +307,20 @@ def events_of(system: System, clients: Any, steps: Any) -> Event:
 
 @pytest.fixture
 def bind(system: System, small: Callable) -> Callable[..., Bound]:
-    def make(problem: Any, *, plan: Plan | None = None, events: Event | None = None, **changes: Any) -> Bound:
+    def make(
+        problem: Any, *, plan: Plan | None = None, events: Event | None = None, **changes: Any
+    ) -> Bound:
         plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
         changes = ({"num_groups": 7} if system.name == GROUPED else {}) | changes
         dtype = jax.eval_shape(problem.init, jax.random.key(0)).dtype
         hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), small(system, **changes))
-        return Bound(system, problem, hyper, plan, events_of(system, CLIENTS, STEPS) if events is None else events)
+        return Bound(
+            system,
+            problem,
+            hyper,
+            plan,
+            events_of(system, CLIENTS, STEPS) if events is None else events,
+        )
 
     return make
 
@@ -235,11 +331,15 @@ def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str
     with jax.enable_x64(dtype == "float64"):
         bound = bind(kind.make(dtype=dtype))
         state = jax.eval_shape(bound.algorithm.init, jax.random.key(0))
-        event = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), bound.events)
+        event = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), bound.events
+        )
         after, info = jax.eval_shape(bound.algorithm.step, jax.random.key(0), state, event)
         assert jax.tree.structure(after) == jax.tree.structure(state)
         assert jax.tree.leaves(after) == jax.tree.leaves(state)
-        assert {leaf.dtype for leaf in jax.tree.leaves(bound.algorithm.model(after))} == {jnp.dtype(dtype)}
+        assert {leaf.dtype for leaf in jax.tree.leaves(bound.algorithm.model(after))} == {
+            jnp.dtype(dtype)
+        }
         assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
 
 
@@ -248,11 +348,15 @@ def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
 
     A mini-batch drawn operation by operation takes a second: two ticks of few steps, and one whose reports are of no steps.
     """
-    bound = bind(kind.make(), events=events_of(system, CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]]))
+    bound = bind(
+        kind.make(), events=events_of(system, CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]])
+    )
     compiled = bound.run(jax.random.key(1))
     with jax.disable_jit():
         plain = bound.run(jax.random.key(1))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), compiled, plain)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), compiled, plain
+    )
 
 
 def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) -> None:
@@ -261,7 +365,9 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
     def after(order: list[int]) -> Any:
         """The state after two ticks of the schedule, and empty ones (number 2) between."""
         empty = jnp.asarray(order) == 2
-        events = jax.tree.map(lambda leaf: leaf[jnp.asarray(order)], events_of(system, CLIENTS, STEPS))
+        events = jax.tree.map(
+            lambda leaf: leaf[jnp.asarray(order)], events_of(system, CLIENTS, STEPS)
+        )
         events = events._replace(
             clients=jnp.where(empty[:, None], -1, events.clients),
             steps=jnp.where(empty[:, None], 0, events.steps),
@@ -272,7 +378,9 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
         bound = bind(kind.make(), events=events)
         state, info = bound.run(jax.random.key(1))
         assert not np.any(np.asarray(info)[:, np.asarray(empty)])
-        return state._replace(versions=state.versions[:2]) if hasattr(state, "versions") else state  # Row 2 is scratch.
+        return (
+            state._replace(versions=state.versions[:2]) if hasattr(state, "versions") else state
+        )  # Row 2 is scratch.
 
     untouched = after([2, 2, 2])
     np.testing.assert_array_equal(untouched.server, kind.make().init(jax.random.key(1)))
@@ -286,14 +394,18 @@ def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: 
     if system.name == ONE_BY_ONE:
         pytest.skip("a tick of one slot is empty if that is")
     three = some_events([row[:3] for row in CLIENTS], [row[:3] for row in STEPS], weight=1 / 3)
-    with_hole = jax.tree.map(lambda leaf: jnp.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three)
+    with_hole = jax.tree.map(
+        lambda leaf: jnp.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three
+    )
     with_hole = with_hole._replace(clients=jnp.insert(three.clients, 1, -1, axis=1))
     state, _ = bind(kind.make(), events=three).run(jax.random.key(1))
     other, _ = bind(kind.make(), events=with_hole).run(jax.random.key(1))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), state, other)
 
 
-def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(system: System, bind: Callable, kind: Kind) -> None:
+def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
+    system: System, bind: Callable, kind: Kind
+) -> None:
     """Random streams belong to client numbers, so the problem is without noise and every batch is a client's only example.
 
     The server's model stays bit for bit; what is kept per client moves with it.
@@ -309,7 +421,12 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(system
         if system.learns is LatentProblem:
             one = kind.make()
             data = Seen(jnp.asarray(centers), jnp.asarray(curvature / 3, "float32"))
-            return one.replace(data=data, index=jnp.asarray(clients, "int32")[:, None], counts=jnp.ones(7, "int32"), share=jnp.ones(7))
+            return one.replace(
+                data=data,
+                index=jnp.asarray(clients, "int32")[:, None],
+                counts=jnp.ones(7, "int32"),
+                share=jnp.ones(7),
+            )
         return Quadratic.of(centers[clients], curvature=curvature[clients], start=1.0)
 
     state, _ = bind(problem(np.arange(7)), events=events, **kind.quiet).run(jax.random.key(1))
@@ -341,25 +458,39 @@ def test_permuting_slots_changes_nothing(system: System, bind: Callable, kind: K
 
 
 @pytest.mark.parametrize("slots_at_once", [3, 4])
-def test_data_of_absent_clients_reach_nobody(system: System, bind: Callable, kind: Kind, slots_at_once: int) -> None:
+def test_data_of_absent_clients_reach_nobody(
+    system: System, bind: Callable, kind: Kind, slots_at_once: int
+) -> None:
     """Data that are not numbers poison all they touch: those of clients outside the schedule must touch nothing."""
-    events = events_of(system, [[0, 5, 2, 3], [5, 2, 3, 0], [2, 3, 0, 5]], [[2, 5, 0, 1], [3, 3, 1, 4], [1, 1, 2, 5]])
+    events = events_of(
+        system,
+        [[0, 5, 2, 3], [5, 2, 3, 0], [2, 3, 0, 5]],
+        [[2, 5, 0, 1], [3, 3, 1, 4], [1, 1, 2, 5]],
+    )
     problem = kind.make()
     absent = [1, 4, 6]
-    how = {"events": events, "plan": Plan(rows=3, slots_at_once=slots_at_once), **kind.without_start}
+    how = {
+        "events": events,
+        "plan": Plan(rows=3, slots_at_once=slots_at_once),
+        **kind.without_start,
+    }
     state, _ = bind(problem, **how).run(jax.random.key(1))
     other, _ = bind(kind.poisoned(problem, absent), **how).run(jax.random.key(1))
     np.testing.assert_array_equal(state.server, other.server)
     if hasattr(state, "versions"):
         np.testing.assert_array_equal(state.versions, other.versions)
     for mine, theirs in zip(kept_per_client(state), kept_per_client(other), strict=True):
-        np.testing.assert_array_equal(np.delete(mine, absent, axis=0), np.delete(theirs, absent, axis=0))
+        np.testing.assert_array_equal(
+            np.delete(mine, absent, axis=0), np.delete(theirs, absent, axis=0)
+        )
 
 
 def test_updates_depend_on_every_client_present(bind: Callable, kind: Kind) -> None:
     """The counterpart of the test above, which shows that it can fail."""
     for client in range(7):
-        state, _ = bind(kind.poisoned(kind.make(), [client]), **kind.without_start).run(jax.random.key(1))
+        state, _ = bind(kind.poisoned(kind.make(), [client]), **kind.without_start).run(
+            jax.random.key(1)
+        )
         assert np.isnan(state.server).all()
 
 
@@ -375,14 +506,23 @@ def trace(system: System, problem: Any, hyper: Any, algorithm: Callable) -> None
     with jax.enable_x64(True):
         jax.eval_shape(jax.jit(lambda key: system.timeline(key, hyper, 3)), key)
     changed = system._replace(algorithm=algorithm)
-    jax.eval_shape(jax.jit(lambda key: _scan(changed, plan, problem, hyper, key, events_of(system, CLIENTS, STEPS))), key)
+    jax.eval_shape(
+        jax.jit(
+            lambda key: _scan(changed, plan, problem, hyper, key, events_of(system, CLIENTS, STEPS))
+        ),
+        key,
+    )
 
 
-def test_no_key_is_used_twice(system: System, kind: Kind, small: Callable, key_reuse_check: None) -> None:
+def test_no_key_is_used_twice(
+    system: System, kind: Kind, small: Callable, key_reuse_check: None
+) -> None:
     trace(system, kind.make(), small(system), system.algorithm)
 
 
-def test_a_key_used_twice_is_noticed(system: System, kind: Kind, small: Callable, key_reuse_check: None) -> None:
+def test_a_key_used_twice_is_noticed(
+    system: System, kind: Kind, small: Callable, key_reuse_check: None
+) -> None:
     """The counterpart of the test above: one draw more from a key that a local step, or a compressor, uses."""
     if system.name == "em":
         pytest.skip("nothing is drawn")
@@ -397,7 +537,9 @@ def test_a_key_used_twice_is_noticed(system: System, kind: Kind, small: Callable
             return system.algorithm(problem, hyper.replace(compression=CarelessCompressor()), plan)
 
         class Careless(type(problem)):
-            def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+            def loss(
+                self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+            ) -> jax.Array:
                 return super().loss(params, client, examples, key) * jax.random.uniform(key)
 
         return system.algorithm(Careless(**vars(problem)), hyper, plan)
@@ -406,7 +548,11 @@ def test_a_key_used_twice_is_noticed(system: System, kind: Kind, small: Callable
         trace(system, kind.make(), small(system), careless)
 
 
-def test_no_key_is_used_twice_by_the_engine(regression: Callable, small: Callable, key_reuse_check: None) -> None:
+def test_no_key_is_used_twice_by_the_engine(
+    regression: Callable, small: Callable, key_reuse_check: None
+) -> None:
     """One run of one lane through everything: the streams of timeline, start and learning."""
     system = fedjax_sim.SYSTEMS["fedavg"]
-    fedjax_sim.simulate(system, regression(), small(system), seed=1, num_ticks=3, num_evals=3, layout=WHOLE)
+    fedjax_sim.simulate(
+        system, regression(), small(system), seed=1, num_ticks=3, num_evals=3, layout=WHOLE
+    )

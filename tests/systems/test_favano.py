@@ -42,9 +42,15 @@ def test_identities_of_the_mean_model() -> None:
     rows = n + ticks + 1
     with jax.enable_x64(True):
         problem = Quadratic.of(centers, curvature=curvature)
-        algorithm = SYSTEM.algorithm(problem, SYSTEM.Hyper(num_clients=n, num_selected=s, local_steps=7, lr=lr), Plan(rows, s))
+        algorithm = SYSTEM.algorithm(
+            problem,
+            SYSTEM.Hyper(num_clients=n, num_selected=s, local_steps=7, lr=lr),
+            Plan(rows, s),
+        )
         # Client i starts from a model of its own, in row i; tick t writes row n + t.
-        state = favano.State(jnp.asarray(random.normal(size=dim)), jnp.asarray(random.normal(size=(rows, dim))))
+        state = favano.State(
+            jnp.asarray(random.normal(size=dim)), jnp.asarray(random.normal(size=(rows, dim)))
+        )
         row = np.arange(n)
         step = jax.jit(algorithm.step)
         for t in range(ticks):
@@ -53,17 +59,29 @@ def test_identities_of_the_mean_model() -> None:
             clients = random.permutation(n)[:s]
             steps, weight = random.integers(0, 8, s), random.uniform(0.1, 3.0, s)
             whole = (jnp.asarray(x, "int32") for x in (clients, steps, np.zeros(s)))
-            event = Event(jnp.int32(t), *whole, jnp.asarray(weight), jnp.zeros(s, "int32"), jnp.asarray(row[clients]), jnp.int32(n + t))
+            event = Event(
+                jnp.int32(t),
+                *whole,
+                jnp.asarray(weight),
+                jnp.zeros(s, "int32"),
+                jnp.asarray(row[clients]),
+                jnp.int32(n + t),
+            )
             state, _ = step(jax.random.key(0), state, event)
             row[clients] = n + t
-            ends = [descend(bases[i], centers[i], rate=lr * curvature[i], steps=k) for i, k in zip(clients, steps, strict=True)]
+            ends = [
+                descend(bases[i], centers[i], rate=lr * curvature[i], steps=k)
+                for i, k in zip(clients, steps, strict=True)
+            ]
             progress = weight @ (np.array(ends) - bases[clients])
 
             def mean(server: np.ndarray, bases: np.ndarray) -> np.ndarray:
                 return (server + bases.sum(0)) / (n + 1)
 
             after = mean(np.asarray(state.server), np.asarray(state.versions)[row])
-            np.testing.assert_allclose(after, mean(server, bases) + progress / (n + 1), rtol=0, atol=1e-13)
+            np.testing.assert_allclose(
+                after, mean(server, bases) + progress / (n + 1), rtol=0, atol=1e-13
+            )
             mixed = (server + bases[clients].sum(0)) / (s + 1)
             np.testing.assert_allclose(state.server, mixed + progress / (s + 1), rtol=0, atol=1e-13)
 
@@ -90,7 +108,9 @@ def test_three_clients_of_whom_two_are_contacted_at_a_time() -> None:
     second = (first + report(start, 1, 2, 0.25) + report(first, 2, 4, 2.0)) / 3
     hyper = SYSTEM.Hyper(num_clients=3, num_selected=2, local_steps=4, lr=0.1, batch_size=1)
     problem = Located.of(centers.astype("float32"), start=start)
-    run = fedjax_sim.simulate(SYSTEM._replace(timeline=timeline), problem, hyper, num_ticks=2, layout=Layout(2, False, 1))
+    run = fedjax_sim.simulate(
+        SYSTEM._replace(timeline=timeline), problem, hyper, num_ticks=2, layout=Layout(2, False, 1)
+    )
     models = np.stack([run.curves.w0, run.curves.w1], axis=-1)
     # Tolerance: float32.
     np.testing.assert_allclose(models, [start, first, second], rtol=1e-6)
@@ -99,7 +119,14 @@ def test_three_clients_of_whom_two_are_contacted_at_a_time() -> None:
     assert run.curves.local_steps.values.tolist() == [0, 4, 10]
 
 
-SMALL = {"num_clients": 6, "num_selected": 2, "local_steps": 4, "server_wait": 2.0, "server_interact": 1.0, "rate_slow": 0.1}
+SMALL = {
+    "num_clients": 6,
+    "num_selected": 2,
+    "local_steps": 4,
+    "server_wait": 2.0,
+    "server_interact": 1.0,
+    "rate_slow": 0.1,
+}
 PERIOD, K, SHARE = 3, 4, 2 / 6
 
 
@@ -112,8 +139,16 @@ def scheduled(draw: Callable) -> Callable[[Any], dict[str, np.ndarray]]:
         schedule, window = Timeline(*(leaf[0] for leaf in schedule)), window[0]
         with jax.enable_x64(True):
             rate = client_rates(stream(jax.random.key(3), "timeline"), hyper)
-            weight = favano.inverse_alpha(Timeline(*map(jnp.asarray, schedule)), jnp.asarray(window), rate, hyper)
-        return {"weight": weight, "steps": schedule.steps, "window": window, "clients": schedule.clients, "rate": np.asarray(rate)}
+            weight = favano.inverse_alpha(
+                Timeline(*map(jnp.asarray, schedule)), jnp.asarray(window), rate, hyper
+            )
+        return {
+            "weight": weight,
+            "steps": schedule.steps,
+            "window": window,
+            "clients": schedule.clients,
+            "rate": np.asarray(rate),
+        }
 
     return facts
 
@@ -123,14 +158,20 @@ def contact_settings(hyper: Any) -> Any:
     return hyper.replace(reweight="none", alpha_by_tick=False)
 
 
-def expected_by_round(rate: float, value: Callable[[np.ndarray], np.ndarray], *, law: str, rounds: int | None = None) -> float:
+def expected_by_round(
+    rate: float, value: Callable[[np.ndarray], np.ndarray], *, law: str, rounds: int | None = None
+) -> float:
     """E[value(E)] by summing over windows of R rounds, R geometric, at most `rounds`."""
     longest = 400 if rounds is None else rounds
     r = np.arange(1, longest + 1)
     chance = stats.geom.pmf(r, SHARE)
     chance[-1] = stats.geom.sf(longest - 1, SHARE)
     counts = np.arange(300)[:, None]
-    pmf = stats.binom.pmf(counts, PERIOD * r, rate) if law == "runtime_geom" else stats.poisson.pmf(counts, PERIOD * r * rate)
+    pmf = (
+        stats.binom.pmf(counts, PERIOD * r, rate)
+        if law == "runtime_geom"
+        else stats.poisson.pmf(counts, PERIOD * r * rate)
+    )
     return float(value(counts[:, 0]) @ pmf @ chance)
 
 
@@ -177,22 +218,35 @@ def test_weights_given_the_window(scheduled: Callable) -> None:
         assert not found["weight"][~some].any()
 
 
-@pytest.mark.parametrize(("strict", "whole"), [(False, np.floor), (True, lambda window: np.ceil(window) - 1)])
-def test_weights_given_a_window_that_is_not_whole(scheduled: Callable, strict: bool, whole: Callable) -> None:
+@pytest.mark.parametrize(
+    ("strict", "whole"), [(False, np.floor), (True, lambda window: np.ceil(window) - 1)]
+)
+def test_weights_given_a_window_that_is_not_whole(
+    scheduled: Callable, strict: bool, whole: Callable
+) -> None:
     """Geometric running times are whole: a step counts in the window's whole units, the last of them not if the deadline is strict."""
-    hyper = SYSTEM.Hyper(**SMALL | {"server_wait": 3.25, "server_interact": 0.75}, busy_during_interaction=True, strict_deadline=strict)
+    hyper = SYSTEM.Hyper(
+        **SMALL | {"server_wait": 3.25, "server_interact": 0.75},
+        busy_during_interaction=True,
+        strict_deadline=strict,
+    )
     found = scheduled(hyper.replace(reweight="conditional"))
     window = whole(found["window"])
     assert (window < found["window"]).any()
     counts = np.arange(300)[:, None, None]
     pmf = stats.binom.pmf(counts, window[None], found["rate"][found["clients"]][None])
     some = found["steps"] > 0
-    np.testing.assert_allclose(found["weight"][some], 1 / np.tensordot(capped(counts[:, 0, 0]), pmf, 1)[some], rtol=1e-9)
+    np.testing.assert_allclose(
+        found["weight"][some], 1 / np.tensordot(capped(counts[:, 0, 0]), pmf, 1)[some], rtol=1e-9
+    )
 
 
 def test_the_law_by_tick_needs_a_first_window() -> None:
     hyper = SYSTEM.Hyper(alpha_by_tick=True, first_contact=0.5)
-    with pytest.raises(fedjax_sim.ConfigError, match="alpha_by_tick is True, but must be false unless first_contact is 1"):
+    with pytest.raises(
+        fedjax_sim.ConfigError,
+        match="alpha_by_tick is True, but must be false unless first_contact is 1",
+    ):
         fedjax_sim.settings.check(hyper)
 
 
@@ -227,7 +281,9 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
         with jax.enable_x64(True):
             rate = client_rates(stream(jax.random.key(seed), "timeline"), hyper)
             for reweight in ("stochastic", "deterministic"):
-                weight = favano.inverse_alpha(schedule, jnp.asarray(window), rate, hyper.replace(reweight=reweight))
+                weight = favano.inverse_alpha(
+                    schedule, jnp.asarray(window), rate, hyper.replace(reweight=reweight)
+                )
                 contribution = np.asarray(schedule.steps * weight)[50:]
                 own = np.asarray(rate)[schedule.clients[50:]]
                 for speed in (hyper.rate_fast, hyper.rate_slow):
@@ -239,14 +295,25 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
         assert abs(sample.mean() - 1) < 5 * error
 
 
-@pytest.mark.parametrize(("reweight", "expected"), [("deterministic", 0.31656), ("stochastic", 0.23100), ("none", -0.54409)])
+@pytest.mark.parametrize(
+    ("reweight", "expected"),
+    [("deterministic", 0.31656), ("stochastic", 0.23100), ("none", -0.54409)],
+)
 def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
     """Four fast clients want -1, four slow ones +1: the server's long-run mean is the solution of nine linear equations.
 
     Clock, reweighting and aggregation together, within 5 standard errors over seeds. The optimum is 0: reweighting removes the bias
     towards fast clients and over-corrects, by a known amount.
     """
-    hyper = SYSTEM.Hyper(num_clients=8, num_selected=3, local_steps=20, slow_fraction=0.5, lr=0.2, batch_size=1, reweight=reweight)
+    hyper = SYSTEM.Hyper(
+        num_clients=8,
+        num_selected=3,
+        local_steps=20,
+        slow_fraction=0.5,
+        lr=0.2,
+        batch_size=1,
+        reweight=reweight,
+    )
     seeds, ticks, burn_in = 24, 2000, 100
 
     def problem(seed: int) -> Located:
@@ -256,7 +323,9 @@ def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
         return Located.of(np.where(rates == hyper.rate_slow, 1.0, -1.0)[:, None].astype("float32"))
 
     layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
-    run = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks // 4, layout=layout)
+    run = fedjax_sim.sweep(
+        SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks // 4, layout=layout
+    )
     means = run.curves.w0[:, burn_in // 4 :].mean("eval").values
     error = means.std(ddof=1) / np.sqrt(seeds)
     assert error < 0.006
@@ -272,16 +341,36 @@ def theorem() -> Callable[[str, float | None], tuple[float, theory.FavanoSetup, 
         random = np.random.default_rng(4)
         centers = random.normal(size=(n, dim))
         start = np.full(dim, 3.0)
-        law = theory.step_law([0.5] * 5 + [1 / 16] * 5, contact_probability=s / n, round_time=7, max_steps=K, law="runtime_geom")
-        noise_constants, drift = theory.reweighting_constants(theory.step_moments(law), max_steps=K, reweighting=reweight)
+        law = theory.step_law(
+            [0.5] * 5 + [1 / 16] * 5,
+            contact_probability=s / n,
+            round_time=7,
+            max_steps=K,
+            law="runtime_geom",
+        )
+        noise_constants, drift = theory.reweighting_constants(
+            theory.step_moments(law), max_steps=K, reweighting=reweight
+        )
         spread = float(np.mean(np.sum((centers - centers.mean(0)) ** 2, axis=1)))
         gap = float(np.sum((start - centers.mean(0)) ** 2) / 2)
-        setting = theory.FavanoSetup(n, s, K, 1.0, sigma**2, spread, 1.0, gap, float(noise_constants.mean()), drift)
+        setting = theory.FavanoSetup(
+            n, s, K, 1.0, sigma**2, spread, 1.0, gap, float(noise_constants.mean()), drift
+        )
         lr = theory.largest_step_size(setting) if lr is None else lr
-        hyper = SYSTEM.Hyper(num_clients=n, num_selected=s, local_steps=K, slow_fraction=0.5, lr=lr, batch_size=1, reweight=reweight)
+        hyper = SYSTEM.Hyper(
+            num_clients=n,
+            num_selected=s,
+            local_steps=K,
+            slow_fraction=0.5,
+            lr=lr,
+            batch_size=1,
+            reweight=reweight,
+        )
         problem = Located.of(centers.astype("float32"), noise=sigma, start=start)
         layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
-        left = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks, layout=layout)
+        left = fedjax_sim.sweep(
+            SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks, layout=layout
+        )
         server = np.stack([left.curves[f"w{i}"] for i in range(dim)], axis=-1)
         squares = []
         with np.errstate(all="ignore"):  # A run may be meant to diverge.

@@ -35,15 +35,25 @@ def in_64_bits() -> Any:
         yield
 
 
-def noisy_mean(kappa: Any, *, spread: float = 2.0, examples: int = M, seed: int = 0, clients: int = N) -> latent.Estimation:
+def noisy_mean(
+    kappa: Any, *, spread: float = 2.0, examples: int = M, seed: int = 0, clients: int = N
+) -> latent.Estimation:
     """Clients whose means differ by `spread`: toy A with one kappa, toy B with kappas of the examples' own."""
     random = np.random.default_rng(seed)
-    y = random.normal(size=(clients, examples, D)) + spread * random.normal(size=(clients, 1, D)) + np.array([1.0, -0.5, 0.3, 2.0])
+    y = (
+        random.normal(size=(clients, examples, D))
+        + spread * random.normal(size=(clients, 1, D))
+        + np.array([1.0, -0.5, 0.3, 2.0])
+    )
     if spread == 0:
         y -= y.mean(axis=1, keepdims=True) - y.mean(axis=(0, 1))
     data = Seen(y.reshape(-1, D), np.broadcast_to(kappa, clients * examples).astype(float))
-    partition = Partition(np.arange(clients * examples).reshape(clients, examples), np.full(clients, examples))
-    return latent.make_estimation(latent.NoisyMean(ridge=RIDGE), data, partition, start=np.full(D, 3.0))
+    partition = Partition(
+        np.arange(clients * examples).reshape(clients, examples), np.full(clients, examples)
+    )
+    return latent.make_estimation(
+        latent.NoisyMean(ridge=RIDGE), data, partition, start=np.full(D, 3.0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +82,9 @@ def events_of(system: Any, hyper: Any, key: jax.Array, ticks: int) -> Event:
     steps, clients = timeline.steps.astype("int32"), timeline.clients.astype("int32")
     offset, zeros = jnp.cumsum(steps, axis=0, dtype="int32") - steps, jnp.zeros_like(steps)
     tick = jnp.arange(ticks, dtype="int32")
-    return Event(tick, clients, steps, zeros, timeline.weight.astype("float32"), offset, zeros, tick)
+    return Event(
+        tick, clients, steps, zeros, timeline.weight.astype("float32"), offset, zeros, tick
+    )
 
 
 def replay(system: Any, problem: Any, *hypers: Any) -> Path:
@@ -96,7 +108,11 @@ def _lanes(system: Any, problem: Any, hypers: Any, keys: jax.Array) -> Any:
         first = algorithm.init(key)
         _, states = jax.lax.scan(step, first, events)
         states = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, states)
-        return states, jnp.sum(jnp.square(jax.vmap(problem.mean_field)(states.server)), axis=1), events
+        return (
+            states,
+            jnp.sum(jnp.square(jax.vmap(problem.mean_field)(states.server)), axis=1),
+            events,
+        )
 
     return jax.lax.map(lane, (hypers, keys))
 
@@ -106,7 +122,9 @@ _replayed = jax.jit(_lanes, static_argnums=0)
 
 def client_fields(problem: Any, server: Any) -> np.ndarray:
     """h_i(S), `f[N, q]`."""
-    return np.asarray(problem.client_statistics(problem.natural(problem.maximise(server))) - server[None])
+    return np.asarray(
+        problem.client_statistics(problem.natural(problem.maximise(server))) - server[None]
+    )
 
 
 def root(problem: Any) -> np.ndarray:
@@ -120,9 +138,15 @@ def root(problem: Any) -> np.ndarray:
 def compressed(toy: latent.Estimation) -> dict[str, Path]:
     """FedEM with compression, full batches: by alpha and participation."""
     base = FEDEM.Hyper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS)
-    alphas = [base, *(base.replace(alpha=alpha) for alpha in (0.01, 0.1, 0.7, 1.5)), base.replace(participation=0.5, gamma=0.269)]
+    alphas = [
+        base,
+        *(base.replace(alpha=alpha) for alpha in (0.01, 0.1, 0.7, 1.5)),
+        base.replace(participation=0.5, gamma=0.269),
+    ]
     path = replay(FEDEM, toy, *alphas)
-    return {name: path.of(i) for i, name in enumerate(("theory", "0.01", "0.1", "0.7", "1.5", "half"))}
+    return {
+        name: path.of(i) for i, name in enumerate(("theory", "0.01", "0.1", "0.7", "1.5", "half"))
+    }
 
 
 def test_memories_remove_the_compression_error(compressed: dict[str, Path]) -> None:
@@ -135,7 +159,9 @@ def test_memories_remove_the_compression_error(compressed: dict[str, Path]) -> N
     assert compressed["0.01"].field[-1] < 1e-2 * compressed["0.01"].field[20]
 
 
-def test_memories_converge_to_the_clients_fields(compressed: dict[str, Path], toy: latent.Estimation) -> None:
+def test_memories_converge_to_the_clients_fields(
+    compressed: dict[str, Path], toy: latent.Estimation
+) -> None:
     for name in ("theory", "half"):
         memory = np.asarray(compressed[name].states.memory.clients)[-1]
         fields = client_fields(toy, compressed[name].states.server[-1])
@@ -143,18 +169,24 @@ def test_memories_converge_to_the_clients_fields(compressed: dict[str, Path], to
         np.testing.assert_allclose(memory, fields, atol=1e-8)
 
 
-def test_memory_steps_far_beyond_two_over_one_plus_omega_diverge(compressed: dict[str, Path]) -> None:
+def test_memory_steps_far_beyond_two_over_one_plus_omega_diverge(
+    compressed: dict[str, Path],
+) -> None:
     """1.5, the border being 1 here; below it, 0.7 does not."""
     assert not compressed["1.5"].field[-1] < 1e6
     assert compressed["0.7"].field[-1] < 1e-20
 
 
 @pytest.mark.parametrize("name", ["theory", "0.01", "half"])
-def test_the_servers_memory_is_the_mean_of_the_clients_at_every_tick(compressed: dict[str, Path], name: str) -> None:
+def test_the_servers_memory_is_the_mean_of_the_clients_at_every_tick(
+    compressed: dict[str, Path], name: str
+) -> None:
     memory = compressed[name].states.memory
     clients, own = np.asarray(memory.clients), np.asarray(memory.server)
     assert len(own) == TICKS + 1
-    np.testing.assert_allclose(own, clients.mean(axis=1), rtol=0, atol=1e-13 * np.abs(clients).max())
+    np.testing.assert_allclose(
+        own, clients.mean(axis=1), rtol=0, atol=1e-13 * np.abs(clients).max()
+    )
     if name == "half":
         moved = (np.diff(clients, axis=0) != 0).any(axis=2)[:50]
         active = compressed[name].events.weight[:50] > 0
@@ -167,9 +199,13 @@ def test_without_memories_there_is_a_floor(toy: latent.Estimation) -> None:
     hyper = FEDEM.Hyper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS, aggregation="naive")
     path = replay(FEDEM, toy, hyper)
     fields = client_fields(toy, jnp.asarray(root(toy)))
-    variance = (np.abs(fields).sum(axis=1) * np.linalg.norm(fields, axis=1) - (fields**2).sum(axis=1)).sum() / N**2
+    variance = (
+        np.abs(fields).sum(axis=1) * np.linalg.norm(fields, axis=1) - (fields**2).sum(axis=1)
+    ).sum() / N**2
     # The clients' fields away from the fixed point add a little to it.
-    assert path.field[:, 100:].mean() == pytest.approx(SLOPE * GAMMA_MAX / (2 - SLOPE * GAMMA_MAX) * variance, rel=0.15)
+    assert path.field[:, 100:].mean() == pytest.approx(
+        SLOPE * GAMMA_MAX / (2 - SLOPE * GAMMA_MAX) * variance, rel=0.15
+    )
     assert not path.states.memory.clients.any()
     # Clients of one mean have none.
     assert replay(FEDEM, noisy_mean(KAPPA, spread=0.0), hyper).field[:, -1].max() < 1e-25
@@ -186,12 +222,21 @@ def test_partial_participation_without_memories_has_a_floor(toy: latent.Estimati
     np.testing.assert_allclose(naive.states.server, local.states.server, rtol=0, atol=1e-12)
     assert local.states.memory.clients.any()
     squares = (client_fields(toy, jnp.asarray(root(toy))) ** 2).sum() / N**2
-    assert naive.field[:, 100:].mean() == pytest.approx(SLOPE * gamma / (2 - SLOPE * gamma) * squares, rel=0.15)
+    assert naive.field[:, 100:].mean() == pytest.approx(
+        SLOPE * gamma / (2 - SLOPE * gamma) * squares, rel=0.15
+    )
 
 
-def test_without_compression_fedem_of_everybody_is_em_and_of_half_goes_to_the_same_point(toy: latent.Estimation) -> None:
+def test_without_compression_fedem_of_everybody_is_em_and_of_half_goes_to_the_same_point(
+    toy: latent.Estimation,
+) -> None:
     """Full batches and gamma = 1: EM to rounding, and the closed form of EM on toy A."""
-    path = replay(FEDEM, toy, FEDEM.Hyper(**FULL, gamma=1.0), FEDEM.Hyper(**FULL, gamma=0.3, participation=0.5))
+    path = replay(
+        FEDEM,
+        toy,
+        FEDEM.Hyper(**FULL, gamma=1.0),
+        FEDEM.Hyper(**FULL, gamma=0.3, participation=0.5),
+    )
     em = replay(EM, toy, EM.Hyper(num_clients=N, batch_size=7)).states.server[0]
     best, start = root(toy), np.full(D, 3.0)
     exact = best + (1 - SLOPE) ** np.arange(TICKS + 1)[:, None] * (start - best)
@@ -203,16 +248,27 @@ def test_without_compression_fedem_of_everybody_is_em_and_of_half_goes_to_the_sa
 
 def test_mini_batches_of_everything_without_replacement_are_em(toy: latent.Estimation) -> None:
     """b = m and gamma = 1, without compression: every example is drawn once."""
-    path = replay(FEDEM, toy, FEDEM.Hyper(num_clients=N, sampling="without_replacement", batch_size=M, gamma=1.0))
+    path = replay(
+        FEDEM,
+        toy,
+        FEDEM.Hyper(num_clients=N, sampling="without_replacement", batch_size=M, gamma=1.0),
+    )
     best, start = root(toy), np.full(D, 3.0)
     exact = best + (1 - SLOPE) ** np.arange(TICKS + 1)[:, None] * (start - best)
-    np.testing.assert_allclose(path.states.server, np.broadcast_to(exact, path.states.server.shape), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        path.states.server, np.broadcast_to(exact, path.states.server.shape), rtol=0, atol=1e-13
+    )
 
 
-def test_mini_batches_without_replacement_that_are_too_large_are_refused(toy: latent.Estimation) -> None:
+def test_mini_batches_without_replacement_that_are_too_large_are_refused(
+    toy: latent.Estimation,
+) -> None:
     for system in (FEDEM, VR):
         hyper = system.Hyper(num_clients=N, sampling="without_replacement", batch_size=M + 1)
-        with pytest.raises(ConfigError, match=f"batch_size is {M + 1}, but must be at most {M}, the fewest examples"):
+        with pytest.raises(
+            ConfigError,
+            match=f"batch_size is {M + 1}, but must be at most {M}, the fewest examples",
+        ):
             fedjax_sim.simulate(system, toy, hyper, num_ticks=1)
 
 
@@ -220,7 +276,9 @@ def test_bits_of_parameters() -> None:
     """Down go S and theta, of which clients know a known covariance, and need a fitted one once; of EM as of FedEM. By hand."""
     y = np.random.default_rng(0).normal(size=(24, 3))
     partition = Partition(np.arange(24).reshape(4, 6), np.full(4, 6))
-    schedule = jax.tree.map(np.asarray, FEDEM.timeline(jax.random.key(0), FEDEM.Hyper(num_clients=4), 5))
+    schedule = jax.tree.map(
+        np.asarray, FEDEM.timeline(jax.random.key(0), FEDEM.Hyper(num_clients=4), 5)
+    )
     for covariance, entries in ((None, 6), (jnp.eye(3), 0)):
         problem = latent.make_estimation(latent.GaussianMixture(2, covariance), y, partition)
         for system in (FEDEM, VR, EM):
@@ -229,7 +287,9 @@ def test_bits_of_parameters() -> None:
             np.testing.assert_array_equal(up[1:], np.full(4, 4 * 8 * 64))
 
 
-def test_memories_change_nothing_without_compression_and_mini_batches_leave_a_floor(toy: latent.Estimation) -> None:
+def test_memories_change_nothing_without_compression_and_mini_batches_leave_a_floor(
+    toy: latent.Estimation,
+) -> None:
     """Identical trajectories whatever alpha and V_0, from the same batches.
 
     Then E||h||^2 is a gamma / (2 - a gamma) sigma^2 / n, sigma^2 / n the variance of the mean of mini-batches: exact for toy A.
@@ -258,7 +318,9 @@ def variance_reduced() -> dict[str, Path]:
     half = base.replace(participation=0.5, alpha=0.3)
     vr = replay(VR, problem, base, half)
     frozen = replay(VR, problem, half.replace(offline="freeze"))
-    noisy = replay(FEDEM, problem, FEDEM.Hyper(num_clients=N, gamma=0.245, batch_size=20, compression=BLOCKS))
+    noisy = replay(
+        FEDEM, problem, FEDEM.Hyper(num_clients=N, gamma=0.245, batch_size=20, compression=BLOCKS)
+    )
     return {"all": vr.of(0), "half": vr.of(1), "frozen": frozen.of(0), "fedem": noisy.of(0)}
 
 
@@ -275,10 +337,21 @@ def test_oracles_and_memories_of_variance_reduction(variance_reduced: dict[str, 
     problem = noisy_mean(TOY_B, examples=100)
     for name in ("all", "half", "frozen"):
         states = variance_reduced[name].states
-        np.testing.assert_allclose(states.memory.server, np.asarray(states.memory.clients).mean(axis=1), rtol=0, atol=1e-12)
-        for tick, is_exact in ((0, True), (1, True), (7, False), (20, False), (21, True), (41, True)):
+        np.testing.assert_allclose(
+            states.memory.server, np.asarray(states.memory.clients).mean(axis=1), rtol=0, atol=1e-12
+        )
+        for tick, is_exact in (
+            (0, True),
+            (1, True),
+            (7, False),
+            (20, False),
+            (21, True),
+            (41, True),
+        ):
             # States after so many ticks hold the oracle of the statistics one tick before.
-            exact = problem.client_statistics(problem.natural(problem.maximise(states.server[max(tick - 1, 0)])))
+            exact = problem.client_statistics(
+                problem.natural(problem.maximise(states.server[max(tick - 1, 0)]))
+            )
             error = np.abs(np.asarray(states.oracle[tick] - exact)).max()
             assert (error < 1e-12) == is_exact, (name, tick, error)
 
@@ -292,15 +365,27 @@ def one_step(problem: Any, hyper: Any, coins: jax.Array) -> tuple[Any, Any]:
     clients = random.normal(size=(N, D))
     state = FEDEM.algorithm(problem, hyper, Plan()).init(jax.random.key(0))
     state = state._replace(
-        server=jnp.asarray(random.normal(size=D)), memory=Memory(jnp.asarray(clients), jnp.asarray(clients.mean(axis=0)))
+        server=jnp.asarray(random.normal(size=D)),
+        memory=Memory(jnp.asarray(clients), jnp.asarray(clients.mean(axis=0))),
     )
     slots = jnp.zeros(N, "int32")
-    event = Event(jnp.int32(3), jnp.arange(N, dtype="int32"), slots, slots, coins[0], slots + 3, slots, jnp.int32(0))
+    event = Event(
+        jnp.int32(3),
+        jnp.arange(N, dtype="int32"),
+        slots,
+        slots,
+        coins[0],
+        slots + 3,
+        slots,
+        jnp.int32(0),
+    )
 
     @jax.jit
     def run(problem: Any, hyper: Any, state: Any, keys: jax.Array, coins: jax.Array) -> Any:
         step = FEDEM.algorithm(problem, hyper, Plan(slots_at_once=64)).step
-        return jax.vmap(lambda key, coin: step(key, state, event._replace(weight=coin))[0])(keys, coins)
+        return jax.vmap(lambda key, coin: step(key, state, event._replace(weight=coin))[0])(
+            keys, coins
+        )
 
     hyper = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), hyper)
     return state, run(problem, hyper, state, jax.random.split(jax.random.key(5), NUM), coins)
@@ -309,7 +394,9 @@ def one_step(problem: Any, hyper: Any, coins: jax.Array) -> tuple[Any, Any]:
 def test_the_random_field_is_unbiased_with_its_exact_variance(toy: latent.Estimation) -> None:
     """E[H] = h(S), and E||H - h||^2 as the compressor, mini-batches and coins have it; at most the paper's bound."""
     compressor, p = BlockQuantization(block=3), 0.6
-    hyper = FEDEM.Hyper(num_clients=N, batch_size=5, gamma=0.2, participation=p, compression=compressor)
+    hyper = FEDEM.Hyper(
+        num_clients=N, batch_size=5, gamma=0.2, participation=p, compression=compressor
+    )
     coins = (jax.random.uniform(jax.random.key(6), (NUM, N)) < p).astype(float)
     state, after = one_step(toy, hyper, coins)
     field, exact = np.asarray(after.field), np.asarray(toy.mean_field(state.server))
@@ -322,7 +409,9 @@ def test_the_random_field_is_unbiased_with_its_exact_variance(toy: latent.Estima
     square = (mean**2).sum(axis=1) + noise
     picks = np.random.default_rng(1).integers(0, M, (4000, N, 5))
     drawn = KAPPA * (y[np.arange(N)[:, None], picks].mean(axis=2) - y.mean(axis=1))
-    lost = np.asarray(jax.jit(jax.vmap(jax.vmap(compressor.variance)))(jnp.asarray(mean + drawn))).mean(axis=0)
+    lost = np.asarray(
+        jax.jit(jax.vmap(jax.vmap(compressor.variance)))(jnp.asarray(mean + drawn))
+    ).mean(axis=0)
     expected = (noise + lost + (1 - p) / p * (square + lost)).sum() / N**2
     squares = ((field - exact) ** 2).sum(axis=1)
     assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(NUM) + 0.002 * expected
@@ -333,7 +422,9 @@ def test_the_random_field_is_unbiased_with_its_exact_variance(toy: latent.Estima
 def test_memories_of_a_frozen_server_contract_by_the_exact_factor(toy: latent.Estimation) -> None:
     """E||V+ - h_i||^2 = ((1 - alpha)^2 + alpha^2 omega) ||V - h_i||^2 with full batches, for rand-sparsification."""
     compressor, alpha = RandSparsification(keep=0.4), 0.3
-    state, after = one_step(toy, FEDEM.Hyper(**FULL, gamma=0.2, alpha=alpha, compression=compressor), jnp.ones((NUM, N)))
+    state, after = one_step(
+        toy, FEDEM.Hyper(**FULL, gamma=0.2, alpha=alpha, compression=compressor), jnp.ones((NUM, N))
+    )
     fields = client_fields(toy, state.server)
     before = ((np.asarray(state.memory.clients) - fields) ** 2).sum(axis=1)
     errors = ((np.asarray(after.memory.clients) - fields) ** 2).sum(axis=2)
@@ -341,7 +432,9 @@ def test_memories_of_a_frozen_server_contract_by_the_exact_factor(toy: latent.Es
     assert (np.abs(errors.mean(axis=0) - expected) < 5 * errors.std(axis=0) / np.sqrt(NUM)).all()
 
 
-def test_the_random_iterate_is_uniform_on_those_before(compressed: dict[str, Path], toy: latent.Estimation) -> None:
+def test_the_random_iterate_is_uniform_on_those_before(
+    compressed: dict[str, Path], toy: latent.Estimation
+) -> None:
     """S_K with K uniform on 0 .. T - 1: it is one of those, and for many keys each as often; an empty tick keeps it."""
     ticks, present = 6, jnp.zeros(1, "int32")
 
@@ -352,13 +445,18 @@ def test_the_random_iterate_is_uniform_on_those_before(compressed: dict[str, Pat
 
         return jax.lax.scan(step, jnp.float64(-1), jnp.arange(ticks, dtype="int32"))[0]
 
-    counts = np.bincount(np.asarray(jax.jit(jax.vmap(last))(jax.random.split(jax.random.key(1), 6000))).astype(int), minlength=ticks)
+    counts = np.bincount(
+        np.asarray(jax.jit(jax.vmap(last))(jax.random.split(jax.random.key(1), 6000))).astype(int),
+        minlength=ticks,
+    )
     assert stats.chisquare(counts).pvalue > 1e-3
     states = compressed["theory"].states
     for tick in (1, 5, 40):
         assert any(np.array_equal(states.random[tick], server) for server in states.server[:tick])
     model = FEDEM.algorithm(toy, FEDEM.Hyper(**FULL, output="random"), Plan()).model
-    np.testing.assert_array_equal(model(jax.tree.map(lambda leaf: leaf[40], states)), states.random[40])
+    np.testing.assert_array_equal(
+        model(jax.tree.map(lambda leaf: leaf[40], states)), states.random[40]
+    )
     empty = Event(jnp.int32(0), present - 1, *(present,) * 5, jnp.int32(0))
     assert chosen(jax.random.key(0), empty, jnp.float64(1), jnp.float64(2)) == 1
 
@@ -367,8 +465,14 @@ def test_step_sizes_follow_their_sequence() -> None:
     """By name or by any function of the tick, and 0 for an empty tick. (That they are used is tested against the slow loops.)"""
     slots = jnp.zeros(2, "int32")
     event = Event(jnp.int32(3), slots, slots, slots, slots, slots, slots, jnp.int32(0))
-    for factor, expected in ((STEP_FACTORS["inverse"], 1 / 4), (STEP_FACTORS["inverse_sqrt"], 1 / 2), (STEP_FACTORS["constant"], 1.0)):
-        assert float(FEDEM.Hyper(gamma=0.7, gamma_factor=factor).step_size(event)) == pytest.approx(0.7 * expected, rel=1e-12)
+    for factor, expected in (
+        (STEP_FACTORS["inverse"], 1 / 4),
+        (STEP_FACTORS["inverse_sqrt"], 1 / 2),
+        (STEP_FACTORS["constant"], 1.0),
+    ):
+        assert float(FEDEM.Hyper(gamma=0.7, gamma_factor=factor).step_size(event)) == pytest.approx(
+            0.7 * expected, rel=1e-12
+        )
     halved = FEDEM.Hyper(gamma=0.7, gamma_factor=lambda tick: 0.5**tick)
     assert float(halved.step_size(event)) == pytest.approx(0.7 / 8, rel=1e-12)
     assert float(halved.step_size(event._replace(clients=slots - 1))) == 0
@@ -377,12 +481,18 @@ def test_step_sizes_follow_their_sequence() -> None:
 
 def test_work_bits_and_epochs(toy: latent.Estimation) -> None:
     """By hand: 64-bit numbers, q = d = 4; a block of 4 is a number and 4 entries of 2 bits; memories start with 4 numbers a client."""
-    hyper = FEDEM.Hyper(num_clients=N, batch_size=5, participation=0.5, compression=BLOCKS, counted="active")
-    run = fedjax_sim.simulate(FEDEM, toy, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1))
+    hyper = FEDEM.Hyper(
+        num_clients=N, batch_size=5, participation=0.5, compression=BLOCKS, counted="active"
+    )
+    run = fedjax_sim.simulate(
+        FEDEM, toy, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1)
+    )
     active = np.concatenate([[0], np.asarray(run.timelines[0].weight).sum(axis=1).cumsum()])
     ticks = np.arange(7)
     assert 0 < active[-1] < 6 * N
-    np.testing.assert_array_equal(run.curves.uplink_bits, active * (64 + 4 * 2) + (ticks > 0) * N * 4 * 64)
+    np.testing.assert_array_equal(
+        run.curves.uplink_bits, active * (64 + 4 * 2) + (ticks > 0) * N * 4 * 64
+    )
     np.testing.assert_array_equal(run.curves.downlink_bits, ticks * N * 8 * 64)
     np.testing.assert_allclose(run.curves.epochs, 1 + active * 5 / (N * M), rtol=1e-6)
     np.testing.assert_array_equal(run.curves.local_steps, active)
@@ -403,7 +513,9 @@ def test_a_full_pass_goes_over_every_example_once(toy: latent.Estimation) -> Non
     event = Event(jnp.int32(0), clients, slots, slots, slots, slots, slots, jnp.int32(0))
     works, natural = jnp.array([True, True, False, True]), jnp.ones(D)
     run = jax.jit(
-        lambda problem: local_statistics(problem, EM.Hyper(batch_size=7), Plan(), None, event, natural, is_full=True, works=works)
+        lambda problem: local_statistics(
+            problem, EM.Hyper(batch_size=7), Plan(), None, event, natural, is_full=True, works=works
+        )
     )
     means, work = run(toy)
     expected = np.asarray(toy.client_statistics(natural))[:4] * np.asarray(works)[:, None]
@@ -426,8 +538,14 @@ def test_what_is_not_allowed_is_said(make: Callable[[], Any], words: str) -> Non
         check(make())
 
 
-def test_a_system_refuses_the_other_kind_of_problem(toy: latent.Estimation, regression: Callable) -> None:
-    with pytest.raises(ConfigError, match=r"problem is 'Estimation', but must be a Problem .* for fedavg"):
+def test_a_system_refuses_the_other_kind_of_problem(
+    toy: latent.Estimation, regression: Callable
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"problem is 'Estimation', but must be a Problem .* for fedavg"
+    ):
         fedjax_sim.simulate(fedjax_sim.SYSTEMS["fedavg"], toy, num_ticks=1)
-    with pytest.raises(ConfigError, match=r"problem is 'Regression', but must be a LatentProblem .* for fedem"):
+    with pytest.raises(
+        ConfigError, match=r"problem is 'Regression', but must be a LatentProblem .* for fedem"
+    ):
         fedjax_sim.simulate(FEDEM, regression(), num_ticks=1)

@@ -35,7 +35,12 @@ def reweighted(timeline: Timeline, **rule: Any) -> Timeline:
     """A schedule with the weights of another rule, by which arrivals do not change."""
     staleness = np.arange(len(timeline.time), dtype="int32")[:, None] - timeline.version
     with jax.enable_x64(True):
-        weight = _weigh(timeline.clients, staleness, SYSTEM.Hyper(**rule), num_clients=int(np.max(timeline.clients)) + 1)
+        weight = _weigh(
+            timeline.clients,
+            staleness,
+            SYSTEM.Hyper(**rule),
+            num_clients=int(np.max(timeline.clients)) + 1,
+        )
     return timeline._replace(weight=np.asarray(weight))
 
 
@@ -79,7 +84,10 @@ INFLUENCE = {
 def test_influence_of_slow_clients(run: fedjax_sim.Run, name: str) -> None:
     """After 4000 steps of the server; within 5 standard errors, of both simulations, and their rounding."""
     rule, expected, deviation = INFLUENCE[name]
-    found = [slow_influence(reweighted(Timeline(*(leaf[:4000] for leaf in each)), **rule)) for each in run.timelines]
+    found = [
+        slow_influence(reweighted(Timeline(*(leaf[:4000] for leaf in each)), **rule))
+        for each in run.timelines
+    ]
     error = np.sqrt(np.var(found, ddof=1) + deviation**2) / np.sqrt(len(found))
     assert error < 0.02 * expected
     assert abs(np.mean(found) - expected) < 5 * error + 5e-5
@@ -93,17 +101,28 @@ def test_the_runs_weights_are_those_of_equation_8(run: fedjax_sim.Run) -> None:
         assert np.ptp(timeline.weight, axis=1).max() > 0.5
 
 
-@pytest.mark.parametrize("rule", [{"average": "window"}, {"average": "exponential"}], ids=lambda rule: rule["average"])
-def test_first_weights_do_not_depend_on_how_many_are_asked_for(run: fedjax_sim.Run, rule: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "rule", [{"average": "window"}, {"average": "exponential"}], ids=lambda rule: rule["average"]
+)
+def test_first_weights_do_not_depend_on_how_many_are_asked_for(
+    run: fedjax_sim.Run, rule: dict[str, Any]
+) -> None:
     """Bit for bit, as a lane that is asked for more ticks than it needs must not differ."""
-    long, short = (reweighted(Timeline(*(leaf[:num] for leaf in run.timelines[0])), **rule).weight for num in (1000, 37))
+    long, short = (
+        reweighted(Timeline(*(leaf[:num] for leaf in run.timelines[0])), **rule).weight
+        for num in (1000, 37)
+    )
     np.testing.assert_array_equal(short, long[:37])
 
 
 def test_staleness_of_fast_and_slow_clients(run: fedjax_sim.Run) -> None:
     """Eq. 6, within 5 standard errors over runs."""
-    expected = theory.expected_staleness(theory.arrival_shares(np.where(IS_SLOW, SLOW, FAST)), buffer_size=5)
-    known = np.array([fairness_report(timeline, 15, skip=0.1).mean_staleness for timeline in run.timelines])
+    expected = theory.expected_staleness(
+        theory.arrival_shares(np.where(IS_SLOW, SLOW, FAST)), buffer_size=5
+    )
+    known = np.array(
+        [fairness_report(timeline, 15, skip=0.1).mean_staleness for timeline in run.timelines]
+    )
     for group in (IS_SLOW, ~IS_SLOW):
         means = known[:, group].mean(axis=1)
         error = means.std(ddof=1) / np.sqrt(len(means))
@@ -123,14 +142,22 @@ def late_influence(timeline: Timeline) -> float:
 def test_the_model_settles_at_the_slow_clients_influence(run: fedjax_sim.Run) -> None:
     """At 0.203, +- 0.006 in each run; and at the influence in the very schedule, up to what bases differ from the model on average."""
     np.testing.assert_allclose(settled(run.curves), 0.203, atol=0.006)
-    np.testing.assert_allclose(settled(run.curves), [late_influence(each) for each in run.timelines], atol=0.0015)
+    np.testing.assert_allclose(
+        settled(run.curves), [late_influence(each) for each in run.timelines], atol=0.0015
+    )
 
 
-@pytest.mark.parametrize(("rule", "point"), [({"weighting": "mean"}, 0.070), ({"normalised": False}, 1 / 3)])
-def test_the_model_settles_by_its_weights(run: fedjax_sim.Run, quadratics: Located, rule: dict[str, Any], point: float) -> None:
+@pytest.mark.parametrize(
+    ("rule", "point"), [({"weighting": "mean"}, 0.070), ({"normalised": False}, 1 / 3)]
+)
+def test_the_model_settles_by_its_weights(
+    run: fedjax_sim.Run, quadratics: Located, rule: dict[str, Any], point: float
+) -> None:
     """The buffer mean at the slow clients' share of arrivals, unnormalised weights at that of their number, on the same arrivals."""
     known = reweighted(run.timelines[0], **rule)
-    system = SYSTEM._replace(timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known)))
+    system = SYSTEM._replace(
+        timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known))
+    )
     other = fedjax_sim.simulate(system, quadratics, SYSTEM.Hyper(**OPTIMA, **rule), **RUN)
     assert settled(other.curves) == pytest.approx(point, abs=0.006)
     assert settled(other.curves) == pytest.approx(late_influence(known), abs=0.0015)
@@ -138,7 +165,12 @@ def test_the_model_settles_by_its_weights(run: fedjax_sim.Run, quadratics: Locat
 
 def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Callable) -> None:
     """Averages over everything come to the expected staleness; within 5 standard errors, and 0.0005 for what they lack of it."""
-    settings = {"runtime_law": "runtime_exp", "spread_fast": 0.0, "spread_slow": 0.0, "average": "cumulative"}
+    settings = {
+        "runtime_law": "runtime_exp",
+        "spread_fast": 0.0,
+        "spread_slow": 0.0,
+        "average": "cumulative",
+    }
     schedules = draw(SYSTEM.timeline, SYSTEM.Hyper(**settings), num_ticks=10_000, seeds=6)
     timelines = [Timeline(*(leaf[seed] for leaf in schedules)) for seed in range(6)]
     formulas: dict[str, Callable] = {
@@ -148,8 +180,13 @@ def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Ca
         "code": lambda staleness: staleness,
     }
     for weighting, formula in formulas.items():
-        expected = theory.expected_influence([FAST, SLOW], num_clients=[10, 5], buffer_size=5, weight=formula)[1]
-        found = [slow_influence(reweighted(each, **(settings | {"weighting": weighting})), skip=0.1) for each in timelines]
+        expected = theory.expected_influence(
+            [FAST, SLOW], num_clients=[10, 5], buffer_size=5, weight=formula
+        )[1]
+        found = [
+            slow_influence(reweighted(each, **(settings | {"weighting": weighting})), skip=0.1)
+            for each in timelines
+        ]
         error = np.std(found, ddof=1) / np.sqrt(len(found))
         assert error < 0.01 * expected
         assert abs(np.mean(found) - expected) < 5 * error + 0.0005
@@ -157,15 +194,31 @@ def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Ca
 
 def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
     """The first two buffers, by hand, are of clients that were never stale: versions are counted, but the model starts only then."""
-    clients, version = np.array([[0, 1], [1, 0], [2, 0], [1, 0]], "int32"), np.array([[0, 0], [1, 1], [0, 1], [2, 3]], "int32")
-    by_hand = Timeline(np.arange(1.0, 5.0), clients, np.ones_like(clients), version, np.zeros(clients.shape), version)
+    clients, version = (
+        np.array([[0, 1], [1, 0], [2, 0], [1, 0]], "int32"),
+        np.array([[0, 0], [1, 1], [0, 1], [2, 3]], "int32"),
+    )
+    by_hand = Timeline(
+        np.arange(1.0, 5.0),
+        clients,
+        np.ones_like(clients),
+        version,
+        np.zeros(clients.shape),
+        version,
+    )
     known = reweighted(by_hand, weighting="code")
     # Averages: client 0 has 0, 0, 1 and then 0 more, client 1 twice 0 and then 1, client 2 has 2.
-    np.testing.assert_allclose(known.weight, [[0, 0], [0, 0], [6 / 7, 1 / 7], [4 / 7, 3 / 7]], rtol=1e-12)
-    system = SYSTEM._replace(timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known)))
+    np.testing.assert_allclose(
+        known.weight, [[0, 0], [0, 0], [6 / 7, 1 / 7], [4 / 7, 3 / 7]], rtol=1e-12
+    )
+    system = SYSTEM._replace(
+        timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known))
+    )
     problem = Located.of(np.array([[1.0], [2.0], [5.0]], "float32"))
     hyper = SYSTEM.Hyper(num_clients=3, buffer_size=2, weighting="code", **OPTIMA)
-    run = fedjax_sim.simulate(system, problem, hyper, num_ticks=4, num_evals=4, layout=Layout(2, False, 1))
+    run = fedjax_sim.simulate(
+        system, problem, hyper, num_ticks=4, num_evals=4, layout=Layout(2, False, 1)
+    )
     third = 0.01 * (6 / 7 * 5 + 1 / 7 * 1)
     fourth = third + 0.01 * (4 / 7 * 2 + 3 / 7 * (1 - third))
     np.testing.assert_array_equal(run.curves.w0[:3], np.zeros(3))
@@ -175,14 +228,25 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
 def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
     """Mixing 1, no discount and no proximal term: the server's model is then y, in closed form, even where its base is stale."""
     centers, curvature = np.random.default_rng(3).normal(size=(7, 1)), np.linspace(0.2, 2.0, 7)
-    settings = {"num_clients": 7, "local_steps": 5, "lr": 0.1, "mixing": 1.0, "exponent": 0.0, "proximal": 0.0}
+    settings = {
+        "num_clients": 7,
+        "local_steps": 5,
+        "lr": 0.1,
+        "mixing": 1.0,
+        "exponent": 0.0,
+        "proximal": 0.0,
+    }
     with jax.enable_x64(True):
         problem = Located.of(centers, curvature=curvature, start=4.0)
         hyper = FEDASYNC.Hyper(**settings, batch_size=1)
-        run = fedjax_sim.simulate(FEDASYNC, problem, hyper, num_ticks=24, num_evals=24, layout=Layout(1, False, 1))
+        run = fedjax_sim.simulate(
+            FEDASYNC, problem, hyper, num_ticks=24, num_evals=24, layout=Layout(1, False, 1)
+        )
     schedule, models = run.timelines[0], run.curves.w0.values
     clients, bases = schedule.clients[:, 0], models[schedule.version[:, 0]]
-    received = centers[clients, 0] + (1 - 0.1 * curvature[clients]) ** 5 * (bases - centers[clients, 0])
+    received = centers[clients, 0] + (1 - 0.1 * curvature[clients]) ** 5 * (
+        bases - centers[clients, 0]
+    )
     np.testing.assert_allclose(models[1:], received, rtol=1e-12)
     assert (schedule.version[:, 0] < np.arange(24)).any()
 
@@ -190,10 +254,22 @@ def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
 BAD = {
     "two updates at a time": ({"buffer_size": 2}, "buffer_size is 2, but must be 1"),
     "weight of an update alone": ({"normalised": True}, "normalised is True, but must be false"),
-    "averaged staleness": ({"weighting": "eq8"}, "weighting is 'eq8', but must be one of polynomial, hinge, exponential, mean"),
-    "mixing nothing": ({"mixing": 0.0}, "mixing is 0.0, but must be a finite number above 0 and at most 1"),
-    "mixing too much": ({"mixing": 1.5}, "mixing is 1.5, but must be a finite number above 0 and at most 1"),
-    "pushing away": ({"proximal": -0.1}, "proximal is -0.1, but must be a finite number at least 0"),
+    "averaged staleness": (
+        {"weighting": "eq8"},
+        "weighting is 'eq8', but must be one of polynomial, hinge, exponential, mean",
+    ),
+    "mixing nothing": (
+        {"mixing": 0.0},
+        "mixing is 0.0, but must be a finite number above 0 and at most 1",
+    ),
+    "mixing too much": (
+        {"mixing": 1.5},
+        "mixing is 1.5, but must be a finite number above 0 and at most 1",
+    ),
+    "pushing away": (
+        {"proximal": -0.1},
+        "proximal is -0.1, but must be a finite number at least 0",
+    ),
 }
 
 
@@ -208,5 +284,7 @@ def test_settings_that_fedasync_refuses(name: str) -> None:
 def test_a_buffer_for_more_clients_than_there_are() -> None:
     """Free clients fill it; those that wait for a new version could never."""
     check(SYSTEM.Hyper(buffer_size=30))
-    with pytest.raises(ConfigError, match=r"^buffer_size is 30, but must be at most num_clients = 15"):
+    with pytest.raises(
+        ConfigError, match=r"^buffer_size is 30, but must be at most num_clients = 15"
+    ):
         check(SYSTEM.Hyper(buffer_size=30, restart="new_version"))

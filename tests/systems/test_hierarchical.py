@@ -22,7 +22,12 @@ from fedjax_sim.timelines import paper_delays
 
 SYSTEM = fedjax_sim.SYSTEMS["hierarchical"]
 WHOLE = Layout(2, False, 1)
-CERTAIN = {**dict.fromkeys(("shift_per_client", "mean_per_client", "mean", "exchange_shift_per_group"), 0.0), "batch_size": 1}
+CERTAIN = {
+    **dict.fromkeys(
+        ("shift_per_client", "mean_per_client", "mean", "exchange_shift_per_group"), 0.0
+    ),
+    "batch_size": 1,
+}
 CERTAIN |= {"exchange_mean_per_group": 0.0, "exchange_mean": 0.0, "exchange_shift": 3.0}
 """Delays without chance: those of `shift`, and 3 for the exchange."""
 
@@ -46,29 +51,61 @@ def least_squares(regression: Callable) -> Any:
         return regression(7, dtype="float64", noise=0.2)
 
 
-@pytest.mark.parametrize(("client_weights", "sampling"), [("equal", "with_replacement"), ("examples", "shuffled_epochs")])
-def test_a_groups_gradient_is_the_mean_of_its_clients(least_squares: Any, client_weights: str, sampling: str) -> None:
+@pytest.mark.parametrize(
+    ("client_weights", "sampling"), [("equal", "with_replacement"), ("examples", "shuffled_epochs")]
+)
+def test_a_groups_gradient_is_the_mean_of_its_clients(
+    least_squares: Any, client_weights: str, sampling: str
+) -> None:
     """Of every client's own batch and noise; whole, or a few clients at a time, the last of which are padding."""
-    settings = {"num_clients": 7, "association": GROUP_OF, "batch_size": 2, "sampling": sampling, "client_weights": client_weights}
+    settings = {
+        "num_clients": 7,
+        "association": GROUP_OF,
+        "batch_size": 2,
+        "sampling": sampling,
+        "client_weights": client_weights,
+    }
     with jax.enable_x64(True):
-        key, model, offset, q = jax.random.key(KEY), jnp.array([0.3, -0.2, 1.0]), jnp.asarray(5), jnp.asarray(2)
+        key, model, offset, q = (
+            jax.random.key(KEY),
+            jnp.array([0.3, -0.2, 1.0]),
+            jnp.asarray(5),
+            jnp.asarray(2),
+        )
         hyper = Hyper(**settings)
-        one = jax.jit(lambda client: batch_gradient(least_squares, hyper, key, client, offset)(model, q))
+        one = jax.jit(
+            lambda client: batch_gradient(least_squares, hyper, key, client, offset)(model, q)
+        )
         each = np.stack([one(jnp.asarray(i)) for i in range(7)])
         for group in range(2):
             own = np.flatnonzero(np.asarray(GROUP_OF) == group)
-            weight = np.asarray(least_squares.counts)[own] if client_weights == "examples" else np.ones(len(own))
+            weight = (
+                np.asarray(least_squares.counts)[own]
+                if client_weights == "examples"
+                else np.ones(len(own))
+            )
             for at_once in (1000, 3):
                 chunked = hyper.replace(clients_at_once=at_once)
-                gradient = group_gradient(least_squares, chunked, key, jnp.asarray(group), offset, round_number=jnp.asarray(0))
-                np.testing.assert_allclose(jax.jit(gradient)(model, q), weight @ each[own] / weight.sum(), rtol=1e-10)
+                gradient = group_gradient(
+                    least_squares,
+                    chunked,
+                    key,
+                    jnp.asarray(group),
+                    offset,
+                    round_number=jnp.asarray(0),
+                )
+                np.testing.assert_allclose(
+                    jax.jit(gradient)(model, q), weight @ each[own] / weight.sum(), rtol=1e-10
+                )
     assert len(set(np.asarray(least_squares.counts)[[1, 5]].tolist())) == 2
 
 
 def test_a_model_per_group_and_none_per_client(least_squares: Any) -> None:
     with jax.enable_x64(True):
         hyper = Hyper(num_clients=7, num_groups=2)
-        state = jax.eval_shape(SYSTEM.algorithm(least_squares, hyper, fedjax_sim.Plan()).init, jax.random.key(0))
+        state = jax.eval_shape(
+            SYSTEM.algorithm(least_squares, hyper, fedjax_sim.Plan()).init, jax.random.key(0)
+        )
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(3,), (2, 3)]
 
 
@@ -80,10 +117,14 @@ def test_clients_active_in_a_round() -> None:
         hyper = Hyper(num_clients=6, group_sizes=(4, 2), active_per_group=2, batch_size=1)
 
         def centers(number: jax.Array, group: jax.Array, q: jax.Array) -> jax.Array:
-            gradient = group_gradient(problem, hyper, jax.random.key(KEY), group, jnp.asarray(0), round_number=number)
+            gradient = group_gradient(
+                problem, hyper, jax.random.key(KEY), group, jnp.asarray(0), round_number=number
+            )
             return -2 * gradient(problem.start, q)[0]
 
-        table = jax.jit(jax.vmap(jax.vmap(jax.vmap(centers, (None, None, 0)), (None, 0, None)), (0, None, None)))
+        table = jax.jit(
+            jax.vmap(jax.vmap(jax.vmap(centers, (None, None, 0)), (None, 0, None)), (0, None, None))
+        )
         sums = np.asarray(table(jnp.arange(600), jnp.arange(2), jnp.arange(2)))
     np.testing.assert_array_equal(sums[..., 0], sums[..., 1])
     np.testing.assert_allclose(sums[:, 1], 16 + 32)
@@ -96,17 +137,34 @@ def test_clients_active_in_a_round() -> None:
 
 
 def located(
-    centers: Any, *, num_ticks: int, noise: float = 0.0, start: Any = 0.0, swept: Mapping[str, Any] | None = None, **settings: Any
+    centers: Any,
+    *,
+    num_ticks: int,
+    noise: float = 0.0,
+    start: Any = 0.0,
+    swept: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> fedjax_sim.Run:
     """Runs in float64, with one seed, of two groups of equally many clients with f_i(w) = ||w - center_i||^2 / 2."""
     with jax.enable_x64(True):
         problem = Located.of(np.asarray(centers, float), noise=noise, start=start)
         hyper = Hyper(num_clients=len(centers), num_groups=2, **(CERTAIN | settings))
         check(hyper)
-        return fedjax_sim.sweep(SYSTEM, problem, hyper, settings=swept, num_ticks=num_ticks, num_evals=num_ticks, layout=WHOLE)
+        return fedjax_sim.sweep(
+            SYSTEM,
+            problem,
+            hyper,
+            settings=swept,
+            num_ticks=num_ticks,
+            num_evals=num_ticks,
+            layout=WHOLE,
+        )
 
 
-@pytest.mark.parametrize(("aggregation", "point", "limit"), [("divide_by_steps", -0.0224, 0.0), ("average", 0.811, 9 / 11)])
+@pytest.mark.parametrize(
+    ("aggregation", "point", "limit"),
+    [("divide_by_steps", -0.0224, 0.0), ("average", 0.811, 9 / 11)],
+)
 def test_objective_consistency(aggregation: str, point: float, limit: float) -> None:
     """Optima -1 and 1 and iterations 1 and 10: the point is where weighted progress cancels, and comes to the optimum 0 for small lr alone
     if progress is divided by the iterations."""
@@ -142,12 +200,25 @@ def test_contraction_and_noise_floor() -> None:
 
 def test_a_groups_models_on_the_way() -> None:
     """Isolated until the end: n iterations shrink the distance to the group's optimum by (1 - lr)^n, and the global model does not move."""
-    run = located([[0.0], [2.0]], num_ticks=4, lr=0.1, start=1.0, shift=(1.0, 3.0), sync_time=40.0, ticks_per_round=4, group_metrics=True)
+    run = located(
+        [[0.0], [2.0]],
+        num_ticks=4,
+        lr=0.1,
+        start=1.0,
+        shift=(1.0, 3.0),
+        sync_time=40.0,
+        ticks_per_round=4,
+        group_metrics=True,
+    )
     done = np.cumsum(run.timelines[0].steps, axis=0)
     np.testing.assert_array_equal(done, [[10, 3], [20, 6], [30, 10], [40, 14]])
     curves = run.curves.isel(seed=0)
     for group, center in enumerate((0.0, 2.0)):
-        np.testing.assert_allclose(curves[f"w0_group_{group}"][1:], center + 0.9 ** done[:, group] * (1 - center), rtol=1e-12)
+        np.testing.assert_allclose(
+            curves[f"w0_group_{group}"][1:],
+            center + 0.9 ** done[:, group] * (1 - center),
+            rtol=1e-12,
+        )
     np.testing.assert_array_equal(curves.w0[:4], np.ones(4))
     step = 0.5 * (0.9**40 - 1) / 40 + 0.5 * (1 - 0.9**14) / 14
     np.testing.assert_allclose(curves.w0[4], 1 + step, rtol=1e-6)
@@ -157,13 +228,26 @@ def test_a_groups_models_on_the_way() -> None:
 def test_ticks_of_a_round_do_not_change_what_is_learnt(active: int) -> None:
     """With noise, so that batches matter; after every round, whose number of ticks is 3 instead of 1. The delays are random."""
     centers = [[0.0, 1.0], [2.0, -1.0], [4.0, 0.0], [1.0, 0.0]]
-    settings = {"lr": 0.1, "noise": 0.5, "start": 1.0, "sync_time": 5.0, "mean": 0.4, "shift": (0.5, 1.0), "active_per_group": active}
+    settings = {
+        "lr": 0.1,
+        "noise": 0.5,
+        "start": 1.0,
+        "sync_time": 5.0,
+        "mean": 0.4,
+        "shift": (0.5, 1.0),
+        "active_per_group": active,
+    }
     whole = located(centers, num_ticks=8, **settings)
     cut = located(centers, num_ticks=24, ticks_per_round=3, **settings)
     for name in ("w0", "w1", "client_variance", "time", "local_steps", "uplink_bits"):
         np.testing.assert_allclose(cut.curves[name][:, ::3], whole.curves[name], rtol=1e-9)
-    for name in ("uplink_bits", "downlink_bits"):  # of two models of two numbers, which three ticks could not share evenly
-        np.testing.assert_array_equal(np.diff(cut.curves[name]).reshape(-1, 3), np.outer(np.ones(8), [0, 0, 2 * 2 * 64]))
+    for name in (
+        "uplink_bits",
+        "downlink_bits",
+    ):  # of two models of two numbers, which three ticks could not share evenly
+        np.testing.assert_array_equal(
+            np.diff(cut.curves[name]).reshape(-1, 3), np.outer(np.ones(8), [0, 0, 2 * 2 * 64])
+        )
     assert np.abs(np.diff(whole.curves.w0)).min() > 1e-4
     assert len(set(whole.timelines[0].steps.ravel().tolist())) > 2
 
@@ -181,7 +265,9 @@ class Pulled:
     def init(self, key: jax.Array) -> jax.Array:
         return jnp.zeros(self.gradients.shape[1], self.gradients.dtype)
 
-    def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
         return self.gradients[client] @ params
 
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
@@ -192,17 +278,29 @@ def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> No
     """Opposing gradients of length G: alpha G (t_i + 1 - 2 w_i), for groups of 1 and 3 clients; client variance is the sum of squares."""
     with jax.enable_x64(True):
         problem = Pulled(jnp.array([[3.0, 4.0], *[[-3.0, -4.0]] * 3]))
-        hyper = Hyper(num_clients=4, group_sizes=(1, 3), lr=0.1, sync_time=10.0, **(CERTAIN | {"shift": (1.0, 4.0)}))
+        hyper = Hyper(
+            num_clients=4,
+            group_sizes=(1, 3),
+            lr=0.1,
+            sync_time=10.0,
+            **(CERTAIN | {"shift": (1.0, 4.0)}),
+        )
         run = fedjax_sim.simulate(SYSTEM, problem, hyper, num_ticks=2, num_evals=2, layout=WHOLE)
     np.testing.assert_array_equal(run.timelines[0].steps, [[10, 3]] * 2)
     deviation = 0.1 * 5 * (np.array([10, 3]) + 1 - 2 * np.array([0.25, 0.75]))
-    np.testing.assert_allclose(run.curves.client_variance[1:], np.array([1, 3]) @ deviation**2, rtol=1e-6)
+    np.testing.assert_allclose(
+        run.curves.client_variance[1:], np.array([1, 3]) @ deviation**2, rtol=1e-6
+    )
 
 
 # The crossing in time.
 
 REPEATS, TIMES = 24, (200, 500, 750, 1000, 1500)
-LOSSES = {0: (0.55, 0.53, 0.54, 0.56, 0.56), 5: (0.46, 0.149, 0.116, 0.106, 0.097), 20: (1.68, 0.91, 0.549, 0.338, 0.146)}
+LOSSES = {
+    0: (0.55, 0.53, 0.54, 0.56, 0.56),
+    5: (0.46, 0.149, 0.116, 0.106, 0.097),
+    20: (1.68, 0.91, 0.549, 0.338, 0.146),
+}
 """Of the last global model finished by those times, by sync time; of another simulation, with errors up to 0.006."""
 
 
@@ -217,8 +315,12 @@ class Valley:
     def init(self, key: jax.Array) -> jax.Array:
         return jnp.ones((REPEATS, *self.slopes.shape))
 
-    def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(params) @ self.slopes) / 2 + jnp.sum(self.noise * jax.random.normal(key, params.shape) * params)
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        return jnp.sum(jnp.square(params) @ self.slopes) / 2 + jnp.sum(
+            self.noise * jax.random.normal(key, params.shape) * params
+        )
 
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
         return {"loss": jnp.mean(jnp.square(params) @ self.slopes) / 2}
@@ -233,7 +335,16 @@ def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
     law = {**paper_delays(0, 1, 0, 0.1, 0, 30, 0, 1), "lr": 1.0, "batch_size": 1}
     hyper = Hyper(num_clients=2, **law)
     settings = {"sync_time": [float(s) for s in LOSSES]}
-    curves = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=12, settings=settings, time_budget=1500, num_evals=1000, layout=WHOLE).curves
+    curves = fedjax_sim.sweep(
+        SYSTEM,
+        problem,
+        hyper,
+        seeds=12,
+        settings=settings,
+        time_budget=1500,
+        num_evals=1000,
+        layout=WHOLE,
+    ).curves
     grid = np.concatenate([TIMES, np.arange(300, 1500, 10)])
     means = {}
     for sync_time, expected in LOSSES.items():
@@ -241,7 +352,9 @@ def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
         held = on_grid(lanes.time.values, lanes.loss.values, grid)
         error = held.std(axis=0, ddof=1)[: len(TIMES)] / np.sqrt(12)
         assert (error < 0.04 * np.asarray(expected)).all()
-        assert (np.abs(held.mean(axis=0)[: len(TIMES)] - expected) < 5 * np.hypot(error, 0.006)).all(), sync_time
+        assert (
+            np.abs(held.mean(axis=0)[: len(TIMES)] - expected) < 5 * np.hypot(error, 0.006)
+        ).all(), sync_time
         means[sync_time] = held.mean(axis=0)[len(TIMES) :]
     leads = means[20] < means[0]
     assert 700 < grid[len(TIMES) :][np.argmax(leads)] < 820
@@ -259,8 +372,13 @@ def test_a_sweep_of_sync_times_is_one_program_with_little_padding(
     """Rounds of lanes differ by a factor of five and iterations by twenty. One by one, a lane without a tick does nothing in it; batched,
     lanes are put together with their like. The delays are those of Fig. 7, c_g = 10, 30 and 60."""
     settings = {"sync_time": [0.0, 5.0, 12.0, 20.0, 24.0], "exchange_shift": [2.0, 22.0, 52.0]}
-    hyper, layout = Hyper(batch_size=2, lr=0.05), Layout(lanes_at_once=lanes_at_once, lane_devices=lane_devices)
-    run = fedjax_sim.sweep(SYSTEM, regression(30), hyper, seeds=2, settings=settings, time_budget=1000, layout=layout)
+    hyper, layout = (
+        Hyper(batch_size=2, lr=0.05),
+        Layout(lanes_at_once=lanes_at_once, lane_devices=lane_devices),
+    )
+    run = fedjax_sim.sweep(
+        SYSTEM, regression(30), hyper, seeds=2, settings=settings, time_budget=1000, layout=layout
+    )
     assert compiled.count("jit(_advance)") == 1
     assert compiled.count("jit(_draw)") <= 1  # the cases share it
     ticks = run.curves.ticks.isel(eval=-1)
@@ -270,7 +388,10 @@ def test_a_sweep_of_sync_times_is_one_program_with_little_padding(
     # Every lane is in its place.
     steps = [timeline.steps.sum() for timeline in run.timelines]
     np.testing.assert_array_equal(run.curves.needed.values.ravel(), steps)
-    np.testing.assert_array_equal(run.models, np.stack([run.curves[f"w{i}"].isel(eval=-1).values.ravel() for i in range(3)], axis=-1))
+    np.testing.assert_array_equal(
+        run.models,
+        np.stack([run.curves[f"w{i}"].isel(eval=-1).values.ravel() for i in range(3)], axis=-1),
+    )
 
 
 BAD: dict[str, tuple[dict, str]] = {
@@ -286,7 +407,10 @@ BAD: dict[str, tuple[dict, str]] = {
         {"active_per_group": 2, "sampling": "shuffled_epochs"},
         "sampling is 'shuffled_epochs', but must be \"with_replacement\" with active_per_group",
     ),
-    "unknown aggregation": ({"aggregation": "sum"}, "aggregation is 'sum', but must be one of divide_by_steps, average, fednova"),
+    "unknown aggregation": (
+        {"aggregation": "sum"},
+        "aggregation is 'sum', but must be one of divide_by_steps, average, fednova",
+    ),
 }
 
 
@@ -303,4 +427,7 @@ def test_examples_of_a_groups_step() -> None:
     sizes = {"num_clients": 9, "num_groups": 2, "group_sizes": (3, 6), "batch_size": 4}
     assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes)) == 24
     assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes, clients_at_once=5)) == 20
-    assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes, active_per_group=2, sampling="with_replacement")) == 8
+    assert (
+        SYSTEM.step_examples(SYSTEM.Hyper(**sizes, active_per_group=2, sampling="with_replacement"))
+        == 8
+    )

@@ -30,14 +30,18 @@ class Located(Quadratic):
 
 def quadratics(*, curvature: Any = 1.0, seed: int = 0, num_clients: int = 7) -> Located:
     random = np.random.default_rng(seed)
-    return Located.of(random.normal(size=(num_clients, 2)), curvature=curvature, start=np.array([2.0, -1.0]))
+    return Located.of(
+        random.normal(size=(num_clients, 2)), curvature=curvature, start=np.array([2.0, -1.0])
+    )
 
 
 def trajectory(system: str, problem: Any, **settings: Any) -> np.ndarray:
     """The server's model after every tick, the initial one included, in float64: `[9, 2]`."""
     with jax.enable_x64(True):
         hyper = SYSTEMS[system].Hyper(num_clients=7, batch_size=1, **settings)
-        run = fedjax_sim.simulate(SYSTEMS[system], problem, hyper, num_ticks=8, num_evals=8, layout=WHOLE)
+        run = fedjax_sim.simulate(
+            SYSTEMS[system], problem, hyper, num_ticks=8, num_evals=8, layout=WHOLE
+        )
     return np.stack([run.curves.w0, run.curves.w1], axis=-1)
 
 
@@ -69,7 +73,9 @@ def test_fedbuff_of_everyone_with_fixed_durations_is_fedavg(uneven: Located) -> 
 def test_fedbuff_with_free_clients_and_fixed_durations_is_fedavg(uneven: Located) -> None:
     """All arrive at once. The last of a buffer goes on from the new model, the others from the old: so only the first tick is the same."""
     fedavg = trajectory("fedavg", uneven, num_selected=7, local_steps=4, lr=0.3)
-    free = trajectory("fedbuff", uneven, buffer_size=7, local_steps=4, lr=0.3, restart="free", **FIXED)
+    free = trajectory(
+        "fedbuff", uneven, buffer_size=7, local_steps=4, lr=0.3, restart="free", **FIXED
+    )
     np.testing.assert_allclose(free[:2], fedavg[:2], atol=1e-6)
     assert np.abs(free[2] - fedavg[2]).max() > 1e-3
 
@@ -84,9 +90,13 @@ def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
         runs = []
         for name, slots in (("fedavg", {"num_selected": 1}), ("fedbuff", {"buffer_size": 1})):
             hyper = SYSTEMS[name].Hyper(**settings, **slots)
-            run = fedjax_sim.simulate(SYSTEMS[name], single, hyper, num_ticks=5, num_evals=5, layout=Layout(1, False, 1))
+            run = fedjax_sim.simulate(
+                SYSTEMS[name], single, hyper, num_ticks=5, num_evals=5, layout=Layout(1, False, 1)
+            )
             runs.append(np.stack([run.curves.w0, run.curves.w1], axis=-1))
-    expected = centers + (1 - 0.7 * 0.2) ** (3 * np.arange(6))[:, None] * (np.array([2.0, -1.0]) - centers)
+    expected = centers + (1 - 0.7 * 0.2) ** (3 * np.arange(6))[:, None] * (
+        np.array([2.0, -1.0]) - centers
+    )
     for found in runs:
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -132,8 +142,12 @@ def test_quafl_of_one_client_is_linear_in_two_models() -> None:
     """n = s = 1: server and client mix, w' = (w + y) / 2 and x' = (w + y) / 2 with y = K steps from x; worked out with matrices."""
     with jax.enable_x64(True):
         single = Located.of(np.array([[1.0, -2.0]]), curvature=0.7, start=np.array([2.0, -1.0]))
-        hyper = SYSTEMS["quafl"].Hyper(num_clients=1, num_selected=1, local_steps=3, lr=0.2, batch_size=1, **FIXED)
-        run = fedjax_sim.simulate(SYSTEMS["quafl"], single, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1))
+        hyper = SYSTEMS["quafl"].Hyper(
+            num_clients=1, num_selected=1, local_steps=3, lr=0.2, batch_size=1, **FIXED
+        )
+        run = fedjax_sim.simulate(
+            SYSTEMS["quafl"], single, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1)
+        )
     shrink = (1 - 0.7 * 0.2) ** 3
     step = np.array([[0.5, 0.5 * shrink], [0.5, 0.5 * shrink]])
     both = np.ones(2)
@@ -149,7 +163,15 @@ def test_no_client_contacted_with_steps_leaves_all_models_where_they_are() -> No
     with jax.enable_x64(True):
         problem = quadratics()
     for name in ("favano", "quafl"):
-        found = trajectory(name, problem, num_selected=7, local_steps=4, first_contact=0.0, rate_fast=1e-9, rate_slow=1e-9)
+        found = trajectory(
+            name,
+            problem,
+            num_selected=7,
+            local_steps=4,
+            first_contact=0.0,
+            rate_fast=1e-9,
+            rate_slow=1e-9,
+        )
         np.testing.assert_allclose(found, np.broadcast_to([2.0, -1.0], found.shape), rtol=1e-14)
 
 
@@ -162,10 +184,18 @@ def least_squares(regression: Callable) -> Any:
 
 def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedjax_sim.Timeline]:
     """The server's model after every tick, the initial one included, in float64, `[13, 3]`; and the schedule."""
-    defaults = {"num_clients": 7, "local_steps": 3, "batch_size": 2, "lr": 0.05, "sampling": "reshuffled"}
+    defaults = {
+        "num_clients": 7,
+        "local_steps": 3,
+        "batch_size": 2,
+        "lr": 0.05,
+        "sampling": "reshuffled",
+    }
     with jax.enable_x64(True):
         hyper = SYSTEMS[system].Hyper(**(defaults | settings))
-        run = fedjax_sim.simulate(SYSTEMS[system], problem, hyper, num_ticks=12, num_evals=12, layout=WHOLE)
+        run = fedjax_sim.simulate(
+            SYSTEMS[system], problem, hyper, num_ticks=12, num_evals=12, layout=WHOLE
+        )
     return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1), run.timelines[0]
 
 
@@ -175,20 +205,28 @@ def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
     return {name: getattr(hyper, name) for name in fields(Arrivals)}
 
 
-def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(least_squares: Any) -> None:
+def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
+    least_squares: Any,
+) -> None:
     """Whatever the clients' speeds: nobody is ever stale, all weights are 1 / n. Batches are the same; to float32's rounding of 1 / 7."""
     fedavg, _ = learnt("fedavg", least_squares, num_selected=7)
-    waiting, schedule = learnt("fedstaleweight", least_squares, buffer_size=7, restart="new_version")
+    waiting, schedule = learnt(
+        "fedstaleweight", least_squares, buffer_size=7, restart="new_version"
+    )
     np.testing.assert_allclose(waiting, fedavg, rtol=0, atol=1e-6)
     assert np.abs(np.diff(fedavg, axis=0)).max(axis=1).min() > 1e-3
-    np.testing.assert_array_equal(schedule.version, np.broadcast_to(np.arange(12)[:, None], (12, 7)))
+    np.testing.assert_array_equal(
+        schedule.version, np.broadcast_to(np.arange(12)[:, None], (12, 7))
+    )
     np.testing.assert_array_equal(np.sort(schedule.clients), np.broadcast_to(np.arange(7), (12, 7)))
     np.testing.assert_allclose(schedule.weight, 1 / 7, rtol=1e-12)
 
 
 def test_the_codes_weights_never_move_a_synchronous_model(least_squares: Any) -> None:
     """Nothing is ever stale, so that they are 0, and the server counts versions of one and the same model."""
-    models, schedule = learnt("fedstaleweight", least_squares, buffer_size=7, restart="new_version", weighting="code")
+    models, schedule = learnt(
+        "fedstaleweight", least_squares, buffer_size=7, restart="new_version", weighting="code"
+    )
     np.testing.assert_array_equal(models, np.broadcast_to(models[0], models.shape))
     np.testing.assert_array_equal(schedule.version[-1], np.full(7, 11))
 
@@ -207,7 +245,9 @@ def test_fedstaleweight_with_equal_weights_is_fedbuff_with_free_clients(least_sq
     assert len(set((np.arange(12)[:, None] - schedule.version).ravel())) > 2
 
 
-def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_together(least_squares: Any) -> None:
+def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_together(
+    least_squares: Any,
+) -> None:
     """Only the last of a buffer goes on from the new model. So the first two models are FedAvg's, and the third is not."""
     fedavg, _ = learnt("fedavg", least_squares, num_selected=7)
     free, schedule = learnt("fedstaleweight", least_squares, **FREE, **TOGETHER)
@@ -220,7 +260,9 @@ def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_toget
 
 def test_fedstaleweight_with_a_buffer_of_one_is_fedbuff(least_squares: Any) -> None:
     """Its weight is 1 however stale the update, to float64's rounding. Nor does waiting for a new version then ever mean to wait."""
-    fedstaleweight, schedule = learnt("fedstaleweight", least_squares, buffer_size=1, restart="new_version")
+    fedstaleweight, schedule = learnt(
+        "fedstaleweight", least_squares, buffer_size=1, restart="new_version"
+    )
     fedbuff, other = learnt("fedbuff", least_squares, **clock_of_fedstaleweight(buffer_size=1))
     np.testing.assert_allclose(fedstaleweight, fedbuff, rtol=1e-14)
     for name in ("time", "clients", "version", "holds"):
@@ -238,14 +280,24 @@ def grouped(problem: Any, **settings: Any) -> tuple[np.ndarray, fedjax_sim.Timel
 @pytest.fixture
 def flat(least_squares: Any) -> np.ndarray:
     """FedAvg of everyone with one local step a round, on the same batches: `[61, 3]`."""
-    settings = {"num_selected": 7, "local_steps": 1, "sampling": "with_replacement", "batch_size": 2, "lr": 0.05}
+    settings = {
+        "num_selected": 7,
+        "local_steps": 1,
+        "sampling": "with_replacement",
+        "batch_size": 2,
+        "lr": 0.05,
+    }
     with jax.enable_x64(True):
         hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, **settings)
-        run = fedjax_sim.simulate(SYSTEMS["fedavg"], least_squares, hyper, num_ticks=60, num_evals=60, layout=WHOLE)
+        run = fedjax_sim.simulate(
+            SYSTEMS["fedavg"], least_squares, hyper, num_ticks=60, num_evals=60, layout=WHOLE
+        )
     return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1)
 
 
-def test_groups_without_a_sync_time_are_fedavg_of_everyone(least_squares: Any, flat: np.ndarray) -> None:
+def test_groups_without_a_sync_time_are_fedavg_of_everyone(
+    least_squares: Any, flat: np.ndarray
+) -> None:
     """A local iteration each is one global step, whoever is in which group; to float32's rounding of weights, 1 / 7 and those of groups."""
     for grouping in ({"num_groups": 3}, {"group_sizes": (1, 6)}):
         models, schedule = grouped(least_squares, sync_time=0.0, **grouping)
@@ -253,7 +305,9 @@ def test_groups_without_a_sync_time_are_fedavg_of_everyone(least_squares: Any, f
         np.testing.assert_allclose(models, flat[:13], rtol=0, atol=1e-6)
 
 
-def test_one_group_that_averages_is_fedavg_of_everyone(least_squares: Any, flat: np.ndarray) -> None:
+def test_one_group_that_averages_is_fedavg_of_everyone(
+    least_squares: Any, flat: np.ndarray
+) -> None:
     """Whatever the sync time: its rounds are several of FedAvg's. Dividing by their number is something else."""
     models, schedule = grouped(least_squares, sync_time=4.0, num_groups=1, aggregation="average")
     done = np.concatenate([[0], np.cumsum(schedule.steps)])
@@ -267,8 +321,18 @@ def test_one_group_that_averages_is_fedavg_of_everyone(least_squares: Any, flat:
 
 def test_equal_iterations_make_aggregations_differ_by_their_number(least_squares: Any) -> None:
     """Four each: FedNova's models are the average's, and the first step of the paper's rule is a quarter of theirs."""
-    settings = {"sync_time": 4.0, "shift": 1.0, "mean": 0.0, "mean_per_client": 0.0, "shift_per_client": 0.0, "num_groups": 2}
-    models = {rule: grouped(least_squares, aggregation=rule, **settings) for rule in ("divide_by_steps", "average", "fednova")}
+    settings = {
+        "sync_time": 4.0,
+        "shift": 1.0,
+        "mean": 0.0,
+        "mean_per_client": 0.0,
+        "shift_per_client": 0.0,
+        "num_groups": 2,
+    }
+    models = {
+        rule: grouped(least_squares, aggregation=rule, **settings)
+        for rule in ("divide_by_steps", "average", "fednova")
+    }
     assert (models["average"][1].steps == 4).all()
     first = {rule: path[1] - path[0] for rule, (path, _) in models.items()}
     np.testing.assert_allclose(models["fednova"][0], models["average"][0], rtol=0, atol=1e-6)

@@ -31,12 +31,17 @@ def random() -> np.random.Generator:
     return np.random.default_rng(23)
 
 
-def arrivals(random: np.random.Generator, delays: list[tuple[float, float]], num_arrivals: int) -> tuple[Integers, Integers]:
+def arrivals(
+    random: np.random.Generator, delays: list[tuple[float, float]], num_arrivals: int
+) -> tuple[Integers, Integers]:
     """Merge arrivals of clients with uniform delays. delays: least and largest of each client.
 
     Returns the client of each arrival and the number of its previous arrival, -1 at the first, both `i64[num_arrivals]`.
     """
-    times = [np.cumsum(random.uniform(low, high, int(3 * num_arrivals / (low + high)))) for low, high in delays]
+    times = [
+        np.cumsum(random.uniform(low, high, int(3 * num_arrivals / (low + high))))
+        for low, high in delays
+    ]
     clients = np.repeat(np.arange(len(delays)), [len(part) for part in times])
     order = np.argsort(np.concatenate(times))[:num_arrivals]
     client, previous = clients[order], np.full(num_arrivals, -1)
@@ -47,7 +52,9 @@ def arrivals(random: np.random.Generator, delays: list[tuple[float, float]], num
     return client, previous
 
 
-def staleness_of(previous: Integers, *, buffer_size: int, pull: str = "after_aggregation") -> Integers:
+def staleness_of(
+    previous: Integers, *, buffer_size: int, pull: str = "after_aggregation"
+) -> Integers:
     """Versions made between the pull at a client's previous arrival and its next one."""
     arrived = np.arange(len(previous)) // buffer_size
     counted = previous + 1 if pull == "after_aggregation" else previous
@@ -60,13 +67,17 @@ def staleness_of(previous: Integers, *, buffer_size: int, pull: str = "after_agg
 def test_values_of_the_papers_setting() -> None:
     share = theory.arrival_shares(RATES)
     np.testing.assert_allclose(share[[0, -1]], [0.093023, 0.013953], atol=5e-7)
-    np.testing.assert_allclose(theory.arrival_shares([FAST, SLOW], num_clients=[10, 5]), share[[0, -1]], rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.arrival_shares([FAST, SLOW], num_clients=[10, 5]), share[[0, -1]], rtol=1e-12
+    )
     staleness = theory.expected_staleness(share, buffer_size=5)
     np.testing.assert_allclose(staleness[[0, -1]], [1.95, 14.1333], atol=5e-5)
     weight = theory.raw_weight(staleness, buffer_size=5, num_clients=15)
     np.testing.assert_allclose(weight[[0, -1]], [0.716667, 4.777778], atol=5e-7)
     np.testing.assert_allclose(theory.welfare_deviation(np.ones(15), share), 0.5271, atol=5e-5)
-    np.testing.assert_allclose(theory.slot_weights([FAST] * 4 + [SLOW]), [0.09375] * 4 + [0.625], rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.slot_weights([FAST] * 4 + [SLOW]), [0.09375] * 4 + [0.625], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("pull", PULLS)
@@ -78,7 +89,9 @@ def test_staleness_of_a_schedule(random: np.random.Generator, buffer_size: int, 
     staleness = staleness_of(previous, buffer_size=buffer_size, pull=pull)
     measured = np.array([staleness[client == each].mean() for each in range(5)])
     share = theory.arrival_shares([1, 1, 0.5, 0.5, 0.25])
-    np.testing.assert_allclose(theory.expected_staleness(share, buffer_size=buffer_size, pull=pull), measured, rtol=0.02)
+    np.testing.assert_allclose(
+        theory.expected_staleness(share, buffer_size=buffer_size, pull=pull), measured, rtol=0.02
+    )
     found = theory.share_from_staleness(measured, buffer_size=buffer_size, pull=pull)
     np.testing.assert_allclose(found, share, rtol=0.02)
     np.testing.assert_allclose(found, np.bincount(client) / len(client), rtol=0.02)
@@ -88,12 +101,18 @@ def test_staleness_of_a_schedule(random: np.random.Generator, buffer_size: int, 
 def test_fair_weights_solve_the_welfare_problem(rate: Numbers, buffer_size: int, pull: str) -> None:
     share, n = theory.arrival_shares(rate), len(rate)
     staleness = theory.expected_staleness(share, buffer_size=buffer_size, pull=pull)
-    np.testing.assert_allclose(theory.share_from_staleness(staleness, buffer_size=buffer_size, pull=pull), share, rtol=1e-10)
+    np.testing.assert_allclose(
+        theory.share_from_staleness(staleness, buffer_size=buffer_size, pull=pull),
+        share,
+        rtol=1e-10,
+    )
     weight = theory.raw_weight(staleness, buffer_size=buffer_size, num_clients=n, pull=pull)
     np.testing.assert_allclose(weight, theory.fair_weight(share), rtol=1e-10)
     np.testing.assert_allclose(weight @ share, 1, rtol=1e-10)
     assert theory.welfare_deviation(weight, share) < 1e-10
-    np.testing.assert_allclose(theory.welfare_deviation(np.ones(n), share), np.sum(np.abs(share - 1 / n)), rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.welfare_deviation(np.ones(n), share), np.sum(np.abs(share - 1 / n)), rtol=1e-12
+    )
 
 
 def test_algorithm_1_as_printed_does_not_even_out_shares() -> None:
@@ -109,7 +128,10 @@ def test_algorithm_1_as_printed_does_not_even_out_shares() -> None:
 
 @given(st.lists(st.floats(0, 40), min_size=1, max_size=8), st.integers(1, 500))
 def test_number_of_clients_cancels(staleness: list[float], num_clients: int) -> None:
-    raw = [theory.raw_weight(staleness, buffer_size=len(staleness), num_clients=n) for n in (num_clients, 1)]
+    raw = [
+        theory.raw_weight(staleness, buffer_size=len(staleness), num_clients=n)
+        for n in (num_clients, 1)
+    ]
     np.testing.assert_allclose(raw[0] / raw[0].sum(), raw[1] / raw[1].sum(), rtol=1e-14)
 
 
@@ -123,17 +145,23 @@ def test_unit_of_time_does_not_matter(rate: Numbers, power: int) -> None:
 
 @given(st.integers(1, 8), positive, st.floats(0, 40))
 def test_equal_slots_weigh_the_same(buffer_size: int, rate: float, staleness: float) -> None:
-    np.testing.assert_allclose(theory.slot_weights([rate] * buffer_size), 1 / buffer_size, rtol=1e-14)
+    np.testing.assert_allclose(
+        theory.slot_weights([rate] * buffer_size), 1 / buffer_size, rtol=1e-14
+    )
     raw = theory.raw_weight([staleness] * buffer_size, buffer_size=buffer_size, num_clients=9)
     np.testing.assert_allclose(raw / raw.sum(), 1 / buffer_size, rtol=1e-14)
 
 
-@given(st.lists(log_rates, min_size=6, max_size=6).map(np.exp), st.lists(st.integers(1, 5), max_size=6))
+@given(
+    st.lists(log_rates, min_size=6, max_size=6).map(np.exp), st.lists(st.integers(1, 5), max_size=6)
+)
 def test_long_form_of_the_normalised_weight(rate: Numbers, others: list[int]) -> None:
     """Client 0 holds one slot; the others may hold several. Also from expected staleness, by (8)."""
     slots = [*others, 0]
     short = theory.slot_weights(rate[slots])
-    np.testing.assert_allclose(theory.slot_weight_printed(rate, slot_client=slots, client=0), short[-1], rtol=1e-9)
+    np.testing.assert_allclose(
+        theory.slot_weight_printed(rate, slot_client=slots, client=0), short[-1], rtol=1e-9
+    )
     staleness = theory.expected_staleness(theory.arrival_shares(rate), buffer_size=len(slots))
     raw = theory.raw_weight(staleness, buffer_size=len(slots), num_clients=6)[slots]
     np.testing.assert_allclose(raw / raw.sum(), short, rtol=1e-9)
@@ -153,19 +181,36 @@ def utility_by_definition(report: jax.Array, rate: jax.Array, slot_client: jax.A
 def test_utility_and_its_slope(random: np.random.Generator, buffer_size: int) -> None:
     n, trials = 6, 300
     rates = np.exp(random.uniform(-3, 3, (trials, n)))
-    slots = np.concatenate([np.zeros((trials, 1), int), random.integers(1, n, (trials, buffer_size - 1))], axis=1)
-    others = [theory.competition(rate, slot_client=slot, client=0) for rate, slot in zip(rates, slots, strict=True)]
+    slots = np.concatenate(
+        [np.zeros((trials, 1), int), random.integers(1, n, (trials, buffer_size - 1))], axis=1
+    )
+    others = [
+        theory.competition(rate, slot_client=slot, client=0)
+        for rate, slot in zip(rates, slots, strict=True)
+    ]
     with jax.enable_x64(True):
         value_and_slope = jax.jit(jax.vmap(jax.value_and_grad(utility_by_definition)))
-        values, slopes = map(np.asarray, value_and_slope(jnp.asarray(rates[:, 0]), jnp.asarray(rates), jnp.asarray(slots)))
-        short_slopes = [float(jax.grad(theory.utility)(float(rate[0]), other)) for rate, other in zip(rates[:20], others, strict=False)]
-    found = np.array([theory.utility(rate[0], other) for rate, other in zip(rates, others, strict=True)])
+        values, slopes = map(
+            np.asarray,
+            value_and_slope(jnp.asarray(rates[:, 0]), jnp.asarray(rates), jnp.asarray(slots)),
+        )
+        short_slopes = [
+            float(jax.grad(theory.utility)(float(rate[0]), other))
+            for rate, other in zip(rates[:20], others, strict=False)
+        ]
+    found = np.array(
+        [theory.utility(rate[0], other) for rate, other in zip(rates, others, strict=True)]
+    )
     np.testing.assert_allclose(found, values, rtol=1e-12)
     # As elasticities, since near its zero a slope is a small difference.
-    found_slopes = np.array([theory.utility_slope(rate[0], other) for rate, other in zip(rates, others, strict=True)])
+    found_slopes = np.array(
+        [theory.utility_slope(rate[0], other) for rate, other in zip(rates, others, strict=True)]
+    )
     elasticity = rates[:, 0] / values
     np.testing.assert_allclose(found_slopes * elasticity, slopes * elasticity, atol=1e-12)
-    np.testing.assert_allclose(found_slopes[:20] * elasticity[:20], short_slopes * elasticity[:20], atol=1e-12)
+    np.testing.assert_allclose(
+        found_slopes[:20] * elasticity[:20], short_slopes * elasticity[:20], atol=1e-12
+    )
 
 
 @given(positive, positive)
@@ -174,7 +219,9 @@ def test_slope_changes_sign_at_the_optimal_report(other_rate: float, other_delay
     best = theory.optimal_report(others)
     reports = best * np.geomspace(1e-3, 1e3, 61)
     assert np.all(theory.utility(reports, others) <= theory.utility(best, others) * (1 + 1e-12))
-    assert theory.utility_slope(best * 0.999, others) > 0 > theory.utility_slope(best * 1.001, others)
+    assert (
+        theory.utility_slope(best * 0.999, others) > 0 > theory.utility_slope(best * 1.001, others)
+    )
     assert theory.is_truthful(best * 0.999, others)
     assert not theory.is_truthful(best * 1.001, others)
 
@@ -202,16 +249,22 @@ def test_truthfulness_depends_on_the_buffer() -> None:
         np.testing.assert_allclose(others.other_rate, 6.5)
         values.append(others.other_delay * FAST**2)
         assert theory.is_truthful(FAST, others) == (num_slow <= 1)
-        assert (theory.utility(FAST / 1.5, others) > theory.utility(FAST, others)) == (num_slow >= 2)
+        assert (theory.utility(FAST / 1.5, others) > theory.utility(FAST, others)) == (
+            num_slow >= 2
+        )
         scaled = theory.competition(8 * RATES, slot_client=slots, client=0)
         assert theory.is_truthful(8 * FAST, scaled) == (num_slow <= 1)
         slow_slots = [NUM_FAST, *range(4 - num_slow), *range(NUM_FAST + 1, NUM_FAST + 1 + num_slow)]
-        assert theory.is_truthful(SLOW, theory.competition(RATES, slot_client=slow_slots, client=NUM_FAST))
+        assert theory.is_truthful(
+            SLOW, theory.competition(RATES, slot_client=slow_slots, client=NUM_FAST)
+        )
     np.testing.assert_allclose(values, [2.667, 6.444, 10.222, 14, 17.778], atol=5e-4)
     # With four slow slots, it takes 17 more fast clients, (17.778 - 6.5) / FAST rounded up.
     for num_more in (16, 17):
         crowd = np.concatenate([RATES, np.full(num_more, FAST)])
-        others = theory.competition(crowd, slot_client=[0, *range(NUM_FAST, NUM_FAST + 4)], client=0)
+        others = theory.competition(
+            crowd, slot_client=[0, *range(NUM_FAST, NUM_FAST + 4)], client=0
+        )
         assert theory.is_truthful(FAST, others) == (num_more == 17)
 
 
@@ -238,16 +291,31 @@ def test_truthfulness_at_equal_rates(num_clients: int, buffer_size: int) -> None
         (lambda staleness: 2.0**staleness, 0.3032),
         (lambda staleness: (1 + staleness) ** -0.5, 0.0361),
     ],
-    ids=["mean", "eq8", "eq8_of_staleness", "algorithm_1", "code", "reverse_exponential", "inverse_root"],
+    ids=[
+        "mean",
+        "eq8",
+        "eq8_of_staleness",
+        "algorithm_1",
+        "code",
+        "reverse_exponential",
+        "inverse_root",
+    ],
 )
-def test_influence_of_the_slow_group(weight: Numbers | Callable[[Numbers], Numbers] | None, influence: float) -> None:
-    found = theory.expected_influence([FAST, SLOW], num_clients=[NUM_FAST, NUM_SLOW], buffer_size=5, weight=weight)
+def test_influence_of_the_slow_group(
+    weight: Numbers | Callable[[Numbers], Numbers] | None, influence: float
+) -> None:
+    found = theory.expected_influence(
+        [FAST, SLOW], num_clients=[NUM_FAST, NUM_SLOW], buffer_size=5, weight=weight
+    )
     np.testing.assert_allclose(found, [1 - influence, influence], atol=5e-5)
 
 
 @pytest.mark.parametrize("buffer_size", [1, 2, 5, 30])
 def test_influence_of_two_groups_is_a_binomial_sum(buffer_size: int) -> None:
-    share, counts = np.array([10 * FAST, 5 * SLOW]) / (10 * FAST + 5 * SLOW), np.arange(buffer_size + 1)
+    share, counts = (
+        np.array([10 * FAST, 5 * SLOW]) / (10 * FAST + 5 * SLOW),
+        np.arange(buffer_size + 1),
+    )
     chance = np.asarray(stats.binom.pmf(counts, buffer_size, share[1]))
     expected = chance @ (counts / SLOW / (counts / SLOW + (buffer_size - counts) / FAST))
     found = theory.expected_influence([FAST, SLOW], num_clients=[10, 5], buffer_size=buffer_size)
@@ -264,25 +332,39 @@ def test_influence_by_enumerating_slots(random: np.random.Generator, buffer_size
         for slots in itertools.product(range(5), repeat=buffer_size):
             chance = np.prod(rate[list(slots)] / rate.sum())
             np.add.at(expected, list(slots), chance * omega[list(slots)] / omega[list(slots)].sum())
-        alone = theory.expected_influence(rate, num_clients=np.ones(5), buffer_size=buffer_size, weight=omega)
+        alone = theory.expected_influence(
+            rate, num_clients=np.ones(5), buffer_size=buffer_size, weight=omega
+        )
         np.testing.assert_allclose(alone, expected, rtol=1e-10)
-        grouped = theory.expected_influence(rates, num_clients=sizes, buffer_size=buffer_size, weight=weight)
+        grouped = theory.expected_influence(
+            rates, num_clients=sizes, buffer_size=buffer_size, weight=weight
+        )
         np.testing.assert_allclose(grouped, np.add.reduceat(expected, [0, 1, 3]), rtol=1e-10)
 
 
 def test_influence_approaches_fairness_with_the_buffer() -> None:
-    slow = [theory.expected_influence([FAST, SLOW], num_clients=[10, 5], buffer_size=b)[1] for b in (1, 2, 3, 5, 8, 15, 30, 60, 300)]
+    slow = [
+        theory.expected_influence([FAST, SLOW], num_clients=[10, 5], buffer_size=b)[1]
+        for b in (1, 2, 3, 5, 8, 15, 30, 60, 300)
+    ]
     np.testing.assert_allclose(slow[0], 5 * theory.arrival_shares(RATES)[-1], rtol=1e-12)
     assert np.all(np.diff(slow) > 0)
     assert 0.33 < slow[-1] < 1 / 3
 
 
-def influence_of_a_throttled_client(speed: float, weight: Callable[[Numbers], Numbers] | None = None) -> float:
+def influence_of_a_throttled_client(
+    speed: float, weight: Callable[[Numbers], Numbers] | None = None
+) -> float:
     rates, sizes = [FAST, speed * FAST, SLOW], [NUM_FAST - 1, 1, NUM_SLOW]
-    return float(theory.expected_influence(rates, num_clients=sizes, buffer_size=5, weight=weight)[1])
+    return float(
+        theory.expected_influence(rates, num_clients=sizes, buffer_size=5, weight=weight)[1]
+    )
 
 
-@pytest.mark.parametrize(("speed", "influence"), [(1, 0.0802), (0.7, 0.0747), (0.5, 0.0686), (0.25, 0.0538), (0.1, 0.0327)])
+@pytest.mark.parametrize(
+    ("speed", "influence"),
+    [(1, 0.0802), (0.7, 0.0747), (0.5, 0.0686), (0.25, 0.0538), (0.1, 0.0327)],
+)
 def test_influence_of_a_throttled_client(speed: float, influence: float) -> None:
     np.testing.assert_allclose(influence_of_a_throttled_client(speed), influence, atol=5e-5)
 
@@ -291,7 +373,9 @@ def test_weights_that_fall_too_fast_reward_throttling() -> None:
     """Powers of 1 / p: slower than the share rises is safe, contrary to the paper's sentence; base 2 to the staleness is not."""
 
     def gain(weight: Callable[[Numbers], Numbers]) -> float:
-        return influence_of_a_throttled_client(0.5, weight) - influence_of_a_throttled_client(1, weight)
+        return influence_of_a_throttled_client(0.5, weight) - influence_of_a_throttled_client(
+            1, weight
+        )
 
     assert gain(lambda staleness: (5 * staleness + 1) ** 0.5) < 0
     assert gain(lambda staleness: 5 * staleness + 1) < 0
@@ -304,7 +388,9 @@ def test_influence_rises_with_the_own_rate(rate: Numbers, buffer_size: int, fact
     ones = np.ones(len(rate))
     before = theory.expected_influence(rate, num_clients=ones, buffer_size=buffer_size)
     faster = np.concatenate([rate[:1] * factor, rate[1:]])
-    assert theory.expected_influence(faster, num_clients=ones, buffer_size=buffer_size)[0] > before[0]
+    assert (
+        theory.expected_influence(faster, num_clients=ones, buffer_size=buffer_size)[0] > before[0]
+    )
     np.testing.assert_allclose(before.sum(), 1, rtol=1e-12)
 
 
@@ -312,16 +398,26 @@ def test_stationary_point_of_two_groups() -> None:
     """Slow clients' optimum is 1, the others' 0, so that the point is the slow group's influence."""
     optima, share = np.repeat([0.0, 1.0], [NUM_FAST, NUM_SLOW]), theory.arrival_shares(RATES)
     np.testing.assert_allclose(theory.stationary_point(share, optima), 0.0698, atol=5e-5)
-    groups = theory.expected_influence([FAST, SLOW], num_clients=[NUM_FAST, NUM_SLOW], buffer_size=5)
+    groups = theory.expected_influence(
+        [FAST, SLOW], num_clients=[NUM_FAST, NUM_SLOW], buffer_size=5
+    )
     np.testing.assert_allclose(theory.stationary_point(groups, [0.0, 1.0]), 0.1980, atol=5e-5)
-    np.testing.assert_allclose(theory.stationary_point(theory.fair_weight(share) * share, optima), 1 / 3, rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.stationary_point(theory.fair_weight(share) * share, optima), 1 / 3, rtol=1e-12
+    )
 
 
 def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Generator) -> None:
-    influence, curvature, optima = random.random(4), random.uniform(0.5, 4, 4), random.normal(size=(4, 3))
+    influence, curvature, optima = (
+        random.random(4),
+        random.uniform(0.5, 4, 4),
+        random.normal(size=(4, 3)),
+    )
     point = theory.stationary_point(influence, optima, curvature=curvature)
     np.testing.assert_allclose((influence * curvature) @ (point - optima), np.zeros(3), atol=1e-12)
-    np.testing.assert_allclose(theory.stationary_point(influence, optima), influence @ optima / influence.sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.stationary_point(influence, optima), influence @ optima / influence.sum(), rtol=1e-12
+    )
     # Of three local steps, by following the mean update with its own dynamics.
     point, step_size = np.zeros(3), 0.1
     for _ in range(200):
@@ -330,7 +426,9 @@ def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Gen
             local = local - step_size * curvature[:, None] * (local - optima)
         point = point + influence / influence.sum() @ (local - point)
     covered = 1 - (1 - step_size * curvature) ** 3
-    np.testing.assert_allclose(theory.stationary_point(influence, optima, curvature=covered), point, rtol=1e-10)
+    np.testing.assert_allclose(
+        theory.stationary_point(influence, optima, curvature=covered), point, rtol=1e-10
+    )
 
 
 # Convergence --------------------------------------------------------------------------------------------------------------------------
@@ -339,7 +437,9 @@ def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Gen
 @given(st.integers(1, 39), st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_normalised_weights_are_bounded(max_staleness: int, fractions: list[float]) -> None:
     buffer_size = len(fractions)
-    raw = theory.raw_weight(np.array(fractions) * max_staleness, buffer_size=buffer_size, num_clients=9)
+    raw = theory.raw_weight(
+        np.array(fractions) * max_staleness, buffer_size=buffer_size, num_clients=9
+    )
     weight = raw / raw.sum()
     least, most = theory.weight_bounds(max_staleness, buffer_size=buffer_size)
     assert np.all((least * (1 - 1e-12) <= weight) & (weight <= most * (1 + 1e-12)))
@@ -363,8 +463,12 @@ def test_bounds_on_weights_are_attained() -> None:
 def test_closed_form_of_the_squared_gap() -> None:
     for b, tau in GRID:
         printed = theory.squared_weight_gap_printed(tau, buffer_size=b)
-        np.testing.assert_allclose(theory.squared_weight_gap(tau, buffer_size=b), printed, rtol=1e-9, atol=1e-30)
-    np.testing.assert_allclose(theory.squared_weight_gap_printed(2, buffer_size=3), (7 / 9 - 1 / 3) ** 2, rtol=1e-12)
+        np.testing.assert_allclose(
+            theory.squared_weight_gap(tau, buffer_size=b), printed, rtol=1e-9, atol=1e-30
+        )
+    np.testing.assert_allclose(
+        theory.squared_weight_gap_printed(2, buffer_size=3), (7 / 9 - 1 / 3) ** 2, rtol=1e-12
+    )
 
 
 def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) -> None:
@@ -375,7 +479,9 @@ def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) 
     np.testing.assert_array_equal(staleness_of(previous, buffer_size=1)[later], others)
     for buffer_size in range(1, 9):
         staleness = staleness_of(previous, buffer_size=buffer_size)[later]
-        limit = np.array([theory.max_staleness_bound(int(alone), buffer_size=buffer_size) for alone in others])
+        limit = np.array(
+            [theory.max_staleness_bound(int(alone), buffer_size=buffer_size) for alone in others]
+        )
         assert np.all(staleness <= limit)
         assert np.any(staleness == limit)
         assert np.all(staleness >= others // buffer_size)
@@ -427,12 +533,18 @@ def test_bound_is_vacuous_beyond_single_updates() -> None:
     """However small the steps and however long the run; unless nothing is ever stale or b = 1."""
     for b, tau in GRID:
         assert theory.is_vacuous(tau, buffer_size=b) == (b >= 2 and tau >= 1)
-        setting = setting_of(buffer_size=b, max_staleness=tau, client_lr=(1e-9,), gradient_bound=0.3, initial_gap=1.0)
+        setting = setting_of(
+            buffer_size=b, max_staleness=tau, client_lr=(1e-9,), gradient_bound=0.3, initial_gap=1.0
+        )
         assert (theory.bound(setting, num_ticks=10**15).total >= 0.3) == (b >= 2 and tau >= 1)
 
 
-@pytest.mark.parametrize(("lr", "measured", "bound"), [(0.01, 0.0050, 0.0033), (0.002, 0.00100, 0.00011)])
-def test_bound_is_violated_by_drawing_clients(random: np.random.Generator, lr: float, measured: float, bound: float) -> None:
+@pytest.mark.parametrize(
+    ("lr", "measured", "bound"), [(0.01, 0.0050, 0.0033), (0.002, 0.00100, 0.00011)]
+)
+def test_bound_is_violated_by_drawing_clients(
+    random: np.random.Generator, lr: float, measured: float, bound: float
+) -> None:
     """Optima -1 and 1, one drawn per step, nothing stale; f = w^2 / 2 up to a constant, and the run starts at its minimum."""
     runs, ticks = 60, 10_000
     model, squares, largest = np.zeros(runs), np.zeros(runs), 0.0
@@ -446,11 +558,15 @@ def test_bound_is_violated_by_drawing_clients(random: np.random.Generator, lr: f
     expected = lr / (2 - lr) * (1 - (1 - kept**ticks) / (ticks * (1 - kept)))
     assert abs(squares.mean() - expected) < 5 * error
     np.testing.assert_allclose(expected, measured, rtol=0.03)
-    total = theory.bound(setting_of(client_lr=(lr,), gradient_bound=(1 + largest) ** 2), num_ticks=ticks).total
+    total = theory.bound(
+        setting_of(client_lr=(lr,), gradient_bound=(1 + largest) ** 2), num_ticks=ticks
+    ).total
     np.testing.assert_allclose(total, bound, rtol=0.1)
     assert squares.mean() - 5 * error > total
     # With the gradients that the models between the optima allow, hence with no reference to the run, for steps below 1 / 120.
-    assert (expected > theory.bound(setting_of(client_lr=(lr,)), num_ticks=ticks).total) == (lr < 1 / 120)
+    assert (expected > theory.bound(setting_of(client_lr=(lr,)), num_ticks=ticks).total) == (
+        lr < 1 / 120
+    )
 
 
 def test_bound_is_violated_by_unequal_rates(random: np.random.Generator) -> None:

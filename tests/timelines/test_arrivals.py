@@ -14,15 +14,29 @@ from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, ClientTable, client_rates, client_speeds, schedule_arrivals
+from fedjax_sim.timelines import (
+    Arrivals,
+    ClientTable,
+    client_rates,
+    client_speeds,
+    schedule_arrivals,
+)
 from fedjax_sim.timelines.laws import update_time
 
 
 def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
     """Share of the updates that fast clients sent, per seed."""
     with jax.enable_x64(True):
-        rates = [np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper)) for seed in range(len(clients))]
-    return np.array([(rate[row[:num]] == hyper.rate_fast).mean() for rate, row, num in zip(rates, clients, ticks, strict=True)])
+        rates = [
+            np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper))
+            for seed in range(len(clients))
+        ]
+    return np.array(
+        [
+            (rate[row[:num]] == hyper.rate_fast).mean()
+            for rate, row, num in zip(rates, clients, ticks, strict=True)
+        ]
+    )
 
 
 # Server steps in 5000 units of time, share of fast clients, mean and largest staleness; 100 clients, buffer of 10, simulated apart to 1 %.
@@ -36,9 +50,17 @@ READINGS = [
 ]
 
 
-@pytest.mark.parametrize(("restart", "slow_fraction", "steps", "share", "stale_mean", "stale_max"), READINGS)
+@pytest.mark.parametrize(
+    ("restart", "slow_fraction", "steps", "share", "stale_mean", "stale_max"), READINGS
+)
 def test_server_steps_and_who_makes_them(
-    draw: Callable, restart: str, slow_fraction: float, steps: float, share: float, stale_mean: float | None, stale_max: float | None
+    draw: Callable,
+    restart: str,
+    slow_fraction: float,
+    steps: float,
+    share: float,
+    stale_mean: float | None,
+    stale_max: float | None,
 ) -> None:
     """Within 5 standard errors over seeds, and the precision of the expected numbers."""
     hyper = Arrivals(restart=restart, slow_fraction=slow_fraction)
@@ -53,7 +75,10 @@ def test_server_steps_and_who_makes_them(
     close(ticks, steps, 0.01 * steps)
     close(fast_share(hyper, schedule.clients, ticks), share, 0.0005)
     if stale_mean is not None:
-        staleness = [(np.arange(num)[:, None] - version[:num]) for version, num in zip(schedule.version, ticks, strict=True)]
+        staleness = [
+            (np.arange(num)[:, None] - version[:num])
+            for version, num in zip(schedule.version, ticks, strict=True)
+        ]
         close([each.mean() for each in staleness], stale_mean, 0.05 + 0.01 * stale_mean)
         close([each.max() for each in staleness], stale_max, 0.03 * stale_max)
 
@@ -61,7 +86,9 @@ def test_server_steps_and_who_makes_them(
 @pytest.mark.parametrize("restart", ["after_interaction", "own_finish", "fresh"])
 def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
     """A step per time unit, and a buffer for everyone: all wait for each other (own finish: but not for the exchange)."""
-    hyper = Arrivals(num_clients=5, buffer_size=5, local_steps=4, rate_fast=1.0, rate_slow=1.0, restart=restart)
+    hyper = Arrivals(
+        num_clients=5, buffer_size=5, local_steps=4, rate_fast=1.0, rate_slow=1.0, restart=restart
+    )
     schedule = draw(schedule_arrivals, hyper, num_ticks=12, seeds=2)
     # Own finish: a client restarts at max(own finish, start of the tick); the first tick starts at 0, the next ones where the last ended.
     expected = 7.0 * np.arange(1, 13) if restart != "own_finish" else None
@@ -72,7 +99,9 @@ def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
         own.append(clock)
     np.testing.assert_array_equal(schedule.time[0], own if expected is None else expected)
     assert (np.sort(schedule.clients, axis=-1) == np.arange(5)).all()
-    np.testing.assert_array_equal(schedule.version, np.broadcast_to(np.arange(12)[:, None], (2, 12, 5)))
+    np.testing.assert_array_equal(
+        schedule.version, np.broadcast_to(np.arange(12)[:, None], (2, 12, 5))
+    )
     assert (schedule.steps == 4).all()
     assert (schedule.weight == 0.2).all()
 
@@ -95,10 +124,20 @@ def test_a_client_has_one_update_in_a_buffer_at_most_when_held_back(draw: Callab
     assert (np.diff(schedule.time, axis=1) >= 3).all()
 
 
-@pytest.mark.parametrize(("restart", "send_old_model"), [("after_interaction", False), ("after_interaction", True), ("fresh", False)])
-def test_versions_are_those_that_clients_hold(draw: Callable, restart: str, send_old_model: bool) -> None:
+@pytest.mark.parametrize(
+    ("restart", "send_old_model"),
+    [("after_interaction", False), ("after_interaction", True), ("fresh", False)],
+)
+def test_versions_are_those_that_clients_hold(
+    draw: Callable, restart: str, send_old_model: bool
+) -> None:
     """An update starts from what its client was sent at its last one: the model after that tick, or before it."""
-    schedule = draw(schedule_arrivals, FEW.replace(restart=restart, send_old_model=send_old_model), num_ticks=60, seeds=3)
+    schedule = draw(
+        schedule_arrivals,
+        FEW.replace(restart=restart, send_old_model=send_old_model),
+        num_ticks=60,
+        seeds=3,
+    )
     held = np.zeros(9, int)
     for t in range(60):
         clients = schedule.clients[0, t]
@@ -109,7 +148,9 @@ def test_versions_are_those_that_clients_hold(draw: Callable, restart: str, send
 
 def test_free_clients_never_wait(draw: Callable) -> None:
     """In the long run updates arrive at the sum of the clients' rates over K, whatever the exchange takes."""
-    hyper = Arrivals(num_clients=6, buffer_size=3, local_steps=2, restart="free", server_interact=100.0)
+    hyper = Arrivals(
+        num_clients=6, buffer_size=3, local_steps=2, restart="free", server_interact=100.0
+    )
     schedule = draw(schedule_arrivals, hyper, num_ticks=2000, seeds=8)
     rate = (4 / 2 + 2 / 16) / 2  # Two of six clients are slow.
     per_tick = np.diff(schedule.time[:, ::200], axis=1).ravel() / 200
@@ -135,7 +176,14 @@ def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Call
 
 def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> None:
     """One client in forty is two thousand times faster than the others, and does most updates. A longer schedule agrees."""
-    hyper = Arrivals(num_clients=40, buffer_size=3, local_steps=2, restart="free", slow_fraction=39 / 40, rate_slow=1 / 4000)
+    hyper = Arrivals(
+        num_clients=40,
+        buffer_size=3,
+        local_steps=2,
+        restart="free",
+        slow_fraction=39 / 40,
+        rate_slow=1 / 4000,
+    )
     short, long = (draw(schedule_arrivals, hyper, num_ticks=num) for num in (100, 800))
     assert np.isfinite(long.time).all()
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
@@ -157,14 +205,23 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, res
 
 
 def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
-    with pytest.raises(ConfigError, match='send_old_model is False, but must be true under restart = "own_finish"'):
+    with pytest.raises(
+        ConfigError, match='send_old_model is False, but must be true under restart = "own_finish"'
+    ):
         check(Arrivals(restart="own_finish"))
 
 
 def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     """A worker fifty times slower than the other sees about fifty server steps pass in each of its own."""
     hyper = Arrivals(
-        num_clients=2, buffer_size=1, local_steps=1, slow_fraction=0.5, rate_fast=1.0, rate_slow=1 / 50, restart="free", server_interact=0.0
+        num_clients=2,
+        buffer_size=1,
+        local_steps=1,
+        slow_fraction=0.5,
+        rate_fast=1.0,
+        rate_slow=1 / 50,
+        restart="free",
+        server_interact=0.0,
     )
     schedule = draw(schedule_arrivals, hyper, num_ticks=10_000)
     staleness = (np.arange(10_000)[:, None] - schedule.version[0]).ravel()
@@ -181,12 +238,25 @@ def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
 def test_three_clients_of_constant_times(draw: Callable) -> None:
     """Worked out by hand: times 1.0, 1.3 and 3.1, and a buffer of two. Whoever fills the buffer takes the new model at once."""
     speeds = ClientTable(1 / np.array([1.0, 1.3, 3.1]))
-    hyper = Arrivals(num_clients=3, buffer_size=2, local_steps=1, client_table=speeds, runtime_law="runtime_constant", restart="free")
+    hyper = Arrivals(
+        num_clients=3,
+        buffer_size=2,
+        local_steps=1,
+        client_table=speeds,
+        runtime_law="runtime_constant",
+        restart="free",
+    )
     schedule = draw(schedule_arrivals, hyper.replace(ties="client"), num_ticks=6)
     np.testing.assert_allclose(schedule.time[0], [1.3, 2.6, 3.1, 4.0, 5.2, 6.2], rtol=1e-15)
-    np.testing.assert_array_equal(schedule.clients[0], [[0, 1], [0, 1], [0, 2], [1, 0], [0, 1], [0, 2]])
-    np.testing.assert_array_equal(schedule.version[0], [[0, 0], [0, 1], [1, 0], [2, 2], [4, 3], [4, 3]])
-    np.testing.assert_array_equal(schedule.holds[0], [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6]])
+    np.testing.assert_array_equal(
+        schedule.clients[0], [[0, 1], [0, 1], [0, 2], [1, 0], [0, 1], [0, 2]]
+    )
+    np.testing.assert_array_equal(
+        schedule.version[0], [[0, 0], [0, 1], [1, 0], [2, 2], [4, 3], [4, 3]]
+    )
+    np.testing.assert_array_equal(
+        schedule.holds[0], [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]
+    )
 
 
 MEAN_TIMES = np.array([1, 1, 2, 2, 4])
@@ -210,7 +280,9 @@ def five(draw: Callable) -> Callable[..., Timeline]:
     def get(size: int, restart: str = "free") -> Timeline:
         if (restart, size) not in known:
             hyper = FIVE.replace(buffer_size=size, restart=restart)
-            known[restart, size] = draw(schedule_arrivals, hyper, num_ticks=NUM_ARRIVALS // size, seeds=LANES)
+            known[restart, size] = draw(
+                schedule_arrivals, hyper, num_ticks=NUM_ARRIVALS // size, seeds=LANES
+            )
         return known[restart, size]
 
     return get
@@ -226,7 +298,8 @@ def client_means(schedule: Timeline) -> np.ndarray:
     """Mean staleness of each client in each lane: `f64[lanes, N]`."""
     clients = schedule.clients.reshape(len(schedule.clients), -1)
     totals = [
-        np.bincount(i, tau, minlength=5) / np.bincount(i, minlength=5) for i, tau in zip(clients, flat_staleness(schedule), strict=True)
+        np.bincount(i, tau, minlength=5) / np.bincount(i, minlength=5)
+        for i, tau in zip(clients, flat_staleness(schedule), strict=True)
     ]
     return np.array(totals)
 
@@ -261,28 +334,38 @@ class Identity(NamedTuple):
 def identities(schedule: Timeline) -> list[Identity]:
     size = schedule.clients.shape[-1]
     found = []
-    for clients, staleness in zip(schedule.clients.reshape(LANES, -1), flat_staleness(schedule), strict=True):
+    for clients, staleness in zip(
+        schedule.clients.reshape(LANES, -1), flat_staleness(schedule), strict=True
+    ):
         for client in range(5):
             mine = np.flatnonzero(clients == client)
             fills = mine % size == size - 1
-            found.append(Identity(np.cumsum(staleness[mine]), mine // size, np.cumsum(fills) - fills))
+            found.append(
+                Identity(np.cumsum(staleness[mine]), mine // size, np.cumsum(fills) - fills)
+            )
     return found
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_staleness_adds_up_to_the_version_but_for_own_aggregations(five: Callable, size: int) -> None:
+def test_staleness_adds_up_to_the_version_but_for_own_aggregations(
+    five: Callable, size: int
+) -> None:
     """At every single arrival, in whole numbers; no randomness is needed."""
     for total, version, made in identities(five(size)):
         np.testing.assert_array_equal(total, version - made)
         assert made[-1] > 0
 
 
-def test_staleness_adds_up_to_the_version_if_models_are_taken_before_aggregations(five: Callable) -> None:
+def test_staleness_adds_up_to_the_version_if_models_are_taken_before_aggregations(
+    five: Callable,
+) -> None:
     schedule = five(3, "before_aggregation")
     np.testing.assert_array_equal(schedule.clients, five(3).clients)
     for total, version, _ in identities(schedule):
         np.testing.assert_array_equal(total, version)
-    np.testing.assert_array_equal(schedule.holds.reshape(LANES, -1), np.tile(np.arange(NUM_ARRIVALS) // 3, (LANES, 1)))
+    np.testing.assert_array_equal(
+        schedule.holds.reshape(LANES, -1), np.tile(np.arange(NUM_ARRIVALS) // 3, (LANES, 1))
+    )
 
 
 def test_staleness_does_not_add_up_if_clients_wait_for_new_versions(five: Callable) -> None:
@@ -299,7 +382,9 @@ def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
     """b E[tau_i] p_i tends to 1 if clients take models before their own aggregations; else (b E[tau_i] + 1) p_i does."""
     clients = five(3).clients.reshape(LANES, -1)
     share = np.array([np.bincount(lane, minlength=5) for lane in clients]) / NUM_ARRIVALS
-    before, after = (3 * client_means(five(3, restart)) * share for restart in ("before_aggregation", "free"))
+    before, after = (
+        3 * client_means(five(3, restart)) * share for restart in ("before_aggregation", "free")
+    )
     # What has come since a client's last arrival is missing: at most a few dozen arrivals of 6000.
     np.testing.assert_allclose(before, 1, atol=0.01)
     np.testing.assert_allclose(after.mean(axis=0) + share.mean(axis=0), 1, atol=0.01)
@@ -309,7 +394,9 @@ def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
 def test_staleness_in_larger_buffers(five: Callable) -> None:
     """Of each update it is M / b, rounded down or up, where M is what it is with a buffer of one: arrival times do not depend on b."""
     single, buffered = five(1), five(3)
-    np.testing.assert_array_equal(single.clients.reshape(LANES, -1), buffered.clients.reshape(LANES, -1))
+    np.testing.assert_array_equal(
+        single.clients.reshape(LANES, -1), buffered.clients.reshape(LANES, -1)
+    )
     np.testing.assert_array_equal(single.time[:, 2::3], buffered.time)
     passed, tau = flat_staleness(single), flat_staleness(buffered)
     assert (passed // 3 <= tau).all()
@@ -389,15 +476,33 @@ WAITING = Arrivals(
 WAITING_KINDS: dict[str, dict[str, Any]] = {
     "exponential": {},
     "constant, with ties": {"spread_fast": 0.0, "spread_slow": 0.0, "rate_slow": 1 / 2},
-    "constant, with other ties": {"spread_fast": 0.0, "spread_slow": 0.0, "rate_fast": 1 / 3, "rate_slow": 1 / 2},
-    "close times after long": {"spread_fast": 1e-9, "spread_slow": 1e-9, "rate_fast": 1 / 11_000, "rate_slow": 1 / 11_000},
-    "normal, some of no length": {"runtime_law": "runtime_normal", "spread_fast": 1.5, "spread_slow": 1.5},
+    "constant, with other ties": {
+        "spread_fast": 0.0,
+        "spread_slow": 0.0,
+        "rate_fast": 1 / 3,
+        "rate_slow": 1 / 2,
+    },
+    "close times after long": {
+        "spread_fast": 1e-9,
+        "spread_slow": 1e-9,
+        "rate_fast": 1 / 11_000,
+        "rate_slow": 1 / 11_000,
+    },
+    "normal, some of no length": {
+        "runtime_law": "runtime_normal",
+        "spread_fast": 1.5,
+        "spread_slow": 1.5,
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("size", "kind"),
-    [(size, kind) for size in (1, 2, 4, 6) for kind in ("exponential", "constant, with ties", "constant, with other ties")]
+    [
+        (size, kind)
+        for size in (1, 2, 4, 6)
+        for kind in ("exponential", "constant, with ties", "constant, with other ties")
+    ]
     + [(4, "close times after long"), (4, "normal, some of no length")],
 )
 def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None:
@@ -416,7 +521,9 @@ def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None
         assert len(set(first.tolist())) == 6 > len(set(first.astype("float32").tolist()))
     if size == 6:
         # Synchronous rounds: everyone once, from the current model, for as long as the slowest takes.
-        np.testing.assert_array_equal(np.sort(schedule.clients, axis=-1), np.broadcast_to(np.arange(6), (2, 200, 6)))
+        np.testing.assert_array_equal(
+            np.sort(schedule.clients, axis=-1), np.broadcast_to(np.arange(6), (2, 200, 6))
+        )
         np.testing.assert_array_equal(flat_staleness(schedule), 0)
         clock = 0.0
         for t in range(200):
@@ -441,7 +548,10 @@ def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> N
 def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
     """Under every reading client 0's times grow by the factor by which its rate falls; the others' are the same draws."""
     hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25, spread_slow=0.25)
-    schedule, slowed = (draw(schedule_arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2) for throttle in (1.0, 1 / 8))
+    schedule, slowed = (
+        draw(schedule_arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2)
+        for throttle in (1.0, 1 / 8)
+    )
     # Even its shortest time is longer than nearly all of the others'.
     taken = times_of(hyper, 0, 200)
     assert (taken[0] * 8 > taken[1:].max(axis=0)).all()
@@ -452,18 +562,42 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"restart": "new_version", "ties": "client", "buffer_size": 101}, "buffer_size is 101, but must be at most num_clients = 100"),
-        ({"restart": "new_version"}, """ties is 'random', but must be "client" under restart = "new_version\""""),
-        ({"restart": "free", "send_old_model": True}, 'send_old_model is True, but must be false under restart = "free"'),
+        (
+            {"restart": "new_version", "ties": "client", "buffer_size": 101},
+            "buffer_size is 101, but must be at most num_clients = 100",
+        ),
+        (
+            {"restart": "new_version"},
+            """ties is 'random', but must be "client" under restart = "new_version\"""",
+        ),
+        (
+            {"restart": "free", "send_old_model": True},
+            'send_old_model is True, but must be false under restart = "free"',
+        ),
         (
             {"drop_rate": 0.1},
             'drop_rate is 0.1, but must be 0 under restart = "after_interaction", or restart one of free, before_aggregation',
         ),
-        ({"off_time": 2.0, "restart": "fresh"}, 'off_time is 2.0, but must be 0 under restart = "fresh"'),
-        ({"off_time": -1.0, "restart": "free"}, "off_time is -1.0, but must be a finite number at least 0"),
-        ({"drop_rate": 1.0, "restart": "free"}, "drop_rate is 1.0, but must be a finite number at least 0 and at most 0.99"),
-        ({"on_time": 0.0, "restart": "free"}, "on_time is 0.0, but must be a finite number above 0"),
-        ({"restart": "never"}, "restart is 'never', but must be one of after_interaction, own_finish, free"),
+        (
+            {"off_time": 2.0, "restart": "fresh"},
+            'off_time is 2.0, but must be 0 under restart = "fresh"',
+        ),
+        (
+            {"off_time": -1.0, "restart": "free"},
+            "off_time is -1.0, but must be a finite number at least 0",
+        ),
+        (
+            {"drop_rate": 1.0, "restart": "free"},
+            "drop_rate is 1.0, but must be a finite number at least 0 and at most 0.99",
+        ),
+        (
+            {"on_time": 0.0, "restart": "free"},
+            "on_time is 0.0, but must be a finite number above 0",
+        ),
+        (
+            {"restart": "never"},
+            "restart is 'never', but must be one of after_interaction, own_finish, free",
+        ),
         ({"throttle": 0.0}, "throttle is 0.0, but must be a finite number above 0 and at most 1"),
     ],
 )

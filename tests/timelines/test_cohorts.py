@@ -47,7 +47,9 @@ def test_a_cohort_of_everyone_is_everyone() -> None:
 
 @given(
     st.sampled_from([1, 3]).flatmap(
-        lambda slots: st.lists(st.lists(st.integers(0, 4), min_size=slots, max_size=slots), min_size=8, max_size=8)
+        lambda slots: st.lists(
+            st.lists(st.integers(0, 4), min_size=slots, max_size=slots), min_size=8, max_size=8
+        )
     )
 )
 def test_previous_visits_are_those_of_a_loop(rows: list[list[int]]) -> None:
@@ -84,9 +86,13 @@ def test_draws_are_multinomial() -> None:
     found = shares_drawn(3, num)
     covariance = (np.diag(SHARE) - np.outer(SHARE, SHARE)) / 3
     centred = found - SHARE
-    np.testing.assert_array_less(np.abs(centred.mean(axis=0)), 5 * np.sqrt(np.diag(covariance) / num))
+    np.testing.assert_array_less(
+        np.abs(centred.mean(axis=0)), 5 * np.sqrt(np.diag(covariance) / num)
+    )
     products = centred[:, :, None] * centred[:, None, :]
-    np.testing.assert_array_less(np.abs(products.mean(axis=0) - covariance), 5 * products.std(axis=0) / np.sqrt(num))
+    np.testing.assert_array_less(
+        np.abs(products.mean(axis=0) - covariance), 5 * products.std(axis=0) / np.sqrt(num)
+    )
     lagged = centred[1:, :, None] * centred[:-1, None, :]
     np.testing.assert_array_less(np.abs(lagged.mean(axis=0)), 5 * lagged.std(axis=0) / np.sqrt(num))
 
@@ -97,4 +103,8 @@ def test_more_draws_than_clients() -> None:
 
 def test_draws_of_a_tick_depend_on_key_and_tick_alone() -> None:
     long = draws(jax.random.key(2), jnp.asarray(SHARE), 3, 40)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:9]), draws(jax.random.key(2), jnp.asarray(SHARE), 3, 9), long)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a, b[:9]),
+        draws(jax.random.key(2), jnp.asarray(SHARE), 3, 9),
+        long,
+    )

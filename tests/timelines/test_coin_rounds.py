@@ -9,13 +9,18 @@ from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 
 
 def test_coins_are_independent_with_the_chance_asked_for(draw: Callable) -> None:
-    schedule = draw(schedule_coin_rounds, CoinRounds(num_clients=6, participation=0.3), num_ticks=500, seeds=4)
+    schedule = draw(
+        schedule_coin_rounds, CoinRounds(num_clients=6, participation=0.3), num_ticks=500, seeds=4
+    )
     coins = schedule.weight
     assert stats.binomtest(int(coins.sum()), coins.size, 0.3).pvalue > 1e-3
     np.testing.assert_array_equal(coins, schedule.steps)
     sizes = np.bincount(coins.sum(axis=2).astype(int).ravel(), minlength=7)
     expected = stats.binom.pmf(np.arange(7), 6, 0.3) * sizes.sum()
-    assert stats.chisquare([*sizes[:5], sizes[5:].sum()], [*expected[:5], expected[5:].sum()]).pvalue > 1e-3
+    assert (
+        stats.chisquare([*sizes[:5], sizes[5:].sum()], [*expected[:5], expected[5:].sum()]).pvalue
+        > 1e-3
+    )
     one, next_one = coins[:, :-1].ravel(), coins[:, 1:].ravel()
     assert abs(np.corrcoef(one, next_one)[0, 1]) < 5 / np.sqrt(one.size)
     assert (coins[0] != coins[1]).any()

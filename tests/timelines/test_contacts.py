@@ -35,10 +35,14 @@ class Drawn:
 
 def rates_of(hyper: Any, seeds: int) -> np.ndarray:
     with jax.enable_x64(True):
-        return np.stack([client_rates(stream(jax.random.key(seed), "timeline"), hyper) for seed in range(seeds)])
+        return np.stack(
+            [client_rates(stream(jax.random.key(seed), "timeline"), hyper) for seed in range(seeds)]
+        )
 
 
-def assert_mean(sample: np.ndarray, expected: float, *, precision: float, rounded: float = 0.0) -> None:
+def assert_mean(
+    sample: np.ndarray, expected: float, *, precision: float, rounded: float = 0.0
+) -> None:
     """Within 5 standard errors (and what the expected number was rounded by), which must be small enough to say something."""
     error = sample.std() / np.sqrt(sample.size)
     assert 5 * error < precision * expected, "too few draws for this precision"
@@ -53,7 +57,9 @@ def assert_mean(sample: np.ndarray, expected: float, *, precision: float, rounde
         ("count_geom", (1.999998, 11.599059), (1.0, 1.0)),
     ],
 )
-def test_step_counts_in_the_long_run(draw: Callable, law: str, mean: tuple[float, float], any_step: tuple[float, float]) -> None:
+def test_step_counts_in_the_long_run(
+    draw: Callable, law: str, mean: tuple[float, float], any_step: tuple[float, float]
+) -> None:
     """E[X] and P(E > 0) of fast and slow clients, worked out from stationary windows."""
     drawn = Drawn(draw, Contacts(runtime_law=law), num_ticks=1000, seeds=16)
     for rate, expected_mean, expected_any in zip((FAST, SLOW), mean, any_step, strict=True):
@@ -72,12 +78,16 @@ def capped_binomial_mean(rate: float, windows: np.ndarray, chance: np.ndarray) -
     ("switch", "shorter", "means"),
     [("strict_deadline", 1, (12.15, 2.12)), ("busy_during_interaction", 3, None)],
 )
-def test_shorter_windows(draw: Callable, switch: str, shorter: int, means: tuple[float, float] | None) -> None:
+def test_shorter_windows(
+    draw: Callable, switch: str, shorter: int, means: tuple[float, float] | None
+) -> None:
     """With whole clocks, a strict deadline takes a time unit off the window, and a busy client those of the exchange."""
     drawn = Drawn(draw, Contacts(**{switch: True}), num_ticks=1000, seeds=16)
     rounds = np.arange(1, 150)
     for i, rate in enumerate((FAST, SLOW)):
-        expected = capped_binomial_mean(rate, PERIOD * rounds - shorter, stats.geom.pmf(rounds, SHARE))
+        expected = capped_binomial_mean(
+            rate, PERIOD * rounds - shorter, stats.geom.pmf(rounds, SHARE)
+        )
         if means is not None:
             assert abs(expected - means[i]) < 0.005
         assert_mean(drawn.of(rate, drawn.timeline.steps, skip=50), expected, precision=0.025)
@@ -123,7 +133,12 @@ FEW = Contacts(num_clients=7, num_selected=3, local_steps=9)
 
 
 def test_windows_and_versions_are_those_of_a_loop(draw: Callable) -> None:
-    schedule, window = draw(schedule_contacts, FEW.replace(server_wait=1.5, server_interact=0.25), num_ticks=40, seeds=[5])
+    schedule, window = draw(
+        schedule_contacts,
+        FEW.replace(server_wait=1.5, server_interact=0.25),
+        num_ticks=40,
+        seeds=[5],
+    )
     last: dict[int, int] = {}
     for t in range(40):
         clients = schedule.clients[0, t].tolist()
@@ -148,12 +163,16 @@ def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
 
 
 def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
-    schedule, window = draw(schedule_contacts, Contacts(first_contact=0.0), num_ticks=1000, seeds=16)
+    schedule, window = draw(
+        schedule_contacts, Contacts(first_contact=0.0), num_ticks=1000, seeds=16
+    )
     assert schedule.time[0, 0] == 0
     assert not schedule.steps[0, 0].any()
     assert not window[0, 0].any()
     assert schedule.steps[0, 1].any()
-    counted, _ = draw(schedule_contacts, Contacts(first_contact=0.0, runtime_law="count_geom"), num_ticks=10)
+    counted, _ = draw(
+        schedule_contacts, Contacts(first_contact=0.0, runtime_law="count_geom"), num_ticks=10
+    )
     assert not counted.steps[0, 0].any()
     assert counted.steps[0, 1:].all()
     assert ticks_in_budget(schedule.time[0], 5000, overshoot=False) == 715
@@ -164,53 +183,91 @@ def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "interact", "budget", "ticks"), [(0.05, 0.05, 0.3, 3), (0.1, 0.2, 0.9, 3), (0.1, 0.0, 0.3, 3), (4.0, 3.0, 35.0, 5)]
+    ("wait", "interact", "budget", "ticks"),
+    [(0.05, 0.05, 0.3, 3), (0.1, 0.2, 0.9, 3), (0.1, 0.0, 0.3, 3), (4.0, 3.0, 35.0, 5)],
 )
-def test_a_contact_at_the_end_of_the_budget_belongs_to_it(draw: Callable, wait: float, interact: float, budget: float, ticks: int) -> None:
+def test_a_contact_at_the_end_of_the_budget_belongs_to_it(
+    draw: Callable, wait: float, interact: float, budget: float, ticks: int
+) -> None:
     """Whatever the last bit of a product of numbers that are not whole."""
-    schedule, _ = draw(schedule_contacts, FEW.replace(server_wait=wait, server_interact=interact), num_ticks=50)
+    schedule, _ = draw(
+        schedule_contacts, FEW.replace(server_wait=wait, server_interact=interact), num_ticks=50
+    )
     assert ticks_in_budget(schedule.time[0], budget, overshoot=False) == ticks
 
 
 def test_whole_windows_are_whole(draw: Callable) -> None:
     """100 periods of 4.35 are 435 units, in which a client of a step per unit does 435, or 434 before a strict deadline."""
     hyper = Contacts(
-        num_clients=1, num_selected=1, local_steps=500, rate_fast=1.0, slow_fraction=0.0, server_wait=4.35, server_interact=0.0
+        num_clients=1,
+        num_selected=1,
+        local_steps=500,
+        rate_fast=1.0,
+        slow_fraction=0.0,
+        server_wait=4.35,
+        server_interact=0.0,
     )
     hyper = hyper.replace(first_contact=100.0)
     assert 100 * 4.35 < 435
     for strict, expected in ((False, 435), (True, 434)):
-        schedule, window = draw(schedule_contacts, hyper.replace(strict_deadline=strict), num_ticks=1)
+        schedule, window = draw(
+            schedule_contacts, hyper.replace(strict_deadline=strict), num_ticks=1
+        )
         assert window[0, 0, 0] == 435 and schedule.steps[0, 0, 0] == expected
 
 
 @pytest.mark.parametrize("name", ["carry_residual", "busy_during_interaction", "strict_deadline"])
 def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is True, but must be false under runtime_law = count_geom"):
+    with pytest.raises(
+        ConfigError, match=f"{name} is True, but must be false under runtime_law = count_geom"
+    ):
         check(Contacts(runtime_law="count_geom", **{name: True}))
 
 
 @pytest.mark.parametrize("changes", [{}, {"carry_residual": True}])
-def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, changes: dict[str, Any]) -> None:
-    short, long = (draw(schedule_contacts, FEW.replace(**changes), num_ticks=num) for num in (17, 40))
+def test_first_ticks_do_not_depend_on_how_many_are_asked_for(
+    draw: Callable, changes: dict[str, Any]
+) -> None:
+    short, long = (
+        draw(schedule_contacts, FEW.replace(**changes), num_ticks=num) for num in (17, 40)
+    )
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
 
 
 def test_times_are_in_64_bits(draw: Callable) -> None:
     """Contacts a tenth of a unit apart, after more than 2^24 tenths."""
-    schedule, _ = draw(schedule_contacts, FEW.replace(server_wait=0.1, server_interact=0.0, first_contact=2.0**25), num_ticks=40)
+    schedule, _ = draw(
+        schedule_contacts,
+        FEW.replace(server_wait=0.1, server_interact=0.0, first_contact=2.0**25),
+        num_ticks=40,
+    )
     assert schedule.time.dtype == np.float64
     np.testing.assert_allclose(np.diff(schedule.time[0]), 0.1, rtol=1e-6)
-    assert jnp.asarray(schedule.time).dtype == jnp.float32, "the test itself must not run in 64 bits"
+    assert jnp.asarray(schedule.time).dtype == jnp.float32, (
+        "the test itself must not run in 64 bits"
+    )
 
 
 @pytest.mark.parametrize("steps_in_a_window", [6, 10])
-def test_constant_times_that_fill_a_window_fit_into_it(draw: Callable, steps_in_a_window: int) -> None:
+def test_constant_times_that_fill_a_window_fit_into_it(
+    draw: Callable, steps_in_a_window: int
+) -> None:
     """Whatever the last bits of their sum: six and ten sevenths are among those that come out too long."""
     rate = steps_in_a_window / 7
-    hyper = Contacts(num_clients=3, num_selected=1, local_steps=50, runtime_law="runtime_constant", rate_fast=rate, rate_slow=rate)
+    hyper = Contacts(
+        num_clients=3,
+        num_selected=1,
+        local_steps=50,
+        runtime_law="runtime_constant",
+        rate_fast=rate,
+        rate_slow=rate,
+    )
     schedule, window = draw(schedule_contacts, hyper, num_ticks=12)
-    np.testing.assert_array_equal(schedule.steps, np.minimum(np.round(window / 7) * steps_in_a_window, 50))
+    np.testing.assert_array_equal(
+        schedule.steps, np.minimum(np.round(window / 7) * steps_in_a_window, 50)
+    )
     strict, _ = draw(schedule_contacts, hyper.replace(strict_deadline=True), num_ticks=12)
-    np.testing.assert_array_equal(strict.steps, np.minimum(np.round(window / 7) * steps_in_a_window - 1, 50))
+    np.testing.assert_array_equal(
+        strict.steps, np.minimum(np.round(window / 7) * steps_in_a_window - 1, 50)
+    )

@@ -14,7 +14,13 @@ from scipy import stats
 
 from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, arrivals_within, client_speeds, free_arrivals, schedule_arrivals
+from fedjax_sim.timelines import (
+    Arrivals,
+    arrivals_within,
+    client_speeds,
+    free_arrivals,
+    schedule_arrivals,
+)
 from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.laws import update_time
 
@@ -101,7 +107,9 @@ PRUNED: list[int] = []
 
 
 @partial(jax.jit, static_argnames=("num", "block"))
-def _searched(taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int, block: int) -> Arrived:
+def _searched(
+    taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int, block: int
+) -> Arrived:
     """First arrivals of clients whose times, waits and lots stand in tables, by a search in blocks of a given size."""
 
     def follow(client: jax.Array, attempt: jax.Array, time: jax.Array) -> Update:
@@ -121,11 +129,24 @@ def _searched(taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num
         return first_arrivals(follow, tie, num_clients=taken.shape[0], num=num)
 
 
-def search(taken: np.ndarray, lots: np.ndarray | None = None, *, waits: np.ndarray | None = None, num: int, block: int) -> Arrived:
+def search(
+    taken: np.ndarray,
+    lots: np.ndarray | None = None,
+    *,
+    waits: np.ndarray | None = None,
+    num: int,
+    block: int,
+) -> Arrived:
     PRUNED.clear()
     with jax.enable_x64(True):
-        tables = (jnp.asarray(taken, float), jnp.zeros(taken.shape) if waits is None else jnp.asarray(waits, float))
-        found = jax.tree.map(np.asarray, _searched(*tables, None if lots is None else jnp.asarray(lots), num=num, block=block))
+        tables = (
+            jnp.asarray(taken, float),
+            jnp.zeros(taken.shape) if waits is None else jnp.asarray(waits, float),
+        )
+        found = jax.tree.map(
+            np.asarray,
+            _searched(*tables, None if lots is None else jnp.asarray(lots), num=num, block=block),
+        )
     jax.effects_barrier()
     return found
 
@@ -151,13 +172,25 @@ def lots_of(shape: tuple[int, ...], seed: int = 5) -> np.ndarray:
 TEN = 10
 TABLES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "constant, equal": lambda random, num: np.ones((TEN, num)),
-    "constant, unlike, with ties": lambda random, num: np.repeat([[1.0], [1.5], [2.0], [3.0], [0.75]] * 2, num, axis=1),
-    "geometric, with ties": lambda random, num: random.geometric(0.3, size=(TEN, num)).astype(float),
-    "uniform": lambda random, num: random.uniform(0.5, 1.5, size=(TEN, num)) / np.linspace(1, 3, TEN)[:, None],
-    "exponential, the last client a thousand times faster": lambda random, num: exponential(random, [1] * (TEN - 1) + [1000], num),
-    "exponential, the last client a thousand times slower": lambda random, num: exponential(random, [1000] * (TEN - 1) + [1], num),
+    "constant, unlike, with ties": lambda random, num: np.repeat(
+        [[1.0], [1.5], [2.0], [3.0], [0.75]] * 2, num, axis=1
+    ),
+    "geometric, with ties": lambda random, num: random.geometric(0.3, size=(TEN, num)).astype(
+        float
+    ),
+    "uniform": lambda random, num: (
+        random.uniform(0.5, 1.5, size=(TEN, num)) / np.linspace(1, 3, TEN)[:, None]
+    ),
+    "exponential, the last client a thousand times faster": lambda random, num: exponential(
+        random, [1] * (TEN - 1) + [1000], num
+    ),
+    "exponential, the last client a thousand times slower": lambda random, num: exponential(
+        random, [1000] * (TEN - 1) + [1], num
+    ),
     "heavy tails": lambda random, num: np.exp(random.normal(size=(TEN, num)) * 3),
-    "normal, some of no length": lambda random, num: np.maximum(random.normal(1, 1.5, size=(TEN, num)), 0),
+    "normal, some of no length": lambda random, num: np.maximum(
+        random.normal(1, 1.5, size=(TEN, num)), 0
+    ),
     "whole, many of no length": lambda random, num: random.integers(3, size=(TEN, num)) / 2,
     "the last client of no length for long": lambda random, num: np.where(
         np.arange(TEN)[:, None] == TEN - 1, np.arange(num) // 50 % 2, 1.0
@@ -172,7 +205,10 @@ def test_first_arrivals_are_those_of_a_queue_of_events(name: str, ties: str) -> 
     """Blocks are smaller than the number of clients, and the search has to drop arrivals several times when one client is fast."""
     taken = TABLES[name](np.random.default_rng(0), 401)
     lots = lots_of(taken.shape) if ties == "random" else None
-    assert_same(search(taken, lots, num=400, block=4), one_by_one(400, taken.tolist(), lots=None if lots is None else lots.tolist()))
+    assert_same(
+        search(taken, lots, num=400, block=4),
+        one_by_one(400, taken.tolist(), lots=None if lots is None else lots.tolist()),
+    )
     if "faster" in name:
         assert sum(dropped > 0 for dropped in PRUNED) >= 3, PRUNED
 
@@ -217,7 +253,9 @@ def test_models_taken_between_arrivals(ties: str) -> None:
     random = np.random.default_rng(4)
     taken, waits = random.integers(1, 4, size=(TEN, 401)), random.integers(3, size=(TEN, 401))
     lots = lots_of(taken.shape) if ties == "random" else None
-    expected = one_by_one(400, taken.tolist(), lots=None if lots is None else lots.tolist(), waits=waits.tolist())
+    expected = one_by_one(
+        400, taken.tolist(), lots=None if lots is None else lots.tolist(), waits=waits.tolist()
+    )
     assert_same(search(taken, lots, waits=waits, num=400, block=4), expected)
     assert 0.5 < np.mean([not one.at_own for one in expected]) < 0.8
 
@@ -227,7 +265,9 @@ def test_no_model_is_taken_after_the_own_update_has_arrived(ties: str) -> None:
     """Not even if the update takes no time and others arrive with it; and each of a client's models knows of its last arrival."""
     random = np.random.default_rng(6)
     taken, waits = random.integers(2, size=(TEN, 401)), random.integers(2, size=(TEN, 401))
-    found = search(taken, lots_of(taken.shape) if ties == "random" else None, waits=waits, num=400, block=4)
+    found = search(
+        taken, lots_of(taken.shape) if ties == "random" else None, waits=waits, num=400, block=4
+    )
     assert (np.diff(found.time) >= 0).all()
     assert (found.before <= np.arange(400)).all()
     for client in range(TEN):
@@ -247,7 +287,9 @@ def test_close_times_after_long_are_told_apart() -> None:
     assert_same(search(taken, num=400, block=4), expected)
 
 
-@pytest.mark.parametrize("name", ["close", "equal", "one step apart", "infinite", "unlike", "tiny", "zeros"])
+@pytest.mark.parametrize(
+    "name", ["close", "equal", "one step apart", "infinite", "unlike", "tiny", "zeros"]
+)
 def test_sorting(name: str) -> None:
     """As NumPy's stable sort: equal times by index, and times one unit in the last place apart by time."""
     random = np.random.default_rng(3)
@@ -290,30 +332,46 @@ def _draws(key: jax.Array, hyper: Arrivals, num: int) -> Draws:
 
     def per_attempt(name: str, draw: Callable) -> jax.Array:
         fold = jax.random.fold_in
-        return jax.vmap(lambda i, u: draw(fold(fold(stream(key, name), i), u)))(client, attempt).reshape(-1, num)
+        return jax.vmap(lambda i, u: draw(fold(fold(stream(key, name), i), u)))(
+            client, attempt
+        ).reshape(-1, num)
 
     return Draws(
-        update_time(stream(key, "runtimes"), client, attempt, client_speeds(key, hyper), hyper).reshape(-1, num),
+        update_time(
+            stream(key, "runtimes"), client, attempt, client_speeds(key, hyper), hyper
+        ).reshape(-1, num),
         per_attempt("ties", lambda own: jax.random.bits(own, (), "uint32")),
         per_attempt("losses", lambda own: jax.random.uniform(own, dtype=float)),
-        jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(stream(key, "phases"), i), dtype=float))(jnp.arange(hyper.num_clients)),
+        jax.vmap(
+            lambda i: jax.random.uniform(jax.random.fold_in(stream(key, "phases"), i), dtype=float)
+        )(jnp.arange(hyper.num_clients)),
     )
 
 
 def draws_of(hyper: Arrivals, seed: int, num: int) -> Draws:
     with jax.enable_x64(True):
         hyper = jax.tree.map(lambda leaf: np.asarray(leaf, float), hyper)
-        return jax.tree.map(np.asarray, _draws(stream(jax.random.key(seed), "timeline"), hyper, num))
+        return jax.tree.map(
+            np.asarray, _draws(stream(jax.random.key(seed), "timeline"), hyper, num)
+        )
 
 
-def assert_is_schedule(schedule: Timeline, seed: int, expected: list[One], *, rtol: float = 0) -> None:
+def assert_is_schedule(
+    schedule: Timeline, seed: int, expected: list[One], *, rtol: float = 0
+) -> None:
     """Whole schedules of a lane: who arrives, from which model, and what it then holds; and times, exact unless told otherwise."""
     num_ticks, size = schedule.clients[seed].shape
     assert len(expected) == num_ticks * size
     np.testing.assert_array_equal(schedule.clients[seed].ravel(), [one.client for one in expected])
-    np.testing.assert_array_equal(schedule.version[seed].ravel(), [one.before // size for one in expected])
-    np.testing.assert_array_equal(schedule.holds[seed].ravel(), (np.arange(num_ticks * size) + 1) // size)
-    np.testing.assert_allclose(schedule.time[seed], [float(one.time) for one in expected[size - 1 :: size]], rtol=rtol)
+    np.testing.assert_array_equal(
+        schedule.version[seed].ravel(), [one.before // size for one in expected]
+    )
+    np.testing.assert_array_equal(
+        schedule.holds[seed].ravel(), (np.arange(num_ticks * size) + 1) // size
+    )
+    np.testing.assert_allclose(
+        schedule.time[seed], [float(one.time) for one in expected[size - 1 :: size]], rtol=rtol
+    )
 
 
 SIZE, NUM_TICKS, SEEDS = 8, 750, 2
@@ -342,7 +400,12 @@ KINDS: dict[str, dict[str, float]] = {
     "breaks": RANDOM | BREAKS,
     "lost and breaks": {"spread_fast": 0.5, "spread_slow": 0.9} | LOST | BREAKS,
     "throttled": {"spread_fast": 0.5, "spread_slow": 0.5, "throttle": 0.5},
-    "close times after long": {"spread_fast": 1e-9, "spread_slow": 1e-9, "rate_fast": 1 / 11_000, "rate_slow": 1 / 11_000},
+    "close times after long": {
+        "spread_fast": 1e-9,
+        "spread_slow": 1e-9,
+        "rate_fast": 1 / 11_000,
+        "rate_slow": 1 / 11_000,
+    },
 }
 ATTEMPTS = 2200
 
@@ -356,7 +419,11 @@ def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draw
         if kind not in known:
             hyper = LOSSY.replace(**KINDS[kind])
             drawn = [draws_of(hyper, seed, ATTEMPTS) for seed in range(SEEDS)]
-            known[kind] = hyper, draw(schedule_arrivals, hyper, num_ticks=NUM_TICKS, seeds=SEEDS), drawn
+            known[kind] = (
+                hyper,
+                draw(schedule_arrivals, hyper, num_ticks=NUM_TICKS, seeds=SEEDS),
+                drawn,
+            )
         return known[kind]
 
     return get
@@ -384,7 +451,11 @@ def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) ->
         if hyper.drop_rate > 0:
             assert np.mean([not one.at_own and one.before > 0 for one in expected]) > 0.2
         if kind == "close times after long":
-            assert len({np.float32(one.time) for one in expected[:6]}) < len({one.time for one in expected[:6]}) == 6
+            assert (
+                len({np.float32(one.time) for one in expected[:6]})
+                < len({one.time for one in expected[:6]})
+                == 6
+            )
 
 
 def test_lanes_differ(lossy: Callable) -> None:
@@ -402,17 +473,24 @@ def test_ties_are_uniform_over_clients(lossy: Callable) -> None:
     assert stats.chisquare(counts[~np.eye(6, dtype=bool)]).pvalue > 1e-3
 
 
-def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(lossy: Callable, draw: Callable) -> None:
+def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(
+    lossy: Callable, draw: Callable
+) -> None:
     hyper, schedule, _ = lossy("lost")
     scaled = draw(
-        schedule_arrivals, hyper.replace(rate_fast=hyper.rate_fast / 4, rate_slow=hyper.rate_slow / 4), num_ticks=NUM_TICKS, seeds=SEEDS
+        schedule_arrivals,
+        hyper.replace(rate_fast=hyper.rate_fast / 4, rate_slow=hyper.rate_slow / 4),
+        num_ticks=NUM_TICKS,
+        seeds=SEEDS,
     )
     np.testing.assert_array_equal(scaled.time, 4 * schedule.time)
     for name in ("clients", "version", "holds", "weight", "steps"):
         np.testing.assert_array_equal(getattr(scaled, name), getattr(schedule, name))
 
 
-@pytest.mark.parametrize(("kind", "share"), [("exponential", 1.0), ("lost", 0.7), ("breaks", 2 / 3.5)])
+@pytest.mark.parametrize(
+    ("kind", "share"), [("exponential", 1.0), ("lost", 0.7), ("breaks", 2 / 3.5)]
+)
 def test_how_many_get_through(lossy: Callable, kind: str, share: float) -> None:
     """Exponential times make arrivals Poisson, of the clients' rates times the share that is not lost, or of the time they work.
 
@@ -435,7 +513,10 @@ def test_how_many_get_through(lossy: Callable, kind: str, share: float) -> None:
 def test_clients_work_in_their_windows_alone(lossy: Callable) -> None:
     """The one that fills a buffer does so in a window of its own, at a place that is uniform in it when times are exponential."""
     hyper, schedule, drawn = lossy("breaks")
-    places = [(schedule.time[seed] + drawn[seed].phases[schedule.clients[seed, :, -1]] * 3.5) % 3.5 for seed in range(SEEDS)]
+    places = [
+        (schedule.time[seed] + drawn[seed].phases[schedule.clients[seed, :, -1]] * 3.5) % 3.5
+        for seed in range(SEEDS)
+    ]
     later = np.concatenate(places)
     assert later.max() < hyper.on_time
     assert stats.kstest(later, stats.uniform(0, hyper.on_time).cdf).pvalue > 1e-3
@@ -470,11 +551,17 @@ def test_equal_constant_times_lock_the_phases(draw: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on", "off", "fast", "slow"), [(2, 1, 1, 2), (3, 2, 1, 3), (2, 2, 2, 4), (3, 1, 6, 3), (5, 3, 1, 2)], ids=lambda number: str(number)
+    ("on", "off", "fast", "slow"),
+    [(2, 1, 1, 2), (3, 2, 1, 3), (2, 2, 2, 4), (3, 1, 6, 3), (5, 3, 1, 2)],
+    ids=lambda number: str(number),
 )
-def test_times_that_fill_windows_end_with_them(draw: Callable, on: int, off: int, fast: int, slow: int) -> None:
+def test_times_that_fill_windows_end_with_them(
+    draw: Callable, on: int, off: int, fast: int, slow: int
+) -> None:
     """Whole constant times, in exact arithmetic. Clients that start off fill each window to its end, and then take the next one's model."""
-    hyper = EQUAL.replace(rate_fast=1 / fast, rate_slow=1 / slow, on_time=float(on), off_time=float(off))
+    hyper = EQUAL.replace(
+        rate_fast=1 / fast, rate_slow=1 / slow, on_time=float(on), off_time=float(off)
+    )
     schedule = draw(schedule_arrivals, hyper, num_ticks=40, seeds=8)
     taken = [[Fraction(fast)] * 300] * 3 + [[Fraction(slow)] * 300] * 2
     start_off = 0

@@ -14,11 +14,35 @@ import pytest
 from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.settings import ConfigError, check, parse
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import ClientTable, Groups, group_rounds_within, members, paper_delays, schedule_group_rounds
-from fedjax_sim.timelines.group_rounds import aggregation_weights, exchange_times, group_work, iteration_times, sync_times
-from fedjax_sim.timelines.groups import AGGREGATIONS, delay_sizes, exchange_law, group_shares, iteration_law
+from fedjax_sim.timelines import (
+    ClientTable,
+    Groups,
+    group_rounds_within,
+    members,
+    paper_delays,
+    schedule_group_rounds,
+)
+from fedjax_sim.timelines.group_rounds import (
+    aggregation_weights,
+    exchange_times,
+    group_work,
+    iteration_times,
+    sync_times,
+)
+from fedjax_sim.timelines.groups import (
+    AGGREGATIONS,
+    delay_sizes,
+    exchange_law,
+    group_shares,
+    iteration_law,
+)
 
-EXACT = {"shift_per_client": 0.0, "mean_per_client": 0.0, "exchange_shift_per_group": 0.0, "exchange_mean_per_group": 0.0}
+EXACT = {
+    "shift_per_client": 0.0,
+    "mean_per_client": 0.0,
+    "exchange_shift_per_group": 0.0,
+    "exchange_mean_per_group": 0.0,
+}
 """Delays as given, whatever the sizes."""
 CERTAIN = {**EXACT, "mean": 0.0, "exchange_mean": 0.0}
 """And without chance."""
@@ -89,18 +113,33 @@ LANES, ROUNDS = 60, 190
 def test_delays_follow_from_sizes(name: str) -> None:
     """The paper's linear model, in the order in which it lists its coefficients."""
     vector, sizes, active, shift, mean, exchange_shift, exchange_mean = LAWS[name]
-    groups = Groups(num_clients=sum(sizes), num_groups=len(sizes), group_sizes=sizes, active_per_group=active, **paper_delays(*vector))
+    groups = Groups(
+        num_clients=sum(sizes),
+        num_groups=len(sizes),
+        group_sizes=sizes,
+        active_per_group=active,
+        **paper_delays(*vector),
+    )
     check(groups)
     with jax.enable_x64(True):
         np.testing.assert_allclose(iteration_law(groups), (shift, mean), rtol=1e-12)
-        np.testing.assert_allclose(exchange_law(groups), (exchange_shift, exchange_mean), rtol=1e-12)
+        np.testing.assert_allclose(
+            exchange_law(groups), (exchange_shift, exchange_mean), rtol=1e-12
+        )
 
 
 def with_law(name: str, sync_time: float) -> Groups:
     """A law of the table, by number of groups alone, so that one program draws all of them."""
     _, sizes, _, shift, mean, exchange_shift, exchange_mean = LAWS[name]
-    given = {"shift": shift, "mean": mean, "exchange_shift": exchange_shift, "exchange_mean": exchange_mean}
-    return Groups(num_clients=8, num_groups=len(sizes), sync_time=float(sync_time), **(EXACT | given))
+    given = {
+        "shift": shift,
+        "mean": mean,
+        "exchange_shift": exchange_shift,
+        "exchange_mean": exchange_mean,
+    }
+    return Groups(
+        num_clients=8, num_groups=len(sizes), sync_time=float(sync_time), **(EXACT | given)
+    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -117,10 +156,17 @@ def _works(num_rounds: int, keys: jax.Array, groups: Groups) -> Any:
 def works(settings: list[Groups], *, seeds: int, num_rounds: int) -> list[Any]:
     """Draw rounds for settings of one structure, with the same seeds for each: leaves `[seeds, U, ...]`."""
     with jax.enable_x64(True):
-        keys = jnp.stack([stream(jax.random.key(seed), "timeline") for seed in range(seeds)] * len(settings))
-        stacked = jax.tree.map(lambda *leaves: np.repeat(np.asarray(leaves, float), seeds), *settings)
+        keys = jnp.stack(
+            [stream(jax.random.key(seed), "timeline") for seed in range(seeds)] * len(settings)
+        )
+        stacked = jax.tree.map(
+            lambda *leaves: np.repeat(np.asarray(leaves, float), seeds), *settings
+        )
         drawn = jax.tree.map(np.asarray, _works(num_rounds, keys, stacked))
-    return [jax.tree.map(lambda leaf: leaf[i * seeds : (i + 1) * seeds], drawn) for i in range(len(settings))]  # noqa: B023
+    return [
+        jax.tree.map(lambda leaf: leaf[i * seeds : (i + 1) * seeds], drawn)
+        for i in range(len(settings))
+    ]  # noqa: B023
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +174,18 @@ def table() -> dict[tuple[str, float], Any]:
     """The draws of every row of the table, and of the baselines of its last column."""
     found = {}
     for num in (2, 4, 8):
-        rows = [row for row in {**MOMENTS, **{(name, 0.0): None for name, _ in RELATIVE_ROUNDS}} if len(LAWS[row[0]][1]) == num]
-        found |= dict(zip(rows, works([with_law(*row) for row in rows], seeds=LANES, num_rounds=ROUNDS), strict=True))
+        rows = [
+            row
+            for row in {**MOMENTS, **{(name, 0.0): None for name, _ in RELATIVE_ROUNDS}}
+            if len(LAWS[row[0]][1]) == num
+        ]
+        found |= dict(
+            zip(
+                rows,
+                works([with_law(*row) for row in rows], seeds=LANES, num_rounds=ROUNDS),
+                strict=True,
+            )
+        )
     return found
 
 
@@ -160,7 +216,10 @@ def test_rounds_for_one_of_the_baseline(table: dict, row: tuple[str, float]) -> 
 
     Beyond 5 standard errors what is expected is off by its rounding, 0.0005, and by the errors of its mean lengths, 0.005 each.
     """
-    length, other = (table[key][0].busy.max(axis=-1).ravel() + table[key][1].ravel() for key in (row, (row[0], 0)))
+    length, other = (
+        table[key][0].busy.max(axis=-1).ravel() + table[key][1].ravel()
+        for key in (row, (row[0], 0))
+    )
     ratio = other.mean() / length.mean()
     if RELATIVE_ROUNDS[row] == 1:
         assert ratio == 1
@@ -180,7 +239,11 @@ def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(t
 
 def test_an_iterations_law(table: dict) -> None:
     """Waiting for 4 groups of mean 8.64 beyond 86.4: 86.4 + 8.64 H_4, and Wald's identity for their sums, within 5 standard errors."""
-    assert_mean(table["fig 8", 0][0].busy.max(axis=-1).ravel(), 86.4 + 8.64 * (1 + 1 / 2 + 1 / 3 + 1 / 4), 0.0)
+    assert_mean(
+        table["fig 8", 0][0].busy.max(axis=-1).ravel(),
+        86.4 + 8.64 * (1 + 1 / 2 + 1 / 3 + 1 / 4),
+        0.0,
+    )
     work = table["fig 6", 5][0]
     assert_mean((work.busy / (1.0 + 0.55) - work.steps[:, :, -1] + 1).ravel(), 1.0, 0.0)
 
@@ -197,13 +260,23 @@ def test_everything_grows_with_the_sync_time_on_every_path() -> None:
         assert (np.diff([less.busy, more.busy], axis=0) >= 0).all()
         assert (early <= late).all()
     assert (drawn[-1][0].steps > drawn[0][0].steps).all()
-    counts = np.array([[ticks_in_budget(time, 600.0, overshoot=True) for time in clock] for _, _, clock in drawn])
+    counts = np.array(
+        [[ticks_in_budget(time, 600.0, overshoot=True) for time in clock] for _, _, clock in drawn]
+    )
     assert (np.diff(counts, axis=0) <= 0).all()
     assert (counts[-1] < counts[0]).all()
-    dear = works([base.replace(sync_time=s, exchange_shift=30.0) for s in SYNC_TIMES], seeds=20, num_rounds=60)
-    by_cost = np.array([[ticks_in_budget(time, 600.0, overshoot=True) for time in clock] for _, _, clock in dear])
+    dear = works(
+        [base.replace(sync_time=s, exchange_shift=30.0) for s in SYNC_TIMES],
+        seeds=20,
+        num_rounds=60,
+    )
+    by_cost = np.array(
+        [[ticks_in_budget(time, 600.0, overshoot=True) for time in clock] for _, _, clock in dear]
+    )
     assert (by_cost < counts).all()
-    longer = np.array([[ticks_in_budget(time, 900.0, overshoot=True) for time in clock] for _, _, clock in drawn])
+    longer = np.array(
+        [[ticks_in_budget(time, 900.0, overshoot=True) for time in clock] for _, _, clock in drawn]
+    )
     assert (longer > counts).all()
 
 
@@ -213,7 +286,9 @@ def delays() -> np.ndarray:
     with jax.enable_x64(True):
         key = stream(jax.random.key(0), "timeline")
         one = partial(iteration_times, key, with_law("fig 6", 0.0))
-        return np.asarray(jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(jnp.arange(20), jnp.arange(30)))
+        return np.asarray(
+            jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(jnp.arange(20), jnp.arange(30))
+        )
 
 
 def test_iterations_are_counted_until_the_sync_time_has_passed(delays: np.ndarray) -> None:
@@ -227,18 +302,28 @@ def test_iterations_are_counted_until_the_sync_time_has_passed(delays: np.ndarra
         over = work.busy[0, :20] - sync_time
         assert (over >= 0).all()
         assert (over < last + 1e-12).all()
-        np.testing.assert_allclose(work.busy[0, :20], np.take_along_axis(passed, expected[:, None] - 1, axis=1)[:, 0], rtol=1e-12)
+        np.testing.assert_allclose(
+            work.busy[0, :20],
+            np.take_along_axis(passed, expected[:, None] - 1, axis=1)[:, 0],
+            rtol=1e-12,
+        )
 
 
 def test_rounds_cut_into_ticks(delays: np.ndarray, draw: Callable) -> None:
     """A tick has the iterations that were done in its part of the sync time; the last one those that were not, and the exchange."""
     whole = draw(schedule_group_rounds, with_law("fig 6", 5.0), num_ticks=20)
-    cut = draw(schedule_group_rounds, with_law("fig 6", 5.0).replace(ticks_per_round=4), num_ticks=79)
-    done = np.stack([(np.cumsum(delays, axis=1) <= mark).sum(axis=1) for mark in (0.0, 1.25, 2.5, 3.75)], axis=1)
+    cut = draw(
+        schedule_group_rounds, with_law("fig 6", 5.0).replace(ticks_per_round=4), num_ticks=79
+    )
+    done = np.stack(
+        [(np.cumsum(delays, axis=1) <= mark).sum(axis=1) for mark in (0.0, 1.25, 2.5, 3.75)], axis=1
+    )
     steps = np.diff(np.concatenate([done, whole.steps[0][:, None]], axis=1), axis=1).reshape(80, 2)
     np.testing.assert_array_equal(cut.steps[0], steps[:79])
     ends = np.concatenate([[0.0], whole.time[0]])
-    time = np.concatenate([ends[:-1, None] + np.array([1.25, 2.5, 3.75]), ends[1:, None]], axis=1).ravel()
+    time = np.concatenate(
+        [ends[:-1, None] + np.array([1.25, 2.5, 3.75]), ends[1:, None]], axis=1
+    ).ravel()
     np.testing.assert_allclose(cut.time[0], time[:79], rtol=1e-12)
     is_last = np.arange(79) % 4 == 3
     np.testing.assert_array_equal(cut.weight[0][is_last], whole.weight[0][:19])
@@ -263,27 +348,44 @@ def test_the_clock_by_hand(draw: Callable) -> None:
 
 def test_the_sync_time_grows(draw: Callable) -> None:
     """By one a round from 1 to 5, then no more. Iterations of 1 and 2."""
-    hyper = Groups(num_clients=4, sync_growth=1.0, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
+    hyper = Groups(
+        num_clients=4, sync_growth=1.0, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0})
+    )
     with jax.enable_x64(True):
         np.testing.assert_array_equal(sync_times(hyper, 7), [1, 2, 3, 4, 5, 5, 5])
         np.testing.assert_array_equal(sync_times(hyper.replace(sync_growth=0.0), 3), [5, 5, 5])
     schedule = draw(schedule_group_rounds, hyper, num_ticks=7)
-    np.testing.assert_array_equal(schedule.steps[0], [[1, 1], [2, 1], [3, 2], [4, 2], [5, 3], [5, 3], [5, 3]])
+    np.testing.assert_array_equal(
+        schedule.steps[0], [[1, 1], [2, 1], [3, 2], [4, 2], [5, 3], [5, 3], [5, 3]]
+    )
     np.testing.assert_array_equal(np.diff(schedule.time[0]), np.array([2, 4, 4, 6, 6, 6]) + 3.0)
 
 
 def test_groups_isolated_until_the_end(draw: Callable) -> None:
     """S = T is a single round, whose ticks show what everyone has done by then."""
-    hyper = Groups(num_clients=4, sync_time=100.0, ticks_per_round=4, **(CERTAIN | {"shift": (1.0, 7.0), "exchange_shift": 3.0}))
+    hyper = Groups(
+        num_clients=4,
+        sync_time=100.0,
+        ticks_per_round=4,
+        **(CERTAIN | {"shift": (1.0, 7.0), "exchange_shift": 3.0}),
+    )
     schedule = draw(schedule_group_rounds, hyper, num_ticks=4)
-    np.testing.assert_array_equal(np.cumsum(schedule.steps[0], axis=0), [[25, 3], [50, 7], [75, 10], [100, 15]])
+    np.testing.assert_array_equal(
+        np.cumsum(schedule.steps[0], axis=0), [[25, 3], [50, 7], [75, 10], [100, 15]]
+    )
     np.testing.assert_array_equal(schedule.time[0], [25, 50, 75, 108])
     assert ticks_in_budget(schedule.time[0], 100.0, overshoot=True) is None
 
 
 # Two and three clients behind a server each, and one that takes no part, slower than all.
 ASSOCIATION = (1, 0, 1, -1, 0, 1)
-OF_CLIENTS = {"num_clients": 6, "association": ASSOCIATION, "delays": "client", "exchange_shift": 3.0, "exchange_mean": 0.0}
+OF_CLIENTS = {
+    "num_clients": 6,
+    "association": ASSOCIATION,
+    "delays": "client",
+    "exchange_shift": 3.0,
+    "exchange_mean": 0.0,
+}
 OF_CLIENTS |= {"exchange_shift_per_group": 0.0, "exchange_mean_per_group": 0.0}
 
 
@@ -300,11 +402,23 @@ def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> 
 
 def test_the_longest_of_exponential_delays(draw: Callable) -> None:
     """Of 2 and 3 clients of one rate: H_2 and H_3 means, of all H_5; within 5 standard errors."""
-    hyper = Groups(rate_fast=0.5, slow_fraction=0.0, runtime_law="runtime_exp", sync_time=0.0, **OF_CLIENTS)
-    length = np.diff(draw(schedule_group_rounds, hyper, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
+    hyper = Groups(
+        rate_fast=0.5, slow_fraction=0.0, runtime_law="runtime_exp", sync_time=0.0, **OF_CLIENTS
+    )
+    length = (
+        np.diff(
+            draw(schedule_group_rounds, hyper, num_ticks=500, seeds=40).time, axis=1, prepend=0.0
+        )
+        - 3.0
+    )
     assert_mean(length.ravel(), 2 * (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5), 0.0)
     apart = hyper.replace(num_groups=1, association=(0, 0, -1, -1, -1, -1))
-    length = np.diff(draw(schedule_group_rounds, apart, num_ticks=500, seeds=40).time, axis=1, prepend=0.0) - 3.0
+    length = (
+        np.diff(
+            draw(schedule_group_rounds, apart, num_ticks=500, seeds=40).time, axis=1, prepend=0.0
+        )
+        - 3.0
+    )
     assert_mean(length.ravel(), 2 * (1 + 1 / 2), 0.0)
 
 
@@ -322,22 +436,36 @@ def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> Non
     groups = Groups(**settings)
     check(groups)
     found = members(groups)
-    assert [row[mask].tolist() for row, mask in zip(found.clients, found.is_there, strict=True)] == expected
+    assert [
+        row[mask].tolist() for row, mask in zip(found.clients, found.is_there, strict=True)
+    ] == expected
     assert [set(row.tolist()) for row in found.clients] == [set(own) for own in expected]
     sizes = np.array([len(own) for own in expected])
     np.testing.assert_array_equal(found.size, sizes)
     np.testing.assert_allclose(group_shares(groups), sizes / sizes.sum(), rtol=1e-15)
-    np.testing.assert_allclose(group_shares(groups.replace(group_weights="equal")), np.full(len(sizes), 1 / len(sizes)), rtol=1e-15)
+    np.testing.assert_allclose(
+        group_shares(groups.replace(group_weights="equal")),
+        np.full(len(sizes), 1 / len(sizes)),
+        rtol=1e-15,
+    )
     given = tuple(float(i) for i in range(len(sizes)))
-    np.testing.assert_allclose(group_shares(groups.replace(group_weights=given)), np.asarray(given) / sum(given), rtol=1e-15)
-    np.testing.assert_array_equal(delay_sizes(groups.replace(active_per_group=2)), np.minimum(sizes, 2))
+    np.testing.assert_allclose(
+        group_shares(groups.replace(group_weights=given)),
+        np.asarray(given) / sum(given),
+        rtol=1e-15,
+    )
+    np.testing.assert_array_equal(
+        delay_sizes(groups.replace(active_per_group=2)), np.minimum(sizes, 2)
+    )
 
 
 def test_weights_of_the_aggregations() -> None:
     """By hand; and with equal iterations they differ by their number, and not at all."""
     shares, steps = jnp.array([0.25, 0.75]), jnp.array([[1, 3], [4, 4]])
     weights = {rule: np.asarray(aggregation_weights(shares, steps, rule)) for rule in AGGREGATIONS}
-    np.testing.assert_allclose(weights["divide_by_steps"], [[0.25, 0.25], [0.0625, 0.1875]], rtol=1e-6)
+    np.testing.assert_allclose(
+        weights["divide_by_steps"], [[0.25, 0.25], [0.0625, 0.1875]], rtol=1e-6
+    )
     np.testing.assert_allclose(weights["average"], [[0.25, 0.75], [0.25, 0.75]], rtol=1e-6)
     np.testing.assert_allclose(weights["fednova"], [[0.625, 0.625], [0.25, 0.75]], rtol=1e-6)
 
@@ -352,32 +480,72 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> 
 
 def test_ticks_in_a_time_are_about_right(table: dict) -> None:
     for row in MOMENTS:
-        assert 0.9 * MOMENTS[row][3] < group_rounds_within(with_law(*row), 1000.0) < 1.4 * MOMENTS[row][3], row
+        assert (
+            0.9 * MOMENTS[row][3]
+            < group_rounds_within(with_law(*row), 1000.0)
+            < 1.4 * MOMENTS[row][3]
+        ), row
 
 
 BAD: dict[str, tuple[dict, str]] = {
-    "sizes of another sum": ({"group_sizes": (10, 21)}, "group_sizes is (10, 21), but must be num_groups = 2 numbers with the sum"),
-    "too few sizes": ({"group_sizes": (30,)}, "group_sizes is (30,), but must be num_groups = 2 numbers"),
-    "a group of nobody": ({"group_sizes": (30, 0)}, "group_sizes is (30, 0), but must be whole numbers from 1"),
+    "sizes of another sum": (
+        {"group_sizes": (10, 21)},
+        "group_sizes is (10, 21), but must be num_groups = 2 numbers with the sum",
+    ),
+    "too few sizes": (
+        {"group_sizes": (30,)},
+        "group_sizes is (30,), but must be num_groups = 2 numbers",
+    ),
+    "a group of nobody": (
+        {"group_sizes": (30, 0)},
+        "group_sizes is (30, 0), but must be whole numbers from 1",
+    ),
     "sizes and association": (
         {"group_sizes": (15, 15), "association": (0, 1) * 15},
         "group_sizes is (15, 15), but must be left out with an association",
     ),
     "association of a third group": ({"association": (0, 1, 2) * 10}, "association is (0, 1, 2"),
-    "association without a group": ({"association": (1, -1) * 15}, "association is 'without a client of group 0', but must be of at least"),
-    "more groups than clients": ({"num_groups": 31}, "num_groups is 31, but must be at most num_clients = 30"),
-    "a sync time below 0": ({"sync_time": -1.0}, "sync_time is -1.0, but must be a finite number at least 0"),
-    "iterations without end": ({"sync_time": 1e9}, "sync_time is 1000000000.0, but must be at most 1000000 times"),
+    "association without a group": (
+        {"association": (1, -1) * 15},
+        "association is 'without a client of group 0', but must be of at least",
+    ),
+    "more groups than clients": (
+        {"num_groups": 31},
+        "num_groups is 31, but must be at most num_clients = 30",
+    ),
+    "a sync time below 0": (
+        {"sync_time": -1.0},
+        "sync_time is -1.0, but must be a finite number at least 0",
+    ),
+    "iterations without end": (
+        {"sync_time": 1e9},
+        "sync_time is 1000000000.0, but must be at most 1000000 times",
+    ),
     "iterations that take no time": (
         {**CERTAIN, "shift": (1.0, 0.0)},
         "shift + mean of an iteration's delay is 0.0, but must be above 0",
     ),
-    "a shift for a third group": ({"shift": (1.0, 1.0, 1.0)}, "shift is (1.0, 1.0, 1.0), but must be one number, or num_groups = 2"),
-    "a negative shift": ({"shift": (1.0, -1.0)}, "shift is (1.0, -1.0), but must be a finite number at least 0, or several"),
-    "weights of one group": ({"group_weights": (1.0,)}, "group_weights is (1.0,), but must be of num_groups = 2 numbers"),
-    "weights that sum to 0": ({"group_weights": (0.0, 0.0)}, "group_weights is (0.0, 0.0), but must be clients, equal, or numbers"),
+    "a shift for a third group": (
+        {"shift": (1.0, 1.0, 1.0)},
+        "shift is (1.0, 1.0, 1.0), but must be one number, or num_groups = 2",
+    ),
+    "a negative shift": (
+        {"shift": (1.0, -1.0)},
+        "shift is (1.0, -1.0), but must be a finite number at least 0, or several",
+    ),
+    "weights of one group": (
+        {"group_weights": (1.0,)},
+        "group_weights is (1.0,), but must be of num_groups = 2 numbers",
+    ),
+    "weights that sum to 0": (
+        {"group_weights": (0.0, 0.0)},
+        "group_weights is (0.0, 0.0), but must be clients, equal, or numbers",
+    ),
     "several local steps": ({"local_steps": 2}, "local_steps is 2, but must be left at 1"),
-    "speeds of clients without use": ({"rate_slow": 0.1}, 'rate_slow is 0.1, but must be left at 0.0625 with delays "group", which'),
+    "speeds of clients without use": (
+        {"rate_slow": 0.1},
+        'rate_slow is 0.1, but must be left at 0.0625 with delays "group", which',
+    ),
     "a table of clients without use": (
         {"client_table": ClientTable(np.ones(30))},
         "client_table is ",

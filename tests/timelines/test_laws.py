@@ -53,7 +53,12 @@ def _drawn(speeds: Speeds, *, num: int, law: str) -> jax.Array:
 def times(law: str, *, rate: Any = RATE, spread: Any = SPREAD, num: int = NUM) -> np.ndarray:
     """Running times of a client, or of several: `f64[..., num]`."""
     with jax.enable_x64(True):
-        speeds = Speeds(*(jnp.asarray(np.broadcast_to(np.asarray(x, float), np.shape(rate))) for x in (rate, spread)))
+        speeds = Speeds(
+            *(
+                jnp.asarray(np.broadcast_to(np.asarray(x, float), np.shape(rate)))
+                for x in (rate, spread)
+            )
+        )
         drawn = np.asarray(_drawn(speeds, num=num, law=law))
     assert drawn.dtype == np.float64
     return drawn
@@ -62,7 +67,10 @@ def times(law: str, *, rate: Any = RATE, spread: Any = SPREAD, num: int = NUM) -
 def assert_moments(sample: np.ndarray, mean: float, variance: float) -> None:
     """Within 4 standard errors, by the sample's own moments."""
     centred = sample - sample.mean()
-    errors = sample.std() / np.sqrt(sample.size), np.sqrt(((centred**4).mean() - sample.var() ** 2) / sample.size)
+    errors = (
+        sample.std() / np.sqrt(sample.size),
+        np.sqrt(((centred**4).mean() - sample.var() ** 2) / sample.size),
+    )
     assert errors[0] < 0.02 * mean
     assert errors[1] < 0.1 * variance
     assert abs(sample.mean() - mean) < 4 * errors[0]
@@ -94,10 +102,15 @@ def test_normal_times_are_cut_at_0() -> None:
     drawn = times("runtime_normal", spread=1.0)
     assert drawn.min() == 0
     assert stats.binomtest(int((drawn == 0).sum()), NUM, stats.norm.cdf(-1)).pvalue > 1e-3
-    assert stats.kstest(drawn[drawn > 0], stats.truncnorm(-1, np.inf, 1 / RATE, 1 / RATE).cdf).pvalue > 1e-3
+    assert (
+        stats.kstest(drawn[drawn > 0], stats.truncnorm(-1, np.inf, 1 / RATE, 1 / RATE).cdf).pvalue
+        > 1e-3
+    )
     mean = stats.norm.cdf(1) + stats.norm.pdf(1)
     assert mean == pytest.approx(1.083, abs=1e-3)
-    assert_moments(drawn, mean / RATE, (2 * stats.norm.cdf(1) + stats.norm.pdf(1) - mean**2) / RATE**2)
+    assert_moments(
+        drawn, mean / RATE, (2 * stats.norm.cdf(1) + stats.norm.pdf(1) - mean**2) / RATE**2
+    )
 
 
 @pytest.mark.parametrize("law", ["runtime_constant", *SPREAD_LAWS])
@@ -107,7 +120,10 @@ def test_times_without_spread_are_constant(law: str) -> None:
 
 def test_widest_spreads() -> None:
     """A uniform time from 0 to two means; an exponential one without a constant part."""
-    assert stats.kstest(times("runtime_uniform", spread=1.0), stats.uniform(0, 2 / RATE).cdf).pvalue > 1e-3
+    assert (
+        stats.kstest(times("runtime_uniform", spread=1.0), stats.uniform(0, 2 / RATE).cdf).pvalue
+        > 1e-3
+    )
     np.testing.assert_array_equal(times("runtime_shifted_exp", spread=1.0), times("runtime_exp"))
 
 
@@ -138,10 +154,18 @@ def _update_times(client: jax.Array, update: jax.Array, clients: ClientDelays) -
 def update_times(client: Any, update: Any, clients: ClientDelays) -> np.ndarray:
     with jax.enable_x64(True):
         clients = jax.tree.map(lambda leaf: np.asarray(leaf, float), clients)
-        return np.asarray(_update_times(jnp.asarray(client, "int32"), jnp.asarray(update, "int32"), clients))
+        return np.asarray(
+            _update_times(jnp.asarray(client, "int32"), jnp.asarray(update, "int32"), clients)
+        )
 
 
-EXPONENTIAL = ClientDelays(num_clients=3, local_steps=5, slow_fraction=1 / 3, slow_clients="last", runtime_law="runtime_exp")
+EXPONENTIAL = ClientDelays(
+    num_clients=3,
+    local_steps=5,
+    slow_fraction=1 / 3,
+    slow_clients="last",
+    runtime_law="runtime_exp",
+)
 
 
 @pytest.mark.parametrize(("time_of", "shape"), [("step", 5), ("update", 1)])
@@ -167,7 +191,9 @@ def test_what_an_update_takes(time_of: str, shape: int) -> None:
 def test_constant_updates(time_of: str, times_taken: int) -> None:
     hyper = EXPONENTIAL.replace(runtime_law="runtime_constant", time_of=time_of)
     assert hyper.times_per_update == times_taken
-    np.testing.assert_array_equal(update_times([0, 1, 2], [0, 7, 3], hyper), np.array([2.0, 2.0, 16.0]) * times_taken)
+    np.testing.assert_array_equal(
+        update_times([0, 1, 2], [0, 7, 3], hyper), np.array([2.0, 2.0, 16.0]) * times_taken
+    )
 
 
 def speeds(clients: ClientDelays, seed: int = 0) -> Speeds:
@@ -177,7 +203,13 @@ def speeds(clients: ClientDelays, seed: int = 0) -> Speeds:
 
 def test_the_last_clients_are_slow() -> None:
     """A third of eight is three, rounded up; spreads go with rates."""
-    hyper = ClientDelays(num_clients=8, slow_clients="last", spread_fast=0.25, spread_slow=0.75, runtime_law="runtime_uniform")
+    hyper = ClientDelays(
+        num_clients=8,
+        slow_clients="last",
+        spread_fast=0.25,
+        spread_slow=0.75,
+        runtime_law="runtime_uniform",
+    )
     rate, spread = speeds(hyper)
     np.testing.assert_array_equal(rate, [1 / 2] * 5 + [1 / 16] * 3)
     np.testing.assert_array_equal(spread, [0.25] * 5 + [0.75] * 3)
@@ -219,7 +251,17 @@ def test_tables_in_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "rate\n", "spread\n1\n", "rate\none\n", "rate,spread\n1,wide\n", "spread,rate\n1\n", "rate\n-1\n", "rate\nnan\n"]
+    "text",
+    [
+        "",
+        "rate\n",
+        "spread\n1\n",
+        "rate\none\n",
+        "rate,spread\n1,wide\n",
+        "spread,rate\n1\n",
+        "rate\n-1\n",
+        "rate\nnan\n",
+    ],
 )
 def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "clients.csv"
@@ -252,7 +294,10 @@ def test_tables_that_cannot_be(rate: Any, spread: Any, words: str) -> None:
 THREE: dict[str, Any] = {"num_clients": 3, "client_table": TABLE, "runtime_law": "runtime_uniform"}
 WIDE: dict[str, Any] = {"spread_fast": 1.5}
 REFUSED: list[tuple[ClientDelays, str]] = [
-    (ClientDelays(**THREE | {"num_clients": 4}), "client_table is 'of 3 rows', but must be of num_clients = 4 rows"),
+    (
+        ClientDelays(**THREE | {"num_clients": 4}),
+        "client_table is 'of 3 rows', but must be of num_clients = 4 rows",
+    ),
     *(
         (
             ClientDelays(**THREE, **{name: value}),
@@ -267,7 +312,10 @@ REFUSED: list[tuple[ClientDelays, str]] = [
             ("spread_slow", 0.5, 0.0),
         )
     ),
-    (ClientDelays(**THREE | {"client_table": "clients.csv"}), "client_table is 'clients.csv', but must be a ClientTable"),
+    (
+        ClientDelays(**THREE | {"client_table": "clients.csv"}),
+        "client_table is 'clients.csv', but must be a ClientTable",
+    ),
     (
         ClientDelays(**THREE | {"runtime_law": "runtime_geom"}),
         "client_table rate is 2.0, but must be at most 1, a probability, under runtime_geom",
@@ -277,28 +325,59 @@ REFUSED: list[tuple[ClientDelays, str]] = [
         "client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread",
     ),
     (
-        ClientDelays(num_clients=2, client_table=ClientTable([1, 1], [0.5, 1.25]), runtime_law="runtime_uniform"),
+        ClientDelays(
+            num_clients=2,
+            client_table=ClientTable([1, 1], [0.5, 1.25]),
+            runtime_law="runtime_uniform",
+        ),
         "client_table spread is 1.25, but must be at most 1 under runtime_uniform",
     ),
     *(
-        (ClientDelays(runtime_law=law, **{name: 0.1}), f"{name} is 0.1, but must be 0 under {law}, which has no spread")
+        (
+            ClientDelays(runtime_law=law, **{name: 0.1}),
+            f"{name} is 0.1, but must be 0 under {law}, which has no spread",
+        )
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")
     ),
-    (ClientDelays(runtime_law="runtime_uniform", **WIDE), "spread_fast is 1.5, but must be at most 1 under runtime_uniform"),
+    (
+        ClientDelays(runtime_law="runtime_uniform", **WIDE),
+        "spread_fast is 1.5, but must be at most 1 under runtime_uniform",
+    ),
     (
         ClientDelays(runtime_law="runtime_shifted_exp", spread_slow=1.01),
         "spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp",
     ),
-    (ClientDelays(runtime_law="runtime_pareto", spread_slow=1.0), "spread_slow is 1.0, but must be below 1 under runtime_pareto"),
-    (ClientDelays(runtime_law="runtime_pareto", **WIDE), "spread_fast is 1.5, but must be below 1 under runtime_pareto"),
+    (
+        ClientDelays(runtime_law="runtime_pareto", spread_slow=1.0),
+        "spread_slow is 1.0, but must be below 1 under runtime_pareto",
+    ),
+    (
+        ClientDelays(runtime_law="runtime_pareto", **WIDE),
+        "spread_fast is 1.5, but must be below 1 under runtime_pareto",
+    ),
     (ClientDelays(spread_fast=-0.1), "spread_fast is -0.1, but must be a finite number at least 0"),
-    (ClientDelays(rate_fast=1.25), "rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom"),
-    (ClientDelays(rate_slow=1.25, runtime_law="count_geom"), "rate_slow is 1.25, but must be at most 1, a probability, under count_geom"),
-    (ClientDelays(runtime_law="runtime_gamma"), "runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom"),
-    (ClientDelays(slow_clients="first"), "slow_clients is 'first', but must be one of random, last"),
+    (
+        ClientDelays(rate_fast=1.25),
+        "rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom",
+    ),
+    (
+        ClientDelays(rate_slow=1.25, runtime_law="count_geom"),
+        "rate_slow is 1.25, but must be at most 1, a probability, under count_geom",
+    ),
+    (
+        ClientDelays(runtime_law="runtime_gamma"),
+        "runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom",
+    ),
+    (
+        ClientDelays(slow_clients="first"),
+        "slow_clients is 'first', but must be one of random, last",
+    ),
     (ClientDelays(time_of="round"), "time_of is 'round', but must be one of step, update"),
-    (Contacts(time_of="update"), "time_of is 'update', but must be \"step\", as contacts interrupt clients between steps"),
+    (
+        Contacts(time_of="update"),
+        "time_of is 'update', but must be \"step\", as contacts interrupt clients between steps",
+    ),
     *(
         (
             fedjax_sim.SYSTEMS["favano"].Hyper(runtime_law=law, reweight=reweight),
@@ -339,10 +418,21 @@ def test_settings_that_are_not(clients: ClientDelays) -> None:
 
 @pytest.mark.parametrize(("time_of", "taken"), [("step", 5), ("update", 1)])
 @pytest.mark.parametrize("round_time", ["sum", "one_draw", "mean"])
-def test_rounds_of_constant_times(draw: Callable, time_of: str, taken: int, round_time: str) -> None:
+def test_rounds_of_constant_times(
+    draw: Callable, time_of: str, taken: int, round_time: str
+) -> None:
     """As long as the slowest of the cohort takes, in all readings, and the exchange: 2 or 16 units a step (or update), and 3."""
-    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, slow_fraction=2 / 9, slow_clients="last", runtime_law="runtime_constant")
-    schedule = draw(schedule_rounds, hyper.replace(time_of=time_of, round_time=round_time), num_ticks=40)
+    hyper = Rounds(
+        num_clients=9,
+        num_selected=4,
+        local_steps=5,
+        slow_fraction=2 / 9,
+        slow_clients="last",
+        runtime_law="runtime_constant",
+    )
+    schedule = draw(
+        schedule_rounds, hyper.replace(time_of=time_of, round_time=round_time), num_ticks=40
+    )
     slow = (schedule.clients[0] >= 7).any(axis=1)
     assert 5 < slow.sum() < 35
     np.testing.assert_array_equal(schedule.time[0], np.cumsum(np.where(slow, 16, 2) * taken + 3))
@@ -351,22 +441,39 @@ def test_rounds_of_constant_times(draw: Callable, time_of: str, taken: int, roun
 
 def test_rounds_of_uniform_times(draw: Callable) -> None:
     """The largest of four uniform times has a beta law."""
-    hyper = Rounds(num_clients=4, num_selected=4, local_steps=5, slow_fraction=0.0, time_of="update", runtime_law="runtime_uniform")
+    hyper = Rounds(
+        num_clients=4,
+        num_selected=4,
+        local_steps=5,
+        slow_fraction=0.0,
+        time_of="update",
+        runtime_law="runtime_uniform",
+    )
     schedule = draw(schedule_rounds, hyper.replace(spread_fast=0.5), num_ticks=1000, seeds=2)
     lengths = np.diff(schedule.time, axis=1, prepend=0.0).ravel() - 3
     assert stats.kstest(lengths, stats.beta(4, 1, 1, 2).cdf).pvalue > 1e-3
 
 
 def test_rounds_of_a_table(draw: Callable) -> None:
-    hyper = Rounds(num_clients=3, num_selected=1, local_steps=4, client_table=ClientTable(TABLE.rate), runtime_law="runtime_constant")
+    hyper = Rounds(
+        num_clients=3,
+        num_selected=1,
+        local_steps=4,
+        client_table=ClientTable(TABLE.rate),
+        runtime_law="runtime_constant",
+    )
     schedule = draw(schedule_rounds, hyper, num_ticks=40)
-    np.testing.assert_array_equal(np.diff(schedule.time[0], prepend=0), 3 + 4 / TABLE.rate[schedule.clients[0, :, 0]])
+    np.testing.assert_array_equal(
+        np.diff(schedule.time[0], prepend=0), 3 + 4 / TABLE.rate[schedule.clients[0, :, 0]]
+    )
     assert len(set(schedule.clients.ravel())) == 3
 
 
 def test_contacts_of_constant_times(draw: Callable) -> None:
     """Steps of 2 and of 16 units that fit between two contacts, at most K; a step that ends with the contact counts."""
-    hyper = Contacts(num_clients=9, num_selected=3, local_steps=6, server_wait=4.0, server_interact=2.0)
+    hyper = Contacts(
+        num_clients=9, num_selected=3, local_steps=6, server_wait=4.0, server_interact=2.0
+    )
     hyper = hyper.replace(slow_fraction=2 / 9, slow_clients="last", runtime_law="runtime_constant")
     schedule, _ = draw(schedule_contacts, hyper, num_ticks=60)
     last = np.zeros(9)
@@ -380,11 +487,24 @@ def test_contacts_of_constant_times(draw: Callable) -> None:
 
 def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
     """Everyone is contacted every 7 units: k steps are done if k constant parts of 1 and k exponential ones of mean 1 fit in."""
-    hyper = Contacts(num_clients=50, num_selected=50, local_steps=20, slow_fraction=0.0, runtime_law="runtime_shifted_exp", spread_fast=0.5)
+    hyper = Contacts(
+        num_clients=50,
+        num_selected=50,
+        local_steps=20,
+        slow_fraction=0.0,
+        runtime_law="runtime_shifted_exp",
+        spread_fast=0.5,
+    )
     steps = draw(schedule_contacts, hyper, num_ticks=60, seeds=2)[0].steps
     assert steps.max() <= 7
     reached = stats.gamma(np.arange(1, 8)).cdf(7 - np.arange(1, 8))
     expected = -np.diff(np.concatenate([[1], reached, [0]]))
     # The last two are too rare for a count.
     counts = np.bincount(steps.ravel(), minlength=8)
-    assert stats.chisquare(np.append(counts[:6], counts[6:].sum()), steps.size * np.append(expected[:6], expected[6:].sum())).pvalue > 1e-3
+    assert (
+        stats.chisquare(
+            np.append(counts[:6], counts[6:].sum()),
+            steps.size * np.append(expected[:6], expected[6:].sum()),
+        ).pvalue
+        > 1e-3
+    )

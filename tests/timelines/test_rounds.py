@@ -20,8 +20,12 @@ def mean_round_time(num_slow: int) -> float:
     return 3 + sum(cohort.pmf(j) * np.sum(1 - fast ** (20 - j) * slow**j) for j in range(21))
 
 
-@pytest.mark.parametrize(("slow_fraction", "num_slow", "expected"), [(1 / 3, 34, 418.89), (8 / 9, 89, 461.41)])
-def test_mean_round_time(draw: Callable, slow_fraction: float, num_slow: int, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("slow_fraction", "num_slow", "expected"), [(1 / 3, 34, 418.89), (8 / 9, 89, 461.41)]
+)
+def test_mean_round_time(
+    draw: Callable, slow_fraction: float, num_slow: int, expected: float
+) -> None:
     """Within 5 standard errors of the formula, which gives the numbers worked out apart."""
     assert abs(mean_round_time(num_slow) - expected) < 0.005
     schedule = draw(schedule_rounds, Rounds(slow_fraction=slow_fraction), num_ticks=60, seeds=160)
@@ -43,9 +47,16 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("slow_fraction", "reading", "short", "long"), COUNTS)
-def test_rounds_in_a_budget(draw: Callable, slow_fraction: float, reading: str, short: float, long: float) -> None:
+def test_rounds_in_a_budget(
+    draw: Callable, slow_fraction: float, reading: str, short: float, long: float
+) -> None:
     """Within 5 standard errors and the 1 % of the expected numbers, and what they were rounded by."""
-    schedule = draw(schedule_rounds, Rounds(slow_fraction=slow_fraction, round_time=reading), num_ticks=60, seeds=160)
+    schedule = draw(
+        schedule_rounds,
+        Rounds(slow_fraction=slow_fraction, round_time=reading),
+        num_ticks=60,
+        seeds=160,
+    )
     for budget, expected in ((5000, short), (10000, long)):
         counts = np.array([ticks_in_budget(time, budget, overshoot=True) for time in schedule.time])
         error = counts.std() / np.sqrt(counts.size)
@@ -69,27 +80,37 @@ def test_everyone_starts_from_the_current_model_and_does_all_steps(draw: Callabl
 
 
 def test_one_draw_counts_for_all_steps(draw: Callable) -> None:
-    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, round_time="one_draw", server_interact=0.0)
+    hyper = Rounds(
+        num_clients=9, num_selected=4, local_steps=5, round_time="one_draw", server_interact=0.0
+    )
     schedule = draw(schedule_rounds, hyper, num_ticks=30, seeds=3)
     np.testing.assert_array_equal(np.diff(schedule.time, axis=1, prepend=0.0) % 5, 0)
 
 
 def test_the_mean_reading_waits_for_the_slowest_mean(draw: Callable) -> None:
     """K / rate of the slowest in the cohort: 5 x 2 or 5 x 16, and the exchange; exact."""
-    hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, round_time="mean", slow_fraction=2 / 9)
+    hyper = Rounds(
+        num_clients=9, num_selected=4, local_steps=5, round_time="mean", slow_fraction=2 / 9
+    )
     lengths = np.diff(draw(schedule_rounds, hyper, num_ticks=60, seeds=2).time, axis=1, prepend=0.0)
     assert set(lengths.ravel().tolist()) == {13.0, 83.0}
 
 
 def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
     hyper = Rounds(num_clients=9, num_selected=4, local_steps=5, rate_fast=1.0, rate_slow=1.0)
-    np.testing.assert_array_equal(draw(schedule_rounds, hyper, num_ticks=30, seeds=3).time[0], 8.0 * np.arange(1, 31))
+    np.testing.assert_array_equal(
+        draw(schedule_rounds, hyper, num_ticks=30, seeds=3).time[0], 8.0 * np.arange(1, 31)
+    )
 
 
 def test_exponential_times_have_the_same_mean(draw: Callable) -> None:
     """A cohort of one: K steps of a fast client take K / rate on average, with the variance of a sum of exponentials."""
-    hyper = Rounds(num_clients=3, num_selected=1, local_steps=5, slow_fraction=0.0, runtime_law="runtime_exp")
-    times = np.diff(draw(schedule_rounds, hyper, num_ticks=500, seeds=8).time, axis=1, prepend=0.0) - 3
+    hyper = Rounds(
+        num_clients=3, num_selected=1, local_steps=5, slow_fraction=0.0, runtime_law="runtime_exp"
+    )
+    times = (
+        np.diff(draw(schedule_rounds, hyper, num_ticks=500, seeds=8).time, axis=1, prepend=0.0) - 3
+    )
     error = times.std() / np.sqrt(times.size)
     assert abs(times.mean() - 10) < 5 * error
     assert abs(times.var() / 20 - 1) < 0.15
@@ -109,21 +130,36 @@ WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
 @pytest.mark.parametrize("participation", ["full", "with_replacement"])
 def test_weighted_rounds(draw: Callable, participation: str) -> None:
     """Everyone with its share, or each of three draws with a third; in lock-step, K units of time a round."""
-    hyper = WeightedRounds(num_clients=4, num_selected=3, local_steps=6, client_weights=WEIGHTS, participation=participation)
+    hyper = WeightedRounds(
+        num_clients=4,
+        num_selected=3,
+        local_steps=6,
+        client_weights=WEIGHTS,
+        participation=participation,
+    )
     schedule = draw(schedule_weighted_rounds, hyper, num_ticks=50, seeds=3)
     present = schedule.clients != EMPTY
     np.testing.assert_array_equal(schedule.steps, np.where(present, 6, 0))
-    np.testing.assert_array_equal(schedule.version, np.broadcast_to(np.arange(50)[:, None], schedule.version.shape))
+    np.testing.assert_array_equal(
+        schedule.version, np.broadcast_to(np.arange(50)[:, None], schedule.version.shape)
+    )
     np.testing.assert_array_equal(schedule.time, np.broadcast_to(6.0 * np.arange(1, 51), (3, 50)))
     np.testing.assert_allclose(schedule.weight.sum(axis=-1), 1, rtol=1e-12)
     if participation == "full":
         np.testing.assert_array_equal(schedule.clients, np.broadcast_to(np.arange(4), (3, 50, 4)))
-        np.testing.assert_allclose(schedule.weight, np.broadcast_to(WEIGHTS / 10, (3, 50, 4)), rtol=1e-12)
+        np.testing.assert_allclose(
+            schedule.weight, np.broadcast_to(WEIGHTS / 10, (3, 50, 4)), rtol=1e-12
+        )
     else:
         assert schedule.clients.shape == (3, 50, 3)
         np.testing.assert_array_equal(schedule.weight == 0, ~present)
         assert set(np.round(3 * schedule.weight, 12).ravel().tolist()) == {0.0, 1.0, 2.0, 3.0}
-        counts = np.array([[(schedule.weight[i] * (schedule.clients[i] == c)).sum() for c in range(4)] for i in range(3)])
+        counts = np.array(
+            [
+                [(schedule.weight[i] * (schedule.clients[i] == c)).sum() for c in range(4)]
+                for i in range(3)
+            ]
+        )
         # 450 draws; p-value above 1e-3.
         assert stats.chisquare(3 * counts.sum(axis=0), 45 * WEIGHTS).pvalue > 1e-3
 
@@ -131,7 +167,13 @@ def test_weighted_rounds(draw: Callable, participation: str) -> None:
 def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
     """On the same clients with the same clock also the time."""
     clock = {"num_clients": 9, "num_selected": 4, "local_steps": 5, "round_time": "one_draw"}
-    weighted = WeightedRounds(participation="without_replacement", slow_fraction=1 / 3, rate_fast=0.5, server_interact=3.0, **clock)
+    weighted = WeightedRounds(
+        participation="without_replacement",
+        slow_fraction=1 / 3,
+        rate_fast=0.5,
+        server_interact=3.0,
+        **clock,
+    )
     ours, theirs = (
         draw(schedule_weighted_rounds, weighted, num_ticks=30, seeds=2),
         draw(schedule_rounds, Rounds(**clock), num_ticks=30, seeds=2),

@@ -9,13 +9,24 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.timelines import Arrivals, Contacts, Rounds, Trace, read_trace, schedule_arrivals, schedule_contacts, schedule_rounds
+from fedjax_sim.timelines import (
+    Arrivals,
+    Contacts,
+    Rounds,
+    Trace,
+    read_trace,
+    schedule_arrivals,
+    schedule_contacts,
+    schedule_rounds,
+)
 
 
 def recorded(num_clients: int = 6, rows: int = 90, *, seed: int = 0, whole: bool = False) -> Trace:
     """Rows of clients that work without a break, of random lengths; whole numbers make ties with the server's clock."""
     random = np.random.default_rng(seed)
-    client = np.concatenate([np.arange(num_clients), random.integers(0, num_clients, rows - num_clients)])
+    client = np.concatenate(
+        [np.arange(num_clients), random.integers(0, num_clients, rows - num_clients)]
+    )
     length = random.integers(1, 5, rows).astype(float) if whole else random.uniform(0.5, 5, rows)
     start, finish, clock = np.zeros(rows), np.zeros(rows), np.zeros(num_clients)
     for row, i in enumerate(client):
@@ -46,7 +57,14 @@ def test_a_csv_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "client,start\n0,1\n", "client,start,finish\n0,1\n", "client,start,finish\n0,one,2\n", "a,b,c\n0,1,2\n", "client,start,finish\n"],
+    [
+        "",
+        "client,start\n0,1\n",
+        "client,start,finish\n0,1\n",
+        "client,start,finish\n0,one,2\n",
+        "a,b,c\n0,1,2\n",
+        "client,start,finish\n",
+    ],
 )
 def test_a_csv_file_that_is_no_trace(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.csv"
@@ -86,17 +104,35 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (Contacts(num_clients=5, num_selected=2, trace=recorded()), "trace client is 5, but must be from 0 to num_clients - 1 = 4"),
-        (Arrivals(num_clients=6, buffer_size=91, trace=recorded()), "buffer_size is 91, but must be at most the 90 rows"),
+        (
+            Contacts(num_clients=5, num_selected=2, trace=recorded()),
+            "trace client is 5, but must be from 0 to num_clients - 1 = 4",
+        ),
+        (
+            Arrivals(num_clients=6, buffer_size=91, trace=recorded()),
+            "buffer_size is 91, but must be at most the 90 rows",
+        ),
         (Rounds(num_clients=7, num_selected=2, trace=recorded()), "rows of every client"),
-        (Rounds(num_clients=6, num_selected=2, round_time="mean", trace=recorded()), "round_time is 'mean', but must be left at 'sum'"),
+        (
+            Rounds(num_clients=6, num_selected=2, round_time="mean", trace=recorded()),
+            "round_time is 'mean', but must be left at 'sum'",
+        ),
         (
             Contacts(num_clients=6, num_selected=2, carry_residual=True, trace=recorded()),
             "carry_residual is True, but must be left at",
         ),
-        (Arrivals(num_clients=6, restart="fresh", trace=recorded()), "restart is 'fresh', but must be left at 'after_interaction'"),
-        (Arrivals(num_clients=6, rate_slow=0.1, trace=recorded()), "rate_slow is 0.1, but must be left at 0.0625 with a recorded trace"),
-        (fedjax_sim.SYSTEMS["favano"].Hyper(num_clients=6, num_selected=2, trace=recorded()), "estimated"),
+        (
+            Arrivals(num_clients=6, restart="fresh", trace=recorded()),
+            "restart is 'fresh', but must be left at 'after_interaction'",
+        ),
+        (
+            Arrivals(num_clients=6, rate_slow=0.1, trace=recorded()),
+            "rate_slow is 0.1, but must be left at 0.0625 with a recorded trace",
+        ),
+        (
+            fedjax_sim.SYSTEMS["favano"].Hyper(num_clients=6, num_selected=2, trace=recorded()),
+            "estimated",
+        ),
     ],
 )
 def test_settings_that_a_trace_does_not_go_with(hyper: object, words: str) -> None:
@@ -109,7 +145,13 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
     """At most K of them; one that ends with the contact counts, unless the deadline is strict."""
     trace = recorded(whole=True)
     hyper = Contacts(
-        num_clients=6, num_selected=2, local_steps=3, server_wait=2.0, server_interact=1.0, strict_deadline=strict, trace=trace
+        num_clients=6,
+        num_selected=2,
+        local_steps=3,
+        server_wait=2.0,
+        server_interact=1.0,
+        strict_deadline=strict,
+        trace=trace,
     )
     schedule, _ = draw(schedule_contacts, hyper, num_ticks=25)
     last = np.zeros(6)
@@ -117,7 +159,11 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
         now = schedule.time[0, t]
         for slot, i in enumerate(schedule.clients[0, t]):
             own = trace.finish[trace.client == i]
-            done = np.sum((own >= last[i]) & (own < now)) if strict else np.sum((own > last[i]) & (own <= now))
+            done = (
+                np.sum((own >= last[i]) & (own < now))
+                if strict
+                else np.sum((own > last[i]) & (own <= now))
+            )
             assert schedule.steps[0, t, slot] == min(done, 3)
             last[i] = now
     assert 0 < schedule.steps.mean() < 3
@@ -158,7 +204,9 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
         for slot, i in enumerate(schedule.clients[0, t]):
             later = np.flatnonzero(trace.client[4 * t + slot + 1 : 88] == i)
             started = trace.start[4 * t + slot + 1 + later[0]] if later.size else np.inf
-            assert schedule.holds[0, t, slot] == (t + 1 if started >= clock else sum(time <= started for time in made))
+            assert schedule.holds[0, t, slot] == (
+                t + 1 if started >= clock else sum(time <= started for time in made)
+            )
     # 90 rows fill 22 buffers: later ticks never happen.
     assert np.isposinf(schedule.time[0, 22:]).all()
     assert schedule.version.max() > 0
@@ -170,7 +218,10 @@ def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_
     trace = recorded(num_clients=7, rows=60)
     path = tmp_path / "trace.csv"
     rows = zip(trace.client.tolist(), trace.start.tolist(), trace.finish.tolist(), strict=True)
-    path.write_text("client,start,finish\n" + "".join(f"{client},{start!r},{finish!r}\n" for client, start, finish in rows))
+    path.write_text(
+        "client,start,finish\n"
+        + "".join(f"{client},{start!r},{finish!r}\n" for client, start, finish in rows)
+    )
     system = fedjax_sim.SYSTEMS[name]
     changes = {"reweight": "estimated"} if name == "favano" else {}
     hyper = small(system, trace=read_trace(path), **changes)

@@ -41,23 +41,31 @@ class BernoulliMixture:
         """Equal weights, and different examples drawn halfway to the mean of all as probabilities."""
         chosen = jax.random.choice(key, examples, (self.components,), replace=False, p=weight)
         means = jnp.clip((chosen + (weight @ examples)[None]) / 2, 0.01, 0.99)
-        return self.natural(Mixture(jnp.full(self.components, 1 / self.components, examples.dtype), means))
+        return self.natural(
+            Mixture(jnp.full(self.components, 1 / self.components, examples.dtype), means)
+        )
 
     def maximise(self, statistics: Array) -> Mixture:
         """T: not a number unless s1 > 0."""
         first, second = self._split(statistics)
         first = jnp.where(first > 0, first, jnp.nan)
-        return Mixture(first / first.sum(), (second + self.smoothing) / (first + 2 * self.smoothing)[:, None])
+        return Mixture(
+            first / first.sum(), (second + self.smoothing) / (first + 2 * self.smoothing)[:, None]
+        )
 
     def natural(self, params: Mixture) -> Array:
         """phi."""
         absent = jnp.log1p(-params.means)
-        return jnp.concatenate([jnp.log(params.weights) + absent.sum(axis=1), (jnp.log(params.means) - absent).ravel()])
+        return jnp.concatenate(
+            [jnp.log(params.weights) + absent.sum(axis=1), (jnp.log(params.means) - absent).ravel()]
+        )
 
     def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
         """Responsibilities rho and rho y, summed with weights."""
         share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        return jnp.concatenate([share.sum(axis=0), jnp.matmul(share.T, examples, precision="highest").ravel()])
+        return jnp.concatenate(
+            [share.sum(axis=0), jnp.matmul(share.T, examples, precision="highest").ravel()]
+        )
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """-log p(y; theta)."""

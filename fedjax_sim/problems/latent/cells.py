@@ -12,7 +12,11 @@ from fedjax_sim.types import Array, Key
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(size, int) and size >= 1 for size in value)
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(size, int) and size >= 1 for size in value)
+    )
 
 
 @struct
@@ -31,7 +35,9 @@ class CellSampling(Compressor):
     """
 
     name: str = fixed("cells")
-    shape: tuple[int, int] = static((0, 0), "two whole numbers of at least 1, rows and columns of the matrix", _is_shape)
+    shape: tuple[int, int] = static(
+        (0, 0), "two whole numbers of at least 1, rows and columns of the matrix", _is_shape
+    )
     """(J, L); must be given."""
     rows: int = count(1)
     columns: int = count(1)
@@ -65,9 +71,13 @@ class CellSampling(Compressor):
         """Compute E||Q(x) - x||^2 exactly, where the cells' compressor treats cells alike, so that it is a multiple of ||x||^2."""
         self._check_length(vector.size)
         if not isinstance(self.compression, (Identity, RandSparsification, RandK)):
-            raise NotImplementedError(f"no closed form for random cells with {self.compression}, whose blocks depend on which are drawn")
+            raise NotImplementedError(
+                f"no closed form for random cells with {self.compression}, whose blocks depend on which are drawn"
+            )
         inner = self.compression.omega(self.rows * self.columns)
-        factor = (1 + inner) / self.share - 1 if self.unbiased else 1 - self.share + self.share * inner
+        factor = (
+            (1 + inner) / self.share - 1 if self.unbiased else 1 - self.share + self.share * inner
+        )
         return factor * jnp.sum(jnp.square(wide_of(vector)))
 
     def __str__(self) -> str:
@@ -89,4 +99,8 @@ class CellSampling(Compressor):
     def _check_length(self, dim: int) -> None:
         # An index beyond the end would be clamped in silence.
         if dim != self.shape[0] * self.shape[1]:
-            raise ConfigError("shape", self.shape, f"rows and columns of a matrix of {dim} cells, the length of the vectors compressed")
+            raise ConfigError(
+                "shape",
+                self.shape,
+                f"rows and columns of a matrix of {dim} cells, the length of the vectors compressed",
+            )

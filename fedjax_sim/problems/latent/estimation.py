@@ -47,26 +47,38 @@ class Estimation:
 
     def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
         """Weighted sum of the expected statistics of a client's examples, times its share: `f[q]`."""
-        return self.model.statistics(natural, self._rows(self.index[client, examples]), weight * self.share[client])
+        return self.model.statistics(
+            natural, self._rows(self.index[client, examples]), weight * self.share[client]
+        )
 
     def client_statistics(self, natural: Array) -> Array:
         """Every client's mean expected statistics, times its share: `f[N, q]`."""
-        return jax.vmap(self.model.statistics, in_axes=(None, 0, 0))(natural, self._rows(self.index), self._weights())
+        return jax.vmap(self.model.statistics, in_axes=(None, 0, 0))(
+            natural, self._rows(self.index), self._weights()
+        )
 
     def objective(self, params: Params) -> Array:
         """F(theta)."""
         losses = jax.vmap(self.model.loss, in_axes=(None, 0))(params, self._rows(self.index))
         weights = self._weights()
-        return jnp.sum(jnp.where(weights > 0, losses, 0) * weights) / self.counts.shape[0] + self.model.penalty(params)
+        return jnp.sum(jnp.where(weights > 0, losses, 0) * weights) / self.counts.shape[
+            0
+        ] + self.model.penalty(params)
 
     def mean_field(self, statistics: Array) -> Array:
         """The field h(s) whose roots are the fixed points of EM, s bar(T(s)) - s: `f[q]`."""
-        return self.client_statistics(self.natural(self.maximise(statistics))).mean(axis=0) - statistics
+        return (
+            self.client_statistics(self.natural(self.maximise(statistics))).mean(axis=0)
+            - statistics
+        )
 
     def evaluate(self, statistics: Array) -> Mapping[str, Array]:
         """F(T(s)) as "objective", ||h(s)||^2 as "mean_field", and what the model watches."""
         params = self.maximise(statistics)
-        metrics = {"objective": self.objective(params), "mean_field": jnp.sum(jnp.square(self.mean_field(statistics)))}
+        metrics = {
+            "objective": self.objective(params),
+            "mean_field": jnp.sum(jnp.square(self.mean_field(statistics))),
+        }
         return {**metrics, **self.model.metrics(statistics, params)}
 
     def _rows(self, places: Array) -> Any:
@@ -75,7 +87,9 @@ class Estimation:
     def _weights(self) -> Array:
         """Weights of the examples in a client's mean, times its share, 0 beyond its count: `f[N, M]`."""
         is_there = jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
-        return jnp.where(is_there, self.share[:, None] / self.counts[:, None].astype(self.share.dtype), 0)
+        return jnp.where(
+            is_there, self.share[:, None] / self.counts[:, None].astype(self.share.dtype), 0
+        )
 
     def _pooled(self) -> tuple[Any, Array]:
         """All clients' examples, leaves `[N M, ...]`, and their weights, which sum to 1."""
@@ -88,7 +102,12 @@ def make_estimation(model: LatentModel, data: Any, partition: Any, **options: An
 
 
 def make_estimations(
-    model: LatentModel, data: Any, partitions: Sequence[Any], *, weighting: str = "pooled", start: Any = None
+    model: LatentModel,
+    data: Any,
+    partitions: Sequence[Any],
+    *,
+    weighting: str = "pooled",
+    start: Any = None,
 ) -> list[Estimation]:
     """Build one problem per partition over the same examples, which are held once; for a sweep with a partition per seed.
 
@@ -113,10 +132,18 @@ def make_estimations(
     for partition in partitions:
         counts, index = np.asarray(partition.counts), np.asarray(partition.index)
         if counts.min() < 1 or counts.max() > index.shape[1]:
-            raise ConfigError("partition.counts", int(counts.min()), f"from 1 to the {index.shape[1]} places of a client")
+            raise ConfigError(
+                "partition.counts",
+                int(counts.min()),
+                f"from 1 to the {index.shape[1]} places of a client",
+            )
         if index.min() < 0 or index.max() >= min(sizes):
-            raise ConfigError("partition.index", int(index.max()), f"positions of the {min(sizes)} examples")
-        share = counts * len(counts) / counts.sum() if weighting == "pooled" else np.ones(len(counts))
+            raise ConfigError(
+                "partition.index", int(index.max()), f"positions of the {min(sizes)} examples"
+            )
+        share = (
+            counts * len(counts) / counts.sum() if weighting == "pooled" else np.ones(len(counts))
+        )
         places = jnp.asarray(np.pad(index, ((0, 0), (0, capacity - index.shape[1]))), "int32")
         shares = jnp.asarray(share, dtype)
         given = None if start is None else jnp.asarray(start, dtype)

@@ -21,8 +21,14 @@ def principal_components(images: np.ndarray, dimensions: int) -> np.ndarray:
     flat = images.reshape(len(images), -1)
     used = flat[:, (flat != 0).any(axis=0)]
     if dimensions > (most := min(used.shape)):
-        raise ConfigError("dimensions", dimensions, f"at most {most}, the examples or the pixels that are not 0 in all of them")
-    return PCA(dimensions, svd_solver="full").fit_transform(used / (255.0 if images.dtype == np.uint8 else 1.0))
+        raise ConfigError(
+            "dimensions",
+            dimensions,
+            f"at most {most}, the examples or the pixels that are not 0 in all of them",
+        )
+    return PCA(dimensions, svd_solver="full").fit_transform(
+        used / (255.0 if images.dtype == np.uint8 else 1.0)
+    )
 
 
 def binary(images: np.ndarray) -> np.ndarray:
@@ -43,10 +49,14 @@ class Entry(NamedTuple):
 
 MODELS: dict[str, Entry] = {
     "gaussian_mixture": Entry(
-        "Gaussians with one covariance, on the images' principal components", lambda num: GaussianMixture(num), principal_components
+        "Gaussians with one covariance, on the images' principal components",
+        lambda num: GaussianMixture(num),
+        principal_components,
     ),
     "bernoulli_mixture": Entry(
-        "products of Bernoulli laws, on the images in black and white", lambda num: BernoulliMixture(num), lambda images, _: binary(images)
+        "products of Bernoulli laws, on the images in black and white",
+        lambda num: BernoulliMixture(num),
+        lambda images, _: binary(images),
     ),
 }
 """By name."""

@@ -41,7 +41,9 @@ class GaussianMixture:
 
     def with_data(self, examples: Array, weight: Array) -> "GaussianMixture":
         """Take in M_2. examples: `f[n, D]`."""
-        return self.replace(second_moment=jnp.einsum("n,nd,ne->de", weight, examples, examples, precision="highest"))  # type: ignore[attr-defined]
+        return self.replace(
+            second_moment=jnp.einsum("n,nd,ne->de", weight, examples, examples, precision="highest")
+        )  # type: ignore[attr-defined]
 
     def initial(self, key: Key, examples: Array, weight: Array) -> Array:
         """Equal weights, different examples as means, and the covariance of all data unless it is known."""
@@ -50,23 +52,35 @@ class GaussianMixture:
             mean = weight @ examples
             covariance = self.second_moment - jnp.outer(mean, mean)
         means = jax.random.choice(key, examples, (self.components,), replace=False, p=weight)
-        return self.natural(Mixture(jnp.full(self.components, 1 / self.components, examples.dtype), means, covariance))
+        return self.natural(
+            Mixture(
+                jnp.full(self.components, 1 / self.components, examples.dtype), means, covariance
+            )
+        )
 
     def maximise(self, statistics: Array) -> Mixture:
         """T."""
         first, second = self._split(statistics)
-        first = jnp.maximum(first, LEAST_WEIGHT) if self.guard else jnp.where(first > 0, first, jnp.nan)
+        first = (
+            jnp.maximum(first, LEAST_WEIGHT) if self.guard else jnp.where(first > 0, first, jnp.nan)
+        )
         means = second / first[:, None]
         covariance = self.covariance
         if covariance is None:
             # The weights in Sigma are those of s, which need not sum to 1.
-            covariance = self.second_moment - jnp.einsum("g,gd,ge->de", first, means, means, precision="highest")
+            covariance = self.second_moment - jnp.einsum(
+                "g,gd,ge->de", first, means, means, precision="highest"
+            )
         return Mixture(first / first.sum(), means, covariance)
 
     def unknown(self, params: Mixture) -> tuple[Array, ...]:
         """What of theta a client has to be sent: weights, means, and D (D + 1) / 2 entries of Sigma unless it is known."""
         known = (params.weights, params.means)
-        return known if self.covariance is not None else (*known, params.covariance[jnp.tril_indices(params.covariance.shape[0])])
+        return (
+            known
+            if self.covariance is not None
+            else (*known, params.covariance[jnp.tril_indices(params.covariance.shape[0])])
+        )
 
     def natural(self, params: Mixture) -> Array:
         """phi: not a number unless Sigma is positive definite."""
@@ -77,7 +91,9 @@ class GaussianMixture:
     def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
         """Responsibilities rho and rho y, summed with weights (58)."""
         share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        return jnp.concatenate([share.sum(axis=0), jnp.matmul(share.T, examples, precision="highest").ravel()])
+        return jnp.concatenate(
+            [share.sum(axis=0), jnp.matmul(share.T, examples, precision="highest").ravel()]
+        )
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """-log p(y; theta) - (D / 2) log(2 pi)."""

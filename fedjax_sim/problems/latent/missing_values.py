@@ -71,8 +71,14 @@ class MissingValues:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ConfigError("family", self.family, "one of " + ", ".join(FAMILIES))
-        if self.method not in (methods := ("svd", "gram", "alternating") if self.family == "gaussian" else ("alternating",)):
-            raise ConfigError("method", self.method, f"one of {', '.join(methods)} for the {self.family} family")
+        if self.method not in (
+            methods := ("svd", "gram", "alternating")
+            if self.family == "gaussian"
+            else ("alternating",)
+        ):
+            raise ConfigError(
+                "method", self.method, f"one of {', '.join(methods)} for the {self.family} family"
+            )
         if not 1 <= self.rank < min(self.shape):
             raise ConfigError("rank", self.rank, f"from 1 to {min(self.shape) - 1}")
 
@@ -85,7 +91,9 @@ class MissingValues:
         if self.family == "poisson":
             seen = jnp.einsum("b,bjl->", weight, examples.seen)
             mean = jnp.einsum("b,bjl->", weight, self._filled(examples, jnp.zeros(()))) / seen
-            return jnp.full(self.shape[0] * self.shape[1], jnp.log(jnp.maximum(mean, LEAST_INTENSITY)))
+            return jnp.full(
+                self.shape[0] * self.shape[1], jnp.log(jnp.maximum(mean, LEAST_INTENSITY))
+            )
         return jnp.zeros(self.shape[0] * self.shape[1], examples.values.dtype)
 
     def maximise(self, statistics: Array) -> LowRank:
@@ -93,7 +101,9 @@ class MissingValues:
         matrix = statistics.reshape(self.shape)
         if self.method == "alternating":
             start = truncated(self._link(matrix), self.rank, 0.0)
-            return jax.lax.fori_loop(0, self.iterations, lambda _, theta: self._alternate(matrix, theta), start)
+            return jax.lax.fori_loop(
+                0, self.iterations, lambda _, theta: self._alternate(matrix, theta), start
+            )
         return truncated(matrix, self.rank, self.ridge, by_gram=self.method == "gram")
 
     def natural(self, params: LowRank) -> Array:
@@ -108,12 +118,18 @@ class MissingValues:
     def loss(self, params: LowRank, examples: Matrix) -> Array:
         """Sum over cells seen of psi(theta) - y theta."""
         theta = self.natural(params).reshape(self.shape)
-        loss = self._log_partition(theta)[None] - self._filled(examples, jnp.zeros(())) * theta[None]
+        loss = (
+            self._log_partition(theta)[None] - self._filled(examples, jnp.zeros(())) * theta[None]
+        )
         return jnp.sum(jnp.where(examples.seen > 0, loss, 0), axis=(1, 2))
 
     def penalty(self, params: LowRank) -> Array:
         """R."""
-        return self.ridge / 2 * (jnp.sum(jnp.square(params.rows)) + jnp.sum(jnp.square(params.columns)))
+        return (
+            self.ridge
+            / 2
+            * (jnp.sum(jnp.square(params.rows)) + jnp.sum(jnp.square(params.columns)))
+        )
 
     def metrics(self, statistics: Array, params: LowRank) -> Mapping[str, Array]:
         """None."""
@@ -126,21 +142,29 @@ class MissingValues:
     def surrogate(self, statistics: Array, params: LowRank) -> Array:
         """What T minimises: the sum of psi(theta) - s theta, and R."""
         theta = self.natural(params).reshape(self.shape)
-        return jnp.sum(self._log_partition(theta) - statistics.reshape(self.shape) * theta) + self.penalty(params)
+        return jnp.sum(
+            self._log_partition(theta) - statistics.reshape(self.shape) * theta
+        ) + self.penalty(params)
 
     @staticmethod
     def _filled(examples: Matrix, fill: Array) -> Array:
         return jnp.where(examples.seen > 0, examples.values, fill)
 
     def _log_partition(self, theta: Array) -> Array:
-        return {"gaussian": lambda t: t**2 / 2, "poisson": jnp.exp, "bernoulli": jax.nn.softplus}[self.family](theta)
+        return {"gaussian": lambda t: t**2 / 2, "poisson": jnp.exp, "bernoulli": jax.nn.softplus}[
+            self.family
+        ](theta)
 
     def _mean(self, theta: Array) -> Array:
-        return {"gaussian": lambda t: t, "poisson": jnp.exp, "bernoulli": jax.nn.sigmoid}[self.family](theta)
+        return {"gaussian": lambda t: t, "poisson": jnp.exp, "bernoulli": jax.nn.sigmoid}[
+            self.family
+        ](theta)
 
     def _curvature(self, theta: Array) -> Array:
         mean = self._mean(theta)
-        return {"gaussian": jnp.ones_like(mean), "poisson": mean, "bernoulli": mean * (1 - mean)}[self.family]
+        return {"gaussian": jnp.ones_like(mean), "poisson": mean, "bernoulli": mean * (1 - mean)}[
+            self.family
+        ]
 
     def _link(self, matrix: Array) -> Array:
         """The theta of a mean, cut off."""
@@ -163,9 +187,13 @@ class MissingValues:
         product = functools.partial(jnp.matmul, precision="highest")
         theta = product(own, other.T)
         gradient = product(self._mean(theta) - matrix, other) + self.ridge * own
-        hessian = jnp.einsum("km,mr,ms->krs", self._curvature(theta), other, other, precision="highest")
+        hessian = jnp.einsum(
+            "km,mr,ms->krs", self._curvature(theta), other, other, precision="highest"
+        )
         # A trace of damping keeps rows solvable whose curvature vanishes.
-        damping = self.ridge + 1e-6 * jnp.trace(hessian, axis1=1, axis2=2) + jnp.finfo(own.dtype).tiny
+        damping = (
+            self.ridge + 1e-6 * jnp.trace(hessian, axis1=1, axis2=2) + jnp.finfo(own.dtype).tiny
+        )
         hessian = hessian + damping[:, None, None] * jnp.eye(self.rank)[None]
         direction = jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
         along = product(direction, other.T)
@@ -192,7 +220,9 @@ def truncated(matrix: Array, rank: int, threshold: Any, *, by_gram: bool = False
     if by_gram:
         squares, right = jnp.linalg.eigh(jnp.matmul(matrix.T, matrix, precision="highest"))
         right, values = right[:, ::-1][:, :rank], jnp.sqrt(jnp.maximum(squares[::-1][:rank], 0))
-        left = jnp.matmul(matrix, right, precision="highest") / jnp.where(values > 0, values, 1)[None]
+        left = (
+            jnp.matmul(matrix, right, precision="highest") / jnp.where(values > 0, values, 1)[None]
+        )
     else:
         left, values, right_rows = jnp.linalg.svd(matrix, full_matrices=False)
         left, values, right = left[:, :rank], values[:rank], right_rows[:rank].T
@@ -201,7 +231,11 @@ def truncated(matrix: Array, rank: int, threshold: Any, *, by_gram: bool = False
 
 
 def make_matrices(
-    client: Sequence[int], row: Sequence[int], column: Sequence[int], value: Sequence[float], shape: tuple[int, int, int]
+    client: Sequence[int],
+    row: Sequence[int],
+    column: Sequence[int],
+    value: Sequence[float],
+    shape: tuple[int, int, int],
 ) -> Matrix:
     """Gather visits into one matrix per client, on the host; values of a cell visited several times are averaged.
 
@@ -211,7 +245,11 @@ def make_matrices(
     values = np.asarray(value, float)
     for name, place, size in zip(("client", "row", "column"), places, shape, strict=True):
         if place.shape != values.shape or place.min(initial=0) < 0 or place.max(initial=0) >= size:
-            raise ConfigError(f"{name} of the visits", f"from {place.min()} to {place.max()}", f"from 0 to {size - 1}, one for each value")
+            raise ConfigError(
+                f"{name} of the visits",
+                f"from {place.min()} to {place.max()}",
+                f"from 0 to {size - 1}, one for each value",
+            )
     if not np.isfinite(values).all():
         raise ConfigError("value of the visits", "nan or inf", "finite")
     total, visits = np.zeros(shape), np.zeros(shape)

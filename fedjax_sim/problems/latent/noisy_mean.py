@@ -48,7 +48,9 @@ class NoisyMean:
     def statistics(self, natural: Array, examples: Seen, weight: Array) -> Array:
         """Posterior means of z, summed with weights."""
         shrunk = weight * examples.kappa
-        return (weight - shrunk).sum() * natural + jnp.matmul(shrunk, examples.y, precision="highest")
+        return (weight - shrunk).sum() * natural + jnp.matmul(
+            shrunk, examples.y, precision="highest"
+        )
 
     def loss(self, params: Array, examples: Seen) -> Array:
         """(kappa / 2) ||y - theta||^2."""

@@ -34,7 +34,9 @@ LABELS = {
     "uplink_bits": "bits sent to the server",
     "downlink_bits": "bits sent to clients",
 }
-TITLES = {"client_variance": "Client variance: squared distances of the clients' (or groups') models to the server's, summed"}
+TITLES = {
+    "client_variance": "Client variance: squared distances of the clients' (or groups') models to the server's, summed"
+}
 GRID_POINTS = 101
 SPAN_OF_LOG = 100
 """A metric whose largest value is so many times its median gets a logarithmic axis."""
@@ -50,20 +52,29 @@ def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.stack([value[place] for value, place in zip(values, places, strict=True)])
 
 
-def curves_figure(curves: Mapping[str, xr.Dataset], metric: str, *, against: str = "time") -> Figure:
+def curves_figure(
+    curves: Mapping[str, xr.Dataset], metric: str, *, against: str = "time"
+) -> Figure:
     """Draw a metric of all systems: mean over seeds, and a band of one standard deviation around it; failed lanes are left out."""
     lines = _lines(curves, metric, against)
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
     means = np.concatenate([line.mean for line in lines] or [np.ones(1)])
-    is_log = bool(means.min() >= 0 and means.max() > SPAN_OF_LOG * np.median(means)) or metric == "client_variance"
+    is_log = (
+        bool(means.min() >= 0 and means.max() > SPAN_OF_LOG * np.median(means))
+        or metric == "client_variance"
+    )
     if is_log:
         axes.set_yscale("log")
     for line in lines:
         mean = np.where(line.mean > 0, line.mean, np.nan) if is_log else line.mean
         low = np.maximum(mean - line.std, mean / 10) if is_log else mean - line.std
-        axes.fill_between(line.grid, low, mean + line.std, color=line.color, alpha=0.15, linewidth=0)
-        axes.plot(line.grid, mean, color=line.color, linestyle=line.style, linewidth=1.8, label=line.label)
+        axes.fill_between(
+            line.grid, low, mean + line.std, color=line.color, alpha=0.15, linewidth=0
+        )
+        axes.plot(
+            line.grid, mean, color=line.color, linestyle=line.style, linewidth=1.8, label=line.label
+        )
     num_seeds = max((data.sizes.get("seed", 1) for data in curves.values()), default=1)
     dress(axes)
     name = LABELS.get(metric, metric.replace("_", " "))
@@ -97,12 +108,17 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
             good = lanes.isel(seed=~lanes["failed"].values)
             if good.sizes["seed"] == 0:
                 continue
-            values, x = (good[key].transpose("seed", "eval").values.astype(float) for key in (metric, against))
+            values, x = (
+                good[key].transpose("seed", "eval").values.astype(float)
+                for key in (metric, against)
+            )
             grid = np.linspace(0, x[:, -1].max(), GRID_POINTS)
             held = on_grid(x, values, grid)
             held = np.where(np.isfinite(held), held, np.nan)
             # One system: a colour per setting; several: a colour each, and a line style per setting.
-            color, style = (COLORS[j % 8], "-") if len(shown) == 1 else (COLORS[i % 8], STYLES[j % 4])
+            color, style = (
+                (COLORS[j % 8], "-") if len(shown) == 1 else (COLORS[i % 8], STYLES[j % 4])
+            )
             text = label(name, point)
             if np.isfinite(held).all():
                 lines.append(_Line(text, grid, held.mean(axis=0), held.std(axis=0), color, style))
@@ -139,7 +155,14 @@ def _name_lines(figure: Figure, axes: Axes, lines: Sequence[_Line]) -> None:
             fontsize=10,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": line.color, "linestyle": line.style, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.color,
+                "linestyle": line.style,
+                "linewidth": 0.8,
+                "shrinkA": 2,
+                "shrinkB": 0,
+            },
         )
 
 
@@ -168,7 +191,9 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
         _draw_staleness(right, row)
     for axes in grid[:-1, 0]:
         axes.tick_params(labelbottom=False)
-    grid[-1, 0].set_xlabel("virtual time (bars: work, from its start to its report; dotted: no local step done)")
+    grid[-1, 0].set_xlabel(
+        "virtual time (bars: work, from its start to its report; dotted: no local step done)"
+    )
     grid[-1, 1].set_xlabel("staleness (server steps)")
     return figure
 
@@ -186,7 +211,10 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     place[drawn] = np.arange(len(drawn))
     versions = np.concatenate([[0.0], row.timeline.time])
     tick, slot = np.nonzero(row.timeline.clients != EMPTY)
-    client, steps, version = (np.asarray(leaf)[tick, slot] for leaf in (row.timeline.clients, row.timeline.steps, row.timeline.version))
+    client, steps, version = (
+        np.asarray(leaf)[tick, slot]
+        for leaf in (row.timeline.clients, row.timeline.steps, row.timeline.version)
+    )
     start, stop = versions[version], row.timeline.time[tick]
     inside = (start < end) & (place[client] >= 0)
     y, staleness = place[client], tick - version
@@ -195,15 +223,41 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     colors = matplotlib.colormaps["viridis_r"]
     bars = np.stack([np.stack([start, y], axis=1), np.stack([stop, y], axis=1)], axis=1)
     width = 0.66 * (1.3 + 0.075 * len(drawn)) * 72 / (len(drawn) + 3) * 0.75
-    axes.vlines(row.timeline.time[row.timeline.time <= end], -0.9, len(drawn) - 0.1, color="#dddddd", linewidth=0.6, zorder=0)
-    axes.add_collection(LineCollection(list(bars[worked]), colors=colors(norm(staleness[worked])), linewidths=width, capstyle="butt"))
+    axes.vlines(
+        row.timeline.time[row.timeline.time <= end],
+        -0.9,
+        len(drawn) - 0.1,
+        color="#dddddd",
+        linewidth=0.6,
+        zorder=0,
+    )
+    axes.add_collection(
+        LineCollection(
+            list(bars[worked]),
+            colors=colors(norm(staleness[worked])),
+            linewidths=width,
+            capstyle="butt",
+        )
+    )
     idle = inside & (steps == 0)
-    axes.add_collection(LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":"))
+    axes.add_collection(
+        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":")
+    )
     reports = inside & (stop <= end)
-    axes.plot(stop[reports], y[reports], linestyle="", marker="|", markersize=width * 1.15, color="black", markeredgewidth=0.9)
+    axes.plot(
+        stop[reports],
+        y[reports],
+        linestyle="",
+        marker="|",
+        markersize=width * 1.15,
+        color="black",
+        markeredgewidth=0.9,
+    )
     axes.set(xlim=(0, end), ylim=(-0.9, len(drawn) - 0.1))
     axes.set_title(
-        f"{row.label}: who computes when, {len(row.timeline.time)} server steps in {row.timeline.time[-1]:g}", loc="left", fontsize=11
+        f"{row.label}: who computes when, {len(row.timeline.time)} server steps in {row.timeline.time[-1]:g}",
+        loc="left",
+        fontsize=11,
     )
     _name_speeds(axes, row, drawn)
     dress(axes)
@@ -219,18 +273,29 @@ def _drawn_clients(row: Row) -> np.ndarray:
     """Clients to draw, from below: the slow, then the fast; an even choice if there are many."""
     speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast.astype(float)
     order = np.argsort(speed, kind="stable")
-    picked = np.linspace(0, row.num_clients - 1, min(row.num_clients, MOST_CLIENTS_DRAWN)).round().astype(int)
+    picked = (
+        np.linspace(0, row.num_clients - 1, min(row.num_clients, MOST_CLIENTS_DRAWN))
+        .round()
+        .astype(int)
+    )
     return order[picked]
 
 
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
-    more = f"{len(drawn)} of {row.num_clients}" if len(drawn) < row.num_clients else f"{row.num_clients}"
+    more = (
+        f"{len(drawn)} of {row.num_clients}"
+        if len(drawn) < row.num_clients
+        else f"{row.num_clients}"
+    )
     more = f"{more} {row.senders}"
     axes.set_ylabel(more, labelpad=16, color=FACE)
     if row.is_fast is None:
         return
     num_slow = int((~row.is_fast[drawn]).sum())
-    middles = {"slow": (num_slow - 1) / 2 if num_slow else None, "fast": (num_slow + len(drawn) - 1) / 2 if num_slow < len(drawn) else None}
+    middles = {
+        "slow": (num_slow - 1) / 2 if num_slow else None,
+        "fast": (num_slow + len(drawn) - 1) / 2 if num_slow < len(drawn) else None,
+    }
     for name, middle in middles.items():
         if middle is not None:
             axes.annotate(
@@ -253,9 +318,14 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     staleness = tick - np.asarray(row.timeline.version)[tick, slot]
     size = max(1, -(-(int(staleness.max(initial=0)) + 1) // MOST_STALENESS_BARS))
     edges = np.arange(0, staleness.max(initial=0) + size + 1, size) - 0.5
-    kinds: list[tuple[str, Any, str]] = [(f"all {row.senders}", np.full(len(client), True), COLORS[0])]
+    kinds: list[tuple[str, Any, str]] = [
+        (f"all {row.senders}", np.full(len(client), True), COLORS[0])
+    ]
     if row.is_fast is not None:
-        kinds = [("fast clients", row.is_fast[client], COLORS[0]), ("slow clients", ~row.is_fast[client], COLORS[1])]
+        kinds = [
+            ("fast clients", row.is_fast[client], COLORS[0]),
+            ("slow clients", ~row.is_fast[client], COLORS[1]),
+        ]
     axes.hist(
         [staleness[mask] for _, mask, _ in kinds],
         bins=list(edges),
@@ -265,10 +335,16 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
         stacked=True,
         rwidth=0.9,
     )
-    axes.set(xlim=(-1, max(edges[-1] + 0.5, LEAST_STALENESS_SHOWN)), ylim=(0, 1.3 * axes.get_ylim()[1]))
+    axes.set(
+        xlim=(-1, max(edges[-1] + 0.5, LEAST_STALENESS_SHOWN)), ylim=(0, 1.3 * axes.get_ylim()[1])
+    )
     axes.legend(frameon=False, fontsize=9, loc="upper right")
     axes.set_ylabel("share of reports", color=FACE)
-    axes.set_title(f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}", loc="left", fontsize=10)
+    axes.set_title(
+        f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}",
+        loc="left",
+        fontsize=10,
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     dress(axes)
 

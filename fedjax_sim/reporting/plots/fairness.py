@@ -25,14 +25,38 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     axes = figure.subplots()
     for i, (name, clients) in enumerate(systems.items()):
         axes.plot(
-            clients.share, clients.influence, linestyle="", marker="o", markersize=5, alpha=0.7, color=COLORS[i % len(COLORS)], label=name
+            clients.share,
+            clients.influence,
+            linestyle="",
+            marker="o",
+            markersize=5,
+            alpha=0.7,
+            color=COLORS[i % len(COLORS)],
+            label=name,
         )
     num = max(len(clients.share) for clients in systems.values())
     most = 1.08 * max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
     axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
     axes.axhline(1 / num, color=GREY, linewidth=0.8)
-    axes.annotate("equal", (most, 1 / num), (-2, 3), textcoords="offset points", ha="right", color=FACE, fontsize=9)
-    axes.annotate("as fast, as loud", (most, most), (-4, -4), textcoords="offset points", ha="right", va="top", color=FACE, fontsize=9)
+    axes.annotate(
+        "equal",
+        (most, 1 / num),
+        (-2, 3),
+        textcoords="offset points",
+        ha="right",
+        color=FACE,
+        fontsize=9,
+    )
+    axes.annotate(
+        "as fast, as loud",
+        (most, most),
+        (-4, -4),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        color=FACE,
+        fontsize=9,
+    )
     axes.set(xlim=(0, most), ylim=(0, most))
     axes.set_xlabel("share of the updates received", color=FACE)
     axes.set_ylabel("influence on the server's model", color=FACE)

@@ -22,7 +22,14 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
         some = examples > 0
         color = COLORS[i % len(COLORS)]
         axes.plot(confidence[some], accuracy[some], color=color, linewidth=1, label=name)
-        axes.scatter(confidence[some], accuracy[some], s=10 + 150 * examples[some] / examples.sum(), color=color, alpha=0.7, linewidths=0)
+        axes.scatter(
+            confidence[some],
+            accuracy[some],
+            s=10 + 150 * examples[some] / examples.sum(),
+            color=color,
+            alpha=0.7,
+            linewidths=0,
+        )
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_xlabel("confidence", color=FACE)
     axes.set_ylabel("share that is right", color=FACE)

@@ -63,14 +63,20 @@ class ErrorTerms(NamedTuple):
     cap: float  # d
 
 
-def step_law(rate: npt.ArrayLike, *, contact_probability: float, round_time: float, max_steps: int, law: str) -> Numbers:
+def step_law(
+    rate: npt.ArrayLike, *, contact_probability: float, round_time: float, max_steps: int, law: str
+) -> Numbers:
     """Compute the probabilities of X = 0, ..., K of each client over stationary windows.
 
     rate: `f64[N]`, local steps per unit of time. law: a name of `timelines.step_counts`. Returns `f64[N, K + 1]`.
     """
     with jax.enable_x64(True):
         window = {"contact_probability": contact_probability, "round_time": round_time}
-        tails = np.asarray(step_counts.tail_probabilities(jnp.asarray(rate, float), max_steps=max_steps, law=law, **window))
+        tails = np.asarray(
+            step_counts.tail_probabilities(
+                jnp.asarray(rate, float), max_steps=max_steps, law=law, **window
+            )
+        )
     return -np.diff(tails, axis=-1, prepend=1.0, append=0.0)
 
 
@@ -80,7 +86,9 @@ def step_moments(law: Numbers) -> StepMoments:
     return StepMoments(1 - law[:, 0], law @ steps, law @ steps**2, law[:, 1:] @ (1 / steps[1:]))
 
 
-def reweighted_variance(moments: StepMoments, *, mean: float, variance: float, reweighting: str) -> Numbers:
+def reweighted_variance(
+    moments: StepMoments, *, mean: float, variance: float, reweighting: str
+) -> Numbers:
     """Compute the variance of the reweighted sum of X independent gradients (lemma before App. B.2; M_1 and M_2 there).
 
     mean, variance: of one gradient. reweighting: "stochastic" or "deterministic". Returns `f64[N]`; the expectation is `mean`.
@@ -91,7 +99,9 @@ def reweighted_variance(moments: StepMoments, *, mean: float, variance: float, r
     return mean**2 * (moments.mean_square / moments.mean**2 - 1) + variance / moments.mean
 
 
-def reweighting_constants(moments: StepMoments, *, max_steps: int, reweighting: str) -> tuple[Numbers, float]:
+def reweighting_constants(
+    moments: StepMoments, *, max_steps: int, reweighting: str
+) -> tuple[Numbers, float]:
     """Compute a^i, `f64[N]`, and b of Theorem 1.
 
     reweighting: "stochastic", "deterministic" or "deterministic_printed".
@@ -150,10 +160,16 @@ def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> N
     moments = step_moments(law)
     if reweighting == "stochastic":
         return law[:, 1:] @ (covered[1:] / steps[1:]) / moments.prob_any
-    return law @ covered / {"deterministic": moments.mean, "none": np.ones_like(moments.mean)}[reweighting]
+    return (
+        law
+        @ covered
+        / {"deterministic": moments.mean, "none": np.ones_like(moments.mean)}[reweighting]
+    )
 
 
-def long_run_means(optima: Numbers, pull: Numbers, *, num_contacted: int) -> tuple[Numbers, Numbers]:
+def long_run_means(
+    optima: Numbers, pull: Numbers, *, num_contacted: int
+) -> tuple[Numbers, Numbers]:
     """Compute the stationary means of the server's model and of the clients' base models on quadratics of one curvature. Derived.
 
     A client reports u_i = m_i + pull_i (c_i - m_i) on average, where m_i is the mean of what the server holds after contacting it:
@@ -163,7 +179,9 @@ def long_run_means(optima: Numbers, pull: Numbers, *, num_contacted: int) -> tup
     n, s = len(optima), num_contacted
     together = (s - 1) / max(n - 1, 1)
     mix = (1 - together) * np.eye(n) + (together + 1 / n)
-    bases = np.linalg.solve((s + 1) * np.eye(n) - mix * (1 - pull), np.einsum("ij,j,j...->i...", mix, pull, optima))
+    bases = np.linalg.solve(
+        (s + 1) * np.eye(n) - mix * (1 - pull), np.einsum("ij,j,j...->i...", mix, pull, optima)
+    )
     return np.mean(bases + np.einsum("i,i...->i...", pull, optima - bases), axis=0), bases
 
 
@@ -175,20 +193,32 @@ def second_moment_bound(setting: FavanoSetup, *, potential: float, gradient_squa
     n, b = setting.num_clients, setting.drift_constant
     noise = setting.gradient_variance * n * setting.noise_constant
     spread = 16 * setting.smoothness**2 * b * potential
-    return noise + spread + 8 * n * b * (setting.dissimilarity_factor * gradient_square + setting.dissimilarity)
+    return (
+        noise
+        + spread
+        + 8 * n * b * (setting.dissimilarity_factor * gradient_square + setting.dissimilarity)
+    )
 
 
 def potential_step_bound(
-    setting: FavanoSetup, *, step_size: float, potential: float | Numbers, gradient_square: float | Numbers
+    setting: FavanoSetup,
+    *,
+    step_size: float,
+    potential: float | Numbers,
+    gradient_square: float | Numbers,
 ) -> float | Numbers:
     """Bound the expected potential after one server step, (157)-(167), from its value and the squared gradient at mu_t before it."""
     # Deviation: (164) lacks the factor b of G^2 and (157), (160) the factor sigma^2; both are in the bound that they start from.
     scale = (setting.num_contacted * step_size) ** 2
     drift = 24 * setting.dissimilarity_factor * setting.drift_constant * gradient_square
-    return (1 - 1 / (5 * setting.num_clients)) * potential + scale * (3 * _noise_and_dissimilarity(setting) + drift)
+    return (1 - 1 / (5 * setting.num_clients)) * potential + scale * (
+        3 * _noise_and_dissimilarity(setting) + drift
+    )
 
 
-def potential_sum_bound(setting: FavanoSetup, *, step_size: float, num_ticks: int, gradient_square_sum: float) -> float:
+def potential_sum_bound(
+    setting: FavanoSetup, *, step_size: float, num_ticks: int, gradient_square_sum: float
+) -> float:
     """Bound the sum of expected potentials over t = 0, ..., T of a run that starts with all models equal, (168)-(171).
 
     gradient_square_sum: sum over t < T of the squared gradient at mu_t.
@@ -204,7 +234,11 @@ def bound_of_main_text(setting: FavanoSetup, *, step_size: float, num_ticks: int
     drift = setting.drift_constant * setting.dissimilarity
     quadratic = (setting.smoothness * setting.num_contacted) ** 2 * (720 * noise + 5600 * drift)
     terms = error_terms(setting)
-    return terms.initial / (step_size * num_ticks) + terms.linear * step_size + quadratic * step_size**2
+    return (
+        terms.initial / (step_size * num_ticks)
+        + terms.linear * step_size
+        + quadratic * step_size**2
+    )
 
 
 def bound(setting: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
@@ -213,7 +247,11 @@ def bound(setting: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
     Holds if every one of `conditions` does. It is about the mean of all models mu_t, not the server's model.
     """
     terms = error_terms(setting)
-    return terms.initial / (step_size * num_ticks) + terms.linear * step_size + terms.quadratic * step_size**2
+    return (
+        terms.initial / (step_size * num_ticks)
+        + terms.linear * step_size
+        + terms.quadratic * step_size**2
+    )
 
 
 def error_terms(setting: FavanoSetup) -> ErrorTerms:
@@ -230,7 +268,12 @@ def error_terms(setting: FavanoSetup) -> ErrorTerms:
     )
 
 
-def conditions(setting: FavanoSetup, *, step_size: float, contraction: Callable[[int, int], float] = kappa_sharp) -> tuple[Condition, ...]:
+def conditions(
+    setting: FavanoSetup,
+    *,
+    step_size: float,
+    contraction: Callable[[int, int], float] = kappa_sharp,
+) -> tuple[Condition, ...]:
     """List what the proof of Theorem 1 asks of the step size. Derived, but for the first, which is eq. (7).
 
     The paper states the first alone; it does not imply the others when K or s is small. contraction: `kappa` for the paper's rate.
@@ -243,13 +286,22 @@ def conditions(setting: FavanoSetup, *, step_size: float, contraction: Callable[
         Condition("local gradients", step_size, 1 / (4 * L * K**2)),
         Condition("local drift", step_size, 1 / (2 * L * K)),
         Condition("descent", quadratic * step_size**2 + linear * step_size, 1 / 4),
-        Condition("contraction", 48 * s**2 / n * L**2 * b * step_size**2 + 1 / (5 * n), contraction(n, s)),
+        Condition(
+            "contraction", 48 * s**2 / n * L**2 * b * step_size**2 + 1 / (5 * n), contraction(n, s)
+        ),
     )
 
 
-def largest_step_size(setting: FavanoSetup, *, contraction: Callable[[int, int], float] = kappa_sharp) -> float:
+def largest_step_size(
+    setting: FavanoSetup, *, contraction: Callable[[int, int], float] = kappa_sharp
+) -> float:
     """Compute the largest step size that meets all `conditions`; 0 if there is none. Derived."""
-    n, s, L, b = setting.num_clients, setting.num_contacted, setting.smoothness, setting.drift_constant
+    n, s, L, b = (
+        setting.num_clients,
+        setting.num_contacted,
+        setting.smoothness,
+        setting.drift_constant,
+    )
     limits = [condition.limit for condition in conditions(setting, step_size=0.0)[:3]]
     quadratic, linear = _descent_terms(setting)
     descent = 0.5 / (linear + np.sqrt(linear**2 + quadratic))
@@ -262,12 +314,16 @@ def quantization_floor(smoothness: float, squared_error: float) -> float:
     return 12 * smoothness**2 * squared_error
 
 
-def quantized_bound(setting: FavanoSetup, *, step_size: float, num_ticks: int, squared_error: float) -> float:
+def quantized_bound(
+    setting: FavanoSetup, *, step_size: float, num_ticks: int, squared_error: float
+) -> float:
     """Bound as `bound` does a run whose gradients are taken at quantized weights Q(w), stated below Theorem 1 without proof.
 
     squared_error: r_d, the most by which ||Q(w) - w||^2 errs at the iterates; what it adds is constant in time. With 0 this is `bound`.
     """
-    return bound(setting, step_size=step_size, num_ticks=num_ticks) + quantization_floor(setting.smoothness, squared_error)
+    return bound(setting, step_size=step_size, num_ticks=num_ticks) + quantization_floor(
+        setting.smoothness, squared_error
+    )
 
 
 def uniform_quantizer_error(dim: int, *, limit: float, bits: int, rounding: str) -> float:
@@ -280,7 +336,10 @@ def uniform_quantizer_error(dim: int, *, limit: float, bits: int, rounding: str)
 
 
 def _noise_and_dissimilarity(setting: FavanoSetup) -> float:
-    return setting.gradient_variance * setting.noise_constant + 8 * setting.drift_constant * setting.dissimilarity
+    return (
+        setting.gradient_variance * setting.noise_constant
+        + 8 * setting.drift_constant * setting.dissimilarity
+    )
 
 
 def _descent_terms(setting: FavanoSetup) -> tuple[float, float]:

@@ -82,7 +82,9 @@ def largest_step_size(setting: FedEMSetup) -> float:
     if setting.total_omega == 0:
         return descent
     scale = setting.memory_step * setting.participation * math.sqrt(setting.num_clients)
-    return min(descent, scale / (2 * math.sqrt(2) * constants.smoothness * math.sqrt(setting.total_omega)))
+    return min(
+        descent, scale / (2 * math.sqrt(2) * constants.smoothness * math.sqrt(setting.total_omega))
+    )
 
 
 def step_size_for_descent(setting: FedEMSetup) -> float:
@@ -96,11 +98,24 @@ def step_size_for_descent(setting: FedEMSetup) -> float:
     if omega == 0:
         return descent
     pace = setting.memory_step * setting.participation
-    cube = pace**2 * n * constants.least / (16 * constants.lyapunov_smoothness * omega * constants.smoothness**2)
+    cube = (
+        pace**2
+        * n
+        * constants.least
+        / (16 * constants.lyapunov_smoothness * omega * constants.smoothness**2)
+    )
     return min(descent, cube ** (1 / 3))
 
 
-def bound(setting: FedEMSetup, *, gamma: float, k_max: int, gap: float, sigma2: float, memory_error: float = 0.0) -> BoundTerms:
+def bound(
+    setting: FedEMSetup,
+    *,
+    gamma: float,
+    k_max: int,
+    gap: float,
+    sigma2: float,
+    memory_error: float = 0.0,
+) -> BoundTerms:
     """Bound the mean E||h(S_k)||^2 by Theorem 3, and for p = 1 by Theorem 1 (8); for gamma up to `largest_step_size`.
 
     memory_error: G_0, 0 if memories start at h_i(S_0); its term is (28) and (D.4).
@@ -108,20 +123,41 @@ def bound(setting: FedEMSetup, *, gamma: float, k_max: int, gap: float, sigma2: 
     constants, omega = setting.constants, setting.total_omega
     left = constants.least - gamma * constants.lyapunov_smoothness
     per_client = gamma * constants.lyapunov_smoothness / setting.num_clients
-    of_memory = 2 * per_client * omega / (setting.memory_step * setting.participation) * memory_error / k_max
-    return BoundTerms(gap / (gamma * k_max) / left, per_client * (1 + 5 * omega) * sigma2 / left, of_memory / left)
+    of_memory = (
+        2
+        * per_client
+        * omega
+        / (setting.memory_step * setting.participation)
+        * memory_error
+        / k_max
+    )
+    return BoundTerms(
+        gap / (gamma * k_max) / left, per_client * (1 + 5 * omega) * sigma2 / left, of_memory / left
+    )
 
 
 def uncompressed_bound(
-    constants: Constants, *, num_clients: int, gamma: float, k_max: int, gap: float, sigma2: float, printed: bool = False
+    constants: Constants,
+    *,
+    num_clients: int,
+    gamma: float,
+    k_max: int,
+    gap: float,
+    sigma2: float,
+    printed: bool = False,
 ) -> float:
     """Bound the mean E||h(S_k)||^2 with omega = 0 and p = 1 by (29), for gamma below 2 v_min / L_W and any memories.
 
     An equality where W is quadratic, B a multiple of the identity and W(S_{k_max}) = min W. printed: (9) as the paper has it.
     """
-    per_step, noise = gap / (gamma * k_max), gamma * constants.lyapunov_smoothness * sigma2 / num_clients
+    per_step, noise = (
+        gap / (gamma * k_max),
+        gamma * constants.lyapunov_smoothness * sigma2 / num_clients,
+    )
     if printed:
-        return (per_step + noise) / (1 - gamma * constants.lyapunov_smoothness / (2 * constants.least))
+        return (per_step + noise) / (
+            1 - gamma * constants.lyapunov_smoothness / (2 * constants.least)
+        )
     # Deviation: (9) divides by a quantity without v_min, and fails for one step of size 1 / a of the noisy mean with ridge > 0.
     return (per_step + noise / 2) / (constants.least - gamma * constants.lyapunov_smoothness / 2)
 
@@ -136,33 +172,59 @@ def balanced_step_size(setting: FedEMSetup, *, k_max: int, gap: float, sigma2: f
 def balanced_bound(setting: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
     """Bound the mean E||h(S_k)||^2 at `balanced_step_size`, the corollary."""
     constants = setting.constants
-    noise = gap * constants.lyapunov_smoothness * (1 + 5 * setting.total_omega) * sigma2 / (setting.num_clients * k_max)
+    noise = (
+        gap
+        * constants.lyapunov_smoothness
+        * (1 + 5 * setting.total_omega)
+        * sigma2
+        / (setting.num_clients * k_max)
+    )
     return 4 / constants.least * max(math.sqrt(noise), gap / (largest_step_size(setting) * k_max))
 
 
-def rounds_needed(setting: FedEMSetup, *, epsilon: float, gap: float, sigma2: float) -> tuple[float, float]:
+def rounds_needed(
+    setting: FedEMSetup, *, epsilon: float, gap: float, sigma2: float
+) -> tuple[float, float]:
     """Rounds after which the corollary promises epsilon, K_opt with its constants: the larger of a term of noise and one of the step size.
 
     Derived; the paper has O((1 + omega) sigma^2 / (n epsilon^2)) and O(1 / (gamma_max epsilon)) for p = 1, else with omega_p.
     """
     constants = setting.constants
-    noise = gap * constants.lyapunov_smoothness * (1 + 5 * setting.total_omega) * sigma2 / setting.num_clients
+    noise = (
+        gap
+        * constants.lyapunov_smoothness
+        * (1 + 5 * setting.total_omega)
+        * sigma2
+        / setting.num_clients
+    )
     scale = 4 / (constants.least * epsilon)
     return scale**2 * noise, scale * gap / largest_step_size(setting)
 
 
-def evaluations_needed(setting: FedEMSetup, *, batch_size: int, epsilon: float, gap: float, sigma2: float) -> float:
+def evaluations_needed(
+    setting: FedEMSetup, *, batch_size: int, epsilon: float, gap: float, sigma2: float
+) -> float:
     """Expected statistics of single examples for epsilon, K_CE = n b K_opt, with `rounds_needed`. Derived.
 
     sigma2: of mini-batches of batch_size = b. Clients who do not take part are counted, as in Algorithm 4, and memories' start is not.
     """
-    return setting.num_clients * batch_size * max(rounds_needed(setting, epsilon=epsilon, gap=gap, sigma2=sigma2))
+    return (
+        setting.num_clients
+        * batch_size
+        * max(rounds_needed(setting, epsilon=epsilon, gap=gap, sigma2=sigma2))
+    )
 
 
 def is_noisy(setting: FedEMSetup, *, epsilon: float, sigma2: float) -> bool:
     """Tell the "high noise" regime, where the term of noise dominates K_opt, up to constants: omega_p takes omega's place."""
     # Deviation: printed with n / epsilon for n epsilon; this is the ratio of the two terms.
-    return largest_step_size(setting) * (1 + setting.total_omega) * sigma2 / (setting.num_clients * epsilon) >= 1
+    return (
+        largest_step_size(setting)
+        * (1 + setting.total_omega)
+        * sigma2
+        / (setting.num_clients * epsilon)
+        >= 1
+    )
 
 
 def clients_for_free_compression(constants: Constants, omega: float) -> float:
@@ -170,7 +232,12 @@ def clients_for_free_compression(constants: Constants, omega: float) -> float:
 
     With constants of 1 and omega = 2.5 that is 61.25, where the paper says 16, in orders of magnitude.
     """
-    return 2 * (constants.smoothness * constants.least / constants.lyapunov_smoothness * (1 + omega)) ** 2 * omega
+    return (
+        2
+        * (constants.smoothness * constants.least / constants.lyapunov_smoothness * (1 + omega))
+        ** 2
+        * omega
+    )
 
 
 def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: bool) -> float:
@@ -178,7 +245,13 @@ def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: boo
 
     free: whether `clients_for_free_compression` are reached. 1 stands for omega = 0.
     """
-    return (1 + omega) if noisy else 1.0 if free else max(1.0, (1 + omega) * math.sqrt(omega / num_clients))
+    return (
+        (1 + omega)
+        if noisy
+        else 1.0
+        if free
+        else max(1.0, (1 + omega) * math.sqrt(omega / num_clients))
+    )
 
 
 # One step -------------------------------------------------------------------------------------------------------------------------------
@@ -189,17 +262,32 @@ def field_variance_bound(setting: FedEMSetup, *, delta2: float, sigma2: float) -
     return (setting.total_omega * delta2 + sigma2) / setting.num_clients
 
 
-def field_variance(message_variance: npt.ArrayLike, message_square: npt.ArrayLike, sigma2: npt.ArrayLike, participation: float) -> float:
+def field_variance(
+    message_variance: npt.ArrayLike,
+    message_square: npt.ArrayLike,
+    sigma2: npt.ArrayLike,
+    participation: float,
+) -> float:
     """Compute E||H - h||^2 at a given state exactly. Derived.
 
     Per client, `f64[N]` each: E||Quant(Delta) - Delta||^2, E||Quant(Delta)||^2, and the true variance of its oracle.
     """
-    per_client = np.asarray(sigma2) + np.asarray(message_variance) + (1 - participation) / participation * np.asarray(message_square)
+    per_client = (
+        np.asarray(sigma2)
+        + np.asarray(message_variance)
+        + (1 - participation) / participation * np.asarray(message_square)
+    )
     return float(np.sum(per_client) / per_client.size**2)
 
 
 def memory_step_bound(
-    setting: FedEMSetup, *, gamma: float, memory_error: float, mean_field: float, sigma2: float, printed: bool = False
+    setting: FedEMSetup,
+    *,
+    gamma: float,
+    memory_error: float,
+    mean_field: float,
+    sigma2: float,
+    printed: bool = False,
 ) -> float:
     """Bound E G_{k+1} from G_k and ||h(S_k)||^2 (C.3.4, D.3). printed: with the paper's last term."""
     pace, omega = setting.memory_step * setting.participation, setting.total_omega

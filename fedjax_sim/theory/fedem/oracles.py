@@ -25,7 +25,11 @@ class NoisyMean(NamedTuple):
 
     def gap(self, statistics: npt.ArrayLike) -> float:
         """W(s) - min W."""
-        return self.constants.lyapunov_smoothness / 2 * float(np.sum((np.asarray(statistics) - self.optimum) ** 2))
+        return (
+            self.constants.lyapunov_smoothness
+            / 2
+            * float(np.sum((np.asarray(statistics) - self.optimum) ** 2))
+        )
 
 
 def noisy_mean_of(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: float) -> NoisyMean:
@@ -35,7 +39,9 @@ def noisy_mean_of(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: float) -> Noisy
     slope = float((kappa.mean() + ridge) / (1 + ridge))
     per_example = (kappa + ridge) / (1 + ridge)
     curvature = 1 / (1 + ridge)
-    constants = Constants(math.sqrt(np.mean(per_example**2)), slope * curvature, curvature, curvature)
+    constants = Constants(
+        math.sqrt(np.mean(per_example**2)), slope * curvature, curvature, curvature
+    )
     shrunk = kappa[..., None] * y
     optimum = shrunk.mean(axis=(0, 1)) / slope
     local = shrunk.mean(axis=1) - per_example.mean(axis=1)[:, None] * optimum
@@ -51,7 +57,14 @@ class Moments(NamedTuple):
 
 
 def exact_moments(
-    setting: FedEMSetup, *, slope: float, gamma: float, k_max: int, sigma2: float, mean_field: float, memory_error: float = 0.0
+    setting: FedEMSetup,
+    *,
+    slope: float,
+    gamma: float,
+    k_max: int,
+    sigma2: float,
+    mean_field: float,
+    memory_error: float = 0.0,
 ) -> Moments:
     """Follow FedEM on `noisy_mean` exactly, if kappa is one for all and omega exact for every vector (rand-sparsification).
 
@@ -59,7 +72,12 @@ def exact_moments(
     (omega_p G + (1 + omega_p) sigma^2) / n: h goes to (1 - a gamma) h - a gamma N and D_i to (1 - alpha p) D_i + a gamma h + noise, so that
     E||h||^2, E<mean D, h> and E G follow a linear recursion.
     """
-    n, omega, pace, step = setting.num_clients, setting.total_omega, setting.memory_step * setting.participation, slope * gamma
+    n, omega, pace, step = (
+        setting.num_clients,
+        setting.total_omega,
+        setting.memory_step * setting.participation,
+        slope * gamma,
+    )
     state = np.array([mean_field, 0.0, memory_error])
     history = [state]
     for _ in range(k_max):

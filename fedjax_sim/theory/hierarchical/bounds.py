@@ -19,7 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.theory.hierarchical.timing import Delays, Numbers, expected_rounds, iteration_law, max_iterations
+from fedjax_sim.theory.hierarchical.timing import (
+    Delays,
+    Numbers,
+    expected_rounds,
+    iteration_law,
+    max_iterations,
+)
 
 
 class Constants(NamedTuple):
@@ -68,13 +74,17 @@ def is_step_small(constants: Constants, *, lr: float) -> bool:
     return lr * constants.smoothness <= 1
 
 
-def deviation_bound(iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_size: npt.ArrayLike) -> Numbers:
+def deviation_bound(
+    iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_size: npt.ArrayLike
+) -> Numbers:
     """Bound E||x^(u+1) - x_i^(u, t_i)||^2, Lemma 1, eq. (18): 2 alpha^2 (t_i^2 + kappa) G^2. iterations, result: `f64[...]`."""
     t = np.asarray(iterations, np.float64)
     return 2 * lr**2 * (t**2 + imbalance(group_size)) * gradient_square
 
 
-def deviation_bound_sharp(iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_weight: npt.ArrayLike) -> Numbers:
+def deviation_bound_sharp(
+    iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_weight: npt.ArrayLike
+) -> Numbers:
     """Bound the same by (alpha G (t_i + 1 - 2 w_i))^2, w_i the group's share of the clients. Derived.
 
     iterations, group_weight, result: `f64[..., M]`. Attained by a gradient v in group i and -v in all others; 0 for one group with t = 1.
@@ -86,22 +96,40 @@ def deviation_bound_sharp(iterations: npt.ArrayLike, *, lr: float, gradient_squa
 def group_lr(most_iterations: npt.ArrayLike, *, gradient_square: float, num_groups: int) -> Numbers:
     """Compute the group's own learning rate for which Lemma 1 gives at most 1 (Remark 3). most_iterations: t_i^max, `f64[M]`."""
     # Deviation: Remark 3 takes t_i itself, which is not known before the round has been played; its bound serves as well.
-    return 1 / np.sqrt(2 * (np.asarray(most_iterations, np.float64) ** 2 + num_groups) * gradient_square)
+    return 1 / np.sqrt(
+        2 * (np.asarray(most_iterations, np.float64) ** 2 + num_groups) * gradient_square
+    )
 
 
 def descent_bound(
-    loss: npt.ArrayLike, gradient_square: npt.ArrayLike, *, lr: float, constants: Constants, group_size: npt.ArrayLike
+    loss: npt.ArrayLike,
+    gradient_square: npt.ArrayLike,
+    *,
+    lr: float,
+    constants: Constants,
+    group_size: npt.ArrayLike,
 ) -> Numbers:
     """Bound the expected loss of a group after one local iteration, eq. (28).
 
     loss, gradient_square: f_i and ||grad f_i||^2 before it, `f64[...]`; the latter is the true gradient's at this very point.
     """
-    noise = lr**2 * constants.smoothness * constants.gradient_variance / (2 * np.asarray(group_size, np.float64))
+    noise = (
+        lr**2
+        * constants.smoothness
+        * constants.gradient_variance
+        / (2 * np.asarray(group_size, np.float64))
+    )
     return np.asarray(loss) - lr / 2 * np.asarray(gradient_square) + noise
 
 
 def group_bound(
-    iterations: npt.ArrayLike, *, lr: float, constants: Constants, group_size: npt.ArrayLike, group: int, descent: float
+    iterations: npt.ArrayLike,
+    *,
+    lr: float,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    group: int,
+    descent: float,
 ) -> GroupBound:
     """Compute the right side of Theorem 1, eq. (19): on the mean squared gradient of f_i over all local iterations of group i.
 
@@ -113,7 +141,10 @@ def group_bound(
     return GroupBound(
         descent=2 * descent / (lr * total),
         noise=lr * smooth * variance / float(np.asarray(group_size)[group]),
-        restarts=(1 / lr + 2 * (smooth + 1) * imbalance(group_size) * lr) / total * (rounds - 1) * square,
+        restarts=(1 / lr + 2 * (smooth + 1) * imbalance(group_size) * lr)
+        / total
+        * (rounds - 1)
+        * square,
         iterations=2 * (smooth + 1) * lr / total * float(np.sum(t[:-1] ** 2)) * square,
     )
 
@@ -129,7 +160,13 @@ def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: int) -> bool:
 
 
 def global_bound(
-    iterations: npt.ArrayLike, *, lr: float, constants: Constants, group_size: npt.ArrayLike, descent: float, as_printed: bool = False
+    iterations: npt.ArrayLike,
+    *,
+    lr: float,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
+    as_printed: bool = False,
 ) -> GlobalBound:
     """Compute the right side of Theorem 2, eq. (20): on the mean over rounds of E||grad f(x^u)||^2.
 
@@ -137,7 +174,16 @@ def global_bound(
     """
     t = np.asarray(iterations, np.float64)
     previous = np.vstack([np.zeros_like(t[:1]), t[:-1]])
-    return _global_bound(np.mean(previous**2, axis=0), _drift(t), len(t), lr, constants, group_size, descent, as_printed)
+    return _global_bound(
+        np.mean(previous**2, axis=0),
+        _drift(t),
+        len(t),
+        lr,
+        constants,
+        group_size,
+        descent,
+        as_printed,
+    )
 
 
 def _drift(iterations: Numbers) -> Numbers:
@@ -170,29 +216,57 @@ def _global_bound(
 
 
 def global_bound_direct(
-    iterations: npt.ArrayLike, *, lr: float, constants: Constants, group_size: npt.ArrayLike, descent: float
+    iterations: npt.ArrayLike,
+    *,
+    lr: float,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
 ) -> GlobalBound:
     """Compute the bound that the same proof gives without its detour through the previous round's group models. Derived.
 
     Its drift is a quarter of (20)'s, and the second and fourth terms are 0. At S = 0 only descent and noise are left.
     """
-    whole = global_bound(iterations, lr=lr, constants=constants, group_size=group_size, descent=descent)
+    whole = global_bound(
+        iterations, lr=lr, constants=constants, group_size=group_size, descent=descent
+    )
     return whole._replace(others=0.0, previous=0.0, drift=whole.drift / 4)
 
 
 def expected_global_bound(
-    sync_time: float, delays: Delays, *, system_time: float, lr: float, constants: Constants, group_size: npt.ArrayLike, initial_gap: float
+    sync_time: float,
+    delays: Delays,
+    *,
+    system_time: float,
+    lr: float,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    initial_gap: float,
 ) -> GlobalBound:
     """Compute (20) before a run, from the law of its delays: f(x^1) - inf f for the descent, E[U] rounds, expected iterations. Derived.
 
     Descent and drift grow with the sync time, and nothing falls but by the first round's share of the fourth term: the least is at S = 0.
     """
-    laws = [iteration_law(sync_time, shift=float(c), mean_exp=float(m)) for c, m in zip(delays.shift, delays.mean_exp, strict=True)]
+    laws = [
+        iteration_law(sync_time, shift=float(c), mean_exp=float(m))
+        for c, m in zip(delays.shift, delays.mean_exp, strict=True)
+    ]
     steps = [np.arange(1, len(law) + 1) for law in laws]
     square = np.array([law @ t**2 for law, t in zip(laws, steps, strict=True)])
-    drift = np.array([law @ ((t - 1) * (2 * t - 1) / 6) for law, t in zip(laws, steps, strict=True)])
+    drift = np.array(
+        [law @ ((t - 1) * (2 * t - 1) / 6) for law, t in zip(laws, steps, strict=True)]
+    )
     rounds = expected_rounds(sync_time, delays, system_time=system_time)
-    return _global_bound(square * (1 - 1 / rounds), drift, rounds, lr, constants, group_size, initial_gap, as_printed=False)
+    return _global_bound(
+        square * (1 - 1 / rounds),
+        drift,
+        rounds,
+        lr,
+        constants,
+        group_size,
+        initial_gap,
+        as_printed=False,
+    )
 
 
 def corollary_lr(rounds: int, *, smoothness: float) -> float:
@@ -201,7 +275,13 @@ def corollary_lr(rounds: int, *, smoothness: float) -> float:
 
 
 def corollary_bound(
-    rounds: int, *, sync_time: float, delays: Delays, constants: Constants, group_size: npt.ArrayLike, descent: float
+    rounds: int,
+    *,
+    sync_time: float,
+    delays: Delays,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
 ) -> float:
     """Bound the mean squared gradient over U rounds at `corollary_lr`, from (41) with G^2 restored; for U >= L^2. O(1 / sqrt(U))."""
     smooth, square, variance = constants
@@ -209,6 +289,12 @@ def corollary_bound(
         raise ValueError(f"rounds is {rounds}, but must be at least L^2 = {smooth**2:g}")
     size = np.asarray(group_size, np.float64)
     most = np.array([max_iterations(sync_time, float(c)) for c in delays.shift])
-    kappa, kappa_t = imbalance(size), float(len(size) * np.sum((size * most) ** 2) / np.sum(size) ** 2)
+    kappa, kappa_t = (
+        imbalance(size),
+        float(len(size) * np.sum((size * most) ** 2) / np.sum(size) ** 2),
+    )
     slow = 2 * descent + smooth * kappa * variance
-    return slow / math.sqrt(rounds) + smooth**2 * square * (12 * kappa**2 + 12 * kappa_t + 4 / 3 * kappa_t) / rounds
+    return (
+        slow / math.sqrt(rounds)
+        + smooth**2 * square * (12 * kappa**2 + 12 * kappa_t + 4 / 3 * kappa_t) / rounds
+    )

@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from fedjax_sim.theory.hierarchical.timing import Delays, Numbers, RoundTime, iteration_law, round_time
+from fedjax_sim.theory.hierarchical.timing import (
+    Delays,
+    Numbers,
+    RoundTime,
+    iteration_law,
+    round_time,
+)
 
 MOST_ROUNDS = 1e7
 
@@ -50,7 +56,9 @@ class Round(NamedTuple):
         return np.where(self.contraction < 1, self.noise / _apart(1 - self.contraction), np.inf)
 
 
-def group_moments(iterations: npt.ArrayLike, *, lr: float, curvature: npt.ArrayLike) -> tuple[Numbers, Numbers]:
+def group_moments(
+    iterations: npt.ArrayLike, *, lr: float, curvature: npt.ArrayLike
+) -> tuple[Numbers, Numbers]:
     """Compute 1 - q^t, and the variance of a group's noise in units of alpha^2 times that of one step. Arguments broadcast."""
     q = 1 - lr * np.asarray(curvature, np.float64)
     t = np.asarray(iterations, np.float64)
@@ -73,7 +81,13 @@ def contraction_and_floor(iterations: int, *, lr: float, curvature: float) -> tu
 
 
 def fixed_point(
-    optima: npt.ArrayLike, *, iterations: npt.ArrayLike, lr: float, curvature: npt.ArrayLike = 1.0, group_weight: npt.ArrayLike, rule: str
+    optima: npt.ArrayLike,
+    *,
+    iterations: npt.ArrayLike,
+    lr: float,
+    curvature: npt.ArrayLike = 1.0,
+    group_weight: npt.ArrayLike,
+    rule: str,
 ) -> float:
     """Compute the model at which noise-free groups with fixed iterations balance: a mean of their optima.
 
@@ -97,7 +111,9 @@ def one_round(problem: Quadratics, *, sync_time: float, delays: Delays) -> Round
     weight = problem.group_size / np.sum(problem.group_size)
     pull = np.zeros_like(problem.curvature)
     variance, noise = pull.copy(), pull.copy()
-    for w, size, c, m in zip(weight, problem.group_size, delays.shift, delays.mean_exp, strict=True):
+    for w, size, c, m in zip(
+        weight, problem.group_size, delays.shift, delays.mean_exp, strict=True
+    ):
         law = iteration_law(sync_time, shift=float(c), mean_exp=float(m))
         t = np.arange(1, len(law) + 1)
         moved, spread = group_moments(t[:, None], lr=problem.lr, curvature=problem.curvature)
@@ -109,14 +125,18 @@ def one_round(problem: Quadratics, *, sync_time: float, delays: Delays) -> Round
     return Round((1 - pull) ** 2 + variance, noise)
 
 
-def loss_at(time: npt.ArrayLike, problem: Quadratics, *, sync_time: float, delays: Delays) -> Numbers:
+def loss_at(
+    time: npt.ArrayLike, problem: Quadratics, *, sync_time: float, delays: Delays
+) -> Numbers:
     """Approximate the mean loss of the last global model finished by a time. time, result: `f64[...]`.
 
     Exact but that the number of rounds, and its dependence on their iterations, is replaced by its expectation.
     """
     each = round_time(sync_time, delays)
     rounds = np.maximum((np.asarray(time, np.float64) + _ahead(each)) / each.mean - 1, 0)
-    return one_round(problem, sync_time=sync_time, delays=delays).after(problem.start_square, rounds) @ (problem.curvature / 2)
+    return one_round(problem, sync_time=sync_time, delays=delays).after(
+        problem.start_square, rounds
+    ) @ (problem.curvature / 2)
 
 
 def time_to(target: float, problem: Quadratics, *, sync_time: float, delays: Delays) -> float:
@@ -143,11 +163,15 @@ def _ahead(law: RoundTime) -> float:
     return (law.std**2 + law.mean**2) / (2 * law.mean)
 
 
-def optimal_sync_time(target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]) -> tuple[float, Numbers]:
+def optimal_sync_time(
+    target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]
+) -> tuple[float, Numbers]:
     """Find which sync time reaches a target loss first, and each candidate's time `f64[candidates]`.
 
     Under "divide_by_steps" that is 0 without noise, or for a target far above the noise floors: local iterations cost time, and a round
     moves by one step's length whatever their number. They pay by a lower floor: below the floor of S = 0 the best is above 0.
     """
-    times = np.array([time_to(target, problem, sync_time=sync_time, delays=delays) for sync_time in candidates])
+    times = np.array(
+        [time_to(target, problem, sync_time=sync_time, delays=delays) for sync_time in candidates]
+    )
     return float(candidates[int(np.argmin(times))]), times

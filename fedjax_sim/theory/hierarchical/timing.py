@@ -49,7 +49,9 @@ def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays
     """
     d, b, e, f, d_g, b_g, e_g, f_g = coefficients
     clients = np.asarray(sizes, np.float64)
-    return Delays(d * clients + b, e * clients + f, d_g * len(clients) + b_g, e_g * len(clients) + f_g)
+    return Delays(
+        d * clients + b, e * clients + f, d_g * len(clients) + b_g, e_g * len(clients) + f_g
+    )
 
 
 def max_iterations(sync_time: float, shift: float) -> float:
@@ -86,7 +88,9 @@ def expected_group_time(sync_time: float, *, shift: float, mean_exp: float) -> f
     return expected_iterations(sync_time, shift=shift, mean_exp=mean_exp) * (shift + mean_exp)
 
 
-def group_time_tail(time: npt.ArrayLike, sync_time: float, *, shift: float, mean_exp: float) -> Numbers:
+def group_time_tail(
+    time: npt.ArrayLike, sync_time: float, *, shift: float, mean_exp: float
+) -> Numbers:
     """Compute P(Sigma_i > time). time, result: `f64[...]`.
 
     Sums over n the probability that n - 1 iterations end before S and the n-th after `time`; an exponential last iteration makes each a
@@ -98,11 +102,15 @@ def group_time_tail(time: npt.ArrayLike, sync_time: float, *, shift: float, mean
     tail = np.where(x < shift, 1.0, np.exp(-np.maximum(x - shift, 0) / mean_exp))  # n = 1
     for n in range(2, len(_tails(sync_time, shift, mean_exp)) + 1):
         late = (sync_time - (n - 1) * shift) / mean_exp  # b: W_(n-1) < S
-        short = (x - n * shift) / mean_exp  # a: by how much W_(n-1) falls short of what makes the n-th end after x for sure
+        short = (
+            (x - n * shift) / mean_exp
+        )  # a: by how much W_(n-1) falls short of what makes the n-th end after x for sure
         if late <= 0:
             break
         reach = np.clip(short, 0, late)
-        jump = np.exp((n - 1) * np.log(np.maximum(reach, 1e-300)) - gammaln(n) - np.maximum(short, 0))
+        jump = np.exp(
+            (n - 1) * np.log(np.maximum(reach, 1e-300)) - gammaln(n) - np.maximum(short, 0)
+        )
         tail = tail + gammainc(n - 1, late) - gammainc(n - 1, reach) + jump
     return np.where(x < max(sync_time, shift), 1.0, np.minimum(tail, 1.0))
 
@@ -121,10 +129,17 @@ def round_time(sync_time: float, delays: Delays) -> RoundTime:
         return 1 - np.prod([each**num for each, num in zip(below, members, strict=True)], axis=0)
 
     least = max(sync_time, float(shift.max()))
-    cuts = {least, least + float(shift.max()) + (_TAIL + math.log(len(shift))) * float(mean_exp.max())}
+    cuts = {
+        least,
+        least + float(shift.max()) + (_TAIL + math.log(len(shift))) * float(mean_exp.max()),
+    }
     for c, m in kinds:
         # The tail has a kink, or without an exponential part a jump, at each whole number of shifts up to one past S.
-        cuts |= {c * n for n in range(1, int(min(max_iterations(sync_time, c), 10_000)) + 2)} if c > 0 else set()
+        cuts |= (
+            {c * n for n in range(1, int(min(max_iterations(sync_time, c), 10_000)) + 2)}
+            if c > 0
+            else set()
+        )
         cuts |= {least + m * k for k in (0.5, 1, 2, 4, 8, 16, 32)}
     edges = np.array(sorted(cut for cut in cuts if cut >= least))
     middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
@@ -133,12 +148,17 @@ def round_time(sync_time: float, delays: Delays) -> RoundTime:
     longest = least + float(np.sum(weight))
     square = least**2 + float(np.sum(2 * x * weight))
     variance = max(square - longest**2, 0.0) + delays.global_mean_exp**2
-    return RoundTime(longest, longest + delays.global_shift + delays.global_mean_exp, math.sqrt(variance))
+    return RoundTime(
+        longest, longest + delays.global_shift + delays.global_mean_exp, math.sqrt(variance)
+    )
 
 
 def expected_idle(sync_time: float, delays: Delays) -> Numbers:
     """Compute E[max_j Sigma_j - Sigma_i], what each group waits for the slowest: `f64[M]`, units of time."""
-    own = [expected_group_time(sync_time, shift=c, mean_exp=m) for c, m in zip(delays.shift, delays.mean_exp, strict=True)]
+    own = [
+        expected_group_time(sync_time, shift=c, mean_exp=m)
+        for c, m in zip(delays.shift, delays.mean_exp, strict=True)
+    ]
     return round_time(sync_time, delays).longest - np.array(own)
 
 

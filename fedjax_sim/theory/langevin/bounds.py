@@ -16,7 +16,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Numbers, Participation, Real, check_rho, target
+from fedjax_sim.theory.langevin.exact_laws import (
+    FULL,
+    GaussianTarget,
+    Numbers,
+    Participation,
+    Real,
+    check_rho,
+    target,
+)
 
 
 class LangevinSetup(NamedTuple):
@@ -31,7 +39,9 @@ class LangevinSetup(NamedTuple):
     least_weight: Real  # smallest p_c
     start: Real  # D^2: squared distance of the start to the minimiser theta_*, over d
     dissimilarity: Real  # gamma: largest norm of a gradient of f^c at theta_*
-    gradient_variance: Real = 0.0  # sigma^2: squared error of a stochastic gradient of f^c at most, over d
+    gradient_variance: Real = (
+        0.0  # sigma^2: squared error of a stochastic gradient of f^c at most, over d
+    )
 
     @property
     def condition_number(self) -> Real:
@@ -41,18 +51,27 @@ class LangevinSetup(NamedTuple):
     @property
     def local_temperature(self) -> Real:
         """The largest T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c) of any client."""
-        return self.temperature * (np.square(self.rho) + (1 - np.square(self.rho)) / self.least_weight)
+        return self.temperature * (
+            np.square(self.rho) + (1 - np.square(self.rho)) / self.least_weight
+        )
 
     @property
     def client_noise(self) -> Real:
         """The weighted mean of T_{c,rho}, tau (rho^2 + N (1 - rho^2)), for any weights."""
-        return self.temperature * (np.square(self.rho) + self.num_clients * (1 - np.square(self.rho)))
+        return self.temperature * (
+            np.square(self.rho) + self.num_clients * (1 - np.square(self.rho))
+        )
 
     @property
     def spread(self) -> Real:
         """H_rho (Def. A.4): start, injected noise, dissimilarity of clients, and gradient noise."""
         m, d = self.strong_convexity, self.dim
-        return self.start + self.local_temperature / m + np.square(self.dissimilarity / m) / d + self.gradient_variance / np.square(m)
+        return (
+            self.start
+            + self.local_temperature / m
+            + np.square(self.dissimilarity / m) / d
+            + self.gradient_variance / np.square(m)
+        )
 
     @property
     def largest_step_size(self) -> Real:
@@ -64,7 +83,9 @@ def setup_of(clients: GaussianTarget, start: npt.ArrayLike, rho: Real) -> Langev
     """Compute the constants of Gaussian clients, which meet the assumptions with equality. start: `f64[..., P]`, everyone's first model."""
     curvatures = np.linalg.eigvalsh(clients.hessians)
     mode = target(clients).mean
-    gradients = np.einsum("...cij,...cj->...ci", clients.hessians, mode[..., None, :] - clients.centers)
+    gradients = np.einsum(
+        "...cij,...cj->...ci", clients.hessians, mode[..., None, :] - clients.centers
+    )
     n, dim = clients.shape
     noise = np.broadcast_to(clients.gradient_noise, clients.hessians.shape)
     return LangevinSetup(
@@ -97,14 +118,18 @@ def noise_correlation(weights: npt.ArrayLike, rho: Real) -> Numbers:
 # Lemmas -------------------------------------------------------------------------------------------------------------------------------
 
 
-def contraction_bound(setting: LangevinSetup, *, step_size: Real, squared_distance: Real, divergence: Real) -> Real:
+def contraction_bound(
+    setting: LangevinSetup, *, step_size: Real, squared_distance: Real, divergence: Real
+) -> Real:
     """Bound the squared distance of two models after a gradient step of each (Lemma B.1 / 5.4).
 
     One follows the global gradient, the other the average of the clients' at models of their own. squared_distance: before the step.
     divergence: weighted mean of the clients' squared distances to their average.
     """
     _check_lemma(setting, step_size)
-    return (1 - step_size * setting.strong_convexity) * squared_distance + 4 * step_size * setting.smoothness * divergence
+    return (
+        1 - step_size * setting.strong_convexity
+    ) * squared_distance + 4 * step_size * setting.smoothness * divergence
 
 
 def discretisation_bound(setting: LangevinSetup, *, step_size: Real) -> Real:
@@ -119,7 +144,11 @@ def moment_bound(setting: LangevinSetup, *, step_size: Real) -> Real:
     """Bound any client's expected squared distance to theta_*, at all steps (Lemma E.1)."""
     _check_lemma(setting, step_size)
     d, m = setting.dim, setting.strong_convexity
-    sources = setting.local_temperature + setting.gradient_variance / m + np.square(setting.dissimilarity) / (m * d)
+    sources = (
+        setting.local_temperature
+        + setting.gradient_variance / m
+        + np.square(setting.dissimilarity) / (m * d)
+    )
     return d * setting.start + 6 * d / m * sources
 
 
@@ -129,7 +158,9 @@ def gradient_bound(setting: LangevinSetup, *, step_size: Real) -> Real:
     return 14 * setting.dim * np.square(setting.smoothness) * setting.spread
 
 
-def divergence_bound(setting: LangevinSetup, *, step_size: Real, local_steps: int, is_constant: bool = True) -> Real:
+def divergence_bound(
+    setting: LangevinSetup, *, step_size: Real, local_steps: int, is_constant: bool = True
+) -> Real:
     """Bound the clients' weighted mean squared distance to their average, at all steps (Lemma B.3 / 5.5).
 
     is_constant: whether the step size is; the proof then gives a fourth and a half of the two terms as printed, which allow it to halve
@@ -145,27 +176,41 @@ def gradient_noise_bound(setting: LangevinSetup) -> Real:
 
 
 def selection_bound(
-    setting: LangevinSetup, participation: Participation, *, step_size: Real, local_steps: int, is_constant: bool = True
+    setting: LangevinSetup,
+    participation: Participation,
+    *,
+    step_size: Real,
+    local_steps: int,
+    is_constant: bool = True,
 ) -> Real:
     """Bound the mean squared distance between the average over the selected clients and that over all (Lemma C.2).
 
     Scheme II needs equal weights.
     """
     _check_lemma(setting, step_size)
-    return _excess(setting, participation) * _divergence(setting, step_size, local_steps, is_constant)
+    return _excess(setting, participation) * _divergence(
+        setting, step_size, local_steps, is_constant
+    )
 
 
 def start_bound(setting: LangevinSetup) -> Real:
     """Bound the distance of the start to the target (Lemma F.1)."""
     d = setting.dim
-    return np.sqrt(2 * d) * (np.sqrt(setting.start) + np.sqrt(setting.temperature / np.asarray(setting.strong_convexity)))
+    return np.sqrt(2 * d) * (
+        np.sqrt(setting.start) + np.sqrt(setting.temperature / np.asarray(setting.strong_convexity))
+    )
 
 
 # Theorems -----------------------------------------------------------------------------------------------------------------------------
 
 
 def one_step_bound(
-    setting: LangevinSetup, squared_distance: Real, *, step_size: Real, local_steps: int, participation: Participation = FULL
+    setting: LangevinSetup,
+    squared_distance: Real,
+    *,
+    step_size: Real,
+    local_steps: int,
+    participation: Participation = FULL,
 ) -> Real:
     """Bound the squared W2 after a step from that before it (Lemma B.5 / 5.6, and (38) for a step with partial participation)."""
     _check_theorem(setting, step_size)
@@ -173,12 +218,24 @@ def one_step_bound(
     square = np.square(step_size) * setting.dim * np.square(setting.smoothness) * setting.spread
     if participation.scheme == "full":
         return shrunk + 400 * square * _drift(setting, local_steps)
-    selection = 4 * local_steps * setting.dim * step_size * setting.client_noise * _excess(setting, participation)
+    selection = (
+        4
+        * local_steps
+        * setting.dim
+        * step_size
+        * setting.client_noise
+        * _excess(setting, participation)
+    )
     return shrunk + 450 * square * _drift(setting, local_steps + 1) + selection
 
 
 def bound(
-    setting: LangevinSetup, num_steps: npt.ArrayLike, *, step_size: Real, local_steps: int, participation: Participation = FULL
+    setting: LangevinSetup,
+    num_steps: npt.ArrayLike,
+    *,
+    step_size: Real,
+    local_steps: int,
+    participation: Participation = FULL,
 ) -> Real:
     """Bound W2 after k steps of constant size (Theorems B.6 / 5.7, for any rho B.8 / 5.9, partial participation C.3 / 5.10).
 
@@ -191,16 +248,26 @@ def bound(
         return decay + bias_bound(setting, step_size=step_size, local_steps=local_steps)
     # Deviation: the appendix has (K - 1)^2 in the drift of partial participation; its proof gives the K^2 of the main text.
     drift = bias_bound(setting, step_size=step_size, local_steps=local_steps + 1)
-    return decay + drift + participation_floor(setting, participation, step_size=step_size, local_steps=local_steps)
+    return (
+        decay
+        + drift
+        + participation_floor(setting, participation, step_size=step_size, local_steps=local_steps)
+    )
 
 
 def bias_bound(setting: LangevinSetup, *, step_size: Real, local_steps: int) -> Real:
     """Bound what is left of W2 after many steps, 30 kappa sqrt(eta m d H (( K - 1)^2 + kappa)): the second term of Theorem B.6."""
     rate = step_size * setting.strong_convexity * setting.dim
-    return 30 * setting.condition_number * np.sqrt(rate * setting.spread * _drift(setting, local_steps))
+    return (
+        30
+        * setting.condition_number
+        * np.sqrt(rate * setting.spread * _drift(setting, local_steps))
+    )
 
 
-def participation_floor(setting: LangevinSetup, participation: Participation, *, step_size: Real, local_steps: int) -> Real:
+def participation_floor(
+    setting: LangevinSetup, participation: Participation, *, step_size: Real, local_steps: int
+) -> Real:
     """Bound what partial participation adds to W2: the last term of Theorem C.3.
 
     It stays positive as the step size goes to 0, also at rho = 1, where the true distance does vanish: the proof bounds a variance by a
@@ -212,11 +279,25 @@ def participation_floor(setting: LangevinSetup, participation: Participation, *,
     return 2 * np.sqrt(factor * noise * _excess(setting, participation))
 
 
-def squared_bound(setting: LangevinSetup, num_steps: npt.ArrayLike, squared_distance: Real, *, step_size: Real, local_steps: int) -> Real:
+def squared_bound(
+    setting: LangevinSetup,
+    num_steps: npt.ArrayLike,
+    squared_distance: Real,
+    *,
+    step_size: Real,
+    local_steps: int,
+) -> Real:
     """Bound the squared W2 after k steps from that at the start, full participation (29)."""
     _check_theorem(setting, step_size)
     rate = step_size * setting.strong_convexity
-    floor = 800 * np.square(setting.condition_number) * rate * setting.dim * setting.spread * _drift(setting, local_steps)
+    floor = (
+        800
+        * np.square(setting.condition_number)
+        * rate
+        * setting.dim
+        * setting.spread
+        * _drift(setting, local_steps)
+    )
     return np.exp(np.asarray(num_steps) * np.log1p(-rate / 2)) * squared_distance + floor
 
 
@@ -229,14 +310,23 @@ def decreasing_bound(setting: LangevinSetup, num_steps: npt.ArrayLike, *, local_
     """Bound W2 after k = 0, 1, ... steps of decreasing size (Theorem B.7 / 5.8); full participation."""
     # Deviation: the proof needs the step size not to halve within a round, a condition that the paper does not state.
     if np.any(local_steps - 1 > 24 * np.asarray(setting.condition_number)):
-        warnings.warn("local_steps - 1 exceeds 24 kappa, beyond which Theorem 5.8 is not proved", stacklevel=2)
+        warnings.warn(
+            "local_steps - 1 exceeds 24 kappa, beyond which Theorem 5.8 is not proved", stacklevel=2
+        )
     step_size = decreasing_step_size(setting, num_steps)
     return 1.5 * bias_bound(setting, step_size=step_size, local_steps=local_steps)
 
 
-def _divergence(setting: LangevinSetup, step_size: Real, steps_apart: int, is_constant: bool) -> Real:
+def _divergence(
+    setting: LangevinSetup, step_size: Real, steps_apart: int, is_constant: bool
+) -> Real:
     drift, noise = (28, 4) if is_constant else (112, 8)
-    drifted = drift * np.square(steps_apart * np.asarray(step_size) * setting.smoothness) * setting.dim * setting.spread
+    drifted = (
+        drift
+        * np.square(steps_apart * np.asarray(step_size) * setting.smoothness)
+        * setting.dim
+        * setting.spread
+    )
     return drifted + noise * steps_apart * step_size * setting.dim * setting.client_noise
 
 
@@ -247,14 +337,20 @@ def _drift(setting: LangevinSetup, local_steps: int) -> Real:
 
 def _excess(setting: LangevinSetup, participation: Participation) -> float:
     equal = 1 / setting.num_clients
-    if participation.scheme == "without_replacement" and np.any(np.abs(np.asarray(setting.least_weight) - equal) > 1e-12):
-        raise ValueError(f"least_weight is {np.min(setting.least_weight):g}, but must be {equal:g}: clients drawn without replacement.")
+    if participation.scheme == "without_replacement" and np.any(
+        np.abs(np.asarray(setting.least_weight) - equal) > 1e-12
+    ):
+        raise ValueError(
+            f"least_weight is {np.min(setting.least_weight):g}, but must be {equal:g}: clients drawn without replacement."
+        )
     return participation.excess(np.full(setting.num_clients, 1 / setting.num_clients))
 
 
 def _check_lemma(setting: LangevinSetup, step_size: Real) -> None:
     # Deviation: the paper states the lemmas for step sizes below 2 / m, at which gradient descent may diverge.
-    _check_step_size(step_size, 1 / (np.asarray(setting.smoothness) + setting.strong_convexity), "1 / (L + m)")
+    _check_step_size(
+        step_size, 1 / (np.asarray(setting.smoothness) + setting.strong_convexity), "1 / (L + m)"
+    )
 
 
 def _check_theorem(setting: LangevinSetup, step_size: Real) -> None:
@@ -263,7 +359,9 @@ def _check_theorem(setting: LangevinSetup, step_size: Real) -> None:
 
 def _check_step_size(step_size: Real, limit: Real, words: str, is_strict: bool = False) -> None:
     sizes, limits = np.broadcast_arrays(np.asarray(step_size, float), np.asarray(limit, float))
-    is_beyond = ~((sizes > 0) & ((sizes < limits) if is_strict else (sizes <= limits * (1 + 1e-12))))
+    is_beyond = ~(
+        (sizes > 0) & ((sizes < limits) if is_strict else (sizes <= limits * (1 + 1e-12)))
+    )
     if is_beyond.any():
         most = f"{'below' if is_strict else 'at most'} {words} = {limits[is_beyond][0]:g}"
         raise ValueError(f"step_size is {sizes[is_beyond][0]:g}, but must be above 0 and {most}.")

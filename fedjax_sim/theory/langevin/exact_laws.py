@@ -30,7 +30,9 @@ class GaussianTarget(NamedTuple):
     centers: Numbers  # f64[..., N, P]  b_c
     weights: Numbers  # f64[..., N]  p_c
     temperature: Real = 1.0  # f64[...]
-    gradient_noise: Real = 0.0  # f64[..., N, P, P]  covariance of the noise on the gradient of f^c, whatever the model
+    gradient_noise: Real = (
+        0.0  # f64[..., N, P, P]  covariance of the noise on the gradient of f^c, whatever the model
+    )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,7 +62,9 @@ class Participation(NamedTuple):
         if self.scheme == "with_replacement":
             return 1 / self.num_selected
         if np.ptp(weights, axis=-1).max() > 1e-12:
-            raise ValueError("scheme is 'without_replacement', but must be 'full' or 'with_replacement' where weights are unequal.")
+            raise ValueError(
+                "scheme is 'without_replacement', but must be 'full' or 'with_replacement' where weights are unequal."
+            )
         return (num_clients - self.num_selected) / (max(num_clients - 1, 1) * self.num_selected)
 
 
@@ -100,7 +104,9 @@ def target(clients: GaussianTarget) -> Gaussian:
     precision = np.einsum("...c,...cij->...ij", weights, hessians)
     pull = np.einsum("...c,...cij,...cj->...i", weights, hessians, clients.centers)
     covariance = np.linalg.inv(precision)
-    return Gaussian((covariance @ pull[..., None])[..., 0], _column(clients.temperature, 2) * covariance)
+    return Gaussian(
+        (covariance @ pull[..., None])[..., 0], _column(clients.temperature, 2) * covariance
+    )
 
 
 def local_temperature(clients: GaussianTarget, rho: Real) -> Numbers:
@@ -134,7 +140,13 @@ def centralised(clients: GaussianTarget) -> GaussianTarget:
     precision = np.einsum("...c,...cij->...ij", clients.weights, clients.hessians)
     mode = target(clients).mean
     ones = np.ones((*mode.shape[:-1], 1))
-    return GaussianTarget(precision[..., None, :, :], mode[..., None, :], ones, clients.temperature, gathered[..., None, :, :])
+    return GaussianTarget(
+        precision[..., None, :, :],
+        mode[..., None, :],
+        ones,
+        clients.temperature,
+        gathered[..., None, :, :],
+    )
 
 
 def point(position: npt.ArrayLike) -> Gaussian:
@@ -192,9 +204,15 @@ def _step(clients: GaussianTarget, law: Gaussian, step_size: Real, rho: Real) ->
     """One local step of every client (Alg. 4, l. 4-8)."""
     n, dim = clients.shape
     factors = _factors(clients, step_size)
-    pull = _column(step_size, 2) * np.einsum("...cij,...cj->...ci", clients.hessians, clients.centers)
-    mean = _blocks_times(factors, law.mean[..., None])[..., 0] + pull.reshape(*pull.shape[:-2], n * dim)
-    return Gaussian(mean, _congruence(factors, law.covariance) + _step_noise(clients, step_size, rho))
+    pull = _column(step_size, 2) * np.einsum(
+        "...cij,...cj->...ci", clients.hessians, clients.centers
+    )
+    mean = _blocks_times(factors, law.mean[..., None])[..., 0] + pull.reshape(
+        *pull.shape[:-2], n * dim
+    )
+    return Gaussian(
+        mean, _congruence(factors, law.covariance) + _step_noise(clients, step_size, rho)
+    )
 
 
 def _factors(clients: GaussianTarget, step_size: Real) -> Numbers:
@@ -209,27 +227,46 @@ def _step_noise(clients: GaussianTarget, step_size: Real, rho: Real) -> Numbers:
     # The shared noise is not divided by p_c.
     own = _column(1 - np.square(rho), 1) / clients.weights
     mixing = _column(np.square(rho), 2) + own[..., None] * np.eye(n)
-    injected = np.einsum("...cd,ij->...cidj", 2 * _column(np.multiply(step_size, clients.temperature), 2) * mixing, np.eye(dim))
-    gradient = _column(np.square(step_size), 3) * np.broadcast_to(clients.gradient_noise, clients.hessians.shape)
+    injected = np.einsum(
+        "...cd,ij->...cidj",
+        2 * _column(np.multiply(step_size, clients.temperature), 2) * mixing,
+        np.eye(dim),
+    )
+    gradient = _column(np.square(step_size), 3) * np.broadcast_to(
+        clients.gradient_noise, clients.hessians.shape
+    )
     both = injected + np.einsum("...cij,cd->...cidj", gradient, np.eye(n))
     return both.reshape(*both.shape[:-4], n * dim, n * dim)
 
 
 def _replicated(law: Gaussian, num_clients: int) -> Gaussian:
     """All clients hold one and the same model."""
-    return Gaussian(np.tile(law.mean, num_clients), np.tile(law.covariance, (num_clients, num_clients)))
+    return Gaussian(
+        np.tile(law.mean, num_clients), np.tile(law.covariance, (num_clients, num_clients))
+    )
 
 
 # Round by round -----------------------------------------------------------------------------------------------------------------------
 
 
-def one_round(clients: GaussianTarget, *, step_size: Real, local_steps: int, rho: Real, participation: Participation = FULL) -> Round:
+def one_round(
+    clients: GaussianTarget,
+    *,
+    step_size: Real,
+    local_steps: int,
+    rho: Real,
+    participation: Participation = FULL,
+) -> Round:
     """Work out what K local steps and a synchronisation do to the law of the model; costs log K products of matrices."""
-    powers, noise = _power_and_noise(_factors(clients, step_size), _step_noise(clients, step_size, rho), local_steps)
+    powers, noise = _power_and_noise(
+        _factors(clients, step_size), _step_noise(clients, step_size, rho), local_steps
+    )
     shifts = np.einsum("...cij,...cj->...ci", np.eye(clients.shape[1]) - powers, clients.centers)
     excess = participation.excess(clients.weights)
     silent = Gaussian(np.zeros(noise.shape[:-1]), noise)
-    return Round(powers, shifts, average(clients, silent, excess).covariance, clients.weights, excess)
+    return Round(
+        powers, shifts, average(clients, silent, excess).covariance, clients.weights, excess
+    )
 
 
 def advance(law: Gaussian, taken: Round) -> Gaussian:
@@ -240,7 +277,11 @@ def advance(law: Gaussian, taken: Round) -> Gaussian:
     together = transition @ law.covariance @ _turned(transition)
     if excess == 0:
         return Gaussian(mean, together + taken.noise)
-    apart = np.einsum("...c,...cij->...ij", taken.weights, taken.powers @ law.covariance[..., None, :, :] @ _turned(taken.powers))
+    apart = np.einsum(
+        "...c,...cij->...ij",
+        taken.weights,
+        taken.powers @ law.covariance[..., None, :, :] @ _turned(taken.powers),
+    )
     own = apart + _spread(taken.weights, means, mean)
     return Gaussian(mean, (1 - excess) * together + excess * own + taken.noise)
 
@@ -248,12 +289,16 @@ def advance(law: Gaussian, taken: Round) -> Gaussian:
 def iterate_rounds(taken: Round, start: Gaussian, num_rounds: int) -> Gaussian:
     """Compute the laws of the model after 0, 1, ..., R rounds, stacked on a new first axis of R + 1."""
     batch = np.broadcast_shapes(start.mean.shape, taken.offset.shape)
-    law = Gaussian(np.broadcast_to(start.mean, batch), np.broadcast_to(start.covariance, (*batch, batch[-1])))
+    law = Gaussian(
+        np.broadcast_to(start.mean, batch), np.broadcast_to(start.covariance, (*batch, batch[-1]))
+    )
     laws = [law]
     for _ in range(num_rounds):
         law = advance(law, taken)
         laws.append(law)
-    return Gaussian(np.stack([each.mean for each in laws]), np.stack([each.covariance for each in laws]))
+    return Gaussian(
+        np.stack([each.mean for each in laws]), np.stack([each.covariance for each in laws])
+    )
 
 
 def stationary(taken: Round) -> Gaussian:
@@ -261,7 +306,9 @@ def stationary(taken: Round) -> Gaussian:
     transition, excess = taken.transition, taken.excess
     dim = transition.shape[-1]
     carried = (1 - excess) * np.einsum("...ik,...jl->...ijkl", transition, transition)
-    carried = carried + excess * np.einsum("...c,...cik,...cjl->...ijkl", taken.weights, taken.powers, taken.powers, optimize=True)
+    carried = carried + excess * np.einsum(
+        "...c,...cik,...cjl->...ijkl", taken.weights, taken.powers, taken.powers, optimize=True
+    )
     carried = carried.reshape(*carried.shape[:-4], dim**2, dim**2)
     growth = np.abs(np.linalg.eigvals(carried)).max() if np.isfinite(carried).all() else np.inf
     if growth >= 1:

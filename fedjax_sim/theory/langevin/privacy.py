@@ -46,7 +46,9 @@ class PrivacySetup(NamedTuple):
     delta_round: float  # delta_1, in [0, 1)
     delta_total: float  # delta_2, in [0, 1)
     adversary: str = "outsider"
-    draw_probability: float | None = None  # of the likeliest client in a draw of scheme I; None for 1 / N
+    draw_probability: float | None = (
+        None  # of the likeliest client in a draw of scheme I; None for 1 / N
+    )
 
     @property
     def private_noise(self) -> float:
@@ -56,12 +58,20 @@ class PrivacySetup(NamedTuple):
     @property
     def largest_step_size(self) -> float:
         """eta_max, condition (59): up to it the Gaussian mechanism's epsilon is at most 1."""
-        return self.private_noise * self.batch_fraction**2 / (self.sensitivity**2 * np.log(1.25 / self.delta_step))
+        return (
+            self.private_noise
+            * self.batch_fraction**2
+            / (self.sensitivity**2 * np.log(1.25 / self.delta_step))
+        )
 
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of a step's private noise over the sensitivity of the step. Derived."""
-        return np.sqrt(2 * self.private_noise / self.step_size) * self.batch_fraction / self.sensitivity
+        return (
+            np.sqrt(2 * self.private_noise / self.step_size)
+            * self.batch_fraction
+            / self.sensitivity
+        )
 
     @property
     def inclusion(self) -> float:
@@ -112,8 +122,25 @@ def guarantee(setting: PrivacySetup, *, num_examples: int | None = None) -> Guar
     epsilon = composed(epsilon_sampled, s.num_rounds, s.delta_total)
     delta = s.num_rounds * delta_sampled + s.delta_total
     if num_examples is not None and delta > 1 / num_examples:
-        warnings.warn(f"delta is {delta:.3g}, above one over {num_examples} data points: no protection", stacklevel=2)
-    return Guarantee(*map(float, (epsilon_step, epsilon_batch, epsilon_round, delta_round, epsilon_sampled, delta_sampled, epsilon, delta)))
+        warnings.warn(
+            f"delta is {delta:.3g}, above one over {num_examples} data points: no protection",
+            stacklevel=2,
+        )
+    return Guarantee(
+        *map(
+            float,
+            (
+                epsilon_step,
+                epsilon_batch,
+                epsilon_round,
+                delta_round,
+                epsilon_sampled,
+                delta_sampled,
+                epsilon,
+                delta,
+            ),
+        )
+    )
 
 
 def composed(epsilon: float, num: int, slack: float) -> float:
@@ -121,7 +148,9 @@ def composed(epsilon: float, num: int, slack: float) -> float:
     if slack == 0:
         return num * epsilon
     with np.errstate(over="ignore"):
-        return float(epsilon * min(np.sqrt(2 * num * np.log(1 / slack)) + num * np.expm1(epsilon), num))
+        return float(
+            epsilon * min(np.sqrt(2 * num * np.log(1 / slack)) + num * np.expm1(epsilon), num)
+        )
 
 
 def amplified(epsilon: float, inclusion: float) -> float:
@@ -139,9 +168,16 @@ def corollary_step_size(setting: PrivacySetup) -> float:
     s = _of_corollary(setting)
     share, num_steps = s.num_selected / s.num_clients, s.local_steps * s.num_rounds
     of_round = np.log1p(np.sqrt(2 * np.log(1 / s.delta_round) / s.local_steps)) ** 2
-    of_run = np.log1p(np.sqrt(2 * s.local_steps * np.log(1 / s.delta_total) / num_steps) / share) ** 2
+    of_run = (
+        np.log1p(np.sqrt(2 * s.local_steps * np.log(1 / s.delta_total) / num_steps) / share) ** 2
+    )
     least = min(of_round, of_run / (8 * s.local_steps * np.log(1 / s.delta_round)))
-    return float(min(s.largest_step_size, s.private_noise / (4 * s.sensitivity**2 * np.log(1.25 / s.delta_step)) * least))
+    return float(
+        min(
+            s.largest_step_size,
+            s.private_noise / (4 * s.sensitivity**2 * np.log(1.25 / s.delta_step)) * least,
+        )
+    )
 
 
 def corollary_epsilon(setting: PrivacySetup) -> float:
@@ -150,8 +186,17 @@ def corollary_epsilon(setting: PrivacySetup) -> float:
     s = setting
     share = s.num_selected / s.num_clients
     factor = np.sqrt(2 * np.log(1.25 / s.delta_step))
-    of_round = 4 * factor * s.sensitivity * np.sqrt(s.step_size * s.local_steps * np.log(1 / s.delta_round) / s.private_noise)
-    return float(2 * np.sqrt(2 * s.num_rounds * np.log(1 / s.delta_total)) * np.log1p(share * np.expm1(of_round)))
+    of_round = (
+        4
+        * factor
+        * s.sensitivity
+        * np.sqrt(s.step_size * s.local_steps * np.log(1 / s.delta_round) / s.private_noise)
+    )
+    return float(
+        2
+        * np.sqrt(2 * s.num_rounds * np.log(1 / s.delta_total))
+        * np.log1p(share * np.expm1(of_round))
+    )
 
 
 def leading_epsilon(setting: PrivacySetup) -> float:
@@ -159,7 +204,13 @@ def leading_epsilon(setting: PrivacySetup) -> float:
     s = _of_corollary(setting)
     logs = np.log(1.25 / s.delta_step) * np.log(1 / s.delta_round) * np.log(1 / s.delta_total)
     num_steps = s.local_steps * s.num_rounds
-    return float(16 * s.num_selected * s.sensitivity / s.num_clients * np.sqrt(s.step_size * num_steps * logs / s.private_noise))
+    return float(
+        16
+        * s.num_selected
+        * s.sensitivity
+        / s.num_clients
+        * np.sqrt(s.step_size * num_steps * logs / s.private_noise)
+    )
 
 
 def largest_rho(setting: PrivacySetup, *, epsilon: float, delta: float = 1.0) -> float:
@@ -176,7 +227,9 @@ def largest_rho(setting: PrivacySetup, *, epsilon: float, delta: float = 1.0) ->
         return reached.epsilon <= epsilon and reached.delta <= delta
 
     if not is_within(0.0):
-        raise ValueError(f"epsilon is {epsilon:g} and delta {delta:g}, but must be larger: the run does not reach them at rho = 0.")
+        raise ValueError(
+            f"epsilon is {epsilon:g} and delta {delta:g}, but must be larger: the run does not reach them at rho = 0."
+        )
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -193,8 +246,18 @@ def _delta_of_draws(setting: PrivacySetup, epsilon_round: float) -> float:
     """Delta of a round under scheme I: a client drawn s times moves the average s times as far, which is privacy of groups of s."""
     s, total = np.arange(1, setting.num_selected + 1), setting.num_selected
     with np.errstate(over="ignore"):
-        single = 1.25 * setting.local_steps * setting.batch_fraction * (setting.delta_step / 1.25) ** (1 / s**2) + setting.delta_round
-        grown = np.exp(epsilon_round * (1 - 1 / s)) * np.expm1(-epsilon_round) / np.expm1(-epsilon_round / s)
+        single = (
+            1.25
+            * setting.local_steps
+            * setting.batch_fraction
+            * (setting.delta_step / 1.25) ** (1 / s**2)
+            + setting.delta_round
+        )
+        grown = (
+            np.exp(epsilon_round * (1 - 1 / s))
+            * np.expm1(-epsilon_round)
+            / np.expm1(-epsilon_round / s)
+        )
     return float(np.sum(stats.binom.pmf(s, total, setting._draw) * grown * single))
 
 
@@ -202,7 +265,10 @@ def _of_corollary(setting: PrivacySetup) -> PrivacySetup:
     """Refuse what the corollaries do not hold for."""
     s = setting
     _check_run(s)
-    for name, value, needed in (("scheme", s.scheme, "without_replacement"), ("adversary", s.adversary, "outsider")):
+    for name, value, needed in (
+        ("scheme", s.scheme, "without_replacement"),
+        ("adversary", s.adversary, "outsider"),
+    ):
         if value != needed:
             raise ValueError(f"{name} is {value!r}, but must be {needed!r} in the corollaries.")
     for name, slack in (("delta_round", s.delta_round), ("delta_total", s.delta_total)):
@@ -218,13 +284,18 @@ def _check(setting: PrivacySetup) -> None:
 
 def _check_step_size(step_size: float, limit: float, words: str) -> None:
     if not 0 < step_size <= limit * (1 + 1e-12):
-        raise ValueError(f"step_size is {step_size:g}, but must be above 0 and at most {limit:g}, {words}.")
+        raise ValueError(
+            f"step_size is {step_size:g}, but must be above 0 and at most {limit:g}, {words}."
+        )
 
 
 def _check_run(setting: PrivacySetup) -> None:
     """Refuse numbers that no run has; the step size aside."""
     s = setting
-    for name, choice, options in (("scheme", s.scheme, SCHEMES), ("adversary", s.adversary, ADVERSARIES)):
+    for name, choice, options in (
+        ("scheme", s.scheme, SCHEMES),
+        ("adversary", s.adversary, ADVERSARIES),
+    ):
         if choice not in options:
             raise ValueError(f"{name} is {choice!r}, but must be one of {', '.join(options)}.")
     draw = 1.0 if s.draw_probability is None else s.draw_probability
@@ -244,7 +315,12 @@ def _check_run(setting: PrivacySetup) -> None:
         ("rho", s.rho, 0 <= s.rho < 1, "from 0 to less than 1: shared noise protects nothing"),
         ("batch_fraction", s.batch_fraction, 0 < s.batch_fraction <= 1, "above 0 and at most 1"),
         ("sensitivity", s.sensitivity, s.sensitivity > 0, "above 0"),
-        ("least_weight", s.least_weight, 0 < s.least_weight <= equal * (1 + 1e-12), f"above 0 and at most 1 / N = {equal:g}"),
+        (
+            "least_weight",
+            s.least_weight,
+            0 < s.least_weight <= equal * (1 + 1e-12),
+            f"above 0 and at most 1 / N = {equal:g}",
+        ),
         (
             "least_weight",
             s.least_weight,
@@ -254,7 +330,12 @@ def _check_run(setting: PrivacySetup) -> None:
         ("delta_step", s.delta_step, 0 < s.delta_step < 1, "above 0 and less than 1"),
         ("delta_round", s.delta_round, 0 <= s.delta_round < 1, "at least 0 and less than 1"),
         ("delta_total", s.delta_total, 0 <= s.delta_total < 1, "at least 0 and less than 1"),
-        ("draw_probability", draw, equal * (1 - 1e-12) <= draw <= 1, f"None, or from 1 / N = {equal:g} to 1"),
+        (
+            "draw_probability",
+            draw,
+            equal * (1 - 1e-12) <= draw <= 1,
+            f"None, or from 1 / N = {equal:g} to 1",
+        ),
     ):
         if not is_allowed:
             raise ValueError(f"{name} is {value:g}, but must be {words}.")

@@ -12,7 +12,16 @@ import numpy as np
 
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.theory.langevin.bounds import LangevinSetup, start_bound
-from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Numbers, Participation, Real, iterate_rounds, one_round, target
+from fedjax_sim.theory.langevin.exact_laws import (
+    FULL,
+    GaussianTarget,
+    Numbers,
+    Participation,
+    Real,
+    iterate_rounds,
+    one_round,
+    target,
+)
 
 CHUNK = 64
 """Rounds that are followed at once."""
@@ -30,11 +39,15 @@ def sufficient_step_size(setting: LangevinSetup, accuracy: float, *, local_steps
 
 def sufficient_steps(setting: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
     """Compute a number of steps of that size after which Theorem B.6 guarantees the accuracy. Derived; rounds are this over K."""
-    rate = sufficient_step_size(setting, accuracy, local_steps=local_steps) * setting.strong_convexity
+    rate = (
+        sufficient_step_size(setting, accuracy, local_steps=local_steps) * setting.strong_convexity
+    )
     return max(0, int(np.ceil(4 / rate * np.log(2 * start_bound(setting) / accuracy))))
 
 
-def sufficient_decreasing_steps(setting: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
+def sufficient_decreasing_steps(
+    setting: LangevinSetup, accuracy: float, *, local_steps: int
+) -> int:
     """Compute a number of steps after which Theorem B.7 guarantees the accuracy, at decreasing step sizes. Derived."""
     kappa, drift = setting.condition_number, (local_steps - 1) ** 2 + setting.condition_number
     needed = 2025 * kappa**2 * drift * setting.spread * setting.dim / accuracy**2
@@ -65,7 +78,9 @@ def rounds_to(
     step_size: a number or `f64[E]`. Returns `f64[]` or `f64[E]`.
     """
     first = np.full(np.shape(step_size), np.inf)
-    for begun, distance in _distances(clients, start, step_size, local_steps, rho, participation, most_rounds):
+    for begun, distance in _distances(
+        clients, start, step_size, local_steps, rho, participation, most_rounds
+    ):
         is_close = distance <= accuracy
         found = np.where(is_close.any(axis=0), begun + is_close.argmax(axis=0), np.inf)
         first = np.minimum(first, found)
@@ -96,7 +111,12 @@ def tuned_rounds(
     best, chosen = np.inf, np.nan
     for _ in range(refinements + 1):
         grid = np.linspace(low, high, 60)
-        how = {"step_size": np.exp(grid), "local_steps": local_steps, "rho": rho, "participation": participation}
+        how = {
+            "step_size": np.exp(grid),
+            "local_steps": local_steps,
+            "rho": rho,
+            "participation": participation,
+        }
         found = _fewest(clients, start, accuracy, most_rounds, how)
         if found is None:
             break
@@ -108,7 +128,9 @@ def tuned_rounds(
     return best, chosen
 
 
-def _fewest(clients: GaussianTarget, start: Gaussian, accuracy: float, most_rounds: int, how: dict) -> tuple[float, int] | None:
+def _fewest(
+    clients: GaussianTarget, start: Gaussian, accuracy: float, most_rounds: int, how: dict
+) -> tuple[float, int] | None:
     """The first round at which any step size has arrived, and the one of those that is then closest."""
     for begun, distance in _distances(clients, start, **how, most_rounds=most_rounds):
         is_close = (distance <= accuracy).any(axis=1)
@@ -129,7 +151,9 @@ def _distances(
     most_rounds: int,
 ) -> Iterator[tuple[int, Numbers]]:
     """W2 to the target round by round, `f64[CHUNK + 1, ...]`, with the number of rounds before the first."""
-    taken = one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation)
+    taken = one_round(
+        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
+    )
     goal = target(clients)
     for begun in range(0, most_rounds + 1, CHUNK):
         laws = iterate_rounds(taken, start, min(CHUNK, most_rounds - begun))

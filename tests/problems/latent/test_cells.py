@@ -27,7 +27,9 @@ def in_64_bits() -> Any:
 
 
 def test_a_product_of_rows_and_columns_is_sent_without_bias_and_with_the_exact_constant() -> None:
-    sampling = latent.CellSampling(shape=(5, 4), rows=2, columns=3, compression=RandSparsification(keep=0.8))
+    sampling = latent.CellSampling(
+        shape=(5, 4), rows=2, columns=3, compression=RandSparsification(keep=0.8)
+    )
     vector = jnp.asarray(np.random.default_rng(0).normal(size=20))
     keys = jax.random.split(jax.random.key(1), NUM)
     sent = np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector))
@@ -52,11 +54,19 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
     """Servers of different sites, a quarter of the cells a round, quantized: to the root of the field, with and without the division."""
     random = np.random.default_rng(2)
     shape, servers = (8, 6), 3
-    values = random.normal(size=(8, 2)) @ random.normal(size=(2, 6)) + 0.3 * random.normal(size=(servers, *shape))
-    seen = (random.random((servers, *shape)) < 0.6) & ((np.arange(8) + np.arange(servers)[:, None]) % 3 < 2)[..., None]
+    values = random.normal(size=(8, 2)) @ random.normal(size=(2, 6)) + 0.3 * random.normal(
+        size=(servers, *shape)
+    )
+    seen = (random.random((servers, *shape)) < 0.6) & (
+        (np.arange(8) + np.arange(servers)[:, None]) % 3 < 2
+    )[..., None]
     whole = Partition(np.arange(servers)[:, None], np.ones(servers, int))
-    problem = latent.make_estimation(latent.MissingValues(shape, 2, ridge=0.5), Matrix(values, seen.astype(float)), whole)
-    step = jax.jit(lambda s: problem.client_statistics(problem.natural(problem.maximise(s))).mean(axis=0))
+    problem = latent.make_estimation(
+        latent.MissingValues(shape, 2, ridge=0.5), Matrix(values, seen.astype(float)), whole
+    )
+    step = jax.jit(
+        lambda s: problem.client_statistics(problem.natural(problem.maximise(s))).mean(axis=0)
+    )
     fixed = problem.init(jax.random.key(0))
     for _ in range(3000):
         fixed = step(fixed)
@@ -64,13 +74,23 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
     best = float(problem.objective(problem.maximise(fixed)))
     base = FEDEM.Hyper(num_clients=servers, sampling="full", batch_size=1, gamma=0.2)
     for unbiased in (True, False):
-        cells = latent.CellSampling(shape=shape, rows=4, columns=3, unbiased=unbiased, compression=BlockQuantization(block=4, row=3))
+        cells = latent.CellSampling(
+            shape=shape,
+            rows=4,
+            columns=3,
+            unbiased=unbiased,
+            compression=BlockQuantization(block=4, row=3),
+        )
         hyper = base.replace(compression=cells, alpha=0.12)
-        run = fedjax_sim.simulate(FEDEM, problem, hyper, num_ticks=2500, num_evals=5, layout=Layout(servers, False, 1))
+        run = fedjax_sim.simulate(
+            FEDEM, problem, hyper, num_ticks=2500, num_evals=5, layout=Layout(servers, False, 1)
+        )
         assert float(run.curves.objective[0]) > best + 1
         assert float(run.curves.objective[-1]) == pytest.approx(best, rel=1e-3)
         assert float(run.curves.mean_field[-1]) < 1e-3 * float(run.curves.mean_field[0])
-        np.testing.assert_array_equal(np.diff(run.curves.uplink_bits[1:]), 500 * servers * (4 * 64 + 12 * 2))
+        np.testing.assert_array_equal(
+            np.diff(run.curves.uplink_bits[1:]), 500 * servers * (4 * 64 + 12 * 2)
+        )
 
 
 def test_more_cells_than_there_are() -> None:
@@ -92,12 +112,22 @@ def test_cells_of_another_matrix_are_refused() -> None:
     for call in calls:
         call(20)
         for dim in (6, 24):
-            with pytest.raises(ConfigError, match=rf"shape is \(5, 4\), but must be rows and columns of a matrix of {dim} cells"):
+            with pytest.raises(
+                ConfigError,
+                match=rf"shape is \(5, 4\), but must be rows and columns of a matrix of {dim} cells",
+            ):
                 call(dim)
     examples = Matrix(np.ones((2, 4, 3)), np.ones((2, 4, 3)))
-    problem = latent.make_estimation(latent.MissingValues((4, 3), 1), examples, Partition(np.arange(2)[:, None], np.ones(2, int)))
+    problem = latent.make_estimation(
+        latent.MissingValues((4, 3), 1), examples, Partition(np.arange(2)[:, None], np.ones(2, int))
+    )
     with pytest.raises(ConfigError, match="matrix of 12 cells"):
-        fedjax_sim.simulate(FEDEM, problem, FEDEM.Hyper(num_clients=2, sampling="full", batch_size=1, compression=sampling), num_ticks=1)
+        fedjax_sim.simulate(
+            FEDEM,
+            problem,
+            FEDEM.Hyper(num_clients=2, sampling="full", batch_size=1, compression=sampling),
+            num_ticks=1,
+        )
     with pytest.raises(ConfigError, match=r"shape is \(0, 0\)"):
         check(latent.CellSampling())
 
@@ -107,14 +137,32 @@ def test_variance_of_cells() -> None:
     vector = jnp.asarray(np.random.default_rng(0).normal(size=20))
     keys = jax.random.split(jax.random.key(1), NUM)
     for unbiased in (True, False):
-        sampling = latent.CellSampling(shape=(5, 4), rows=2, columns=3, unbiased=unbiased, compression=RandSparsification(keep=0.8))
-        squares = np.sum(np.square(np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector)) - np.asarray(vector)), axis=1)
-        assert abs(squares.mean() - float(sampling.variance(vector))) < 5 * squares.std() / np.sqrt(NUM)
+        sampling = latent.CellSampling(
+            shape=(5, 4),
+            rows=2,
+            columns=3,
+            unbiased=unbiased,
+            compression=RandSparsification(keep=0.8),
+        )
+        squares = np.sum(
+            np.square(
+                np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector))
+                - np.asarray(vector)
+            ),
+            axis=1,
+        )
+        assert abs(squares.mean() - float(sampling.variance(vector))) < 5 * squares.std() / np.sqrt(
+            NUM
+        )
         square = float(jnp.sum(vector**2))
         plain = latent.CellSampling(shape=(5, 4), rows=2, columns=3, unbiased=unbiased)
-        assert float(plain.variance(vector)) == pytest.approx((1 / 0.3 - 1 if unbiased else 0.7) * square)
+        assert float(plain.variance(vector)) == pytest.approx(
+            (1 / 0.3 - 1 if unbiased else 0.7) * square
+        )
     with pytest.raises(NotImplementedError, match="closed form"):
-        latent.CellSampling(shape=(5, 4), rows=2, columns=3, compression=BlockQuantization()).variance(vector)
+        latent.CellSampling(
+            shape=(5, 4), rows=2, columns=3, compression=BlockQuantization()
+        ).variance(vector)
 
 
 def test_blocks_of_cells_are_of_neighbours_in_a_row() -> None:
@@ -123,4 +171,6 @@ def test_blocks_of_cells_are_of_neighbours_in_a_row() -> None:
     inner = BlockQuantization(block=4, row=6)
     whole = latent.CellSampling(shape=(4, 6), rows=4, columns=6, compression=inner)
     key = jax.random.key(3)
-    np.testing.assert_array_equal(whole.apply(key, vector), inner.apply(jax.random.split(key, 3)[2], vector))
+    np.testing.assert_array_equal(
+        whole.apply(key, vector), inner.apply(jax.random.split(key, 3)[2], vector)
+    )

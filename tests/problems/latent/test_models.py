@@ -57,18 +57,33 @@ def problem_of(kind: str, seed: int = 0, **options: Any) -> latent.Estimation:
     # Beyond a client's count stands what must not count.
     padding = (np.arange(M)[None] >= COUNTS[:, None]).ravel()
     if kind.endswith("covariance"):
-        y = random.normal(size=(N * M, 2)) + np.array([[-1, -0.5], [1.5, 1], [0, 2]])[random.integers(0, 3, N * M)]
+        y = (
+            random.normal(size=(N * M, 2))
+            + np.array([[-1, -0.5], [1.5, 1], [0, 2]])[random.integers(0, 3, N * M)]
+        )
         y[padding] = 1e3
-        return latent.make_estimation(latent.GaussianMixture(3, COVARIANCE if kind.startswith("known") else None), y, EVERYTHING, **options)
+        return latent.make_estimation(
+            latent.GaussianMixture(3, COVARIANCE if kind.startswith("known") else None),
+            y,
+            EVERYTHING,
+            **options,
+        )
     if kind == "bernoulli mixture":
         y = (
-            random.random((N * M, 5)) < np.array([[0.1, 0.2, 0.8, 0.9, 0.5], [0.9, 0.7, 0.3, 0.1, 0.5]])[random.integers(0, 2, N * M)]
+            random.random((N * M, 5))
+            < np.array([[0.1, 0.2, 0.8, 0.9, 0.5], [0.9, 0.7, 0.3, 0.1, 0.5]])[
+                random.integers(0, 2, N * M)
+            ]
         ).astype(float)
         y[padding] = 1 - y[padding].mean(axis=0).round()
-        return latent.make_estimation(latent.BernoulliMixture(2, smoothing=0.01), y, EVERYTHING, **options)
+        return latent.make_estimation(
+            latent.BernoulliMixture(2, smoothing=0.01), y, EVERYTHING, **options
+        )
     whole = Partition(np.arange(N)[:, None], np.ones(N, int))
     family = kind.split()[0] if kind.endswith("cells") else "gaussian"
-    method = kind if not kind.endswith("cells") else "svd" if family == "gaussian" else "alternating"
+    method = (
+        kind if not kind.endswith("cells") else "svd" if family == "gaussian" else "alternating"
+    )
     model = latent.MissingValues((9, 6), 2, family=family, method=method, ridge=0.3, iterations=60)
     return latent.make_estimation(model, cells(family), whole, **options)
 
@@ -100,7 +115,9 @@ def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
     assert objective[-1] < objective[0] - 1e-3
 
 
-@pytest.mark.parametrize("kind", ["fitted covariance", "known covariance", "bernoulli mixture", "gaussian cells"])
+@pytest.mark.parametrize(
+    "kind", ["fitted covariance", "known covariance", "bernoulli mixture", "gaussian cells"]
+)
 def test_roots_of_the_field_are_fixed_points_of_em(kind: str) -> None:
     problem = problem_of(kind)
     statistics = problem.init(jax.random.key(2))
@@ -109,7 +126,11 @@ def test_roots_of_the_field_are_fixed_points_of_em(kind: str) -> None:
     assert jnp.linalg.norm(problem.mean_field(statistics)) < 1e-10
     params = problem.maximise(statistics)
     again = problem.maximise(problem.client_statistics(problem.natural(params)).mean(axis=0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.abs(a), np.abs(b), rtol=1e-7, atol=1e-9), params, again)  # U, V up to signs
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.abs(a), np.abs(b), rtol=1e-7, atol=1e-9),
+        params,
+        again,
+    )  # U, V up to signs
 
 
 @jax.jit
@@ -127,7 +148,9 @@ def test_the_field_is_a_preconditioned_gradient(kind: str) -> None:
     gradient, matrix = lyapunov_gradient(problem, statistics)
     field = problem.mean_field(statistics)
     assert jnp.linalg.norm(field) > 1e-2
-    np.testing.assert_allclose(gradient, -matrix @ field, rtol=0, atol=1e-9 * float(jnp.linalg.norm(gradient)))
+    np.testing.assert_allclose(
+        gradient, -matrix @ field, rtol=0, atol=1e-9 * float(jnp.linalg.norm(gradient))
+    )
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-9)
     least = float(jnp.linalg.eigvalsh((matrix + matrix.T) / 2)[0])
     if kind == "known covariance":
@@ -139,16 +162,33 @@ def test_the_field_is_a_preconditioned_gradient(kind: str) -> None:
 def test_the_gaussian_mixture_agrees_with_scikit_learn() -> None:
     """Objective and parameters after several iterations from the same start, in 64 bits."""
     problem = problem_of("fitted covariance")
-    used = np.concatenate([np.asarray(problem.data).reshape(N, M, 2)[i, : COUNTS[i]] for i in range(N)])
+    used = np.concatenate(
+        [np.asarray(problem.data).reshape(N, M, 2)[i, : COUNTS[i]] for i in range(N)]
+    )
     second = np.einsum("nd,ne->de", used, used) / len(used)
     np.testing.assert_allclose(problem.model.second_moment, second, rtol=1e-12)
-    start = latent.gaussian_mixture.Mixture(jnp.array([0.5, 0.2, 0.3]), jnp.array([[-1.0, 0], [1, 1], [0, 1.5]]), jnp.asarray(COVARIANCE))
+    start = latent.gaussian_mixture.Mixture(
+        jnp.array([0.5, 0.2, 0.3]),
+        jnp.array([[-1.0, 0], [1, 1], [0, 1.5]]),
+        jnp.asarray(COVARIANCE),
+    )
     statistics = problem.client_statistics(problem.natural(start)).mean(axis=0)
-    step = jax.jit(lambda s: problem.client_statistics(problem.natural(problem.maximise(s))).mean(axis=0))
+    step = jax.jit(
+        lambda s: problem.client_statistics(problem.natural(problem.maximise(s))).mean(axis=0)
+    )
     for iterations in (1, 2, 10):
-        given = {"weights_init": start.weights, "means_init": start.means, "precisions_init": np.linalg.inv(COVARIANCE)}
+        given = {
+            "weights_init": start.weights,
+            "means_init": start.means,
+            "precisions_init": np.linalg.inv(COVARIANCE),
+        }
         reference = Reference(
-            3, covariance_type="tied", max_iter=iterations, tol=0.0, reg_covar=0.0, **{k: np.asarray(v) for k, v in given.items()}
+            3,
+            covariance_type="tied",
+            max_iter=iterations,
+            tol=0.0,
+            reg_covar=0.0,
+            **{k: np.asarray(v) for k, v in given.items()},
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -160,7 +200,9 @@ def test_the_gaussian_mixture_agrees_with_scikit_learn() -> None:
         np.testing.assert_allclose(params.weights, reference.weights_, rtol=1e-10)
         np.testing.assert_allclose(params.means, reference.means_, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(params.covariance, reference.covariances_, rtol=1e-9)
-        assert float(problem.objective(params)) == pytest.approx(-reference.score(used) - np.log(2 * np.pi), rel=1e-12)
+        assert float(problem.objective(params)) == pytest.approx(
+            -reference.score(used) - np.log(2 * np.pi), rel=1e-12
+        )
 
 
 def test_gaussian_statistics_and_loss_by_densities() -> None:
@@ -170,16 +212,26 @@ def test_gaussian_statistics_and_loss_by_densities() -> None:
     ours = latent.gaussian_mixture.Mixture(*(jnp.asarray(leaf) for leaf in theta))
     model, y = latent.GaussianMixture(2), random.normal(size=(7, 2)) * 2
     weight = random.random(7)
-    np.testing.assert_allclose(model.statistics(model.natural(ours), y, weight), weight @ mixture.e_step(theta, y), rtol=1e-12)
+    np.testing.assert_allclose(
+        model.statistics(model.natural(ours), y, weight),
+        weight @ mixture.e_step(theta, y),
+        rtol=1e-12,
+    )
     assert float(model.loss(ours, y).mean()) == pytest.approx(mixture.loss(theta, y), rel=1e-12)
     assert np.isfinite(model.loss(ours, np.full((1, 2), 1e3))).all()
-    np.testing.assert_allclose(model.statistics(model.natural(ours), np.full((1, 2), 1e3), np.ones(1))[:2].sum(), 1, rtol=1e-12)
+    np.testing.assert_allclose(
+        model.statistics(model.natural(ours), np.full((1, 2), 1e3), np.ones(1))[:2].sum(),
+        1,
+        rtol=1e-12,
+    )
 
 
 def test_outside_its_domain_a_mixture_is_not_a_number_unless_guarded() -> None:
     statistics = jnp.array([-0.01, 1.01, 0.0, 0.0, 1.0, 1.0])
     moment = jnp.eye(2) * 3
-    assert np.isnan(latent.GaussianMixture(2, second_moment=moment).maximise(statistics).weights).any()
+    assert np.isnan(
+        latent.GaussianMixture(2, second_moment=moment).maximise(statistics).weights
+    ).any()
     guarded = latent.GaussianMixture(2, second_moment=moment, guard=True).maximise(statistics)
     assert all(np.isfinite(leaf).all() for leaf in guarded)
     assert np.isnan(latent.BernoulliMixture(2).maximise(statistics).means).any()
@@ -200,10 +252,14 @@ def test_bernoulli_mixture_by_enumeration() -> None:
     np.testing.assert_allclose(model.loss(params, y), -np.log(joint.sum(axis=1)), rtol=1e-12)
 
     def surrogate(free: jax.Array) -> jax.Array:
-        theta = latent.bernoulli_mixture.Mixture(jax.nn.softmax(free[:2]), jax.nn.sigmoid(free[2:].reshape(2, 3)))
+        theta = latent.bernoulli_mixture.Mixture(
+            jax.nn.softmax(free[:2]), jax.nn.sigmoid(free[2:].reshape(2, 3))
+        )
         return model.penalty(theta) - statistics @ model.natural(theta)
 
-    best = optimize.minimize(surrogate, np.zeros(8), jac=jax.grad(surrogate), method="BFGS", options={"gtol": 1e-9})
+    best = optimize.minimize(
+        surrogate, np.zeros(8), jac=jax.grad(surrogate), method="BFGS", options={"gtol": 1e-9}
+    )
     found = model.maximise(statistics)
     np.testing.assert_allclose(found.weights, jax.nn.softmax(best.x[:2]), rtol=1e-6)
     np.testing.assert_allclose(found.means, jax.nn.sigmoid(best.x[2:].reshape(2, 3)), rtol=1e-6)
@@ -214,24 +270,38 @@ def test_weights_of_clients() -> None:
     for weighting in ("pooled", "equal"):
         problem = problem_of("known covariance", weighting=weighting)
         y = np.asarray(problem.data).reshape(N, M, 2)
-        theta = mixture.Mixture(np.full(3, 1 / 3), np.array([[-1.0, 0], [1, 1], [0, 1.5]]), COVARIANCE)
+        theta = mixture.Mixture(
+            np.full(3, 1 / 3), np.array([[-1.0, 0], [1, 1], [0, 1.5]]), COVARIANCE
+        )
         params = latent.gaussian_mixture.Mixture(*(jnp.asarray(leaf) for leaf in theta))
         ours = problem.client_statistics(problem.natural(params)).mean(axis=0)
         own = [mixture.e_step(theta, y[i, : COUNTS[i]]) for i in range(N)]
         losses = [mixture.loss(theta, y[i, : COUNTS[i]]) for i in range(N)]
-        expected = np.concatenate(own).mean(axis=0) if weighting == "pooled" else np.mean([each.mean(axis=0) for each in own], axis=0)
+        expected = (
+            np.concatenate(own).mean(axis=0)
+            if weighting == "pooled"
+            else np.mean([each.mean(axis=0) for each in own], axis=0)
+        )
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
         assert float(problem.objective(params)) == pytest.approx(
             np.average(losses, weights=COUNTS if weighting == "pooled" else None), rel=1e-12
         )
         places = jnp.array([3, 0, 0])
-        part = problem.statistics(problem.natural(params), jnp.int32(1), places, jnp.array([0.5, 0.25, 0.25]))
+        part = problem.statistics(
+            problem.natural(params), jnp.int32(1), places, jnp.array([0.5, 0.25, 0.25])
+        )
         share = N * COUNTS[1] / COUNTS.sum() if weighting == "pooled" else 1
-        np.testing.assert_allclose(part, share * np.array([0.5, 0.25, 0.25]) @ own[1][[3, 0, 0]], rtol=1e-12)
+        np.testing.assert_allclose(
+            part, share * np.array([0.5, 0.25, 0.25]) @ own[1][[3, 0, 0]], rtol=1e-12
+        )
 
 
-@pytest.mark.parametrize(("rank", "ridge", "shape"), [(2, 0.4, (7, 5)), (1, 0.0, (5, 7)), (3, 1.5, (12, 4))])
-def test_the_low_rank_closed_form_is_a_minimum(rank: int, ridge: float, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("rank", "ridge", "shape"), [(2, 0.4, (7, 5)), (1, 0.0, (5, 7)), (3, 1.5, (12, 4))]
+)
+def test_the_low_rank_closed_form_is_a_minimum(
+    rank: int, ridge: float, shape: tuple[int, int]
+) -> None:
     """Its value is that of the singular values, no random start of alternating steps gets lower, and both decompositions agree."""
     random = np.random.default_rng(5)
     matrix = jnp.asarray(random.normal(size=shape))
@@ -239,12 +309,23 @@ def test_the_low_rank_closed_form_is_a_minimum(rank: int, ridge: float, shape: t
     best = truncated(matrix, rank, ridge)
     values = np.linalg.svd(matrix, compute_uv=False)
     kept = np.maximum(values[:rank] - ridge, 0)
-    exact = (np.sum((values[:rank] - kept) ** 2) + np.sum(values[rank:] ** 2)) / 2 + ridge * kept.sum() - np.sum(values**2) / 2
+    exact = (
+        (np.sum((values[:rank] - kept) ** 2) + np.sum(values[rank:] ** 2)) / 2
+        + ridge * kept.sum()
+        - np.sum(values**2) / 2
+    )
     assert float(model.surrogate(matrix.ravel(), best)) == pytest.approx(exact, rel=1e-12)
-    alternate = jax.jit(lambda theta: jax.lax.fori_loop(0, 300, lambda _, theta: model._alternate(matrix, theta), theta))
+    alternate = jax.jit(
+        lambda theta: jax.lax.fori_loop(
+            0, 300, lambda _, theta: model._alternate(matrix, theta), theta
+        )
+    )
     for seed in range(5):
         own = np.random.default_rng(seed)
-        start = LowRank(jnp.asarray(own.normal(size=(shape[0], rank))), jnp.asarray(own.normal(size=(shape[1], rank))))
+        start = LowRank(
+            jnp.asarray(own.normal(size=(shape[0], rank))),
+            jnp.asarray(own.normal(size=(shape[1], rank))),
+        )
         reached = float(model.surrogate(matrix.ravel(), alternate(start)))
         assert reached >= exact - 1e-9
         assert reached == pytest.approx(exact, rel=1e-4)
@@ -255,14 +336,22 @@ def test_the_low_rank_closed_form_is_a_minimum(rank: int, ridge: float, shape: t
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 def test_alternating_steps_reach_a_stationary_point(family: str) -> None:
     """The gradient of the surrogate vanishes, and T(E[x]) at a low-rank truth is the truth if there is hardly a ridge."""
-    model = latent.MissingValues((9, 6), 2, family=family, method="alternating", ridge=0.3, iterations=60)
-    statistics = jnp.asarray(np.where(cells(family).seen[0] > 0, cells(family).values[0], 0.5)).ravel()
+    model = latent.MissingValues(
+        (9, 6), 2, family=family, method="alternating", ridge=0.3, iterations=60
+    )
+    statistics = jnp.asarray(
+        np.where(cells(family).seen[0] > 0, cells(family).values[0], 0.5)
+    ).ravel()
     params = model.maximise(statistics)
     gradient = jax.grad(lambda theta: model.surrogate(statistics, theta))(params)
     assert max(float(jnp.abs(leaf).max()) for leaf in gradient) < 1e-6
-    free = latent.MissingValues((9, 6), 2, family=family, method="alternating", ridge=1e-9, iterations=200)
+    free = latent.MissingValues(
+        (9, 6), 2, family=family, method="alternating", ridge=1e-9, iterations=200
+    )
     random = np.random.default_rng(6)
-    truth = LowRank(jnp.asarray(random.normal(size=(9, 2)) / 2), jnp.asarray(random.normal(size=(6, 2))))
+    truth = LowRank(
+        jnp.asarray(random.normal(size=(9, 2)) / 2), jnp.asarray(random.normal(size=(6, 2)))
+    )
     means = free.means(truth)
     np.testing.assert_allclose(free.means(free.maximise(means.ravel())), means, rtol=1e-5)
 
@@ -282,11 +371,17 @@ def test_missing_cells_are_filled_with_what_is_expected() -> None:
         filled = np.where(data.seen > 0, data.values, mean)
         ours = model.statistics(model.natural(params), data, jnp.full(N, 1 / N))
         np.testing.assert_allclose(ours.reshape(9, 6), filled.mean(axis=0), rtol=1e-12)
-        np.testing.assert_allclose(model.loss(params, data), (data.seen * (partition - data.values * theta)).sum(axis=(1, 2)), rtol=1e-10)
+        np.testing.assert_allclose(
+            model.loss(params, data),
+            (data.seen * (partition - data.values * theta)).sum(axis=(1, 2)),
+            rtol=1e-10,
+        )
 
 
 def test_visits_are_gathered_into_matrices() -> None:
-    made = latent.make_matrices([0, 0, 1, 0], [1, 1, 0, 0], [2, 2, 0, 1], [3.0, 5.0, 7.0, 1.0], (2, 2, 3))
+    made = latent.make_matrices(
+        [0, 0, 1, 0], [1, 1, 0, 0], [2, 2, 0, 1], [3.0, 5.0, 7.0, 1.0], (2, 2, 3)
+    )
     np.testing.assert_array_equal(made.values, [[[0, 1, 0], [0, 0, 4]], [[7, 0, 0], [0, 0, 0]]])
     np.testing.assert_array_equal(made.seen, [[[0, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 0, 0]]])
     with pytest.raises(ConfigError, match="row of the visits"):
@@ -301,11 +396,15 @@ def test_the_noisy_mean_in_closed_form() -> None:
     problem = latent.make_estimation(latent.NoisyMean(ridge=0.25), Seen(y, kappa), full)
     s = jnp.asarray(random.normal(size=3))
     slope = np.mean((0.25 + kappa) / 1.25)
-    np.testing.assert_allclose(problem.mean_field(s), (kappa[:, None] * y).mean(axis=0) - slope * np.asarray(s), rtol=1e-12)
+    np.testing.assert_allclose(
+        problem.mean_field(s), (kappa[:, None] * y).mean(axis=0) - slope * np.asarray(s), rtol=1e-12
+    )
     equal = latent.make_estimation(latent.NoisyMean(ridge=0.25), Seen(y, np.full(N * M, 0.5)), full)
     best = 0.5 * y.mean(axis=0) / 0.6
     gap = equal.objective(equal.maximise(s)) - equal.objective(equal.maximise(jnp.asarray(best)))
-    assert float(gap) == pytest.approx(0.5 * 0.6 / 1.25 * np.sum((np.asarray(s) - best) ** 2), rel=1e-10)
+    assert float(gap) == pytest.approx(
+        0.5 * 0.6 / 1.25 * np.sum((np.asarray(s) - best) ** 2), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,10 +412,28 @@ def test_the_noisy_mean_in_closed_form() -> None:
     [
         (lambda: latent.MissingValues((9, 6), 6), "rank is 6"),
         (lambda: latent.MissingValues((9, 6), 2, family="gamma"), "family is 'gamma'"),
-        (lambda: latent.MissingValues((9, 6), 2, family="poisson", method="svd"), "method is 'svd'"),
-        (lambda: latent.make_estimation(latent.NoisyMean(), Seen(np.zeros((3, 2)), np.ones(2)), EVERYTHING), "data is"),
-        (lambda: latent.make_estimation(latent.GaussianMixture(2), np.full((120, 2), np.nan), EVERYTHING), "data is 'an array with nan"),
-        (lambda: latent.make_estimation(latent.GaussianMixture(2), np.zeros((100, 2)), EVERYTHING), "partition.index is 119"),
+        (
+            lambda: latent.MissingValues((9, 6), 2, family="poisson", method="svd"),
+            "method is 'svd'",
+        ),
+        (
+            lambda: latent.make_estimation(
+                latent.NoisyMean(), Seen(np.zeros((3, 2)), np.ones(2)), EVERYTHING
+            ),
+            "data is",
+        ),
+        (
+            lambda: latent.make_estimation(
+                latent.GaussianMixture(2), np.full((120, 2), np.nan), EVERYTHING
+            ),
+            "data is 'an array with nan",
+        ),
+        (
+            lambda: latent.make_estimation(
+                latent.GaussianMixture(2), np.zeros((100, 2)), EVERYTHING
+            ),
+            "partition.index is 119",
+        ),
         (lambda: problem_of("known covariance", weighting="size"), "weighting is 'size'"),
     ],
 )

@@ -47,7 +47,9 @@ class Rounded(Quadratic):
 
     bits: jax.Array  # i32[]  one of BITS
 
-    def loss(self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array) -> jax.Array:
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
         def rounded(x: jax.Array) -> jax.Array:
             return jnp.stack([quantizer(x, bits=bits) for bits in BITS])[self.bits - BITS[0]]
 
@@ -77,17 +79,45 @@ def course() -> Callable[[float, float, float], Course]:
         optimum = random.permutation(np.linspace(-2, 2, dim))
         centers = optimum + spread * random.normal(size=(n, dim))
         optimum, start = centers.mean(0), centers.mean(0) + distance
-        law = theory.step_law([0.5] * n, contact_probability=s / n, round_time=7, max_steps=K, law="runtime_geom")
-        noises, drift = theory.reweighting_constants(theory.step_moments(law), max_steps=K, reweighting="deterministic")
+        law = theory.step_law(
+            [0.5] * n, contact_probability=s / n, round_time=7, max_steps=K, law="runtime_geom"
+        )
+        noises, drift = theory.reweighting_constants(
+            theory.step_moments(law), max_steps=K, reweighting="deterministic"
+        )
         apart = float(np.mean(np.sum((centers - optimum) ** 2, axis=1)))
         gap = float(np.sum((start - optimum) ** 2) / 2)
-        setting = theory.FavanoSetup(n, s, K, 1.0, noise**2, apart, 1.0, gap, float(noises.mean()), drift)
+        setting = theory.FavanoSetup(
+            n, s, K, 1.0, noise**2, apart, 1.0, gap, float(noises.mean()), drift
+        )
         lr = 0.999 * theory.largest_step_size(setting)
-        hyper = SYSTEM.Hyper(num_clients=n, num_selected=s, local_steps=K, slow_fraction=0.0, lr=lr, batch_size=1, reweight="deterministic")
+        hyper = SYSTEM.Hyper(
+            num_clients=n,
+            num_selected=s,
+            local_steps=K,
+            slow_fraction=0.0,
+            lr=lr,
+            batch_size=1,
+            reweight="deterministic",
+        )
         plain = Quadratic.of(centers.astype("float32"), noise=noise, start=start)
-        problems = [Rounded(*(getattr(plain, name) for name in ("centers", "curvature", "noise", "start")), jnp.int32(b)) for b in BITS]
+        problems = [
+            Rounded(
+                *(getattr(plain, name) for name in ("centers", "curvature", "noise", "start")),
+                jnp.int32(b),
+            )
+            for b in BITS
+        ]
         layout = Layout(slots_at_once=s, lanes_at_once=True, lane_devices=1)
-        left = fedjax_sim.sweep(SYSTEM, problems.__getitem__, hyper, seeds=len(BITS), num_ticks=ticks, num_evals=ticks, layout=layout)
+        left = fedjax_sim.sweep(
+            SYSTEM,
+            problems.__getitem__,
+            hyper,
+            seeds=len(BITS),
+            num_ticks=ticks,
+            num_evals=ticks,
+            layout=layout,
+        )
         server = np.stack([left.curves[f"w{i}"] for i in range(dim)], axis=-1)
         squares = np.empty((len(BITS), ticks))
         for lane, timeline in enumerate(left.timelines):
@@ -104,17 +134,29 @@ def course() -> Callable[[float, float, float], Course]:
 def bounds(course: Course) -> np.ndarray:
     """`f64[bits]`"""
     dim, ticks = 40, course.squares.shape[1]
-    errors = [theory.uniform_quantizer_error(dim, limit=LIMIT, bits=bits, rounding="nearest") for bits in BITS]
+    errors = [
+        theory.uniform_quantizer_error(dim, limit=LIMIT, bits=bits, rounding="nearest")
+        for bits in BITS
+    ]
     return np.array(
-        [theory.quantized_bound(course.setting, step_size=course.step_size, num_ticks=ticks, squared_error=error) for error in errors]
+        [
+            theory.quantized_bound(
+                course.setting, step_size=course.step_size, num_ticks=ticks, squared_error=error
+            )
+            for error in errors
+        ]
     )
 
 
-def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(course: Callable) -> None:
+def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(
+    course: Callable,
+) -> None:
     """Equal objectives without noise: the bound of Theorem 1 alone is exceeded at 3 bits, and the floor falls fourfold per bit."""
     seen = course(0.0, 0.0, 0.3)
     assert seen.largest < LIMIT, "rounding would clip"
-    assert all(condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size))
+    assert all(
+        condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size)
+    )
     allowed = bounds(seen)
     assert (seen.squares.mean(1) <= allowed).all()
     plain = theory.bound(seen.setting, step_size=seen.step_size, num_ticks=seen.squares.shape[1])
@@ -126,5 +168,7 @@ def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(cours
 def test_quantized_bound_of_dissimilar_clients_with_noise(course: Callable) -> None:
     seen = course(0.3, 0.5, 0.5)
     assert seen.largest < LIMIT
-    assert all(condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size))
+    assert all(
+        condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size)
+    )
     assert (seen.squares.mean(1) <= bounds(seen)).all()

@@ -37,12 +37,24 @@ GAP = TOY.gap(START)
 FIELD = TOY.slope**2 * float(np.sum((START - TOY.optimum) ** 2))
 
 
-def setting(omega: float = 1.0, participation: float = 1.0, alpha: float | None = None, num_clients: int = N) -> FedEMSetup:
+def setting(
+    omega: float = 1.0, participation: float = 1.0, alpha: float | None = None, num_clients: int = N
+) -> FedEMSetup:
     return FedEMSetup(TOY.constants, num_clients, omega, participation, alpha)
 
 
-def moments(own: FedEMSetup, gamma: float, k_max: int, *, sigma2: float = SIGMA2, memory_error: float = 0.0) -> oracles.Moments:
-    return oracles.exact_moments(own, slope=TOY.slope, gamma=gamma, k_max=k_max, sigma2=sigma2, mean_field=FIELD, memory_error=memory_error)
+def moments(
+    own: FedEMSetup, gamma: float, k_max: int, *, sigma2: float = SIGMA2, memory_error: float = 0.0
+) -> oracles.Moments:
+    return oracles.exact_moments(
+        own,
+        slope=TOY.slope,
+        gamma=gamma,
+        k_max=k_max,
+        sigma2=sigma2,
+        mean_field=FIELD,
+        memory_error=memory_error,
+    )
 
 
 # Constants ----------------------------------------------------------------------------------------------------------------------------
@@ -59,7 +71,9 @@ def moments(own: FedEMSetup, gamma: float, k_max: int, *, sigma2: float = SIGMA2
         (10, 9, 0.5, 19, 0.012825),
     ],
 )
-def test_largest_step_sizes(clients: int, omega: float, participation: float, total: float, second: float) -> None:
+def test_largest_step_sizes(
+    clients: int, omega: float, participation: float, total: float, second: float
+) -> None:
     """The second term of (7) and of Theorem 3, pinned; the first is 1/2."""
     own = FedEMSetup(UNIT, clients, omega, participation)
     assert own.total_omega == pytest.approx(total)
@@ -75,7 +89,9 @@ def test_largest_step_sizes(clients: int, omega: float, participation: float, to
 def test_step_sizes_of_the_toy() -> None:
     assert theory.largest_step_size(setting()) == pytest.approx(5 / 6, rel=1e-6)
     assert theory.largest_step_size(setting(participation=0.5)) == pytest.approx(0.269, abs=5e-4)
-    assert theory.largest_step_size(setting(0.0)) == pytest.approx(TOY.constants.least / 2 / TOY.constants.lyapunov_smoothness)
+    assert theory.largest_step_size(setting(0.0)) == pytest.approx(
+        TOY.constants.least / 2 / TOY.constants.lyapunov_smoothness
+    )
 
 
 def test_regimes() -> None:
@@ -94,15 +110,30 @@ def test_regimes() -> None:
 def test_step_sizes_for_descent_alone() -> None:
     """Remark (30): by hand; the greatest gamma that keeps half of the factor of ||h||^2, which the memories do not bear."""
     constants = Constants(2.0, 3.0, 0.5, 0.7)
-    for own in (FedEMSetup(constants, 10, 1.0), FedEMSetup(constants, 10, 40.0), FedEMSetup(constants, 7, 9.0, 0.3, 0.05)):
-        gamma, pace, omega, n = theory.step_size_for_descent(own), own.memory_step * own.participation, own.total_omega, own.num_clients
+    for own in (
+        FedEMSetup(constants, 10, 1.0),
+        FedEMSetup(constants, 10, 40.0),
+        FedEMSetup(constants, 7, 9.0, 0.3, 0.05),
+    ):
+        gamma, pace, omega, n = (
+            theory.step_size_for_descent(own),
+            own.memory_step * own.participation,
+            own.total_omega,
+            own.num_clients,
+        )
         of_lyapunov = gamma * constants.lyapunov_smoothness / (2 * constants.least)
         of_memories = 8 * gamma**2 * of_lyapunov * omega * constants.smoothness**2 / (pace**2 * n)
         assert max(of_lyapunov, of_memories) == pytest.approx(0.25)
         # What W + weight G loses for each unit of ||h||^2, with the weight of the proof.
         weight = 2 * gamma**2 * constants.lyapunov_smoothness * omega / (pace * n)
-        of_step = theory.memory_step_bound(own, gamma=gamma, memory_error=0, mean_field=1.0, sigma2=0.0)
-        left = gamma * constants.least - gamma**2 * constants.lyapunov_smoothness / 2 - weight * of_step
+        of_step = theory.memory_step_bound(
+            own, gamma=gamma, memory_error=0, mean_field=1.0, sigma2=0.0
+        )
+        left = (
+            gamma * constants.least
+            - gamma**2 * constants.lyapunov_smoothness / 2
+            - weight * of_step
+        )
         assert left == pytest.approx(gamma * constants.least * (1 - of_lyapunov - of_memories))
         assert left >= 0.5 * gamma * constants.least * (1 - 1e-12)
     descent = constants.least / (2 * constants.lyapunov_smoothness)
@@ -114,9 +145,16 @@ def test_step_sizes_for_descent_alone() -> None:
     # O(1 / omega) against O(omega^-1.5), and the memories' error would grow.
     large, larger = (FedEMSetup(UNIT, 10, omega) for omega in (1e3, 1e5))
     for function, power in ((theory.step_size_for_descent, -1.0), (theory.largest_step_size, -1.5)):
-        assert math.log(function(larger) / function(large)) / math.log(100) == pytest.approx(power, abs=1e-3)
-    for gamma, grows in ((theory.step_size_for_descent(large), True), (theory.largest_step_size(large), False)):
-        after = theory.memory_step_bound(large, gamma=gamma, memory_error=1.0, mean_field=0.0, sigma2=0.0)
+        assert math.log(function(larger) / function(large)) / math.log(100) == pytest.approx(
+            power, abs=1e-3
+        )
+    for gamma, grows in (
+        (theory.step_size_for_descent(large), True),
+        (theory.largest_step_size(large), False),
+    ):
+        after = theory.memory_step_bound(
+            large, gamma=gamma, memory_error=1.0, mean_field=0.0, sigma2=0.0
+        )
         assert (after > 1) is grows
 
 
@@ -133,9 +171,16 @@ def test_complexity() -> None:
     )
     # Four times the mini-batch, whose noise is a quarter: as many evaluations where noise dominates, and else four times as many.
     for sigma2, factor in ((100.0, 1), (0.01, 4)):
-        few, many = (theory.evaluations_needed(setting(), batch_size=5 * k, epsilon=0.1, gap=GAP, sigma2=sigma2 / k) for k in (1, 4))
+        few, many = (
+            theory.evaluations_needed(
+                setting(), batch_size=5 * k, epsilon=0.1, gap=GAP, sigma2=sigma2 / k
+            )
+            for k in (1, 4)
+        )
         assert many == pytest.approx(factor * few)
-        assert few == N * 5 * max(theory.rounds_needed(setting(), epsilon=0.1, gap=GAP, sigma2=sigma2))
+        assert few == N * 5 * max(
+            theory.rounds_needed(setting(), epsilon=0.1, gap=GAP, sigma2=sigma2)
+        )
     # gamma_max (1 + omega) sigma^2 / (n epsilon) = (5 / 6) 2 / 10 / epsilon, against 1: not n / epsilon.
     assert theory.is_noisy(setting(), epsilon=0.16, sigma2=1.0)
     assert not theory.is_noisy(setting(), epsilon=0.17, sigma2=1.0)
@@ -157,20 +202,30 @@ GAMMAS = np.array([1.0, 0.9, 0.6, 0.3, 0.1, 0.03])
 @pytest.mark.parametrize("omega", [0.25, 1.0, 9.0])
 def test_bounds_hold_for_every_step_size(omega: float, participation: float) -> None:
     """Theorems 1 and 3 at any allowed gamma, alpha, noise, length, and any first memories, the corollary at its own step size."""
-    for share, sigma2, memory_error in ((1.0, SIGMA2, 0.0), (1.0, 0.0, 5.0), (0.3, 30 * SIGMA2, 5.0)):
+    for share, sigma2, memory_error in (
+        (1.0, SIGMA2, 0.0),
+        (1.0, 0.0, 5.0),
+        (0.3, 30 * SIGMA2, 5.0),
+    ):
         own = setting(omega, participation, share / (1 + omega))
         largest = theory.largest_step_size(own)
         for gamma in largest * GAMMAS:
             run = moments(own, gamma, 1000, sigma2=sigma2, memory_error=memory_error)
             for k_max in (1, 7, 50, 200, 1000):
-                terms = theory.bound(own, gamma=gamma, k_max=k_max, gap=GAP, sigma2=sigma2, memory_error=memory_error)
+                terms = theory.bound(
+                    own, gamma=gamma, k_max=k_max, gap=GAP, sigma2=sigma2, memory_error=memory_error
+                )
                 assert run.mean_field[:k_max].mean() <= terms.total
     own = setting(omega, participation)
     for k_max in (50, 1000):
         gamma = theory.balanced_step_size(own, k_max=k_max, gap=GAP, sigma2=SIGMA2)
         assert gamma <= theory.largest_step_size(own)
-        assert moments(own, gamma, k_max).mean_field[:k_max].mean() <= theory.balanced_bound(own, k_max=k_max, gap=GAP, sigma2=SIGMA2)
-    assert theory.balanced_step_size(own, k_max=9, gap=GAP, sigma2=0.0) == theory.largest_step_size(own)
+        assert moments(own, gamma, k_max).mean_field[:k_max].mean() <= theory.balanced_bound(
+            own, k_max=k_max, gap=GAP, sigma2=SIGMA2
+        )
+    assert theory.balanced_step_size(own, k_max=9, gap=GAP, sigma2=0.0) == theory.largest_step_size(
+        own
+    )
 
 
 def test_bounds_are_not_idle() -> None:
@@ -188,7 +243,11 @@ def test_the_theorem_in_the_papers_form() -> None:
     """(8) and Theorem 3 by hand: v_min (1 - gamma L_W / v_min) E <= gap / (gamma k) + gamma L_W (1 + 5 omega_p) sigma^2 / n + memories."""
     own, gamma, k_max = setting(participation=0.5, alpha=0.4), 0.1, 30
     lw, least = TOY.constants.lyapunov_smoothness, TOY.constants.least
-    right = GAP / (gamma * k_max) + gamma * lw * (1 + 5 * 3) / N * 0.7 + gamma * 2 * lw / (0.4 * 0.5) * 3 / N * 2.0 / k_max
+    right = (
+        GAP / (gamma * k_max)
+        + gamma * lw * (1 + 5 * 3) / N * 0.7
+        + gamma * 2 * lw / (0.4 * 0.5) * 3 / N * 2.0 / k_max
+    )
     found = theory.bound(own, gamma=gamma, k_max=k_max, gap=GAP, sigma2=0.7, memory_error=2.0).total
     assert found == pytest.approx(right / (least * (1 - gamma * lw / least)))
 
@@ -199,12 +258,19 @@ def test_without_compression_the_bound_is_an_equality_and_the_printed_one_false(
     for gamma in (0.1, 1.0, 1.9 / slope):
         run = moments(own, gamma, 25)
         left_over = constants.lyapunov_smoothness / 2 * run.mean_field[25] / slope**2
-        exact = theory.uncompressed_bound(constants, num_clients=N, gamma=gamma, k_max=25, gap=GAP - left_over, sigma2=SIGMA2)
+        exact = theory.uncompressed_bound(
+            constants, num_clients=N, gamma=gamma, k_max=25, gap=GAP - left_over, sigma2=SIGMA2
+        )
         assert run.mean_field[:25].mean() == pytest.approx(exact, rel=1e-10)
     one = {"num_clients": N, "gamma": 1 / slope, "k_max": 1, "gap": GAP, "sigma2": 0.0}
     assert theory.uncompressed_bound(constants, **one) == pytest.approx(FIELD, rel=1e-12)
-    assert theory.uncompressed_bound(constants, printed=True, **one) == pytest.approx(constants.least * FIELD, rel=1e-12)
-    assert theory.uncompressed_bound(constants, printed=True, **one) < moments(own, 1 / slope, 1, sigma2=0.0).mean_field[0]
+    assert theory.uncompressed_bound(constants, printed=True, **one) == pytest.approx(
+        constants.least * FIELD, rel=1e-12
+    )
+    assert (
+        theory.uncompressed_bound(constants, printed=True, **one)
+        < moments(own, 1 / slope, 1, sigma2=0.0).mean_field[0]
+    )
 
 
 def test_memories_recursion_and_its_printed_form() -> None:
@@ -214,26 +280,42 @@ def test_memories_recursion_and_its_printed_form() -> None:
             run = moments(own, gamma, 100)
             values = {"gamma": gamma, "sigma2": SIGMA2}
             for k in range(100):
-                most = theory.memory_step_bound(own, memory_error=run.memory[k], mean_field=run.mean_field[k], **values)
+                most = theory.memory_step_bound(
+                    own, memory_error=run.memory[k], mean_field=run.mean_field[k], **values
+                )
                 assert run.memory[k + 1] <= most * (1 + 1e-12)
     alone = FedEMSetup(TOY.constants, 1, 0.0, 1.0, 1.0)
     for product, is_false in ((0.40, False), (0.43, True)):
         gamma = product / TOY.slope
-        run = oracles.exact_moments(alone, slope=TOY.slope, gamma=gamma, k_max=1, sigma2=1.0, mean_field=0.0)
+        run = oracles.exact_moments(
+            alone, slope=TOY.slope, gamma=gamma, k_max=1, sigma2=1.0, mean_field=0.0
+        )
         assert run.memory[1] == pytest.approx((1 + product) ** 2)
-        printed = theory.memory_step_bound(alone, gamma=gamma, memory_error=0, mean_field=0, sigma2=1.0, printed=True)
+        printed = theory.memory_step_bound(
+            alone, gamma=gamma, memory_error=0, mean_field=0, sigma2=1.0, printed=True
+        )
         assert printed == pytest.approx(2)
         assert bool(run.memory[1] > printed) is is_false
-        assert run.memory[1] <= theory.memory_step_bound(alone, gamma=gamma, memory_error=0, mean_field=0, sigma2=1.0)
+        assert run.memory[1] <= theory.memory_step_bound(
+            alone, gamma=gamma, memory_error=0, mean_field=0, sigma2=1.0
+        )
 
 
 def test_frozen_memories() -> None:
     """With gamma = 0 the recursion is the factor alone: 1 - alpha at the theory's alpha, 1 at twice that, more beyond."""
     for omega, alpha in ((1.0, 0.5), (1.0, 0.1), (9.0, 0.1)):
         run = oracles.exact_moments(
-            setting(omega, 1.0, alpha), slope=TOY.slope, gamma=0.0, k_max=6, sigma2=0.0, mean_field=1.0, memory_error=3.0
+            setting(omega, 1.0, alpha),
+            slope=TOY.slope,
+            gamma=0.0,
+            k_max=6,
+            sigma2=0.0,
+            mean_field=1.0,
+            memory_error=3.0,
         )
-        np.testing.assert_allclose(run.memory, 3 * theory.frozen_memory_factor(omega, alpha) ** np.arange(7))
+        np.testing.assert_allclose(
+            run.memory, 3 * theory.frozen_memory_factor(omega, alpha) ** np.arange(7)
+        )
     assert theory.frozen_memory_factor(3.0, 0.25) == pytest.approx(0.75)
     assert theory.frozen_memory_factor(3.0, 0.5) == pytest.approx(1.0)
     assert theory.frozen_memory_factor(3.0, 0.55) > 1
@@ -254,7 +336,9 @@ def test_variance_of_one_step() -> None:
     delta2 = np.sum(delta**2, axis=1) + 1
     expected = theory.field_variance(delta2, 2 * delta2, np.ones(N), p)
     assert abs(squares.mean() - expected) < 5 * squares.std() / math.sqrt(draws)
-    assert theory.field_variance_bound(setting(1.0, p), delta2=delta2.mean(), sigma2=1.0) == pytest.approx(expected)
+    assert theory.field_variance_bound(
+        setting(1.0, p), delta2=delta2.mean(), sigma2=1.0
+    ) == pytest.approx(expected)
 
 
 class Both(NamedTuple):
@@ -268,15 +352,28 @@ def problem_of(y: np.ndarray, kappa: Any, start: np.ndarray, *, ridge: float = R
     """The estimation of a noisy mean, in float64; to be called with 64-bit types on."""
     places = np.arange(y.shape[0] * y.shape[1]).reshape(y.shape[:2])
     seen = Seen(y.reshape(-1, DIM), np.broadcast_to(kappa, y.shape[:2]).ravel().astype(float))
-    return latent.make_estimation(latent.NoisyMean(ridge), seen, Partition(places, np.full(len(y), y.shape[1])), start=start)
+    return latent.make_estimation(
+        latent.NoisyMean(ridge), seen, Partition(places, np.full(len(y), y.shape[1])), start=start
+    )
 
 
-def simulated(system: Any, y: np.ndarray, kappa: Any, hyper: Any, *, ticks: int, seeds: int, **settings: list[Any]) -> Any:
+def simulated(
+    system: Any,
+    y: np.ndarray,
+    kappa: Any,
+    hyper: Any,
+    *,
+    ticks: int,
+    seeds: int,
+    **settings: list[Any],
+) -> Any:
     with jax.enable_x64(True):
         problem = problem_of(y, kappa, START)
         layout = Layout(slots_at_once=N, lanes_at_once=True, lane_devices=1)
         options = {"num_ticks": ticks, "num_evals": ticks, "layout": layout}
-        return fedjax_sim.sweep(system, problem, hyper, seeds=seeds, settings=settings, **options).curves
+        return fedjax_sim.sweep(
+            system, problem, hyper, seeds=seeds, settings=settings, **options
+        ).curves
 
 
 def far(samples: np.ndarray, expected: np.ndarray) -> float:
@@ -290,7 +387,9 @@ def test_fedem_follows_the_exact_moments() -> None:
     largest = theory.largest_step_size(own)
     compression = parse_compressor("sparsification:keep=0.5")
     hyper = fedem.Hyper(num_clients=N, participation=0.5, batch_size=BATCH, compression=compression)
-    curves = simulated(fedem.system, Y, KAPPA, hyper, ticks=40, seeds=300, gamma=[largest, largest / 4])
+    curves = simulated(
+        fedem.system, Y, KAPPA, hyper, ticks=40, seeds=300, gamma=[largest, largest / 4]
+    )
     for i, gamma in enumerate((largest, largest / 4)):
         exact = moments(own, gamma, 40)
         found = curves.isel(gamma=i)
@@ -303,13 +402,19 @@ def test_floor_without_memories() -> None:
     """Exact statistics, blocks of four: naive stays at the floor of its messages' variance at the optimum, FedEM falls to rounding."""
     compression = parse_compressor("block")
     gamma = theory.largest_step_size(setting())
-    hyper = fedem.Hyper(num_clients=N, sampling="full", batch_size=M, gamma=gamma, compression=compression)
+    hyper = fedem.Hyper(
+        num_clients=N, sampling="full", batch_size=M, gamma=gamma, compression=compression
+    )
     runs = {
-        name: simulated(fedem.system, Y, KAPPA, hyper.replace(aggregation=name), ticks=60, seeds=100).mean_field.values
+        name: simulated(
+            fedem.system, Y, KAPPA, hyper.replace(aggregation=name), ticks=60, seeds=100
+        ).mean_field.values
         for name in ("fedem", "naive")
     }
     assert runs["fedem"][:, -1].max() < 1e-10
     fields = TOY.local_fields
-    variance = np.abs(fields).sum(axis=1) * np.linalg.norm(fields, axis=1) - np.sum(fields**2, axis=1)
+    variance = np.abs(fields).sum(axis=1) * np.linalg.norm(fields, axis=1) - np.sum(
+        fields**2, axis=1
+    )
     floor = oracles.heterogeneity_floor(slope=TOY.slope, gamma=gamma, message_variance=variance)
     assert runs["naive"][:, 20:].mean() == pytest.approx(floor, rel=0.1)

@@ -15,7 +15,17 @@ from fedjax_sim.systems import vr_fedem
 from fedjax_sim.theory.fedem import oracles as oracles
 from fedjax_sim.theory.fedem import variance_reduction as theory
 from fedjax_sim.theory.fedem.bounds import Constants
-from tests.theory.fedem.test_bounds import DIM, RIDGE, START, UNIT, N, data, far, problem_of, simulated
+from tests.theory.fedem.test_bounds import (
+    DIM,
+    RIDGE,
+    START,
+    UNIT,
+    N,
+    data,
+    far,
+    problem_of,
+    simulated,
+)
 
 UNLIKE = Constants(2.0, 3.0, 0.5, 0.7)
 
@@ -23,24 +33,37 @@ UNLIKE = Constants(2.0, 3.0, 0.5, 0.7)
 # Constants, regimes and cost ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("clients", "omega", "gamma"), [(100, 1, 0.364490), (10, 1, 0.153524), (16, 2.5, 0.077706), (1, 0, 1 / 3)])
+@pytest.mark.parametrize(
+    ("clients", "omega", "gamma"),
+    [(100, 1, 0.364490), (10, 1, 0.153524), (16, 2.5, 0.077706), (1, 0, 1 / 3)],
+)
 def test_step_sizes(clients: int, omega: float, gamma: float) -> None:
     """Eq. (10), pinned; half of one over Lambda_*; no number of examples in it."""
-    assert theory.step_size(UNIT, num_clients=clients, omega=omega) == pytest.approx(gamma, rel=1e-5)
+    assert theory.step_size(UNIT, num_clients=clients, omega=omega) == pytest.approx(
+        gamma, rel=1e-5
+    )
     exact = {"inner_steps": 4, "batch_size": 4, "alpha": 1 / (1 + omega)}
     # k_in / b = (1 + omega)^2, where b need not be rounded.
     exact["batch_size"] = exact["inner_steps"] / (1 + omega) ** 2
     inverse = theory.inverse_step_size(UNIT, num_clients=clients, omega=omega, **exact)
     assert gamma == pytest.approx(1 / (2 * inverse), rel=1e-5)
-    assert theory.shrinkage(UNIT, num_clients=clients, omega=omega) == pytest.approx(1 / gamma - 1, rel=1e-5)
+    assert theory.shrinkage(UNIT, num_clients=clients, omega=omega) == pytest.approx(
+        1 / gamma - 1, rel=1e-5
+    )
     own = theory.inverse_step_size(UNLIKE, num_clients=clients, omega=omega, **exact)
-    assert theory.step_size(UNLIKE, num_clients=clients, omega=omega) == pytest.approx(1 / (2 * own))
-    assert theory.step_size(UNLIKE, num_clients=1, omega=0) == pytest.approx(0.5 / (3 + 2 * 0.7 * 2))
+    assert theory.step_size(UNLIKE, num_clients=clients, omega=omega) == pytest.approx(
+        1 / (2 * own)
+    )
+    assert theory.step_size(UNLIKE, num_clients=1, omega=0) == pytest.approx(
+        0.5 / (3 + 2 * 0.7 * 2)
+    )
 
 
 def test_the_memories_bound() -> None:
     """Prop. E.7 by hand."""
-    bound = theory.memory_bound(UNLIKE, omega=1.5, gamma=0.1, num_steps=20, gap=3.0, memory_error=0.9)
+    bound = theory.memory_bound(
+        UNLIKE, omega=1.5, gamma=0.1, num_steps=20, gap=3.0, memory_error=0.9
+    )
     assert bound == pytest.approx((2 * 2.5 * 0.9 + 16 * 0.1 * 2.5**2 * 2.0**2 / 0.5 * 3.0) / 20)
 
 
@@ -51,11 +74,15 @@ def test_cost() -> None:
     assert [theory.batch_size(k, 1) for k in (20, 37, 35, 80)] == [5, 10, 9, 20]
     assert theory.batch_size(289, 0.7) == 100
     # Three outer loops of four clients: a pass over 7 examples, and five steps of twice 2 examples each.
-    assert theory.evaluations(num_clients=4, num_examples=7, batch_size=2, inner_steps=5, outer_steps=3) == 3 * 4 * (7 + 5 * 4)
+    assert theory.evaluations(
+        num_clients=4, num_examples=7, batch_size=2, inner_steps=5, outer_steps=3
+    ) == 3 * 4 * (7 + 5 * 4)
     best = theory.best_inner_steps(700, 1)
     at_best = theory.evaluations_per_step(700, best, 1)
     assert at_best == pytest.approx(2 * math.sqrt(1400) / 2)
-    assert all(theory.evaluations_per_step(700, best * factor, 1) > at_best for factor in (0.8, 1.25))
+    assert all(
+        theory.evaluations_per_step(700, best * factor, 1) > at_best for factor in (0.8, 1.25)
+    )
     # With 4 examples and omega = 3 half an example would be best: one example serves up to 16 inner steps as well.
     assert theory.best_inner_steps(4, 3) == 16
     costs = [4 / k + 2 * theory.batch_size(k, 3) for k in range(1, 50)]
@@ -71,15 +98,21 @@ def test_complexity(clients: int, omega: float) -> None:
     rounds = theory.rounds_needed(UNLIKE, epsilon=epsilon, gap=gap, **own)
     gamma = theory.step_size(UNLIKE, **own)
     of_field = 2 * gap / (UNLIKE.least * gamma * rounds)
-    assert 2 * (1 + gamma**2 * UNLIKE.smoothness**2 * (1 + omega) ** 2 / clients) * of_field == pytest.approx(epsilon)
+    assert 2 * (
+        1 + gamma**2 * UNLIKE.smoothness**2 * (1 + omega) ** 2 / clients
+    ) * of_field == pytest.approx(epsilon)
     shortest = gap / (UNLIKE.least * gamma * epsilon)
     assert 4 * shortest <= rounds <= 5 * shortest
     # With b rounded up the bound is lower still.
     inner = 21
     sizes = {"inner_steps": inner, "batch_size": theory.batch_size(inner, omega)}
-    field = theory.field_bound(UNLIKE, gamma=gamma, inverse_step_size=1 / (2 * gamma), num_steps=rounds, gap=gap)
+    field = theory.field_bound(
+        UNLIKE, gamma=gamma, inverse_step_size=1 / (2 * gamma), num_steps=rounds, gap=gap
+    )
     assert field == pytest.approx(of_field)
-    assert theory.mean_field_bound(UNLIKE, num_clients=clients, gamma=gamma, field=field, **sizes) <= epsilon * (1 + 1e-12)
+    assert theory.mean_field_bound(
+        UNLIKE, num_clients=clients, gamma=gamma, field=field, **sizes
+    ) <= epsilon * (1 + 1e-12)
 
 
 def test_regimes() -> None:
@@ -95,16 +128,27 @@ def test_regimes() -> None:
     assert theory.step_size(UNIT, num_clients=304, omega=1.0) == pytest.approx(1 / 2)
 
     def increase(omega: float, clients: float) -> float:
-        plain, own = (theory.rounds_needed(UNIT, num_clients=clients, omega=each, epsilon=1, gap=1) for each in (0.0, omega))
+        plain, own = (
+            theory.rounds_needed(UNIT, num_clients=clients, omega=each, epsilon=1, gap=1)
+            for each in (0.0, omega)
+        )
         return own / plain
 
-    assert increase(9.0, 1e12) == pytest.approx(theory.increase_of_rounds(9, 10**12, free=True), rel=1e-3)
+    assert increase(9.0, 1e12) == pytest.approx(
+        theory.increase_of_rounds(9, 10**12, free=True), rel=1e-3
+    )
     # Far beyond: omega^1.5 / sqrt(n), times a constant that is the same for all omega and n.
     cases = [(1e4, 1e6), (1e5, 1e6), (1e5, 1e8)]
-    constants = [increase(omega, n) / theory.increase_of_rounds(omega, n, free=False) for omega, n in cases]
+    constants = [
+        increase(omega, n) / theory.increase_of_rounds(omega, n, free=False) for omega, n in cases
+    ]
     np.testing.assert_allclose(constants, math.sqrt(72), rtol=0.01)
     assert theory.increase_of_rounds(9, 4, free=False) == pytest.approx(15)
-    assert theory.increase_of_rounds(0, 4, free=False) == theory.increase_of_rounds(1, 10**6, free=False) == 1
+    assert (
+        theory.increase_of_rounds(0, 4, free=False)
+        == theory.increase_of_rounds(1, 10**6, free=False)
+        == 1
+    )
 
 
 def test_evaluations_for_an_accuracy() -> None:
@@ -113,20 +157,39 @@ def test_evaluations_for_an_accuracy() -> None:
     inner, examples = 60, 2 * 30**2  # k_in at the optimum, b = 15
     assert theory.best_inner_steps(examples, 1.0) == pytest.approx(inner)
     loops = theory.rounds_needed(UNLIKE, **own) / inner
-    sizes = {"num_examples": examples, "batch_size": theory.batch_size(inner, 1.0), "inner_steps": inner}
+    sizes = {
+        "num_examples": examples,
+        "batch_size": theory.batch_size(inner, 1.0),
+        "inner_steps": inner,
+    }
     counted = theory.evaluations(num_clients=30, outer_steps=loops, **sizes)
     assert theory.evaluations_needed(UNLIKE, num_examples=examples, **own) == pytest.approx(counted)
 
     spider = {"num_clients": 1, "omega": 0.0, "gap": 7.0}
     gamma = UNLIKE.least / (UNLIKE.lyapunov_smoothness + 2 * UNLIKE.most * UNLIKE.smoothness)
-    by_hand = 4 * 7.0 * (1 + (gamma * UNLIKE.smoothness) ** 2) / (UNLIKE.least * gamma * 0.1) * 2 * math.sqrt(2 * 50)
-    assert theory.evaluations_needed(UNLIKE, num_examples=50, epsilon=0.1, **spider) == pytest.approx(by_hand)
-    assert theory.evaluations_needed(UNLIKE, num_examples=200, epsilon=0.1, **spider) == pytest.approx(2 * by_hand)
-    assert theory.evaluations_needed(UNLIKE, num_examples=50, epsilon=0.05, **spider) == pytest.approx(2 * by_hand)
+    by_hand = (
+        4
+        * 7.0
+        * (1 + (gamma * UNLIKE.smoothness) ** 2)
+        / (UNLIKE.least * gamma * 0.1)
+        * 2
+        * math.sqrt(2 * 50)
+    )
+    assert theory.evaluations_needed(
+        UNLIKE, num_examples=50, epsilon=0.1, **spider
+    ) == pytest.approx(by_hand)
+    assert theory.evaluations_needed(
+        UNLIKE, num_examples=200, epsilon=0.1, **spider
+    ) == pytest.approx(2 * by_hand)
+    assert theory.evaluations_needed(
+        UNLIKE, num_examples=50, epsilon=0.05, **spider
+    ) == pytest.approx(2 * by_hand)
 
     def burdened(examples: float, clients: float, omega: float) -> float:
         options = {"num_examples": examples, "num_clients": clients, "omega": omega}
-        return theory.evaluations_needed(UNIT, epsilon=1, gap=1, **options) / math.sqrt(examples * clients * omega)
+        return theory.evaluations_needed(UNIT, epsilon=1, gap=1, **options) / math.sqrt(
+            examples * clients * omega
+        )
 
     found = [burdened(1e14, 10, 1e4), burdened(1e16, 10, 1e4), burdened(1e14, 1e3, 1e5)]
     np.testing.assert_allclose(found, burdened(1e15, 10, 1e5), rtol=1e-3)
@@ -144,25 +207,45 @@ def test_runs_meet_theorem_2() -> None:
     gamma = theory.step_size(toy.constants, num_clients=N, omega=omega)
     batch = theory.batch_size(inner, omega)
     assert batch == 5
-    hyper = vr_fedem.Hyper(num_clients=N, batch_size=batch, inner_steps=inner, gamma=gamma, compression=parse_compressor("block"))
+    hyper = vr_fedem.Hyper(
+        num_clients=N,
+        batch_size=batch,
+        inner_steps=inner,
+        gamma=gamma,
+        compression=parse_compressor("block"),
+    )
     curves = simulated(vr_fedem.system, y, kappa, hyper, ticks=20 * inner, seeds=200)
-    assert curves.mean_field.values[:, 0] == pytest.approx(toy.slope**2 * np.sum((START - toy.optimum) ** 2))
-    field, mean_field = curves.field.values[:, 1:].mean(axis=0), curves.mean_field.values[:, :-1].mean(axis=0)
+    assert curves.mean_field.values[:, 0] == pytest.approx(
+        toy.slope**2 * np.sum((START - toy.optimum) ** 2)
+    )
+    field, mean_field = (
+        curves.field.values[:, 1:].mean(axis=0),
+        curves.mean_field.values[:, :-1].mean(axis=0),
+    )
     memory = curves.memory_error.values[:, :-1].mean(axis=0)
     exact = {"gamma": gamma, "gap": gap}
     inverse = {"alpha": 0.5, "inner_steps": inner, "batch_size": batch}
     for outer in (1, 5, 20):
         num = outer * inner
-        most = theory.field_bound(toy.constants, inverse_step_size=1 / (2 * gamma), num_steps=num, **exact)
+        most = theory.field_bound(
+            toy.constants, inverse_step_size=1 / (2 * gamma), num_steps=num, **exact
+        )
         assert most == pytest.approx(2 * gap / (toy.constants.least * gamma * num))
         assert field[:num].mean() <= most
         again = theory.inverse_step_size(toy.constants, num_clients=N, omega=omega, **inverse)
         assert again == pytest.approx(1 / (2 * gamma))
         related = theory.mean_field_bound(
-            toy.constants, num_clients=N, gamma=gamma, inner_steps=inner, batch_size=batch, field=field[:num].mean()
+            toy.constants,
+            num_clients=N,
+            gamma=gamma,
+            inner_steps=inner,
+            batch_size=batch,
+            field=field[:num].mean(),
         )
         assert mean_field[:num].mean() <= related
-        assert memory[:num].mean() <= theory.memory_bound(toy.constants, omega=omega, num_steps=num, **exact)
+        assert memory[:num].mean() <= theory.memory_bound(
+            toy.constants, omega=omega, num_steps=num, **exact
+        )
     assert curves.mean_field.values[:, -1].max() < 1e-20
 
 
@@ -177,7 +260,9 @@ class Loop(NamedTuple):
 
     constants: Constants
     own_smoothness: np.ndarray  # f[N]  L_i
-    spread: np.ndarray  # f[N]  E||noise of an oracle's step||^2 over that of the server's step, squared
+    spread: (
+        np.ndarray
+    )  # f[N]  E||noise of an oracle's step||^2 over that of the server's step, squared
     server: np.ndarray  # f[draws, k, q]  S_k, k = 0, ..., INNER
     memories: np.ndarray  # f[draws, k, N, q]  V_{k,i}
     fields: np.ndarray  # f[draws, k, N, q]  h_i(S_k)
@@ -221,7 +306,10 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     random = np.random.default_rng(7)
     y, kappa = data(1.0, seed=7, examples=40), np.where(random.random((N, 40)) < 0.15, 0.95, 0.02)
     server, garbage = random.normal(size=DIM) + 2, random.normal(size=(N, DIM))
-    slopes, shrunk = (kappa.mean(axis=1) + SMALL_RIDGE) / (1 + SMALL_RIDGE), np.mean(kappa[..., None] * y, axis=1)
+    slopes, shrunk = (
+        (kappa.mean(axis=1) + SMALL_RIDGE) / (1 + SMALL_RIDGE),
+        np.mean(kappa[..., None] * y, axis=1),
+    )
     local = shrunk - slopes[:, None] * server
     memories = local + (random.normal(size=(N, DIM)) if request.param == "far" else 0)
     hyper = vr_fedem.Hyper(
@@ -234,7 +322,9 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     )
     ticks, slots = INNER + np.arange(INNER, dtype=np.int32), np.zeros((INNER, N), np.int32)
     clients = np.broadcast_to(np.arange(N, dtype=np.int32), slots.shape)
-    events = Event(ticks, clients, slots + 1, slots, np.ones(slots.shape), slots + ticks[:, None], slots, ticks)
+    events = Event(
+        ticks, clients, slots + 1, slots, np.ones(slots.shape), slots + ticks[:, None], slots, ticks
+    )
     with jax.enable_x64(True):
         problem = problem_of(y, kappa, START, ridge=SMALL_RIDGE)
         algorithm = vr_fedem.system.algorithm(problem, hyper, Plan(slots_at_once=N))
@@ -257,7 +347,9 @@ def loop(request: pytest.FixtureRequest) -> Loop:
 
             return jax.vmap(one)(keys)
 
-        after, kept, drawn, field = map(np.asarray, run(first, jax.random.split(jax.random.key(1), DRAWS)))
+        after, kept, drawn, field = map(
+            np.asarray, run(first, jax.random.split(jax.random.key(1), DRAWS))
+        )
     path = np.concatenate([np.broadcast_to(server, (DRAWS, 1, DIM)), after], axis=1)
     memory = np.concatenate([np.broadcast_to(memories, (DRAWS, 1, N, DIM)), kept], axis=1)
     fields = shrunk - slopes[:, None] * path[:, :, None]
@@ -275,8 +367,17 @@ def test_oracles_of_an_outer_loop(loop: Loop) -> None:
     assert far(fresh, 0.0) < 5
     assert far(square(fresh) - loop.spread * loop.steps[:, 1:, None], 0.0) < 5
     assert far(square(errors)[:, 1:] - loop.spread * loop.moved[:, 1:, None], 0.0) < 5
-    for found, moved in ((square(fresh).mean(axis=0), loop.steps[:, 1:]), (square(errors)[:, 1:].mean(axis=0), loop.moved[:, 1:])):
-        most = [[theory.oracle_error_bound(each, batch_size=BATCH, moved=m) for each in loop.own_smoothness] for m in moved.mean(axis=0)]
+    for found, moved in (
+        (square(fresh).mean(axis=0), loop.steps[:, 1:]),
+        (square(errors)[:, 1:].mean(axis=0), loop.moved[:, 1:]),
+    ):
+        most = [
+            [
+                theory.oracle_error_bound(each, batch_size=BATCH, moved=m)
+                for each in loop.own_smoothness
+            ]
+            for m in moved.mean(axis=0)
+        ]
         assert (found <= most).all()
         assert np.max(found / most) > RATIO
 
@@ -284,7 +385,11 @@ def test_oracles_of_an_outer_loop(loop: Loop) -> None:
 def test_memories_of_an_outer_loop(loop: Loop) -> None:
     """E[V_{k+1,i} | S_{k+1,i}] = (1 - alpha) V_{k,i} + alpha (S_{k+1,i} - S_k), with variance alpha^2 omega ||Delta||^2; bounds."""
     before, deltas = loop.memories[:, :-1], loop.deltas
-    rest = loop.memories[:, 1:] - (1 - ALPHA) * before - ALPHA * (loop.oracles - loop.server[:, :-1, None])
+    rest = (
+        loop.memories[:, 1:]
+        - (1 - ALPHA) * before
+        - ALPHA * (loop.oracles - loop.server[:, :-1, None])
+    )
     assert far(rest, 0.0) < 5
     assert far(rest * (loop.oracles - loop.oracles.mean(axis=0)), 0.0) < 5
     assert far(square(rest) - ALPHA**2 * OMEGA * square(deltas), 0.0) < 5
@@ -293,13 +398,21 @@ def test_memories_of_an_outer_loop(loop: Loop) -> None:
     expected = (1 - ALPHA) * square(before - loop.fields[:, :-1]) + ALPHA * square(loop.errors)
     assert far(now - expected + ALPHA * (1 - ALPHA * (1 + OMEGA)) * square(deltas), 0.0) < 5
 
-    memory, moved, field = loop.memory_error.mean(axis=0), loop.moved.mean(axis=0), square(loop.field).mean(axis=0)
+    memory, moved, field = (
+        loop.memory_error.mean(axis=0),
+        loop.moved.mean(axis=0),
+        square(loop.field).mean(axis=0),
+    )
     of_deltas, of_memories = [], []
     for k in range(INNER):
         state = {"batch_size": BATCH, "moved": moved[k], "memory_error": memory[k]}
         if moved[k] + memory[k] > 0:
-            of_deltas.append(square(deltas)[:, k].mean() / theory.delta_bound(loop.constants, **state))
-        after = theory.memory_step_bound(loop.constants, alpha=ALPHA, gamma=GAMMA, field=field[k], **state)
+            of_deltas.append(
+                square(deltas)[:, k].mean() / theory.delta_bound(loop.constants, **state)
+            )
+        after = theory.memory_step_bound(
+            loop.constants, alpha=ALPHA, gamma=GAMMA, field=field[k], **state
+        )
         of_memories.append(memory[k + 1] / after)
     for ratios in (of_deltas, of_memories):
         assert RATIO < max(ratios) < 1
@@ -313,7 +426,12 @@ def test_fields_of_an_outer_loop(loop: Loop) -> None:
     np.testing.assert_allclose(deltas[:, 0], loop.memory_error[:, 0], rtol=1e-9, atol=1e-20)
     sizes = {"num_clients": N, "omega": OMEGA, "batch_size": BATCH}
     moved = loop.moved.mean(axis=0)
-    most = [theory.field_error_bound(loop.constants, moved=moved[k], delta2=deltas[:, k].mean(), **sizes) for k in range(INNER)]
+    most = [
+        theory.field_error_bound(
+            loop.constants, moved=moved[k], delta2=deltas[:, k].mean(), **sizes
+        )
+        for k in range(INNER)
+    ]
     assert most[0] == pytest.approx(OMEGA / N * loop.memory_error[:, 0].mean())
     # Five standard errors and rounding for the first, which is an equality.
     assert (off.mean(axis=0) <= most + 5 * off.std(axis=0) / math.sqrt(DRAWS) + 1e-20).all()
@@ -324,8 +442,20 @@ def test_bounds_of_one_step_in_the_papers_form() -> None:
     """By hand, as in App. E."""
     moved, memory_error, field = 0.6, 0.9, 1.7
     assert theory.oracle_error_bound(2.0, batch_size=3, moved=moved) == pytest.approx(4 / 3 * 0.6)
-    assert theory.delta_bound(UNLIKE, batch_size=3, moved=moved, memory_error=memory_error) == pytest.approx(2 * 4 / 3 * 0.6 + 2 * 0.9)
-    of_field = theory.field_error_bound(UNLIKE, num_clients=7, omega=1.5, batch_size=3, moved=moved, delta2=5.0)
+    assert theory.delta_bound(
+        UNLIKE, batch_size=3, moved=moved, memory_error=memory_error
+    ) == pytest.approx(2 * 4 / 3 * 0.6 + 2 * 0.9)
+    of_field = theory.field_error_bound(
+        UNLIKE, num_clients=7, omega=1.5, batch_size=3, moved=moved, delta2=5.0
+    )
     assert of_field == pytest.approx(1.5 / 7 * 5.0 + 4 / (7 * 3) * 0.6)
-    after = theory.memory_step_bound(UNLIKE, alpha=0.4, gamma=0.3, batch_size=3, moved=moved, field=field, memory_error=memory_error)
+    after = theory.memory_step_bound(
+        UNLIKE,
+        alpha=0.4,
+        gamma=0.3,
+        batch_size=3,
+        moved=moved,
+        field=field,
+        memory_error=memory_error,
+    )
     assert after == pytest.approx(0.8 * 0.9 + 5 * 4 * 0.09 * 1.7 + 0.8 * 4 / 3 * 0.6)

@@ -43,17 +43,26 @@ class Case(NamedTuple):
 
     def follow(self, start: Gaussian, step_sizes: Sequence[Real]) -> tuple[Gaussian, Gaussian]:
         """Joint laws of all clients' models: after the local part of each step, and before and after each step. Time is the first axis."""
-        n, how = self.clients.shape[0], {"local_steps": self.local_steps, "rho": self.rho, "participation": self.participation}
+        n, how = (
+            self.clients.shape[0],
+            {"local_steps": self.local_steps, "rho": self.rho, "participation": self.participation},
+        )
         taken = list(oracle.steps(self.clients, start, step_sizes=step_sizes, **how))
         first = Gaussian(np.tile(start.mean, n), np.tile(start.covariance, (n, n)))
-        return stacked([step.local for step in taken]), stacked([first, *(step.synced for step in taken)])
+        return stacked([step.local for step in taken]), stacked(
+            [first, *(step.synced for step in taken)]
+        )
 
 
 def stacked(laws: Sequence[Gaussian]) -> Gaussian:
-    return Gaussian(np.stack([law.mean for law in laws]), np.stack([law.covariance for law in laws]))
+    return Gaussian(
+        np.stack([law.mean for law in laws]), np.stack([law.covariance for law in laws])
+    )
 
 
-def tables(clients: GaussianTarget, local_steps: int = 5, participation: Participation = FULL) -> Case:
+def tables(
+    clients: GaussianTarget, local_steps: int = 5, participation: Participation = FULL
+) -> Case:
     """R1 or R2 at three step sizes and three values of rho."""
     eta, rho = (x.ravel() for x in np.meshgrid([0.01, 0.05, 0.125], [0.0, 0.5, 1.0]))
     repeated = GaussianTarget(*(np.broadcast_to(leaf, (9, *leaf.shape)) for leaf in clients[:3]))
@@ -66,7 +75,11 @@ def random_case(seed: int, num: int, scheme: str = "full") -> Case:
     Each twice: with some shared noise, and without.
     """
     random = np.random.default_rng(seed)
-    n, dim, selected = int(random.integers(2, 6)), int(random.integers(1, 4)), int(random.integers(1, 6))
+    n, dim, selected = (
+        int(random.integers(2, 6)),
+        int(random.integers(1, 4)),
+        int(random.integers(1, 6)),
+    )
     participation = FULL if scheme == "full" else Participation(scheme, 1 + selected % n)
     turns, _ = np.linalg.qr(random.normal(size=(num, n, dim, dim)))
     values = np.exp(random.uniform(-1, 1.5, (num, n, 1, dim)))
@@ -81,11 +94,17 @@ def random_case(seed: int, num: int, scheme: str = "full") -> Case:
     rho = np.concatenate([random.choice([0.5, 0.9, 1.0], num), np.zeros(num)])
     twice = GaussianTarget(*(np.concatenate([leaf, leaf]) for leaf in clients))
     start, local_steps = random.normal(size=(num, dim)), int(random.integers(1, 11))
-    return Case(twice, np.tile(start, (2, 1)), rho, np.tile(step_size, 2), local_steps, participation)
+    return Case(
+        twice, np.tile(start, (2, 1)), rho, np.tile(step_size, 2), local_steps, participation
+    )
 
 
 SEEDS = range(12)
-PROBLEMS = {"R1": tables(R1), "R2": tables(R2), **{f"random {seed}": random_case(seed, 25) for seed in SEEDS}}
+PROBLEMS = {
+    "R1": tables(R1),
+    "R2": tables(R2),
+    **{f"random {seed}": random_case(seed, 25) for seed in SEEDS},
+}
 """Everyone averaged."""
 
 
@@ -93,9 +112,19 @@ def every_case() -> dict[str, Case]:
     cases = {}
     for name, clients in (("R1", R1), ("R2", R2)):
         sizes = range(1, clients.shape[0] + 1)
-        for who in (FULL, *(Participation(scheme, size) for scheme in oracle.SCHEMES[1:] for size in sizes)):
-            cases |= {f"{name} {who.scheme} {who.num_selected} K={k}": tables(clients, k, who) for k in (1, 5, 20)}
-    return cases | {f"random {seed} {scheme}": random_case(seed, 25, scheme) for seed in SEEDS for scheme in oracle.SCHEMES}
+        for who in (
+            FULL,
+            *(Participation(scheme, size) for scheme in oracle.SCHEMES[1:] for size in sizes),
+        ):
+            cases |= {
+                f"{name} {who.scheme} {who.num_selected} K={k}": tables(clients, k, who)
+                for k in (1, 5, 20)
+            }
+    return cases | {
+        f"random {seed} {scheme}": random_case(seed, 25, scheme)
+        for seed in SEEDS
+        for scheme in oracle.SCHEMES
+    }
 
 
 CASES = every_case()
@@ -113,16 +142,22 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
     n, dim = clients.shape
     goal = oracle.target(clients).mean
     means = law.mean.reshape(*law.mean.shape[:-1], n, dim)
-    own = np.einsum("...cicj->...cij", law.covariance.reshape(*law.covariance.shape[:-2], n, dim, n, dim))
+    own = np.einsum(
+        "...cicj->...cij", law.covariance.reshape(*law.covariance.shape[:-2], n, dim, n, dim)
+    )
     traces = np.trace(own, axis1=-2, axis2=-1)
     distance = traces + np.sum((means - goal[:, None]) ** 2, axis=-1)
     turned = clients.hessians @ own @ clients.hessians
     slopes = np.einsum("...cij,...cj->...ci", clients.hessians, means - clients.centers)
-    noise = np.trace(np.broadcast_to(clients.gradient_noise, clients.hessians.shape), axis1=-2, axis2=-1)
+    noise = np.trace(
+        np.broadcast_to(clients.gradient_noise, clients.hessians.shape), axis1=-2, axis2=-1
+    )
     gradient = np.trace(turned, axis1=-2, axis2=-1) + np.sum(slopes**2, axis=-1) + noise
     centre = oracle.average(clients, law)
     spread = np.einsum("...c,...c->...", clients.weights, traces + np.sum(means**2, axis=-1))
-    divergence = spread - np.trace(centre.covariance, axis1=-2, axis2=-1) - np.sum(centre.mean**2, axis=-1)
+    divergence = (
+        spread - np.trace(centre.covariance, axis1=-2, axis2=-1) - np.sum(centre.mean**2, axis=-1)
+    )
     return Moments(distance, gradient, divergence)
 
 
@@ -145,7 +180,9 @@ def check(case: Case, start: Gaussian, num_steps: int, before: int = 0) -> None:
     assert holds(excess * local.divergence[at_sync], theory.selection_bound(setting, who, **how))
     distance = wasserstein2(*oracle.average(case.clients, laws), *goal)
     for is_chosen, taking_part in ((at_sync, who), (~at_sync, FULL)):
-        allowed = theory.one_step_bound(setting, distance[:-1][is_chosen] ** 2, participation=taking_part, **how)
+        allowed = theory.one_step_bound(
+            setting, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
+        )
         assert holds(distance[1:][is_chosen] ** 2, allowed)
     k = before + np.arange(num_steps + 1)[:, None]
     assert holds(distance, theory.bound(setting, k, participation=who, **how))
@@ -159,7 +196,10 @@ def test_bounds_at_every_step(name: str) -> None:
     """From the start, with none taken; all rounds later; and for good, through a round from the law that it leaves as it is."""
     case = CASES[name]
     setting, goal = case.setting, oracle.target(case.clients)
-    start, how = oracle.point(case.start), {"step_size": case.step_size, "local_steps": case.local_steps}
+    start, how = (
+        oracle.point(case.start),
+        {"step_size": case.step_size, "local_steps": case.local_steps},
+    )
     assert holds(wasserstein2(*start, *goal), theory.start_bound(setting))
     check(case, start, 90)
     taken = oracle.one_round(case.clients, **how, rho=case.rho, participation=case.participation)
@@ -180,7 +220,12 @@ def test_bounds_at_decreasing_step_sizes(name: str, local_steps: int) -> None:
     distance = wasserstein2(*oracle.average(case.clients, laws), *goal)
     assert holds(distance, theory.decreasing_bound(setting, k, local_steps=local_steps))
     apart = moments(case.clients, laws).divergence[1:]
-    assert holds(apart, theory.divergence_bound(setting, step_size=sizes, local_steps=local_steps, is_constant=False))
+    assert holds(
+        apart,
+        theory.divergence_bound(
+            setting, step_size=sizes, local_steps=local_steps, is_constant=False
+        ),
+    )
 
 
 @pytest.mark.parametrize(("local_steps", "rho"), [(1, 1.0), (5, 0.0), (5, 1.0)])
@@ -191,14 +236,33 @@ def test_bounds_of_the_true_distance_of_a_mixture(local_steps: int, rho: float) 
     """
     random = np.random.default_rng(local_steps)
     groups, size, eta, who = 10, 4000, 0.05, Participation("without_replacement", 1)
-    setting, goal, how = theory.setup_of(R1, np.zeros(1), rho), oracle.target(R1), {"step_size": eta, "local_steps": local_steps}
-    quantiles = goal.mean.item() + np.sqrt(goal.covariance.item()) * ndtri((np.arange(size) + 0.5) / size)
+    setting, goal, how = (
+        theory.setup_of(R1, np.zeros(1), rho),
+        oracle.target(R1),
+        {"step_size": eta, "local_steps": local_steps},
+    )
+    quantiles = goal.mean.item() + np.sqrt(goal.covariance.item()) * ndtri(
+        (np.arange(size) + 0.5) / size
+    )
     models = np.zeros((groups, size, 2))
-    exact = oracle.steps(R1, oracle.point(np.zeros(1)), step_sizes=[eta] * 60, rho=rho, local_steps=local_steps, participation=who)
+    exact = oracle.steps(
+        R1,
+        oracle.point(np.zeros(1)),
+        step_sizes=[eta] * 60,
+        rho=rho,
+        local_steps=local_steps,
+        participation=who,
+    )
     before, widest = wasserstein2(*oracle.point(np.zeros(1)), *goal).item(), 0.0
     for k, step in enumerate(exact, start=1):
-        injected = rho * random.normal(size=(groups, size, 1)) + np.sqrt(2 * (1 - rho**2)) * random.normal(size=models.shape)
-        models = models - eta * R1.hessians[:, 0, 0] * (models - R1.centers[:, 0]) + np.sqrt(2 * eta) * injected
+        injected = rho * random.normal(size=(groups, size, 1)) + np.sqrt(
+            2 * (1 - rho**2)
+        ) * random.normal(size=models.shape)
+        models = (
+            models
+            - eta * R1.hessians[:, 0, 0] * (models - R1.centers[:, 0])
+            + np.sqrt(2 * eta) * injected
+        )
         is_synced = k % local_steps == 0
         if is_synced:
             chosen = random.integers(2, size=(groups, size, 1))
@@ -207,7 +271,9 @@ def test_bounds_of_the_true_distance_of_a_mixture(local_steps: int, rho: float) 
         distance, error = each.mean(), each.std(ddof=1) / np.sqrt(groups)
         low, high = max(distance - 5 * error, 0), distance + 5 * error
         assert high <= theory.bound(setting, k, participation=who, **how)
-        assert high**2 <= theory.one_step_bound(setting, before**2, participation=who if is_synced else FULL, **how)
+        assert high**2 <= theory.one_step_bound(
+            setting, before**2, participation=who if is_synced else FULL, **how
+        )
         gaussian = wasserstein2(*oracle.average(R1, step.synced), *goal).item()
         assert high >= gaussian
         before, widest = low, max(widest, low / gaussian)
@@ -225,24 +291,38 @@ def test_contraction_of_any_two_models(name: str) -> None:
 
     def slope(models: Numbers) -> Numbers:
         """Mean over clients of their gradients, at models `[..., N, P]` of their own."""
-        return np.einsum("...c,...cij,...cj->...i", clients.weights, clients.hessians, models - clients.centers)
+        return np.einsum(
+            "...c,...cij,...cj->...i", clients.weights, clients.hessians, models - clients.centers
+        )
 
     for scale in (0.01, 1.0, 100.0):
-        one, models = random.normal(size=(draws, num, dim)), scale * random.normal(size=(draws, num, n, dim))
+        one, models = (
+            random.normal(size=(draws, num, dim)),
+            scale * random.normal(size=(draws, num, n, dim)),
+        )
         centre = np.einsum("...c,...ci->...i", clients.weights, models)
         gap = slope(one[..., None, :]) - slope(models)
-        divergence = np.einsum("...c,...c->...", clients.weights, np.sum((models - centre[..., None, :]) ** 2, axis=-1))
+        divergence = np.einsum(
+            "...c,...c->...", clients.weights, np.sum((models - centre[..., None, :]) ** 2, axis=-1)
+        )
         apart = np.sum((one - centre) ** 2, axis=-1)
         for share in (0.1, 0.5, 1.0):
             eta = share / (setting.smoothness + setting.strong_convexity)
             after = np.sum((one - centre - eta[:, None] * gap) ** 2, axis=-1)
-            assert holds(after, theory.contraction_bound(setting, step_size=eta, squared_distance=apart, divergence=divergence))
+            assert holds(
+                after,
+                theory.contraction_bound(
+                    setting, step_size=eta, squared_distance=apart, divergence=divergence
+                ),
+            )
 
 
 def test_contraction_needs_a_bounded_step_size() -> None:
     """Two models apart along the steeper of two curvatures, all clients' in one point: it fails just above 2 / (L + m), and is refused."""
     curvatures, apart = np.array([1.0, 40.0]), np.array([0.0, 1.0])
-    clients = GaussianTarget(np.broadcast_to(np.diag(curvatures), (2, 2, 2)), np.zeros((2, 2)), np.full(2, 0.5))
+    clients = GaussianTarget(
+        np.broadcast_to(np.diag(curvatures), (2, 2, 2)), np.zeros((2, 2)), np.full(2, 0.5)
+    )
     setting = theory.setup_of(clients, np.zeros(2), 0.0)
 
     def after(eta: float) -> float:
@@ -250,7 +330,9 @@ def test_contraction_needs_a_bounded_step_size() -> None:
 
     for share in (0.1, 0.5, 1.0):
         eta = share / curvatures.sum()
-        assert after(eta) <= theory.contraction_bound(setting, step_size=eta, squared_distance=1.0, divergence=0.0)
+        assert after(eta) <= theory.contraction_bound(
+            setting, step_size=eta, squared_distance=1.0, divergence=0.0
+        )
     beyond = 1.05 * 2 / curvatures.sum()
     assert after(beyond) > 1 - beyond * curvatures[0]
     with pytest.raises(ValueError, match=r"1 / \(L \+ m\)"):
@@ -263,7 +345,10 @@ def test_diffusion_within_a_step(name: str) -> None:
     clients, setting = PROBLEMS[name].clients, PROBLEMS[name].setting
     eta = np.geomspace(1e-4, 1.999, 30)[:, None] / setting.strong_convexity
     curvatures = np.linalg.eigvalsh(np.einsum("bc,bcij->bij", clients.weights, clients.hessians))
-    moved = np.sum(-2 * np.expm1(-eta[..., None] * curvatures) / curvatures, axis=-1) * clients.temperature
+    moved = (
+        np.sum(-2 * np.expm1(-eta[..., None] * curvatures) / curvatures, axis=-1)
+        * clients.temperature
+    )
     assert holds(moved, theory.discretisation_bound(setting, step_size=eta))
 
 
@@ -283,7 +368,9 @@ def test_gradient_noise(name: str) -> None:
     if name in ("R1", "R2"):
         noise = np.arange(case.clients.shape[0])[:, None, None] * np.ones((9, 1, 1, 1))
         case = case._replace(clients=case.clients._replace(gradient_noise=noise))
-    averaged = np.trace(np.asarray(oracle.centralised(case.clients).gradient_noise)[:, 0], axis1=-2, axis2=-1)
+    averaged = np.trace(
+        np.asarray(oracle.centralised(case.clients).gradient_noise)[:, 0], axis1=-2, axis2=-1
+    )
     assert averaged.max() > 0
     assert holds(averaged, theory.gradient_noise_bound(case.setting))
 
@@ -293,22 +380,36 @@ def test_gradient_noise(name: str) -> None:
 def test_noise_correlation_at_equal_weights(num_clients: int, rho: float) -> None:
     expected = np.full((num_clients, num_clients), rho**2 / (rho**2 + num_clients * (1 - rho**2)))
     np.fill_diagonal(expected, 1.0)
-    np.testing.assert_allclose(theory.noise_correlation(np.full(num_clients, 1 / num_clients), rho), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        theory.noise_correlation(np.full(num_clients, 1 / num_clients), rho), expected, rtol=1e-12
+    )
 
 
 def test_noise_correlation_at_unequal_weights() -> None:
     """By hand at rho^2 = 1/2, where variances are (1 + 1 / p_c) / 2; and by the exact law after a step."""
     found = theory.noise_correlation([1 / 5, 3 / 10, 1 / 2], math.sqrt(0.5))
     variances = (3, 13 / 6, 3 / 2)
-    expected = [[1 if c == other else 0.5 / math.sqrt(variances[c] * variances[other]) for other in range(3)] for c in range(3)]
+    expected = [
+        [
+            1 if c == other else 0.5 / math.sqrt(variances[c] * variances[other])
+            for other in range(3)
+        ]
+        for c in range(3)
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     case = random_case(3, 4)
     still = case.clients._replace(gradient_noise=0.0, temperature=1.3)
-    (step,) = oracle.steps(still, oracle.point(case.start), step_sizes=[0.1], local_steps=2, rho=case.rho)
+    (step,) = oracle.steps(
+        still, oracle.point(case.start), step_sizes=[0.1], local_steps=2, rho=case.rho
+    )
     own = np.sqrt(np.einsum("bii->bi", step.local.covariance))
     n, dim = still.shape
-    correlation = (step.local.covariance / (own[:, :, None] * own[:, None, :])).reshape(-1, n, dim, n, dim)[:, :, 0, :, 0]
-    np.testing.assert_allclose(theory.noise_correlation(still.weights, case.rho), correlation, rtol=1e-12, atol=1e-15)
+    correlation = (step.local.covariance / (own[:, :, None] * own[:, None, :])).reshape(
+        -1, n, dim, n, dim
+    )[:, :, 0, :, 0]
+    np.testing.assert_allclose(
+        theory.noise_correlation(still.weights, case.rho), correlation, rtol=1e-12, atol=1e-15
+    )
     with pytest.raises(ValueError, match=r"rho is 1\.5"):
         theory.noise_correlation([0.5, 0.5], 1.5)
 
@@ -319,7 +420,11 @@ def test_lemmas_are_false_at_the_step_sizes_printed() -> None:
     setting = theory.setup_of(clients, np.ones(1), 0.0)._replace(strong_convexity=1.0)
     eta = 1.5
     assert 2 / setting.smoothness < eta < 2 / setting.strong_convexity
-    law = oracle.iterate_rounds(oracle.one_round(clients, step_size=eta, local_steps=1, rho=0.0), oracle.point(np.ones(1)), 30)
+    law = oracle.iterate_rounds(
+        oracle.one_round(clients, step_size=eta, local_steps=1, rho=0.0),
+        oracle.point(np.ones(1)),
+        30,
+    )
     allowed = theory.moment_bound(setting, step_size=0.1)
     assert law.covariance[-1].item() > 1e6 * allowed
     with pytest.raises(ValueError, match=r"1 / \(L \+ m\)"):
@@ -337,21 +442,46 @@ def test_printed_constants_and_values() -> None:
     setting = theory.setup_of(R1, np.zeros(1), 0.0)
     assert (setting.strong_convexity, setting.smoothness, setting.condition_number) == (1, 4, 4)
     np.testing.assert_allclose(setting.dissimilarity, 1.6, rtol=1e-12)
-    np.testing.assert_allclose(theory.bound(setting, [0, 400], step_size=0.05, local_steps=5), [268.44, 266.19], atol=5e-3)
+    np.testing.assert_allclose(
+        theory.bound(setting, [0, 400], step_size=0.05, local_steps=5), [268.44, 266.19], atol=5e-3
+    )
     one = Participation("with_replacement", 1)
-    wide = theory.setup_of(GaussianTarget(R1.hessians, R1.centers, np.array([0.2, 0.8])), np.zeros(1), 0.5)
+    wide = theory.setup_of(
+        GaussianTarget(R1.hessians, R1.centers, np.array([0.2, 0.8])), np.zeros(1), 0.5
+    )
     np.testing.assert_allclose(wide.local_temperature, 0.25 + 0.75 / 0.2, rtol=1e-12)
     np.testing.assert_allclose(wide.client_noise, 0.25 + 0.75 * 2, rtol=1e-12)
     # C_K is 2 for small steps, so that the floor stays.
     floor = theory.participation_floor(setting, one, step_size=1e-9, local_steps=7)
     np.testing.assert_allclose(floor, 2 * np.sqrt(2 * 2.0), rtol=1e-6)
-    almost = theory.bound(setting, 50, step_size=0.05, local_steps=5, participation=Participation("without_replacement", 2))
-    np.testing.assert_allclose(almost, theory.bound(setting, 50, step_size=0.05, local_steps=5) + bias_gap(setting), rtol=1e-12)
+    almost = theory.bound(
+        setting,
+        50,
+        step_size=0.05,
+        local_steps=5,
+        participation=Participation("without_replacement", 2),
+    )
+    np.testing.assert_allclose(
+        almost,
+        theory.bound(setting, 50, step_size=0.05, local_steps=5) + bias_gap(setting),
+        rtol=1e-12,
+    )
 
 
 def test_every_term_of_the_bounds() -> None:
     """Against the formulas as they stand in the paper, in two dimensions, with all constants different."""
-    n, d, big, m, tau, rho, least, start, gamma, sigma = 3, 2, 5.0, 0.5, 0.7, 0.6, 0.2, 0.3, 1.1, 0.4
+    n, d, big, m, tau, rho, least, start, gamma, sigma = (
+        3,
+        2,
+        5.0,
+        0.5,
+        0.7,
+        0.6,
+        0.2,
+        0.3,
+        1.1,
+        0.4,
+    )
     setting = theory.LangevinSetup(n, d, big, m, tau, rho, least, start, gamma, sigma**2)
     eta, k, kappa = 0.05, 4, big / m
     warmest = tau * (rho**2 + (1 - rho**2) / least)
@@ -366,22 +496,44 @@ def test_every_term_of_the_bounds() -> None:
     floor = 2 * math.sqrt(whole / (1 - math.exp(-whole / 2)) * d * noise / (size * m) * factor)
     decay = (1 - eta * m / 4) ** 7 * math.sqrt(2 * d) * (math.sqrt(start) + math.sqrt(tau / m))
     expected = {
-        theory.contraction_bound(setting, step_size=eta, squared_distance=2.0, divergence=3.0): (1 - eta * m) * 2 + 4 * eta * big * 3,
-        theory.discretisation_bound(setting, step_size=eta): 2 * eta**2 * d * kappa * big * tau + 16 * eta * d * tau,
-        theory.moment_bound(setting, step_size=eta): d * start + 6 * d / m * (warmest + sigma**2 / m + gamma**2 / (m * d)),
+        theory.contraction_bound(setting, step_size=eta, squared_distance=2.0, divergence=3.0): (
+            1 - eta * m
+        )
+        * 2
+        + 4 * eta * big * 3,
+        theory.discretisation_bound(setting, step_size=eta): 2 * eta**2 * d * kappa * big * tau
+        + 16 * eta * d * tau,
+        theory.moment_bound(setting, step_size=eta): d * start
+        + 6 * d / m * (warmest + sigma**2 / m + gamma**2 / (m * d)),
         theory.gradient_bound(setting, step_size=eta): 14 * d * big**2 * spread,
-        theory.divergence_bound(setting, **how): 28 * 9 * eta**2 * d * big**2 * spread + 4 * 3 * eta * d * noise,
-        theory.divergence_bound(setting, is_constant=False, **how): 112 * 9 * eta**2 * d * big**2 * spread + 8 * 3 * eta * d * noise,
+        theory.divergence_bound(setting, **how): 28 * 9 * eta**2 * d * big**2 * spread
+        + 4 * 3 * eta * d * noise,
+        theory.divergence_bound(setting, is_constant=False, **how): 112
+        * 9
+        * eta**2
+        * d
+        * big**2
+        * spread
+        + 8 * 3 * eta * d * noise,
         float(theory.gradient_noise_bound(setting)): d * sigma**2,
-        theory.selection_bound(even, who, **how): factor / size * (28 * 16 * eta**2 * d * big**2 * wide + 4 * 4 * eta * d * noise),
-        theory.one_step_bound(setting, 1e6, **how): (1 - eta * m / 2) * 1e6 + 400 * eta**2 * d * big**2 * spread * (9 + kappa),
+        theory.selection_bound(even, who, **how): factor
+        / size
+        * (28 * 16 * eta**2 * d * big**2 * wide + 4 * 4 * eta * d * noise),
+        theory.one_step_bound(setting, 1e6, **how): (1 - eta * m / 2) * 1e6
+        + 400 * eta**2 * d * big**2 * spread * (9 + kappa),
         theory.one_step_bound(even, 1e6, participation=who, **how): (1 - eta * m / 2) * 1e6
         + 450 * eta**2 * d * big**2 * wide * (16 + kappa)
         + 4 * k * d * eta / size * noise * factor,
-        theory.bound(setting, 7, **how): decay + 30 * kappa * math.sqrt(eta * m * d * (9 + kappa) * spread),
-        theory.bound(even, 7, participation=who, **how): decay + 30 * kappa * math.sqrt(eta * m * d * (16 + kappa) * wide) + floor,
-        theory.squared_bound(setting, 7, 2.0, **how): (1 - eta * m / 2) ** 7 * 2 + 800 * kappa**2 * eta * m * d * (9 + kappa) * spread,
-        theory.decreasing_bound(setting, 7, local_steps=k): 45 * kappa * math.sqrt((9 + kappa) * spread * m * d / (2 * big + m * 7 / 12)),
+        theory.bound(setting, 7, **how): decay
+        + 30 * kappa * math.sqrt(eta * m * d * (9 + kappa) * spread),
+        theory.bound(even, 7, participation=who, **how): decay
+        + 30 * kappa * math.sqrt(eta * m * d * (16 + kappa) * wide)
+        + floor,
+        theory.squared_bound(setting, 7, 2.0, **how): (1 - eta * m / 2) ** 7 * 2
+        + 800 * kappa**2 * eta * m * d * (9 + kappa) * spread,
+        theory.decreasing_bound(setting, 7, local_steps=k): 45
+        * kappa
+        * math.sqrt((9 + kappa) * spread * m * d / (2 * big + m * 7 / 12)),
     }
     np.testing.assert_allclose(list(expected), list(expected.values()), rtol=1e-12)
     assert len(expected) == 14
@@ -421,7 +573,9 @@ def test_sufficient_steps_reach_the_accuracy_and_have_a_best_k(kappa: float) -> 
         assert ends[0] <= 0.1 * (1 + 1e-12) < ends[1]
     best = min(needed, key=needed.__getitem__)
     assert abs(best - counting.best_local_steps(kappa)) < 1
-    assert all(needed[k] > needed[k + 1] for k in range(1, best)) and all(needed[k] < needed[k + 1] for k in range(best, 39))
+    assert all(needed[k] > needed[k + 1] for k in range(1, best)) and all(
+        needed[k] < needed[k + 1] for k in range(best, 39)
+    )
     assert counting.sufficient_step_size(setting, 1e9, local_steps=1) == setting.largest_step_size
 
 
@@ -437,31 +591,58 @@ def test_rounds_at_the_best_step_size(noise: float, printed: tuple[int, ...]) ->
     """Exact gradients: K = 1 is best. Noisy ones: rounds fall with K to a plateau, and never rise."""
     clients = R1._replace(gradient_noise=np.full((2, 1, 1), float(noise**2)))
     found = [
-        counting.tuned_rounds(clients, oracle.point(np.zeros(1)), 0.03, local_steps=k, between=(1e-6, 0.4), most_rounds=5000)
+        counting.tuned_rounds(
+            clients,
+            oracle.point(np.zeros(1)),
+            0.03,
+            local_steps=k,
+            between=(1e-6, 0.4),
+            most_rounds=5000,
+        )
         for k in (1, 2, 5, 10, 20, 50, 100, 300)
     ]
     np.testing.assert_allclose([rounds for rounds, _ in found], printed, rtol=0.002, atol=0)
     if noise == 0:
         assert abs(found[0][1] - 0.063) < 0.002
         # Larger steps would be faster, but are not among those to be tried.
-        bounded = counting.tuned_rounds(clients, oracle.point(np.zeros(1)), 0.03, local_steps=1, between=(1e-3, 0.02), most_rounds=500)
+        bounded = counting.tuned_rounds(
+            clients,
+            oracle.point(np.zeros(1)),
+            0.03,
+            local_steps=1,
+            between=(1e-3, 0.02),
+            most_rounds=500,
+        )
         assert bounded[0] > printed[0] and bounded[1] <= 0.02 * (1 + 1e-12)
 
 
 def test_rounds_at_a_fixed_step_size() -> None:
     """They fall like 1 / K until the bias exceeds the accuracy, and no number is enough from there on."""
     start = oracle.point(np.zeros(1))
-    found = [counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=k, most_rounds=3000) for k in (1, 2, 5, 10, 20, 50)]
+    found = [
+        counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=k, most_rounds=3000)
+        for k in (1, 2, 5, 10, 20, 50)
+    ]
     np.testing.assert_array_equal(found, [818, 420, 185, 135, np.inf, np.inf])
     sizes = np.array([0.002, 0.004])
     both = counting.rounds_to(R1, start, 0.01, step_size=sizes, local_steps=5, most_rounds=3000)
     one = counting.rounds_to(R1, start, 0.01, step_size=0.004, local_steps=5, most_rounds=3000)
     np.testing.assert_array_equal(both, [185, one])
-    laws = oracle.iterate_rounds(oracle.one_round(R1, step_size=0.002, local_steps=5, rho=0.0), start, 185)
+    laws = oracle.iterate_rounds(
+        oracle.one_round(R1, step_size=0.002, local_steps=5, rho=0.0), start, 185
+    )
     distance = wasserstein2(*laws, *oracle.target(R1))
     assert distance[184] > 0.01 >= distance[185]
-    assert counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=5, most_rounds=184) == np.inf
-    assert counting.tuned_rounds(R1, start, 1e-4, local_steps=2, between=(0.1, 0.2), most_rounds=100)[0] == np.inf
+    assert (
+        counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=5, most_rounds=184)
+        == np.inf
+    )
+    assert (
+        counting.tuned_rounds(R1, start, 1e-4, local_steps=2, between=(0.1, 0.2), most_rounds=100)[
+            0
+        ]
+        == np.inf
+    )
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
@@ -476,15 +657,37 @@ def test_step_sizes_that_diverge_are_never_best() -> None:
 
 def test_no_steps_are_needed_where_the_start_is_within_the_accuracy() -> None:
     setting = theory.setup_of(R1, np.zeros(1), 0.0)
-    assert counting.sufficient_steps(setting, 1e9, local_steps=5) == counting.sufficient_decreasing_steps(setting, 1e9, local_steps=5) == 0
+    assert (
+        counting.sufficient_steps(setting, 1e9, local_steps=5)
+        == counting.sufficient_decreasing_steps(setting, 1e9, local_steps=5)
+        == 0
+    )
 
 
-@pytest.mark.parametrize("bound", [theory.bound, theory.one_step_bound, theory.participation_floor, theory.selection_bound])
+@pytest.mark.parametrize(
+    "bound",
+    [theory.bound, theory.one_step_bound, theory.participation_floor, theory.selection_bound],
+)
 def test_unequal_weights_without_replacement(bound: Callable[..., Real]) -> None:
     """Scheme II is biased there, and nothing is proved; scheme I may have any weights."""
     clients = R1._replace(weights=np.array([0.4, 0.6]))
     setting = theory.setup_of(clients, np.zeros(1), 0.0)
     first = (1.0,) if bound in (theory.bound, theory.one_step_bound) else ()
-    assert bound(setting, *first, step_size=0.05, local_steps=5, participation=Participation("with_replacement", 1)) > 0
+    assert (
+        bound(
+            setting,
+            *first,
+            step_size=0.05,
+            local_steps=5,
+            participation=Participation("with_replacement", 1),
+        )
+        > 0
+    )
     with pytest.raises(ValueError, match=r"least_weight is 0\.4, but must be 0\.5"):
-        bound(setting, *first, step_size=0.05, local_steps=5, participation=Participation("without_replacement", 1))
+        bound(
+            setting,
+            *first,
+            step_size=0.05,
+            local_steps=5,
+            participation=Participation("without_replacement", 1),
+        )

@@ -21,14 +21,27 @@ ONE = Participation("with_replacement", 1)
 ALL = (FULL, Participation("with_replacement", 2), Participation("without_replacement", 2))
 
 
-def random_clients(random: np.random.Generator, n: int, dim: int, *, batch: tuple[int, ...] = (), equal: bool = False) -> GaussianTarget:
+def random_clients(
+    random: np.random.Generator,
+    n: int,
+    dim: int,
+    *,
+    batch: tuple[int, ...] = (),
+    equal: bool = False,
+) -> GaussianTarget:
     """Curvatures from 0.5 to 4, centers and gradient noise at random."""
     turns, _ = np.linalg.qr(random.normal(size=(*batch, n, dim, dim)))
     values = random.uniform(0.5, 4, (*batch, n, 1, dim))
     factors = random.normal(size=(*batch, n, dim, dim))
     weights = np.full((*batch, n), 1 / n) if equal else random.dirichlet(np.full(n, 4.0), batch)
     noise = factors @ np.swapaxes(factors, -1, -2)
-    return GaussianTarget((turns * values) @ np.swapaxes(turns, -1, -2), random.normal(size=(*batch, n, dim)), weights, 0.7, noise)
+    return GaussianTarget(
+        (turns * values) @ np.swapaxes(turns, -1, -2),
+        random.normal(size=(*batch, n, dim)),
+        weights,
+        0.7,
+        noise,
+    )
 
 
 @pytest.fixture
@@ -37,9 +50,22 @@ def random() -> np.random.Generator:
 
 
 def settled(
-    clients: GaussianTarget, *, local_steps: int, rho: float, participation: Participation = FULL, step_size: float = 0.05
+    clients: GaussianTarget,
+    *,
+    local_steps: int,
+    rho: float,
+    participation: Participation = FULL,
+    step_size: float = 0.05,
 ) -> Gaussian:
-    return oracle.stationary(oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation))
+    return oracle.stationary(
+        oracle.one_round(
+            clients,
+            step_size=step_size,
+            local_steps=local_steps,
+            rho=rho,
+            participation=participation,
+        )
+    )
 
 
 # Printed values -----------------------------------------------------------------------------------------------------------------------
@@ -54,15 +80,26 @@ def settled(
         (100, 0.002969, (0.651697, 0.622319, 0.534184), 0.622100, (2.297494, 2.134568, 1.645791)),
     ],
 )
-def test_two_clients(local_steps: int, mean: float, full: tuple[float, ...], distance: float, one: tuple[float, ...]) -> None:
+def test_two_clients(
+    local_steps: int, mean: float, full: tuple[float, ...], distance: float, one: tuple[float, ...]
+) -> None:
     """Unequal curvatures: the average of the local modes draws the mean away from the target's 0.6, and rho narrows the law."""
-    for participation, variances in ((FULL, full), (ONE, one), (Participation("without_replacement", 1), one)):
-        laws = [settled(R1, local_steps=local_steps, rho=rho, participation=participation) for rho in RHOS]
+    for participation, variances in (
+        (FULL, full),
+        (ONE, one),
+        (Participation("without_replacement", 1), one),
+    ):
+        laws = [
+            settled(R1, local_steps=local_steps, rho=rho, participation=participation)
+            for rho in RHOS
+        ]
         np.testing.assert_allclose([law.mean[0] for law in laws], mean, atol=6e-7)
         np.testing.assert_allclose([law.covariance[0, 0] for law in laws], variances, atol=6e-7)
     goal = oracle.target(R1)
     np.testing.assert_allclose((goal.mean[0], goal.covariance[0, 0]), (0.6, 0.4), rtol=1e-14)
-    np.testing.assert_allclose(wasserstein2(*settled(R1, local_steps=local_steps, rho=0.0), *goal), distance, atol=6e-7)
+    np.testing.assert_allclose(
+        wasserstein2(*settled(R1, local_steps=local_steps, rho=0.0), *goal), distance, atol=6e-7
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,25 +112,41 @@ def test_two_clients(local_steps: int, mean: float, full: tuple[float, ...], dis
         (R2.weights, Participation("without_replacement", 4), (0.664384, 0.599910, 0.532805)),
     ],
 )
-def test_five_clients_of_one_curvature(weights: Numbers, participation: Participation, variances: tuple[float, ...]) -> None:
+def test_five_clients_of_one_curvature(
+    weights: Numbers, participation: Participation, variances: tuple[float, ...]
+) -> None:
     clients = R2._replace(weights=weights)
     for rho, variance in zip((0.0, 0.7, 1.0), variances, strict=True):
         law = settled(clients, local_steps=4, rho=rho, participation=participation)
-        closed = shared.shared_hessian_stationary(clients, step_size=0.05, local_steps=4, rho=rho, participation=participation)
+        closed = shared.shared_hessian_stationary(
+            clients, step_size=0.05, local_steps=4, rho=rho, participation=participation
+        )
         np.testing.assert_allclose(law.covariance[0, 0], variance, atol=6e-7)
         np.testing.assert_allclose(closed.covariance, law.covariance, rtol=1e-12)
-        np.testing.assert_allclose((closed.mean[0], law.mean[0]), weights @ R2.centers[:, 0], atol=1e-12)
+        np.testing.assert_allclose(
+            (closed.mean[0], law.mean[0]), weights @ R2.centers[:, 0], atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(("rho", "variance"), [(0.0, 1.25), (0.7, 0.8825), (1.0, 0.5)])
-def test_partial_participation_keeps_a_bias_unless_all_noise_is_shared(rho: float, variance: float) -> None:
-    law = settled(R2, local_steps=4, rho=rho, participation=Participation("without_replacement", 2), step_size=1e-7)
+def test_partial_participation_keeps_a_bias_unless_all_noise_is_shared(
+    rho: float, variance: float
+) -> None:
+    law = settled(
+        R2,
+        local_steps=4,
+        rho=rho,
+        participation=Participation("without_replacement", 2),
+        step_size=1e-7,
+    )
     np.testing.assert_allclose(law.covariance[0, 0], variance, atol=1e-6)
     phi = shared.inflation(5, rho, Participation("without_replacement", 2))
     np.testing.assert_allclose(phi * 0.5, variance, atol=1e-12)
 
 
-@pytest.mark.parametrize(("step_size", "distance"), [(0.05, 0.2408), (0.02, 0.0966), (0.01, 0.0475), (0.001, 0.00465)])
+@pytest.mark.parametrize(
+    ("step_size", "distance"), [(0.05, 0.2408), (0.02, 0.0966), (0.01, 0.0475), (0.001, 0.00465)]
+)
 def test_bias_is_proportional_to_the_step_size(step_size: float, distance: float) -> None:
     law = settled(R1, local_steps=10, rho=0.0, step_size=step_size)
     np.testing.assert_allclose(wasserstein2(*law, *oracle.target(R1)), distance, rtol=2e-3)
@@ -105,12 +158,25 @@ def test_bias_is_proportional_to_the_step_size(step_size: float, distance: float
 @pytest.mark.parametrize("participation", ALL)
 def test_rounds_agree_with_steps(random: np.random.Generator, participation: Participation) -> None:
     """Batched over problems, step sizes, rho and temperatures, with gradient noise."""
-    clients = random_clients(random, 3, 2, batch=(4,), equal=participation.scheme == "without_replacement")
+    clients = random_clients(
+        random, 3, 2, batch=(4,), equal=participation.scheme == "without_replacement"
+    )
     clients = clients._replace(temperature=random.uniform(0.3, 2, 4))
     eta, rho = np.array([0.01, 0.05, 0.1, 0.2]), np.array([0.0, 0.4, 0.9, 1.0])
     start = Gaussian(random.normal(size=2), 0.3 * np.eye(2) + 0.1)
-    followed = list(oracle.steps(clients, start, step_sizes=[eta] * 21, local_steps=7, rho=rho, participation=participation))
-    taken = oracle.one_round(clients, step_size=eta, local_steps=7, rho=rho, participation=participation)
+    followed = list(
+        oracle.steps(
+            clients,
+            start,
+            step_sizes=[eta] * 21,
+            local_steps=7,
+            rho=rho,
+            participation=participation,
+        )
+    )
+    taken = oracle.one_round(
+        clients, step_size=eta, local_steps=7, rho=rho, participation=participation
+    )
     laws = oracle.iterate_rounds(taken, start, 3)
     for r in range(1, 4):
         synced = followed[7 * r - 1].synced
@@ -120,10 +186,16 @@ def test_rounds_agree_with_steps(random: np.random.Generator, participation: Par
             np.testing.assert_allclose(own.covariance, laws.covariance[r], atol=1e-12)
     rested = oracle.stationary(taken)
     np.testing.assert_allclose(oracle.advance(rested, taken).mean, rested.mean, atol=1e-10)
-    np.testing.assert_allclose(oracle.advance(rested, taken).covariance, rested.covariance, atol=1e-10)
+    np.testing.assert_allclose(
+        oracle.advance(rested, taken).covariance, rested.covariance, atol=1e-10
+    )
     alone = GaussianTarget(*(np.asarray(leaf)[2] for leaf in clients))
-    single = oracle.one_round(alone, step_size=0.1, local_steps=7, rho=0.9, participation=participation)
-    np.testing.assert_allclose(oracle.stationary(single).covariance, rested.covariance[2], atol=1e-12)
+    single = oracle.one_round(
+        alone, step_size=0.1, local_steps=7, rho=0.9, participation=participation
+    )
+    np.testing.assert_allclose(
+        oracle.stationary(single).covariance, rested.covariance[2], atol=1e-12
+    )
 
 
 def test_a_round_is_the_sum_over_its_steps(random: np.random.Generator) -> None:
@@ -136,21 +208,33 @@ def test_a_round_is_the_sum_over_its_steps(random: np.random.Generator) -> None:
         powers = [np.linalg.matrix_power(factor, j) for factor in factors]
         together = sum(p * power for p, power in zip(clients.weights, powers, strict=True))
         apart = sum(p * power @ power.T for p, power in zip(clients.weights, powers, strict=True))
-        noise += 2 * eta * clients.temperature * (rho**2 * together @ together.T + (1 - rho**2) * apart)
+        noise += (
+            2 * eta * clients.temperature * (rho**2 * together @ together.T + (1 - rho**2) * apart)
+        )
     taken = oracle.one_round(clients, step_size=eta, local_steps=num, rho=rho)
     np.testing.assert_allclose(taken.noise, noise, atol=1e-14)
     powers = [np.linalg.matrix_power(factor, num) for factor in factors]
     start = Gaussian(np.array([1.0, -2.0]), np.array([[1.0, 0.2], [0.2, 0.5]]))
     moved = oracle.advance(start, taken)
     transition = sum(p * power for p, power in zip(clients.weights, powers, strict=True))
-    pull = sum(p * (np.eye(2) - power) @ b for p, power, b in zip(clients.weights, powers, clients.centers, strict=True))
+    pull = sum(
+        p * (np.eye(2) - power) @ b
+        for p, power, b in zip(clients.weights, powers, clients.centers, strict=True)
+    )
     np.testing.assert_allclose(moved.mean, transition @ start.mean + pull, atol=1e-14)
-    np.testing.assert_allclose(moved.covariance, transition @ start.covariance @ transition.T + noise, atol=1e-14)
+    np.testing.assert_allclose(
+        moved.covariance, transition @ start.covariance @ transition.T + noise, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize(("scheme", "num_selected"), [("with_replacement", 1), ("with_replacement", 3), ("without_replacement", 2)])
-def test_partial_average_by_enumeration(random: np.random.Generator, scheme: str, num_selected: int, rho: float) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "num_selected"),
+    [("with_replacement", 1), ("with_replacement", 3), ("without_replacement", 2)],
+)
+def test_partial_average_by_enumeration(
+    random: np.random.Generator, scheme: str, num_selected: int, rho: float
+) -> None:
     """Mean and covariance over all outcomes of the draw, from the joint law of the clients' models."""
     clients = random_clients(random, 3, 2, equal=scheme == "without_replacement")
     participation = Participation(scheme, num_selected)
@@ -175,7 +259,10 @@ def outcomes(weights: Numbers, participation: Participation) -> list[tuple[Numbe
         sets = list(itertools.combinations(range(n), size))
         return [(np.bincount(each, minlength=n) / size, 1 / len(sets)) for each in sets]
     draws = itertools.product(range(n), repeat=size)
-    return [(np.bincount(each, minlength=n) / size, math.prod(weights[c] for c in each)) for each in draws]
+    return [
+        (np.bincount(each, minlength=n) / size, math.prod(weights[c] for c in each))
+        for each in draws
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["with_replacement", "without_replacement"])
@@ -184,16 +271,26 @@ def test_weights_of_a_draw(random: np.random.Generator, n: int, scheme: str) -> 
     """Mean p and covariance C_S / S (diag(p) - p p^T); then E||theta - beta||^2 is C_S / S times the weighted spread (Lemma C.2)."""
     models = random.normal(size=(n, 3))
     for size in range(1, min(n, 4) + 1):
-        weights = np.full(n, 1 / n) if scheme == "without_replacement" else random.dirichlet(np.full(n, 3.0))
+        weights = (
+            np.full(n, 1 / n)
+            if scheme == "without_replacement"
+            else random.dirichlet(np.full(n, 3.0))
+        )
         drawn = outcomes(weights, participation := Participation(scheme, size))
         mean = sum(probability * w for w, probability in drawn)
         second = sum(probability * np.outer(w, w) for w, probability in drawn)
         excess = participation.excess(weights)
         np.testing.assert_allclose(mean, weights, atol=1e-14)
-        np.testing.assert_allclose(second - np.outer(mean, mean), excess * (np.diag(weights) - np.outer(weights, weights)), atol=1e-14)
+        np.testing.assert_allclose(
+            second - np.outer(mean, mean),
+            excess * (np.diag(weights) - np.outer(weights, weights)),
+            atol=1e-14,
+        )
         centre = weights @ models
         moved = sum(probability * np.sum((w @ models - centre) ** 2) for w, probability in drawn)
-        np.testing.assert_allclose(moved, excess * weights @ np.sum((models - centre) ** 2, axis=1), atol=1e-13)
+        np.testing.assert_allclose(
+            moved, excess * weights @ np.sum((models - centre) ** 2, axis=1), atol=1e-13
+        )
 
 
 # Properties ---------------------------------------------------------------------------------------------------------------------------
@@ -208,16 +305,25 @@ def test_one_local_step_is_sgld(random: np.random.Generator, rho: float) -> None
     noise = 2 * eta * clients.temperature * np.eye(3)
     noise = noise + eta**2 * np.einsum("c,cij->ij", clients.weights**2, clients.gradient_noise)
     mean, covariance = np.zeros(3), np.zeros((3, 3))
-    laws = oracle.iterate_rounds(oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho), oracle.point(np.zeros(3)), 40)
+    laws = oracle.iterate_rounds(
+        oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho),
+        oracle.point(np.zeros(3)),
+        40,
+    )
     gathered = oracle.iterate_rounds(
-        oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=rho), oracle.point(np.zeros(3)), 40
+        oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=rho),
+        oracle.point(np.zeros(3)),
+        40,
     )
     for k in range(41):
         for law in (laws, gathered):
             np.testing.assert_allclose(law.mean[k], mean, atol=1e-12)
             np.testing.assert_allclose(law.covariance[k], covariance, atol=1e-12)
         step = np.eye(3) - eta * precision
-        mean, covariance = mean - eta * precision @ (mean - goal.mean), step @ covariance @ step.T + noise
+        mean, covariance = (
+            mean - eta * precision @ (mean - goal.mean),
+            step @ covariance @ step.T + noise,
+        )
 
 
 def test_averaged_noise_does_not_depend_on_rho_or_weights(random: np.random.Generator) -> None:
@@ -225,18 +331,26 @@ def test_averaged_noise_does_not_depend_on_rho_or_weights(random: np.random.Gene
     clients = random_clients(random, 3, 2)._replace(gradient_noise=0.0)
     flat = clients._replace(hessians=np.zeros_like(clients.hessians))
     for rho in RHOS:
-        (step,) = oracle.steps(flat, oracle.point(np.zeros(2)), step_sizes=[0.1], local_steps=1, rho=rho)
-        np.testing.assert_allclose(oracle.of_client(step.synced, 1, 2).covariance, 0.2 * 0.7 * np.eye(2), atol=1e-14)
+        (step,) = oracle.steps(
+            flat, oracle.point(np.zeros(2)), step_sizes=[0.1], local_steps=1, rho=rho
+        )
+        np.testing.assert_allclose(
+            oracle.of_client(step.synced, 1, 2).covariance, 0.2 * 0.7 * np.eye(2), atol=1e-14
+        )
         temperatures = oracle.local_temperature(clients, rho)
         for client in range(3):
             own = oracle.of_client(step.local, client, 2).covariance
             np.testing.assert_allclose(own, 0.2 * temperatures[client] * np.eye(2), atol=1e-14)
-        np.testing.assert_allclose(step.local.covariance[:2, 2:4], 0.2 * 0.7 * rho**2 * np.eye(2), atol=1e-14)
+        np.testing.assert_allclose(
+            step.local.covariance[:2, 2:4], 0.2 * 0.7 * rho**2 * np.eye(2), atol=1e-14
+        )
 
 
 @pytest.mark.parametrize("local_steps", [1, 5, 8])
 @pytest.mark.parametrize("rho", RHOS)
-def test_one_hessian_hides_all_but_the_step_size(random: np.random.Generator, local_steps: int, rho: float) -> None:
+def test_one_hessian_hides_all_but_the_step_size(
+    random: np.random.Generator, local_steps: int, rho: float
+) -> None:
     """Claim 17: the law at every synchronisation is SGLD's after as many steps."""
     clients = random_clients(random, 4, 2)._replace(gradient_noise=0.0)
     clients = clients._replace(hessians=np.broadcast_to(clients.hessians[0], (4, 2, 2)))
@@ -247,17 +361,27 @@ def test_one_hessian_hides_all_but_the_step_size(random: np.random.Generator, lo
         closed = shared.shared_hessian(clients, start, step_size=0.1, num_steps=r * local_steps)
         np.testing.assert_allclose(laws.mean[r], closed.mean, atol=1e-12)
         np.testing.assert_allclose(laws.covariance[r], closed.covariance, atol=1e-12)
-    closed = shared.shared_hessian_stationary(clients, step_size=0.1, local_steps=local_steps, rho=rho)
+    closed = shared.shared_hessian_stationary(
+        clients, step_size=0.1, local_steps=local_steps, rho=rho
+    )
     np.testing.assert_allclose(oracle.stationary(taken).covariance, closed.covariance, atol=1e-12)
 
 
-@pytest.mark.parametrize("participation", [Participation("with_replacement", 3), Participation("without_replacement", 3)])
-def test_one_hessian_under_partial_participation(random: np.random.Generator, participation: Participation) -> None:
-    clients = random_clients(random, 4, 2, equal=participation.scheme == "without_replacement")._replace(gradient_noise=0.0)
+@pytest.mark.parametrize(
+    "participation", [Participation("with_replacement", 3), Participation("without_replacement", 3)]
+)
+def test_one_hessian_under_partial_participation(
+    random: np.random.Generator, participation: Participation
+) -> None:
+    clients = random_clients(
+        random, 4, 2, equal=participation.scheme == "without_replacement"
+    )._replace(gradient_noise=0.0)
     clients = clients._replace(hessians=np.broadcast_to(clients.hessians[0], (4, 2, 2)))
     for rho in RHOS:
         law = settled(clients, local_steps=6, rho=rho, participation=participation, step_size=0.1)
-        closed = shared.shared_hessian_stationary(clients, step_size=0.1, local_steps=6, rho=rho, participation=participation)
+        closed = shared.shared_hessian_stationary(
+            clients, step_size=0.1, local_steps=6, rho=rho, participation=participation
+        )
         np.testing.assert_allclose(law.mean, closed.mean, atol=1e-12)
         np.testing.assert_allclose(law.covariance, closed.covariance, atol=1e-12)
     with pytest.raises(ValueError, match="hessians"):
@@ -275,21 +399,31 @@ def test_many_local_steps_average_the_modes(random: np.random.Generator) -> None
     stacked = oracle.one_round(clients, step_size=eta, local_steps=100_000, rho=rho)
     np.testing.assert_allclose(stacked.shifts, alone.mean, atol=1e-12)
     for c, temperature in enumerate(oracle.local_temperature(clients, rho)):
-        single = GaussianTarget(clients.hessians[[c]], clients.centers[[c]], np.ones(1), temperature)
+        single = GaussianTarget(
+            clients.hessians[[c]], clients.centers[[c]], np.ones(1), temperature
+        )
         own = oracle.stationary(oracle.one_round(single, step_size=eta, local_steps=1, rho=0.0))
         np.testing.assert_allclose(own.covariance, alone.covariance[c], rtol=3e-3)
     at_zero = oracle.local_target(clients, 0.0).covariance
-    np.testing.assert_allclose(at_zero, clients.temperature * np.linalg.inv(clients.weights[:, None, None] * clients.hessians), rtol=1e-12)
+    np.testing.assert_allclose(
+        at_zero,
+        clients.temperature * np.linalg.inv(clients.weights[:, None, None] * clients.hessians),
+        rtol=1e-12,
+    )
 
 
 def test_scheme_order() -> None:
     """Claim 10 on unequal curvatures: more clients, no repetition and more shared noise all narrow the law."""
     clients = GaussianTarget(
-        np.array([1.0, 2.0, 3.0, 4.0, 5.0])[:, None, None], np.array([[-1.0], [1.0], [0.5], [2.0], [0.0]]), np.full(5, 0.2)
+        np.array([1.0, 2.0, 3.0, 4.0, 5.0])[:, None, None],
+        np.array([[-1.0], [1.0], [0.5], [2.0], [0.0]]),
+        np.full(5, 0.2),
     )
 
     def variance(scheme: str, size: int, rho: float = 0.0) -> float:
-        return settled(clients, local_steps=5, rho=rho, participation=Participation(scheme, size)).covariance.item()
+        return settled(
+            clients, local_steps=5, rho=rho, participation=Participation(scheme, size)
+        ).covariance.item()
 
     full = settled(clients, local_steps=5, rho=0.0).covariance.item()
     for scheme in ("with_replacement", "without_replacement"):
@@ -298,7 +432,9 @@ def test_scheme_order() -> None:
         assert (np.diff([variance(scheme, 2, rho) for rho in (0.0, 0.3, 0.6, 0.9, 1.0)]) < 0).all()
     for size in range(2, 6):
         assert variance("without_replacement", size) < variance("with_replacement", size)
-    np.testing.assert_allclose(variance("without_replacement", 1), variance("with_replacement", 1), rtol=1e-13)
+    np.testing.assert_allclose(
+        variance("without_replacement", 1), variance("with_replacement", 1), rtol=1e-13
+    )
     np.testing.assert_allclose(variance("without_replacement", 5), full, rtol=1e-13)
     assert variance("with_replacement", 5) > 1.1 * full
 
@@ -330,15 +466,30 @@ def test_no_law_is_stationary_where_second_moments_grow(participation: Participa
             settled(R1, local_steps=5, rho=0.0, step_size=step_size, participation=participation)
     batch = GaussianTarget(*(np.stack([leaf, leaf]) for leaf in R1[:3]))
     with pytest.raises(ValueError, match="step_size"):
-        oracle.stationary(oracle.one_round(batch, step_size=np.array([0.05, 0.7]), local_steps=5, rho=0.0, participation=participation))
+        oracle.stationary(
+            oracle.one_round(
+                batch,
+                step_size=np.array([0.05, 0.7]),
+                local_steps=5,
+                rho=0.0,
+                participation=participation,
+            )
+        )
     # M = (0.4 - 1.4) / 2 = -0.5, but half of 0.4^2 and half of 1.4^2 is above 1.
     between = 0.6
     assert settled(R1, local_steps=1, rho=0.0, step_size=between).covariance.item() > 0
     with pytest.raises(ValueError, match=r"second moments by 1\.06"):
         settled(R1, local_steps=1, rho=0.0, step_size=between, participation=ONE)
-    assert shared.shared_hessian_stationary(R2, step_size=0.99, local_steps=3, rho=0.0, participation=participation).covariance.item() > 0
+    assert (
+        shared.shared_hessian_stationary(
+            R2, step_size=0.99, local_steps=3, rho=0.0, participation=participation
+        ).covariance.item()
+        > 0
+    )
     with pytest.raises(ValueError, match="step_size is 1, but must be above 0 and less than 1"):
-        shared.shared_hessian_stationary(R2, step_size=1.0, local_steps=3, rho=0.0, participation=participation)
+        shared.shared_hessian_stationary(
+            R2, step_size=1.0, local_steps=3, rho=0.0, participation=participation
+        )
 
 
 @pytest.mark.parametrize("rho", [-0.1, 1.1, math.nan, np.array([0.5, 1.1])])
@@ -366,13 +517,30 @@ def test_shares_of_noise_beyond_one(rho: oracle.Real) -> None:
         (Participation("without_replacement", 40), 1.0, (6.6e-4, 3.1e-4, 2.2e-4, 3.5e-5)),
     ],
 )
-def test_floors_of_the_simulation(participation: Participation, rho: float, floors: tuple[float, ...]) -> None:
+def test_floors_of_the_simulation(
+    participation: Participation, rho: float, floors: tuple[float, ...]
+) -> None:
     """50 clients of 1000 points in the plane, K = 100, four step sizes: means over draws of the data, to their digits and five errors."""
     random, sigma = np.random.default_rng(11), np.array([[5.0, -2.0], [-2.0, 1.0]])
     centers = random.normal(size=(40, 50, 2)) @ np.linalg.cholesky(sigma).T / np.sqrt(1000)
-    draws = [GaussianTarget(np.broadcast_to(50_000 * np.linalg.inv(sigma), (50, 2, 2)), own, np.full(50, 0.02)) for own in centers]
+    draws = [
+        GaussianTarget(
+            np.broadcast_to(50_000 * np.linalg.inv(sigma), (50, 2, 2)), own, np.full(50, 0.02)
+        )
+        for own in centers
+    ]
     for step_size, floor in zip((1e-6, 3e-7, 1e-7, 1e-8), floors, strict=True):
-        how = {"step_size": step_size, "local_steps": 100, "rho": rho, "participation": participation}
+        how = {
+            "step_size": step_size,
+            "local_steps": 100,
+            "rho": rho,
+            "participation": participation,
+        }
         laws = [shared.shared_hessian_stationary(clients, **how) for clients in draws]
-        found = np.array([wasserstein2(*law, *oracle.target(clients)) for law, clients in zip(laws, draws, strict=True)])
+        found = np.array(
+            [
+                wasserstein2(*law, *oracle.target(clients))
+                for law, clients in zip(laws, draws, strict=True)
+            ]
+        )
         assert abs(found.mean() - floor) < 0.03 * floor + 5 * found.std(ddof=1) / np.sqrt(40)

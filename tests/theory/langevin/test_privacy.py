@@ -49,8 +49,12 @@ def accountant_epsilon(setting: PrivacySetup, num_steps: int, delta: float) -> f
     The largest order keeps the bound above log(1 / delta) / 511, whatever the noise.
     """
     single = GaussianDpEvent(setting.noise_multiplier)
-    sampled = SampledWithoutReplacementDpEvent(EXAMPLES, round(setting.batch_fraction * EXAMPLES), single)
-    accountant = RdpAccountant([*range(2, 17), 24, 32, 64, 128, 256, 512], NeighboringRelation.REPLACE_ONE)
+    sampled = SampledWithoutReplacementDpEvent(
+        EXAMPLES, round(setting.batch_fraction * EXAMPLES), single
+    )
+    accountant = RdpAccountant(
+        [*range(2, 17), 24, 32, 64, 128, 256, 512], NeighboringRelation.REPLACE_ONE
+    )
     accountant.compose(SelfComposedDpEvent(sampled, num_steps))
     return float(accountant.get_epsilon(delta))
 
@@ -63,26 +67,55 @@ def exact_epsilon(setting: PrivacySetup, num_steps: int, delta: float) -> float:
 @pytest.mark.parametrize(
     ("step_size", "epsilons", "drawn_without", "drawn_with"),
     [
-        (1e-5, (0.967425, 0.193485, 1.93485), (0.781433, 78.1433, 5e-5), (0.734038, 73.4038, 0.366478)),
-        (1e-6, (0.305927, 0.0611853, 0.611853), (0.155951, 10.1153, 5e-5), (0.143548, 9.10402, 0.224940)),
-        (1e-8, (0.0305927, 0.00611853, 0.0611853), (0.0125402, 0.617570, 5e-5), (0.0114759, 0.563917, 0.189974)),
+        (
+            1e-5,
+            (0.967425, 0.193485, 1.93485),
+            (0.781433, 78.1433, 5e-5),
+            (0.734038, 73.4038, 0.366478),
+        ),
+        (
+            1e-6,
+            (0.305927, 0.0611853, 0.611853),
+            (0.155951, 10.1153, 5e-5),
+            (0.143548, 9.10402, 0.224940),
+        ),
+        (
+            1e-8,
+            (0.0305927, 0.00611853, 0.0611853),
+            (0.0125402, 0.617570, 5e-5),
+            (0.0114759, 0.563917, 0.189974),
+        ),
     ],
 )
 def test_printed_values(
-    step_size: float, epsilons: tuple[float, ...], drawn_without: tuple[float, ...], drawn_with: tuple[float, ...]
+    step_size: float,
+    epsilons: tuple[float, ...],
+    drawn_without: tuple[float, ...],
+    drawn_with: tuple[float, ...],
 ) -> None:
     np.testing.assert_allclose(PRINTED.largest_step_size, 1.06848e-5, rtol=1e-5)
-    for scheme, expected in (("without_replacement", drawn_without), ("with_replacement", drawn_with)):
+    for scheme, expected in (
+        ("without_replacement", drawn_without),
+        ("with_replacement", drawn_with),
+    ):
         found = guarantee(PRINTED._replace(step_size=step_size, scheme=scheme))
-        np.testing.assert_allclose((found.epsilon_step, found.epsilon_batch, found.epsilon_round), epsilons, rtol=5e-6)
-        np.testing.assert_allclose((found.epsilon_sampled, found.epsilon, found.delta), expected, rtol=5e-6)
+        np.testing.assert_allclose(
+            (found.epsilon_step, found.epsilon_batch, found.epsilon_round), epsilons, rtol=5e-6
+        )
+        np.testing.assert_allclose(
+            (found.epsilon_sampled, found.epsilon, found.delta), expected, rtol=5e-6
+        )
 
 
 def test_at_the_largest_step_size() -> None:
     found = guarantee(PRINTED._replace(step_size=PRINTED.largest_step_size))
-    np.testing.assert_allclose((found.epsilon_step, found.epsilon_batch), (1, 2 * PRINTED.batch_fraction), rtol=1e-12)
+    np.testing.assert_allclose(
+        (found.epsilon_step, found.epsilon_batch), (1, 2 * PRINTED.batch_fraction), rtol=1e-12
+    )
     twice = PRINTED._replace(sensitivity=2.0, temperature=3.0)
-    np.testing.assert_allclose(twice.largest_step_size, 0.75 * PRINTED.largest_step_size, rtol=1e-12)
+    np.testing.assert_allclose(
+        twice.largest_step_size, 0.75 * PRINTED.largest_step_size, rtol=1e-12
+    )
     found = guarantee(twice._replace(step_size=twice.largest_step_size))
     np.testing.assert_allclose(found.epsilon_step, 1, rtol=1e-12)
 
@@ -113,7 +146,9 @@ def test_accountant_never_needs_more(batch_fraction: float, share: float) -> Non
     setting = setting._replace(step_size=share * setting.largest_step_size)
     found = guarantee(setting)
     num_steps = setting.local_steps * setting.num_rounds
-    assert accountant_epsilon(setting, setting.local_steps, found.delta_round) <= found.epsilon_round
+    assert (
+        accountant_epsilon(setting, setting.local_steps, found.delta_round) <= found.epsilon_round
+    )
     assert accountant_epsilon(setting, num_steps, found.delta) <= found.epsilon
     assert found.epsilon_sampled == found.epsilon_round
     if batch_fraction == 1:
@@ -128,10 +163,19 @@ def test_rounds_compose_no_better_than_at_best(share: float) -> None:
     """All rounds against the optimal composition of what the guarantee says of one."""
     setting = PRINTED._replace(step_size=share * PRINTED.largest_step_size)
     found = guarantee(setting)
-    one = losses.from_privacy_parameters(DifferentialPrivacyParameters(found.epsilon_sampled, found.delta_sampled))
+    one = losses.from_privacy_parameters(
+        DifferentialPrivacyParameters(found.epsilon_sampled, found.delta_sampled)
+    )
     assert one.self_compose(setting.num_rounds).get_epsilon_for_delta(found.delta) <= found.epsilon
-    step = losses.from_privacy_parameters(DifferentialPrivacyParameters(found.epsilon_batch, setting.batch_fraction * setting.delta_step))
-    assert step.self_compose(setting.local_steps).get_epsilon_for_delta(found.delta_round) <= found.epsilon_round
+    step = losses.from_privacy_parameters(
+        DifferentialPrivacyParameters(
+            found.epsilon_batch, setting.batch_fraction * setting.delta_step
+        )
+    )
+    assert (
+        step.self_compose(setting.local_steps).get_epsilon_for_delta(found.delta_round)
+        <= found.epsilon_round
+    )
 
 
 def test_amplification_by_the_draw_of_clients() -> None:
@@ -139,10 +183,14 @@ def test_amplification_by_the_draw_of_clients() -> None:
     for epsilon, a in itertools.product((0.1, 1.0, 5.0), (0.02, 0.2, 1.0)):
         yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
         # Neighbours answer alike where the client is not drawn; the worst such answer is the one that the formula allows for.
-        worst = max(math.log((a * yes + (1 - a) * o) / (a * no + (1 - a) * o)) for o in (no, 0.5, yes))
+        worst = max(
+            math.log((a * yes + (1 - a) * o) / (a * no + (1 - a) * o)) for o in (no, 0.5, yes)
+        )
         assert worst <= privacy.amplified(epsilon, a) + 1e-12
         np.testing.assert_allclose(worst, privacy.amplified(epsilon, a), rtol=1e-12)
-    np.testing.assert_allclose(privacy.amplified(29.999999, 0.2), privacy.amplified(30.000001, 0.2), rtol=1e-7)
+    np.testing.assert_allclose(
+        privacy.amplified(29.999999, 0.2), privacy.amplified(30.000001, 0.2), rtol=1e-7
+    )
     np.testing.assert_allclose(privacy.amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
 
 
@@ -157,7 +205,9 @@ def normal(mean: float, deviation: float = 1.0) -> Numbers:
 def excess(epsilon: float, *pair: Numbers) -> float:
     """The least delta at which two densities are within epsilon of each other, in both directions, by integration."""
     step = GRID[1] - GRID[0]
-    return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1]))
+    return max(
+        float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1])
+    )
 
 
 def test_integrated_delta_is_the_gaussian_mechanisms() -> None:
@@ -177,9 +227,23 @@ def test_draw_of_clients_protects_among_clients_who_are_alike(shift: float) -> N
     for epsilon, a in itertools.product((0.2, 1.0), (0.02, 0.2, 0.7)):
         allowed = a * excess(epsilon, here, there)
         found = []
-        for others in (here, there, normal(shift / 4), normal(shift / 2), (here + there) / 2, normal(shift / 2, 1.02)):
-            assert max(excess(epsilon, drawn, others) for drawn in (here, there)) <= excess(epsilon, here, there) * (1 + 1e-9)
-            found.append(excess(privacy.amplified(epsilon, a), *(a * drawn + (1 - a) * others for drawn in (here, there))))
+        for others in (
+            here,
+            there,
+            normal(shift / 4),
+            normal(shift / 2),
+            (here + there) / 2,
+            normal(shift / 2, 1.02),
+        ):
+            assert max(excess(epsilon, drawn, others) for drawn in (here, there)) <= excess(
+                epsilon, here, there
+            ) * (1 + 1e-9)
+            found.append(
+                excess(
+                    privacy.amplified(epsilon, a),
+                    *(a * drawn + (1 - a) * others for drawn in (here, there)),
+                )
+            )
         assert max(found) <= allowed * (1 + 1e-9)
         np.testing.assert_allclose(found[:2], allowed, rtol=1e-9)
 
@@ -190,7 +254,9 @@ def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
         here, there = normal(0), normal(shift)
         pair = [a * drawn + (1 - a) * normal(60) for drawn in (here, there)]
         amplified, allowed = privacy.amplified(epsilon, a), a * excess(epsilon, here, there)
-        np.testing.assert_allclose(excess(amplified, *pair), a * excess(amplified, here, there), rtol=1e-6)
+        np.testing.assert_allclose(
+            excess(amplified, *pair), a * excess(amplified, here, there), rtol=1e-6
+        )
         assert excess(amplified, *pair) > 1.001 * allowed
         np.testing.assert_allclose(excess(epsilon, *pair), allowed, rtol=1e-6)
 
@@ -212,13 +278,20 @@ def released(setting: PrivacySetup, places: Numbers) -> Numbers:
 
 @pytest.mark.parametrize("scheme", ["without_replacement", "with_replacement"])
 @pytest.mark.parametrize(("num_clients", "num_selected"), [(3, 2), (6, 1)])
-def test_guarantee_of_a_round_by_enumeration(scheme: str, num_clients: int, num_selected: int) -> None:
+def test_guarantee_of_a_round_by_enumeration(
+    scheme: str, num_clients: int, num_selected: int
+) -> None:
     """Exact deltas of what a round of one step on all data releases, at the printed epsilon; of either scheme.
 
     They are within the guarantee where clients are alike. A client who stands apart is outside it if one of six is drawn (of three, two of
     whom are drawn, what the formulas have to spare is enough), and protected by what holds against the server.
     """
-    setting = PRINTED._replace(num_clients=num_clients, num_selected=num_selected, scheme=scheme, least_weight=1 / num_clients)
+    setting = PRINTED._replace(
+        num_clients=num_clients,
+        num_selected=num_selected,
+        scheme=scheme,
+        least_weight=1 / num_clients,
+    )
     setting = setting._replace(local_steps=1, num_rounds=1, batch_fraction=1.0, delta_round=0.0)
     for share in (0.01, 1.0):
         run = setting._replace(step_size=share * setting.largest_step_size)
@@ -227,29 +300,42 @@ def test_guarantee_of_a_round_by_enumeration(scheme: str, num_clients: int, num_
         for reach, are_alike in ((0.0, True), (shift, True), (100.0, False)):
             others = np.linspace(0, reach, num_clients)[1:]
             pair = [released(run, np.array([own, *others])) for own in (0.0, shift)]
-            assert (excess(found.epsilon_sampled, *pair) <= found.delta_sampled) == (are_alike or num_clients == 3)
+            assert (excess(found.epsilon_sampled, *pair) <= found.delta_sampled) == (
+                are_alike or num_clients == 3
+            )
             assert excess(told.epsilon_sampled, *pair) <= told.delta_sampled
 
 
 def test_delta_of_draws_with_replacement_by_enumeration() -> None:
     """Over all draws of 3 of 4 clients, the number of times that one of them is drawn."""
-    setting = PRINTED._replace(num_clients=4, num_selected=3, scheme="with_replacement", least_weight=0.25)
+    setting = PRINTED._replace(
+        num_clients=4, num_selected=3, scheme="with_replacement", least_weight=0.25
+    )
     found = guarantee(setting)
     total = 0.0
     for draw in itertools.product(range(4), repeat=3):
         s = draw.count(0)
         if s:
             single = 1.25 * 10 * 0.1 * (1e-6 / 1.25) ** (1 / s**2) + 1e-6
-            total += 4**-3 * (math.exp(found.epsilon_round) - 1) / (math.exp(found.epsilon_round / s) - 1) * single
+            total += (
+                4**-3
+                * (math.exp(found.epsilon_round) - 1)
+                / (math.exp(found.epsilon_round / s) - 1)
+                * single
+            )
     np.testing.assert_allclose(found.delta_sampled, total, rtol=1e-12)
     np.testing.assert_allclose(setting.inclusion, 1 - 0.75**3, rtol=1e-12)
     certain = setting._replace(draw_probability=1.0)
     assert certain.inclusion == 1
     assert guarantee(certain).delta > found.delta
-    np.testing.assert_allclose(setting._replace(draw_probability=0.5).inclusion, 1 - 0.5**3, rtol=1e-12)
+    np.testing.assert_allclose(
+        setting._replace(draw_probability=0.5).inclusion, 1 - 0.5**3, rtol=1e-12
+    )
     one = setting._replace(num_selected=1)
     np.testing.assert_allclose(
-        guarantee(one).delta_sampled, guarantee(one._replace(scheme="without_replacement")).delta_sampled, rtol=1e-12
+        guarantee(one).delta_sampled,
+        guarantee(one._replace(scheme="without_replacement")).delta_sampled,
+        rtol=1e-12,
     )
 
 
@@ -264,21 +350,33 @@ def test_monotone() -> None:
     }
     for scheme in ("without_replacement", "with_replacement"):
         for name, values in epsilon.items():
-            rising = [guarantee(PRINTED._replace(scheme=scheme, **{name: value})).epsilon for value in values]
+            rising = [
+                guarantee(PRINTED._replace(scheme=scheme, **{name: value})).epsilon
+                for value in values
+            ]
             assert (np.diff(rising) > 0).all(), name
     falling = [guarantee(PRINTED._replace(temperature=tau)).epsilon for tau in (0.3, 1.0, 3.0)]
     assert (np.diff(falling) < 0).all()
-    for name, values in {"num_selected": (1, 10, 50), "batch_fraction": (0.1, 0.5, 1.0), "num_rounds": (1, 10, 100)}.items():
+    for name, values in {
+        "num_selected": (1, 10, 50),
+        "batch_fraction": (0.1, 0.5, 1.0),
+        "num_rounds": (1, 10, 100),
+    }.items():
         rising = [guarantee(PRINTED._replace(**{name: value})).delta for value in values]
         assert (np.diff(rising) > 0).all(), name
-    assert guarantee(PRINTED._replace(scheme="full")).epsilon == guarantee(PRINTED._replace(num_selected=50)).epsilon
+    assert (
+        guarantee(PRINTED._replace(scheme="full")).epsilon
+        == guarantee(PRINTED._replace(num_selected=50)).epsilon
+    )
     assert guarantee(PRINTED._replace(adversary="server")).epsilon > guarantee(PRINTED).epsilon
 
 
 def test_corollaries() -> None:
     bare = PRINTED._replace(delta_round=0.0, delta_total=0.0)
     found = guarantee(bare)
-    np.testing.assert_allclose(found.epsilon, 100 * math.log1p(0.2 * math.expm1(10 * found.epsilon_batch)), rtol=1e-12)
+    np.testing.assert_allclose(
+        found.epsilon, 100 * math.log1p(0.2 * math.expm1(10 * found.epsilon_batch)), rtol=1e-12
+    )
     np.testing.assert_allclose(found.delta, 0.2 * 0.1 * 1000 * 1e-6, rtol=1e-12)
     limit = privacy.corollary_step_size(PRINTED)
     assert 0 < limit < PRINTED.largest_step_size
@@ -287,23 +385,46 @@ def test_corollaries() -> None:
         assert guarantee(setting).epsilon <= privacy.corollary_epsilon(setting)
         assert privacy.leading_epsilon(setting) <= privacy.corollary_epsilon(setting)
     small = PRINTED._replace(step_size=1e-9 * limit)
-    np.testing.assert_allclose(privacy.leading_epsilon(small), privacy.corollary_epsilon(small), rtol=1e-3)
+    np.testing.assert_allclose(
+        privacy.leading_epsilon(small), privacy.corollary_epsilon(small), rtol=1e-3
+    )
     halves = [PRINTED._replace(step_size=limit), PRINTED._replace(step_size=limit / 4)]
-    np.testing.assert_allclose(privacy.leading_epsilon(halves[0]), 2 * privacy.leading_epsilon(halves[1]), rtol=1e-12)
+    np.testing.assert_allclose(
+        privacy.leading_epsilon(halves[0]), 2 * privacy.leading_epsilon(halves[1]), rtol=1e-12
+    )
 
 
 def test_step_size_of_the_corollary_by_value() -> None:
     """(71) as it is printed; either of its two conditions is the sharpest somewhere, and so is (59)."""
     sharpest = set()
-    many = {"num_clients": 10**9, "least_weight": 1e-9, "num_selected": 1, "num_rounds": 1, "batch_fraction": 1.0}
+    many = {
+        "num_clients": 10**9,
+        "least_weight": 1e-9,
+        "num_selected": 1,
+        "num_rounds": 1,
+        "batch_fraction": 1.0,
+    }
     for changes in ({}, {"batch_fraction": 1e-3}, {"delta_total": 1e-300, "rho": 0.8}, many):
-        s = PRINTED._replace(sensitivity=1.7, temperature=0.6, delta_round=1e-3, local_steps=3, **changes)
+        s = PRINTED._replace(
+            sensitivity=1.7, temperature=0.6, delta_round=1e-3, local_steps=3, **changes
+        )
         noise, logs = 0.6 * (1 - s.rho**2) * s.least_weight, math.log(1.25 / 1e-6)
         num_steps = 3 * s.num_rounds
         first = math.log(1 + math.sqrt(2 * math.log(1 / 1e-3) / 3)) ** 2
-        second = math.log(1 + s.num_clients / s.num_selected * math.sqrt(2 * 3 * math.log(1 / s.delta_total) / num_steps)) ** 2
+        second = (
+            math.log(
+                1
+                + s.num_clients
+                / s.num_selected
+                * math.sqrt(2 * 3 * math.log(1 / s.delta_total) / num_steps)
+            )
+            ** 2
+        )
         second /= 8 * 3 * math.log(1 / 1e-3)
-        limits = (noise * s.batch_fraction**2 / (1.7**2 * logs), *(noise / (4 * 1.7**2 * logs) * term for term in (first, second)))
+        limits = (
+            noise * s.batch_fraction**2 / (1.7**2 * logs),
+            *(noise / (4 * 1.7**2 * logs) * term for term in (first, second)),
+        )
         np.testing.assert_allclose(privacy.corollary_step_size(s), min(limits), rtol=1e-12)
         sharpest.add(limits.index(min(limits)))
     assert sharpest == {0, 1, 2}
@@ -314,7 +435,9 @@ def test_largest_rho() -> None:
     rho = privacy.largest_rho(setting, epsilon=10.0)
     np.testing.assert_allclose(guarantee(setting._replace(rho=rho)).epsilon, 10, rtol=1e-9)
     generous = privacy.largest_rho(setting, epsilon=1e6)
-    np.testing.assert_allclose(setting._replace(rho=generous).largest_step_size, setting.step_size, rtol=1e-9)
+    np.testing.assert_allclose(
+        setting._replace(rho=generous).largest_step_size, setting.step_size, rtol=1e-9
+    )
     with pytest.raises(ValueError, match="epsilon"):
         privacy.largest_rho(setting, epsilon=1e-3)
     with pytest.raises(ValueError, match="delta"):
@@ -326,7 +449,9 @@ def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]
     logits = weights @ inputs.T
     shares = np.exp(logits - logits.max(axis=0)) / np.exp(logits - logits.max(axis=0)).sum(axis=0)
     wrong = shares - np.eye(len(weights))[:, labels]
-    return float(np.linalg.norm(np.outer(wrong[:, 0], inputs[0]) - np.outer(wrong[:, 1], inputs[1])))
+    return float(
+        np.linalg.norm(np.outer(wrong[:, 0], inputs[0]) - np.outer(wrong[:, 1], inputs[1]))
+    )
 
 
 def test_sensitivity_of_softmax_regression() -> None:
@@ -335,7 +460,12 @@ def test_sensitivity_of_softmax_regression() -> None:
     for scale in (0.1, 10.0, 100.0):
         inputs = random.normal(size=(100, 2, 3))
         inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True)
-        found = [difference_of_gradients(scale * random.normal(size=(4, 3)), own, random.integers(4, size=2).tolist()) for own in inputs]
+        found = [
+            difference_of_gradients(
+                scale * random.normal(size=(4, 3)), own, random.integers(4, size=2).tolist()
+            )
+            for own in inputs
+        ]
         assert max(found) <= privacy.softmax_sensitivity(1.0)
     inputs = np.array([[np.cos(1.5), np.sin(1.5)], [np.cos(1.5), -np.sin(1.5)]])
     extreme = difference_of_gradients(np.array([[1e4, 0.0], [0.0, 0.0]]), inputs, [1, 1])
@@ -345,19 +475,40 @@ def test_sensitivity_of_softmax_regression() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rho": 1.0}, "rho is 1, but must be from 0 to less than 1: shared noise protects nothing."),
-        ({"rho": -0.1}, "rho is -0.1, but must be from 0 to less than 1: shared noise protects nothing."),
-        ({"step_size": 1.1e-5}, "step_size is 1.1e-05, but must be above 0 and at most 1.06848e-05, condition (59)."),
-        ({"step_size": 0.0}, "step_size is 0, but must be above 0 and at most 1.06848e-05, condition (59)."),
+        (
+            {"rho": 1.0},
+            "rho is 1, but must be from 0 to less than 1: shared noise protects nothing.",
+        ),
+        (
+            {"rho": -0.1},
+            "rho is -0.1, but must be from 0 to less than 1: shared noise protects nothing.",
+        ),
+        (
+            {"step_size": 1.1e-5},
+            "step_size is 1.1e-05, but must be above 0 and at most 1.06848e-05, condition (59).",
+        ),
+        (
+            {"step_size": 0.0},
+            "step_size is 0, but must be above 0 and at most 1.06848e-05, condition (59).",
+        ),
         ({"delta_step": 0.0}, "delta_step is 0, but must be above 0 and less than 1."),
         ({"delta_round": 1.0}, "delta_round is 1, but must be at least 0 and less than 1."),
         ({"delta_total": -0.1}, "delta_total is -0.1, but must be at least 0 and less than 1."),
-        ({"scheme": "some"}, "scheme is 'some', but must be one of full, with_replacement, without_replacement."),
+        (
+            {"scheme": "some"},
+            "scheme is 'some', but must be one of full, with_replacement, without_replacement.",
+        ),
         ({"adversary": "nobody"}, "adversary is 'nobody', but must be one of outsider, server."),
         ({"num_clients": 0, "scheme": "full"}, "num_clients is 0, but must be at least 1."),
-        ({"num_selected": 51}, "num_selected is 51, but must be at most num_clients = 50, without replacement."),
+        (
+            {"num_selected": 51},
+            "num_selected is 51, but must be at most num_clients = 50, without replacement.",
+        ),
         ({"num_selected": 0}, "num_selected is 0, but must be at least 1."),
-        ({"num_selected": 0, "scheme": "with_replacement"}, "num_selected is 0, but must be at least 1."),
+        (
+            {"num_selected": 0, "scheme": "with_replacement"},
+            "num_selected is 0, but must be at least 1.",
+        ),
         ({"local_steps": 0}, "local_steps is 0, but must be at least 1."),
         ({"num_rounds": 0}, "num_rounds is 0, but must be at least 1."),
         ({"temperature": 0.0}, "temperature is 0, but must be above 0."),
@@ -367,13 +518,22 @@ def test_sensitivity_of_softmax_regression() -> None:
         ({"sensitivity": -1.0}, "sensitivity is -1, but must be above 0."),
         ({"sensitivity": math.nan}, "sensitivity is nan, but must be above 0."),
         ({"least_weight": 0.0}, "least_weight is 0, but must be above 0 and at most 1 / N = 0.02."),
-        ({"least_weight": 0.03}, "least_weight is 0.03, but must be above 0 and at most 1 / N = 0.02."),
+        (
+            {"least_weight": 0.03},
+            "least_weight is 0.03, but must be above 0 and at most 1 / N = 0.02.",
+        ),
         (
             {"least_weight": 0.019},
             "least_weight is 0.019, but must be 1 / N = 0.02 without replacement, which is biased unless all weights are equal.",
         ),
-        ({"draw_probability": 0.01}, "draw_probability is 0.01, but must be None, or from 1 / N = 0.02 to 1."),
-        ({"draw_probability": 1.1}, "draw_probability is 1.1, but must be None, or from 1 / N = 0.02 to 1."),
+        (
+            {"draw_probability": 0.01},
+            "draw_probability is 0.01, but must be None, or from 1 / N = 0.02 to 1.",
+        ),
+        (
+            {"draw_probability": 1.1},
+            "draw_probability is 1.1, but must be None, or from 1 / N = 0.02 to 1.",
+        ),
     ],
 )
 def test_what_is_refused(change: dict, words: str) -> None:
@@ -384,29 +544,49 @@ def test_what_is_refused(change: dict, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"scheme": "with_replacement"}, "scheme is 'with_replacement', but must be 'without_replacement' in the corollaries."),
-        ({"scheme": "full"}, "scheme is 'full', but must be 'without_replacement' in the corollaries."),
-        ({"adversary": "server"}, "adversary is 'server', but must be 'outsider' in the corollaries."),
+        (
+            {"scheme": "with_replacement"},
+            "scheme is 'with_replacement', but must be 'without_replacement' in the corollaries.",
+        ),
+        (
+            {"scheme": "full"},
+            "scheme is 'full', but must be 'without_replacement' in the corollaries.",
+        ),
+        (
+            {"adversary": "server"},
+            "adversary is 'server', but must be 'outsider' in the corollaries.",
+        ),
         ({"delta_round": 0.0}, "delta_round is 0, but must be above 0 in the corollaries."),
         ({"delta_total": 0.0}, "delta_total is 0, but must be above 0 in the corollaries."),
         ({"local_steps": 0}, "local_steps is 0, but must be at least 1."),
     ],
 )
 def test_what_the_corollaries_do_not_hold_for(change: dict, words: str) -> None:
-    for corollary in (privacy.corollary_step_size, privacy.corollary_epsilon, privacy.leading_epsilon):
+    for corollary in (
+        privacy.corollary_step_size,
+        privacy.corollary_epsilon,
+        privacy.leading_epsilon,
+    ):
         with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
             corollary(PRINTED._replace(step_size=1e-12, **change))
-    with pytest.raises(ValueError, match=r"^step_size is 1e-05, .* conditions \(59\) and \(71\)\.$"):
+    with pytest.raises(
+        ValueError, match=r"^step_size is 1e-05, .* conditions \(59\) and \(71\)\.$"
+    ):
         privacy.corollary_epsilon(PRINTED._replace(step_size=1e-5))
 
 
 def test_weights_may_be_unequal_where_they_do_no_harm() -> None:
     """In schemes without bias; rounding of 1 / N is no difference."""
     for scheme in ("full", "with_replacement"):
-        found = [guarantee(PRINTED._replace(scheme=scheme, least_weight=least)) for least in (0.019, 0.02)]
+        found = [
+            guarantee(PRINTED._replace(scheme=scheme, least_weight=least))
+            for least in (0.019, 0.02)
+        ]
         assert found[0].epsilon > found[1].epsilon
     third = PRINTED._replace(num_clients=3, num_selected=2, least_weight=(1 - 1e-7) / 3)
-    np.testing.assert_allclose(guarantee(third).epsilon, guarantee(third._replace(least_weight=1 / 3)).epsilon, rtol=1e-6)
+    np.testing.assert_allclose(
+        guarantee(third).epsilon, guarantee(third._replace(least_weight=1 / 3)).epsilon, rtol=1e-6
+    )
 
 
 def test_warns_of_a_delta_that_protects_nobody() -> None:
