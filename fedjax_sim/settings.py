@@ -1,21 +1,25 @@
-"""Hyperparameter structs whose fields know what is allowed.
+"""Settings structs whose fields know their meaning and what values are allowed.
 
-A `Hyper` is a frozen pytree: `real`, `reals`, `whole` and `weights` fields are leaves, traced and swept without recompiling; `count`,
-`choice`, `switch` and `static` fields are part of its static structure; a `part` is such a struct again. `check` turns a bad value into
-one sentence before anything is compiled.
+A system's `Hyper` is a frozen pytree built by `struct`. Fields made by `real`, `reals`, `whole` and
+`weights` are leaves: they are traced and can be swept without recompiling. Fields made by `count`,
+`choice`, `switch` and `static` are part of the static structure. A field made by `part` is itself a
+settings struct. `check` turns a bad value into one sentence before anything is compiled.
+
+`help(SomeHyper)` ends with a table of its settings: meaning, default and allowed values.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 from flax import struct as flax_struct
-from flax.struct import dataclass as struct  # noqa: F401, imported by name so that type checkers see the constructors it makes
+
+HyperT = TypeVar("HyperT")
 
 
 class ConfigError(ValueError):
-    """Bad input, as one sentence naming the field, the value and what is allowed."""
+    """Bad input, as one sentence that names the field, the value and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str):
         super().__init__(f"{field} is {value!r}, but must be {allowed}.")
@@ -23,12 +27,21 @@ class ConfigError(ValueError):
 
 def real(
     default: float,
+    meaning: str,
     *,
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A traced number; the limits are exclusive (`above`) or inclusive (`least`, `most`)."""
+    """Declare a traced real number.
+
+    Args:
+      default: Default value.
+      meaning: What the setting does, in plain words.
+      above: Exclusive lower limit.
+      least: Inclusive lower limit.
+      most: Inclusive upper limit.
+    """
 
     def accepts(value: Any) -> bool:
         return (
@@ -40,80 +53,99 @@ def real(
 
     limits = [(above, "above"), (least, "at least"), (most, "at most")]
     words = " and ".join(f"{word} {limit:g}" for limit, word in limits if limit is not None)
-    return _field(default, True, accepts, f"a finite number {words}".rstrip(), float)
+    return _field(default, meaning, True, accepts, f"a finite number {words}".rstrip(), float)
 
 
-def reals(default: float, **limits: float) -> Any:
-    """A traced number, or a tuple of several, such as one per group; as text they are joined by +."""
-    metadata = dict(real(default, **limits).metadata)
+def reals(default: float, meaning: str, **limits: float) -> Any:
+    """Declare a traced number, or a tuple of several, such as one per group.
+
+    As text, several numbers are joined by `+`. The limits are those of `real`.
+    """
+    metadata = dict(real(default, meaning, **limits).metadata)
+    allowed = metadata["allowed"] + ", or several"
     return flax_struct.field(
-        default=default,
-        metadata=metadata
-        | {"allowed": metadata["allowed"] + ", or several", "parse": _parse_reals},
+        default=default, metadata=metadata | {"allowed": allowed, "parse": _parse_reals}
     )
 
 
-def count(default: int, *, least: int = 1) -> Any:
-    """A static whole number (a size)."""
+def count(default: int, meaning: str, *, least: int = 1) -> Any:
+    """Declare a static whole number: a size, on which shapes depend."""
 
     def accepts(value: Any) -> bool:
-        return (
-            isinstance(value, (int, np.integer))
-            and not isinstance(value, bool)
-            and int(value) >= least
-        )
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        return is_whole and int(value) >= least
 
-    return _field(default, False, accepts, f"a whole number of at least {least}", int)
+    return _field(default, meaning, False, accepts, f"a whole number of at least {least}", int)
 
 
-def whole(default: int, *, least: int = 1) -> Any:
-    """A traced whole number: a count that no shape depends on."""
+def whole(default: int, meaning: str, *, least: int = 1) -> Any:
+    """Declare a traced whole number: a count on which no shape depends."""
 
     def accepts(value: Any) -> bool:
-        return _accepts_numbers(value) and bool(
-            np.all(np.asarray(value) >= least) and np.all(np.asarray(value) == np.round(value))
-        )
+        if not _accepts_numbers(value):
+            return False
+        x = np.asarray(value)
+        return bool(np.all(x >= least) and np.all(x == np.round(x)))
 
-    return _field(default, True, accepts, f"a whole number of at least {least}", int)
+    return _field(default, meaning, True, accepts, f"a whole number of at least {least}", int)
 
 
-def weights() -> Any:
-    """A traced vector of positive numbers, or one for all, or None."""
+def weights(meaning: str) -> Any:
+    """Declare a traced vector of positive numbers, one number for all, or None (the default)."""
 
     def accepts(value: Any) -> bool:
-        return value is None or (
-            _accepts_numbers(value) and np.ndim(value) <= 1 and bool(np.all(np.asarray(value) > 0))
-        )
+        if value is None:
+            return True
+        is_vector = _accepts_numbers(value) and np.ndim(value) <= 1
+        return is_vector and bool(np.all(np.asarray(value) > 0))
 
-    return _field(
-        None, True, accepts, "None, one finite number above 0, or one for each client", float
-    )
+    allowed = "None, one finite number above 0, or one for each client"
+    return _field(None, meaning, True, accepts, allowed, float)
 
 
-def choice(default: str, options: Iterable[str]) -> Any:
-    """A static name out of a few."""
+def choice(default: str, options: Iterable[str], meaning: str) -> Any:
+    """Declare a static name out of a few."""
     options = tuple(options)
-    return _field(
-        default, False, lambda value: value in options, "one of " + ", ".join(options), str
-    )
+    allowed = "one of " + ", ".join(options)
+    return _field(default, meaning, False, lambda value: value in options, allowed, str)
 
 
-def switch(default: bool) -> Any:
-    """A static yes or no."""
-    return _field(
-        default, False, lambda value: isinstance(value, bool), "true or false", _parse_bool
-    )
+def switch(default: bool, meaning: str) -> Any:
+    """Declare a static yes or no."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, bool)
+
+    return _field(default, meaning, False, accepts, "true or false", _parse_bool)
 
 
 def static(
-    default: Any, allowed: str, accepts: Callable[[Any], bool], parse: Callable[[str], Any] = str
+    default: Any,
+    allowed: str,
+    accepts: Callable[[Any], bool],
+    parse: Callable[[str], Any] = str,
+    *,
+    meaning: str,
 ) -> Any:
-    """A static value of any other hashable kind; `parse` reads it from the command line's text."""
-    return _field(default, False, accepts, allowed, parse)
+    """Declare a static value of any other hashable kind.
+
+    Args:
+      default: Default value.
+      allowed: What is allowed, in words.
+      accepts: Whether a value is allowed.
+      parse: Reads a value from the command line's text.
+      meaning: What the setting does.
+    """
+    return _field(default, meaning, False, accepts, allowed, parse)
 
 
-def part(default: Any, allowed: str, kind: type, parse: Callable[[str], Any]) -> Any:
-    """A struct with fields of its own, traced and static ones, as one setting; its kind and static fields are static."""
+def part(
+    default: Any, allowed: str, kind: type, parse: Callable[[str], Any], *, meaning: str
+) -> Any:
+    """Declare a setting that is itself a settings struct, such as a compressor.
+
+    The traced fields of the inner struct are traced; its type and static fields are static.
+    """
 
     def accepts(value: Any) -> bool:
         if isinstance(value, kind):
@@ -121,26 +153,94 @@ def part(default: Any, allowed: str, kind: type, parse: Callable[[str], Any]) ->
             return True
         return False
 
-    return _field(default, True, accepts, allowed, parse)
+    return _field(default, meaning, True, accepts, allowed, parse)
 
 
 def redefault(owner: type, name: str, default: Any) -> Any:
-    """A field of a struct with another default, for one that inherits it."""
+    """Declare a field inherited from `owner` again, with another default."""
     return dataclasses.field(default=default, metadata=fields(owner)[name].metadata)
 
 
 def fixed(value: Any) -> Any:
-    """A field that is no setting in a struct that inherits it, because it can have one value only."""
+    """Fix an inherited field to one value and hide it from the settings."""
     return flax_struct.field(pytree_node=False, default=value)
 
 
-def _field(default: Any, is_traced: bool, accepts: Callable, allowed: str, parse: Callable) -> Any:
-    metadata = {"accepts": accepts, "allowed": allowed, "parse": parse}
+@dataclass_transform(frozen_default=True, field_specifiers=(flax_struct.field,))
+def struct(cls: type[HyperT]) -> type[HyperT]:
+    """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields."""
+    made = flax_struct.dataclass(cls)
+    table = "\n".join(f"  {line}" for line in describe(made))
+    made.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\nSettings:\n{table}\n"
+    return made
+
+
+def describe(hyper_type: type) -> list[str]:
+    """Describe every setting in one line: name, meaning, default and allowed values."""
+    return [
+        f"{name}: {field.metadata['meaning']} Default {default_text(field)}; "
+        f"{field.metadata['allowed']}."
+        for name, field in fields(hyper_type).items()
+    ]
+
+
+def default_text(field: dataclasses.Field) -> str:
+    """Write a field's default as a user would type it."""
+    default = field.default
+    return getattr(default, "__qualname__", repr(default)) if callable(default) else repr(default)
+
+
+def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
+    """Return the settable fields of a settings struct by name."""
+    return {f.name: f for f in dataclasses.fields(hyper_type) if "accepts" in f.metadata}
+
+
+def is_traced(field: dataclasses.Field) -> bool:
+    """Tell whether a field can vary between lanes of one compiled program."""
+    return bool(field.metadata.get("pytree_node", True))
+
+
+def parse(hyper_type: type, name: str, text: str) -> Any:
+    """Read one value of a field from the command line's text.
+
+    Raises:
+      ConfigError: If there is no setting of this name, or the text is no value of it.
+    """
+    known = fields(hyper_type)
+    if name not in known:
+        raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
+    metadata = known[name].metadata
+    try:
+        return metadata["parse"](text)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, AttributeError):
+        raise ConfigError(name, text, metadata["allowed"]) from None
+
+
+def check(hyper: Any) -> None:
+    """Check every field, and then combinations of fields by `check_together` if it is defined.
+
+    Raises:
+      ConfigError: If a value or a combination of values is not allowed.
+    """
+    for name, field in fields(type(hyper)).items():
+        value = getattr(hyper, name)
+        if not field.metadata["accepts"](value):
+            raise ConfigError(name, value, field.metadata["allowed"])
+    if hasattr(hyper, "check_together"):
+        hyper.check_together()
+
+
+def _field(
+    default: Any, meaning: str, is_traced: bool, accepts: Callable, allowed: str, parse: Callable
+) -> Any:
+    metadata = {"accepts": accepts, "allowed": allowed, "parse": parse, "meaning": meaning}
     return flax_struct.field(pytree_node=is_traced, default=default, metadata=metadata)
 
 
 def _accepts_numbers(value: Any) -> bool:
-    """Whether a value is a finite number, or an array of such."""
+    """Tell whether a value is a finite number, or an array of finite numbers."""
     if isinstance(value, (str, bytes, bool)) or value is None:
         return False
     x = np.asarray(value)
@@ -156,37 +256,3 @@ def _parse_reals(text: str) -> float | tuple[float, ...]:
 
 def _parse_bool(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
-
-
-def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
-    """The settable fields of a Hyper by name."""
-    return {f.name: f for f in dataclasses.fields(hyper_type) if "accepts" in f.metadata}
-
-
-def is_traced(field: dataclasses.Field) -> bool:
-    """Whether a field can vary between lanes of one compiled program."""
-    return bool(field.metadata.get("pytree_node", True))
-
-
-def parse(hyper_type: type, name: str, text: str) -> Any:
-    """Read one value of a field from the text given on the command line."""
-    known = fields(hyper_type)
-    if name not in known:
-        raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
-    metadata = known[name].metadata
-    try:
-        return metadata["parse"](text)
-    except ConfigError:
-        raise
-    except (ValueError, KeyError, AttributeError):
-        raise ConfigError(name, text, metadata["allowed"]) from None
-
-
-def check(hyper: Any) -> None:
-    """Raise ConfigError if a field of a concrete Hyper, or a combination its `check_together` knows of, is not allowed."""
-    for name, field in fields(type(hyper)).items():
-        value = getattr(hyper, name)
-        if not field.metadata["accepts"](value):
-            raise ConfigError(name, value, field.metadata["allowed"])
-    if hasattr(hyper, "check_together"):
-        hyper.check_together()

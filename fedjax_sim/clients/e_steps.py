@@ -19,11 +19,12 @@ from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
 class Expectation:
     """Settings of the clients' E-steps."""
 
-    batch_size: int = count(20)
-    """b: examples of a mini-batch; of a full pass, so many at a time."""
-    sampling: str = choice("with_replacement", ("with_replacement", "without_replacement", "full"))
-    """How a mini-batch is drawn, anew at every step, without replacement of no more than the fewest examples of a client; or "full", where
-    every step goes over all examples."""
+    batch_size: int = count(20, "b: examples of a mini-batch; of a full pass, so many at a time.")
+    sampling: str = choice(
+        "with_replacement",
+        ("with_replacement", "without_replacement", "full"),
+        'How a mini-batch is drawn, anew at every step, without replacement of no more than the fewest examples of a client; or "full", where every step goes over all examples.',
+    )
 
 
 def fitting(hyper: Any, problem: LatentProblem | None) -> Any:

@@ -28,23 +28,25 @@ def _makes_optimizers(value: Any) -> bool:
 class LocalTraining:
     """Settings of gradient systems' local work."""
 
-    lr: float = real(0.5, above=0)
-    lr_scale: float = real(1.0, above=0)
-    """Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL."""
-    batch_size: int = count(128)
+    lr: float = real(0.5, "Lr.", above=0)
+    lr_scale: float = real(
+        1.0,
+        "Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL.",
+        above=0,
+    )
+    batch_size: int = count(128, "Batch size.")
     sampling: str = choice(
         "shuffled_epochs",
         ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
+        "Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or a subset drawn anew for each step; or independent draws.",
     )
-    """Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or a
-    subset drawn anew for each step; or independent draws."""
     optimizer: Callable[..., optax.GradientTransformation] = static(
         optax.sgd,
         "the name of an optax optimizer, or a function from a learning rate to a gradient transformation",
         _makes_optimizers,
         _optimizer,
+        meaning="Its state starts anew with each update.",
     )
-    """Its state starts anew with each update."""
 
 
 def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:

@@ -31,12 +31,17 @@ class Grid(Compressor):
     Bits: per block a float; per entry a sign and ceil(log2(s + 1)) of the level.
     """
 
-    norm: float = static(2.0, "a number of at least 1, or inf", _is_norm, float)
-    """r."""
-    block: int = count(0, least=0)
-    """B, the entries of a block; the last one of a row may be shorter. 0: a row is one block."""
-    row: int = count(0, least=0)
-    """Entries of a row, if the vector is a matrix row by row: blocks do not reach from one into the next. 0: it is one row."""
+    norm: float = static(2.0, "a number of at least 1, or inf", _is_norm, float, meaning="r.")
+    block: int = count(
+        0,
+        "B, the entries of a block; the last one of a row may be shorter. 0: a row is one block.",
+        least=0,
+    )
+    row: int = count(
+        0,
+        "Entries of a row, if the vector is a matrix row by row: blocks do not reach from one into the next. 0: it is one row.",
+        least=0,
+    )
 
     @property
     def num_levels(self) -> Any:
@@ -88,8 +93,7 @@ class Dithering(Grid):
 
     name: str = fixed("dithering")
 
-    levels: Any = real(4.0, least=1)
-    """S, a whole number."""
+    levels: Any = real(4.0, "S, a whole number.", least=1)
 
     def check_together(self) -> None:
         check_whole("levels", self.levels)
@@ -131,8 +135,7 @@ class StochasticRounding(Grid):
     name: str = fixed("rounding")
 
     norm: float = fixed(math.inf)
-    width: Any = real(8.0, least=2, most=24)
-    """Bits of an entry, its sign included; a whole number."""
+    width: Any = real(8.0, "Bits of an entry, its sign included; a whole number.", least=2, most=24)
 
     def check_together(self) -> None:
         check_whole("width", self.width)

@@ -20,8 +20,8 @@ class Compression:
         'a compressor such as identity, block:norm=2:block=4 or rounding:width=8, see "compression.py"',
         Compressor,
         parse_compressor,
+        meaning="Applied to what a client sends, as one vector.",
     )
-    """Applied to what a client sends, as one vector."""
 
 
 def compress(compressor: Compressor, key: Key, message: Params) -> Params:

@@ -24,8 +24,11 @@ class Luq(Compressor):
 
     name: str = fixed("luq")
 
-    top: int = count(6, least=0)
-    """Powers below the largest magnitude: 6 fit into four bits, LUQ's own code has 7 for these."""
+    top: int = count(
+        6,
+        "Powers below the largest magnitude: 6 fit into four bits, LUQ's own code has 7 for these.",
+        least=0,
+    )
 
     def around(self, magnitude: Array) -> Rounding:
         """Find the powers of two around."""

@@ -19,8 +19,7 @@ class RandSparsification(Compressor):
 
     name: str = fixed("sparsification")
 
-    keep: Any = real(0.5, above=0, most=1)
-    """kappa"""
+    keep: Any = real(0.5, "kappa", above=0, most=1)
 
     def around(self, magnitude: Array) -> Rounding:
         """Find 0, and what the entry is if kept."""
@@ -46,8 +45,7 @@ class RandK(Compressor):
 
     name: str = fixed("rand_k")
 
-    kept: Any = real(1.0, least=1)
-    """k, a whole number."""
+    kept: Any = real(1.0, "k, a whole number.", least=1)
 
     def check_together(self) -> None:
         check_whole("kept", self.kept)

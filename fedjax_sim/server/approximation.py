@@ -23,8 +23,7 @@ STEP_FACTORS: dict[str, Callable[[Array], Array]] = {
 class Approximation:
     """Settings of the server's stochastic approximation, S <- S + gamma_k H."""
 
-    gamma: float = real(0.01, above=0)
-    """gamma_1."""
+    gamma: float = real(0.01, "gamma_1.", above=0)
     gamma_factor: Callable[[Array], Array] = static(
         STEP_FACTORS["constant"],
         "one of "
@@ -32,10 +31,13 @@ class Approximation:
         + ", or a function from the tick 0, 1, ... to a factor, such as an optax schedule",
         callable,
         lambda text: STEP_FACTORS[text],
+        meaning="gamma_{k+1} / gamma_1 at tick k.",
     )
-    """gamma_{k+1} / gamma_1 at tick k."""
-    output: str = choice("last", ("last", "random"))
-    """What is evaluated: the last S, or S_K with K uniform on the ticks so far, as the theory has it."""
+    output: str = choice(
+        "last",
+        ("last", "random"),
+        "What is evaluated: the last S, or S_K with K uniform on the ticks so far, as the theory has it.",
+    )
 
     def step_size(self, event: Event) -> Array:
         """gamma_{k+1}, 0 for an empty tick."""

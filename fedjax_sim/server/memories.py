@@ -21,13 +21,21 @@ from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, f
 class Memories(Compression):
     """Settings of memories and of the field that the server makes of messages."""
 
-    alpha: float = real(0.0, least=0)
-    """Step of the memories; 0 stands for the theory's 1 / (1 + omega), omega that of the compressor alone."""
-    memory_start: str = choice("mean_field", ("mean_field", "zero"))
-    """V_{0,i}: h_i(S_0), for which every client goes over its examples once and sends a message that is not compressed; or 0."""
-    aggregation: str = choice("fedem", ("fedem", "naive", "local_memory"))
-    """H: the server's memory and the mean of what is sent; without memories (V = 0 throughout; dEM if nothing is compressed); or the
-    mean of the senders' own memories and what they send, for which the server must know them all."""
+    alpha: float = real(
+        0.0,
+        "Step of the memories; 0 stands for the theory's 1 / (1 + omega), omega that of the compressor alone.",
+        least=0,
+    )
+    memory_start: str = choice(
+        "mean_field",
+        ("mean_field", "zero"),
+        "V_{0,i}: h_i(S_0), for which every client goes over its examples once and sends a message that is not compressed; or 0.",
+    )
+    aggregation: str = choice(
+        "fedem",
+        ("fedem", "naive", "local_memory"),
+        "H: the server's memory and the mean of what is sent; without memories (V = 0 throughout; dEM if nothing is compressed); or the mean of the senders' own memories and what they send, for which the server must know them all.",
+    )
 
     @property
     def starts_known(self) -> bool:

@@ -22,33 +22,38 @@ class StalenessWeights:
     """Settings of the weights in a buffer."""
 
     weighting: str = choice(
-        "eq8", (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge")
+        "eq8",
+        (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge"),
+        'The raw weight of an update. Of its client\'s average staleness: "eq8" (average b + 1) / n, the inverse of n times the client\'s share of arrivals; "alg1" (average + 1) / n, as Algorithm 1 prints it; "code" average b / n, as in the authors\' code; "code_exact" the same with that code\'s window of 5, which drops the newest value instead of the oldest, and always normalised. Of no staleness: "mean" 1, the buffer mean (FedBuff). Of the update\'s own staleness tau: "exponential" base^tau; "polynomial" (1 + tau)^-exponent; "hinge" 1 up to hinge_start, beyond it 1 / (hinge_slope (tau - hinge_start) + 1) (FedAsync).',
     )
-    """The raw weight of an update. Of its client's average staleness: "eq8" (average b + 1) / n, the inverse of n times the client's share
-    of arrivals; "alg1" (average + 1) / n, as Algorithm 1 prints it; "code" average b / n, as in the authors' code; "code_exact" the same
-    with that code's window of 5, which drops the newest value instead of the oldest, and always normalised. Of no staleness: "mean" 1, the
-    buffer mean (FedBuff). Of the update's own staleness tau: "exponential" base^tau; "polynomial" (1 + tau)^-exponent; "hinge" 1 up to
-    hinge_start, beyond it 1 / (hinge_slope (tau - hinge_start) + 1) (FedAsync)."""
-    average: str = choice("window", ("window", "cumulative", "exponential", "none"))
-    """How "eq8", "alg1" and "code" average a client's staleness: over its last updates, first in first out; over all of them; as an
-    exponential moving average that begins with the first value; or not at all (the update's own staleness)."""
-    window: int = count(5)
-    """Updates in the window; fewer if the client has sent fewer."""
-    decay: float = real(0.9, least=0, most=1)
-    """Of the exponential moving average: what the past keeps at each update."""
-    base: float = real(0.5, above=0)
-    """Of "exponential"; above 1 it favours stale updates."""
-    exponent: float = real(0.5, least=0)
-    """Of "polynomial"."""
-    hinge_start: float = real(4.0, least=0)
-    """The largest staleness without a discount (FedAsync's experiments)."""
-    hinge_slope: float = real(10.0, least=0)
-    """How fast "hinge" falls beyond (FedAsync's experiments)."""
-    include_current: bool = switch(True)
-    """Whether the buffer's own updates count in the averages read for it. If not, a client without history has average 0."""
-    normalised: bool = switch(True)
-    """Whether the weights of a buffer are divided by their sum, as Algorithm 1 does, or by b: influence is then equal for "eq8", but the
-    length of a server step varies; "polynomial" becomes FedBuff's s(tau) / b."""
+    average: str = choice(
+        "window",
+        ("window", "cumulative", "exponential", "none"),
+        'How "eq8", "alg1" and "code" average a client\'s staleness: over its last updates, first in first out; over all of them; as an exponential moving average that begins with the first value; or not at all (the update\'s own staleness).',
+    )
+    window: int = count(5, "Updates in the window; fewer if the client has sent fewer.")
+    decay: float = real(
+        0.9,
+        "Of the exponential moving average: what the past keeps at each update.",
+        least=0,
+        most=1,
+    )
+    base: float = real(0.5, 'Of "exponential"; above 1 it favours stale updates.', above=0)
+    exponent: float = real(0.5, 'Of "polynomial".', least=0)
+    hinge_start: float = real(
+        4.0, "The largest staleness without a discount (FedAsync's experiments).", least=0
+    )
+    hinge_slope: float = real(
+        10.0, 'How fast "hinge" falls beyond (FedAsync\'s experiments).', least=0
+    )
+    include_current: bool = switch(
+        True,
+        "Whether the buffer's own updates count in the averages read for it. If not, a client without history has average 0.",
+    )
+    normalised: bool = switch(
+        True,
+        'Whether the weights of a buffer are divided by their sum, as Algorithm 1 does, or by b: influence is then equal for "eq8", but the length of a server step varies; "polynomial" becomes FedBuff\'s s(tau) / b.',
+    )
 
 
 def staleness_weights(

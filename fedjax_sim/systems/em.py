@@ -36,8 +36,7 @@ class Hyper(CoinRounds):
     """Settings of EM."""
 
     participation: float = fixed(1.0)
-    batch_size: int = count(200)
-    """Examples of a client that are gone over at once."""
+    batch_size: int = count(200, "Examples of a client that are gone over at once.")
 
 
 class State(NamedTuple):

@@ -66,9 +66,11 @@ REWEIGHTS = (
 class Hyper(Contacts, LocalTraining):
     """Settings of FAVANO: its clock's, its local training's and the reweighting."""
 
-    reweight: str = choice("stochastic", REWEIGHTS)
-    alpha_by_tick: bool = switch(False)
-    """Whether "stochastic" and "deterministic" use the law at the server step rather than the stationary one."""
+    reweight: str = choice("stochastic", REWEIGHTS, "Reweight.")
+    alpha_by_tick: bool = switch(
+        False,
+        'Whether "stochastic" and "deterministic" use the law at the server step rather than the stationary one.',
+    )
 
     def check_together(self) -> None:
         super().check_together()

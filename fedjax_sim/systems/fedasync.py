@@ -34,10 +34,15 @@ class Hyper(StaleArrivals, LocalTraining):
     lr: float = redefault(LocalTraining, "lr", 0.01)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
     sampling: str = redefault(LocalTraining, "sampling", "reshuffled")
-    mixing: float = real(0.6, above=0, most=1)
-    """alpha: share of the model received in the server's, if it is not stale."""
-    proximal: float = real(0.005, least=0)
-    """rho: strength of the pull to where local training started."""
+    mixing: float = real(
+        0.6,
+        "alpha: share of the model received in the server's, if it is not stale.",
+        above=0,
+        most=1,
+    )
+    proximal: float = real(
+        0.005, "rho: strength of the pull to where local training started.", least=0
+    )
 
     def check_together(self) -> None:
         super().check_together()

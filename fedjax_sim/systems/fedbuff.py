@@ -21,7 +21,7 @@ from fedjax_sim.types import System
 class Hyper(Arrivals, LocalTraining):
     """Settings of FedBuff: its clock's, its local training's and the server's learning rate."""
 
-    server_lr: float = real(1.0, above=0)
+    server_lr: float = real(1.0, "Server lr.", above=0)
 
 
 system = System(

@@ -28,8 +28,7 @@ from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, 
 class Hyper(CoinRounds, Expectation, Approximation, Memories):
     """Settings of FedEM: who takes part, the E-steps, the server's step, and messages with their memories."""
 
-    counted: str = choice("all", ("all", "active"))
-    """Whose E-steps make up epochs."""
+    counted: str = choice("all", ("all", "active"), "Whose E-steps make up epochs.")
 
 
 class State(NamedTuple):

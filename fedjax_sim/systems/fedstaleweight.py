@@ -33,7 +33,7 @@ class Hyper(StaleArrivals, LocalTraining):
     lr: float = redefault(LocalTraining, "lr", 0.01)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
     sampling: str = redefault(LocalTraining, "sampling", "reshuffled")
-    server_lr: float = real(1.0, above=0)
+    server_lr: float = real(1.0, "Server lr.", above=0)
 
 
 system = System(

@@ -75,12 +75,16 @@ class Hyper(Groups, LocalTraining):
 
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
     sampling: str = redefault(LocalTraining, "sampling", "with_replacement")
-    client_weights: str = choice("equal", ("equal", "examples"))
-    """Of the clients of a group in its mean: equal, as in the paper, or their numbers of examples."""
-    clients_at_once: int = count(1000)
-    """Clients of a group whose batches are in memory together."""
-    group_metrics: bool = switch(False)
-    """Whether the groups' models are evaluated too, just before the global model replaces them: `accuracy_group_0` and so on."""
+    client_weights: str = choice(
+        "equal",
+        ("equal", "examples"),
+        "Of the clients of a group in its mean: equal, as in the paper, or their numbers of examples.",
+    )
+    clients_at_once: int = count(1000, "Clients of a group whose batches are in memory together.")
+    group_metrics: bool = switch(
+        False,
+        "Whether the groups' models are evaluated too, just before the global model replaces them: `accuracy_group_0` and so on.",
+    )
 
     def check_together(self) -> None:
         super().check_together()

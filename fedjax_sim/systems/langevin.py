@@ -51,26 +51,29 @@ def _makes_transformation(value: object) -> bool:
 class Hyper(WeightedRounds):
     """Settings of FA-LD: who takes part and when, and its steps'."""
 
-    step_size: float = real(1e-6, above=0)
-    """eta, of the order of 1 / n."""
-    step_decay: float = real(0.0, least=0)
-    """How much 1 / eta grows with every step; 0 for a constant step size."""
-    temperature: float = real(1.0, least=0)
-    """tau."""
+    step_size: float = real(1e-6, "eta, of the order of 1 / n.", above=0)
+    step_decay: float = real(
+        0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
+    )
+    temperature: float = real(1.0, "tau.", least=0)
     rho: float = real(
-        0.0, least=0, most=1
+        0.0,
+        "Weight of the noise that all clients share (not the correlation of their noise, which is less).",
+        least=0,
+        most=1,
     )  # a mixing weight; the noise's correlation is theory.langevin.noise_correlation
-    """Weight of the noise that all clients share (not the correlation of their noise, which is less)."""
-    gradient: str = choice("minibatch", ("minibatch", "exact"))
-    batch_size: int = count(200)
-    noise_correction: bool = switch(False)
-    """Whether the private noise is scaled down so that partial participation leaves the temperature as it is."""
+    gradient: str = choice("minibatch", ("minibatch", "exact"), "Gradient.")
+    batch_size: int = count(200, "Batch size.")
+    noise_correction: bool = switch(
+        False,
+        "Whether the private noise is scaled down so that partial participation leaves the temperature as it is.",
+    )
     transform: Callable[[], optax.GradientTransformation] = static(
         optax.identity,
         "a function that makes an optax gradient transformation",
         _makes_transformation,
+        meaning="Applied to the gradients of f^c before a step is made of them, such as `partial(optax.clip_by_global_norm, 1.0)`.",
     )
-    """Applied to the gradients of f^c before a step is made of them, such as `partial(optax.clip_by_global_norm, 1.0)`."""
 
     @property
     def noise_inflation(self) -> float:

@@ -43,10 +43,8 @@ class Hyper(CoinRounds, Expectation, Approximation, Memories):
     """Settings of VR-FedEM: those of FedEM, and the inner loop's."""
 
     batch_size: int = redefault(Expectation, "batch_size", 5)
-    inner_steps: float = real(20, least=1)
-    """k_in, a whole number."""
-    offline: str = choice("compute", ("compute", "freeze"))
-    """What clients do who do not take part."""
+    inner_steps: float = real(20, "k_in, a whole number.", least=1)
+    offline: str = choice("compute", ("compute", "freeze"), "What clients do who do not take part.")
 
     def check_together(self) -> None:
         if np.any(np.asarray(self.inner_steps) != np.round(self.inner_steps)):

@@ -26,30 +26,44 @@ AT_ONCE = (*FREE, "new_version")
 class Arrivals(ClientDelays):
     """Settings of buffered arrivals."""
 
-    buffer_size: int = count(10)
-    """Z (or b): updates that make the server act."""
-    server_interact: float = real(3.0, least=0)
-    """Time that the exchange takes once the buffer is full; nothing under "free", "before_aggregation" and "new_version"."""
-    restart: str = choice("after_interaction", RESTARTS)
-    """When a client that has finished goes on. "after_interaction": when the exchange of the tick that took its update is over.
-    "own_finish": at its own finish, or at the start of that tick if later (the public simulator of QuAFL). "free": at its own finish,
-    at once, from the model that is then current (Nguyen et al. 2022), with its own update in it if that filled the buffer; a client may
-    fill several slots of one buffer. "before_aggregation": the same, but with the model from before the tick that its update makes.
-    "new_version": at its own finish if there is a newer model than the one it worked from, else as soon as there is (the public bench of
-    FedStaleWeight). "fresh": all clients, with running times drawn anew, whenever a tick is over, which only fast clients survive (the
-    counter that FAVANO's App. C.2 resets at each server step, taken literally); those that did not report keep the model they had."""
-    send_old_model: bool = switch(False)
-    """Whether reporting clients get the model from before the tick that took their update (the public simulator of QuAFL; the only
-    causal reading with "own_finish")."""
-    throttle: float = real(1.0, above=0, most=1)
-    """Share of its own rate at which client 0 works, its times longer in proportion: what it gets by reporting less than it could."""
-    ties: str = choice("random", ("random", "client"))
-    """Who comes first among updates that arrive at one time: one drawn at random, or the client of the lowest number."""
-    drop_rate: float = real(0.0, least=0, most=0.99)
-    """Share of finished updates that are lost on their way; their clients go on with the model that is then current."""
-    on_time: float = real(1.0, above=0)
-    """Length of the windows in which a client works, each followed by a break of `off_time`, from a place in that cycle of its own."""
-    off_time: float = real(0.0, least=0)
+    buffer_size: int = count(10, "Z (or b): updates that make the server act.")
+    server_interact: float = real(
+        3.0,
+        'Time that the exchange takes once the buffer is full; nothing under "free", "before_aggregation" and "new_version".',
+        least=0,
+    )
+    restart: str = choice(
+        "after_interaction",
+        RESTARTS,
+        'When a client that has finished goes on. "after_interaction": when the exchange of the tick that took its update is over. "own_finish": at its own finish, or at the start of that tick if later (the public simulator of QuAFL). "free": at its own finish, at once, from the model that is then current (Nguyen et al. 2022), with its own update in it if that filled the buffer; a client may fill several slots of one buffer. "before_aggregation": the same, but with the model from before the tick that its update makes. "new_version": at its own finish if there is a newer model than the one it worked from, else as soon as there is (the public bench of FedStaleWeight). "fresh": all clients, with running times drawn anew, whenever a tick is over, which only fast clients survive (the counter that FAVANO\'s App. C.2 resets at each server step, taken literally); those that did not report keep the model they had.',
+    )
+    send_old_model: bool = switch(
+        False,
+        'Whether reporting clients get the model from before the tick that took their update (the public simulator of QuAFL; the only causal reading with "own_finish").',
+    )
+    throttle: float = real(
+        1.0,
+        "Share of its own rate at which client 0 works, its times longer in proportion: what it gets by reporting less than it could.",
+        above=0,
+        most=1,
+    )
+    ties: str = choice(
+        "random",
+        ("random", "client"),
+        "Who comes first among updates that arrive at one time: one drawn at random, or the client of the lowest number.",
+    )
+    drop_rate: float = real(
+        0.0,
+        "Share of finished updates that are lost on their way; their clients go on with the model that is then current.",
+        least=0,
+        most=0.99,
+    )
+    on_time: float = real(
+        1.0,
+        "Length of the windows in which a client works, each followed by a break of `off_time`, from a place in that cycle of its own.",
+        above=0,
+    )
+    off_time: float = real(0.0, "Off time.", least=0)
 
     def check_together(self) -> None:
         super().check_together()

@@ -12,11 +12,14 @@ from fedjax_sim.types import Array, Key, Timeline
 class CoinRounds:
     """Settings of rounds with Bernoulli participation."""
 
-    num_clients: int = count(100)
-    participation: float = real(1.0, above=0, most=1)
-    """p: chance that a client takes part in a round, independent of everything else."""
-    round_time: float = real(1.0, above=0)
-    """Virtual time of a round."""
+    num_clients: int = count(100, "Num clients.")
+    participation: float = real(
+        1.0,
+        "p: chance that a client takes part in a round, independent of everything else.",
+        above=0,
+        most=1,
+    )
+    round_time: float = real(1.0, "Virtual time of a round.", above=0)
 
 
 def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: int) -> Timeline:

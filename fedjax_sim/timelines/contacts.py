@@ -15,18 +15,26 @@ from fedjax_sim.types import Array, Key, Timeline
 class Contacts(ClientDelays):
     """Settings of a server that contacts a uniform cohort every `server_wait + server_interact` units of time."""
 
-    num_selected: int = count(20)
-    """S: clients contacted per tick, without replacement."""
-    server_wait: float = real(4.0, least=0)
-    server_interact: float = real(3.0, least=0)
-    first_contact: float = real(1.0, least=0)
-    """Clock of the first contact in ticks: 1 waits for a first window of work; 0 makes contact at time 0, with no steps done."""
-    carry_residual: bool = switch(False)
-    """Whether the running time drawn for an unfinished step survives the contact, counted anew from it; else it is redrawn."""
-    busy_during_interaction: bool = switch(False)
-    """Whether a contacted client starts to compute only when the exchange is over, which shortens the window between contacts."""
-    strict_deadline: bool = switch(False)
-    """Whether a step must end strictly before the contact to count; else one that ends with it counts."""
+    num_selected: int = count(20, "S: clients contacted per tick, without replacement.")
+    server_wait: float = real(4.0, "Server wait.", least=0)
+    server_interact: float = real(3.0, "Server interact.", least=0)
+    first_contact: float = real(
+        1.0,
+        "Clock of the first contact in ticks: 1 waits for a first window of work; 0 makes contact at time 0, with no steps done.",
+        least=0,
+    )
+    carry_residual: bool = switch(
+        False,
+        "Whether the running time drawn for an unfinished step survives the contact, counted anew from it; else it is redrawn.",
+    )
+    busy_during_interaction: bool = switch(
+        False,
+        "Whether a contacted client starts to compute only when the exchange is over, which shortens the window between contacts.",
+    )
+    strict_deadline: bool = switch(
+        False,
+        "Whether a step must end strictly before the contact to count; else one that ends with it counts.",
+    )
 
     @property
     def period(self) -> float:

@@ -68,53 +68,63 @@ class Groups(ClientDelays):
     local_steps: int = fixed(1)
     time_of: str = fixed("step")
     trace: Any = fixed(None)
-    num_groups: int = count(2)
+    num_groups: int = count(2, "Num groups.")
     group_sizes: Any = static(
         None,
         "whole numbers from 1 joined by +, such as 5+15, one per group",
         lambda x: _are_whole(x, 1),
         _whole_numbers,
+        meaning="Clients of each group, in order of their numbers; None: equal parts, of which the first have one more if need be.",
     )
-    """Clients of each group, in order of their numbers; None: equal parts, of which the first have one more if need be."""
     association: Any = static(
         None,
         "whole numbers joined by +, such as 0+1+1, one group per client or -1",
         lambda x: _are_whole(x, EMPTY),
         _whole_numbers,
+        meaning="Each client's group, in place of sizes; -1: takes no part.",
     )
-    """Each client's group, in place of sizes; -1: takes no part."""
-    active_per_group: int = count(0, least=0)
-    """Clients of a group that take part in a round, drawn anew for each, and the size of its group for the delays; 0: all of them, as in
-    the paper."""
-    sync_time: float = real(5.0, least=0)
-    """S, in units of virtual time. 0: one local iteration a round; the whole time budget: groups that are isolated until its end."""
-    sync_growth: float = real(0.0, least=0)
-    """If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth)."""
-    delays: str = choice("group", ("group", "client"))
-    """Whether a group's iteration takes one draw, as in the paper; or, beyond it, the longest of its clients' running times of one local
-    step, by the laws and speeds of `timelines.Clients`. Settings of the other kind of delays must be left at their defaults."""
-    shift_per_client: float = real(0.01, least=0)
-    shift: Any = reals(0.85, least=0)
-    """One number for all groups, or one per group; so is `mean`."""
-    mean_per_client: float = real(0.001, least=0)
-    mean: Any = reals(0.085, least=0)
-    exchange_shift_per_group: float = real(4.0, least=0)
-    exchange_shift: float = real(2.0, least=0)
-    exchange_mean_per_group: float = real(0.4, least=0)
-    exchange_mean: float = real(0.2, least=0)
-    aggregation: str = choice("divide_by_steps", AGGREGATIONS)
-    """The weight of the progress that a group of weight w made in t iterations: w / t (Eq. 12); w; or w T / t with T the mean of the
-    groups' t by weight (FedNova)."""
+    active_per_group: int = count(
+        0,
+        "Clients of a group that take part in a round, drawn anew for each, and the size of its group for the delays; 0: all of them, as in the paper.",
+        least=0,
+    )
+    sync_time: float = real(
+        5.0,
+        "S, in units of virtual time. 0: one local iteration a round; the whole time budget: groups that are isolated until its end.",
+        least=0,
+    )
+    sync_growth: float = real(
+        0.0, "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth).", least=0
+    )
+    delays: str = choice(
+        "group",
+        ("group", "client"),
+        "Whether a group's iteration takes one draw, as in the paper; or, beyond it, the longest of its clients' running times of one local step, by the laws and speeds of `timelines.Clients`. Settings of the other kind of delays must be left at their defaults.",
+    )
+    shift_per_client: float = real(0.01, "Shift per client.", least=0)
+    shift: Any = reals(0.85, "One number for all groups, or one per group; so is `mean`.", least=0)
+    mean_per_client: float = real(0.001, "Mean per client.", least=0)
+    mean: Any = reals(0.085, "Mean.", least=0)
+    exchange_shift_per_group: float = real(4.0, "Exchange shift per group.", least=0)
+    exchange_shift: float = real(2.0, "Exchange shift.", least=0)
+    exchange_mean_per_group: float = real(0.4, "Exchange mean per group.", least=0)
+    exchange_mean: float = real(0.2, "Exchange mean.", least=0)
+    aggregation: str = choice(
+        "divide_by_steps",
+        AGGREGATIONS,
+        "The weight of the progress that a group of weight w made in t iterations: w / t (Eq. 12); w; or w T / t with T the mean of the groups' t by weight (FedNova).",
+    )
     group_weights: Any = static(
         "clients",
         "clients, equal, or numbers from 0 joined by +, one per group",
         _are_weights,
         lambda x: _weights(x),
+        meaning="Of each group: its number of clients (the paper's), 1, or as given; their sum is made 1.",
     )
-    """Of each group: its number of clients (the paper's), 1, or as given; their sum is made 1."""
-    ticks_per_round: int = count(1)
-    """Ticks that a round is cut into, at equal parts of its sync time, so that the groups' models can be looked at on the way: only the
-    last aggregates."""
+    ticks_per_round: int = count(
+        1,
+        "Ticks that a round is cut into, at equal parts of its sync time, so that the groups' models can be looked at on the way: only the last aggregates.",
+    )
 
     @property
     def num_senders(self) -> int:

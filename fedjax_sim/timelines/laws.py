@@ -92,34 +92,43 @@ class ClientDelays:
     replaces the law.
     """
 
-    num_clients: int = count(100)
-    local_steps: int = count(20)
-    """K: steps of a client's update, or the most it does between two contacts."""
-    slow_fraction: float = real(1 / 3, least=0, most=1)
-    """Share of slow clients, rounded up to whole clients."""
-    slow_clients: str = choice("random", ("random", "last"))
-    """Which clients are slow: drawn per lane, or those of the highest numbers."""
-    rate_fast: float = real(1 / 2, above=0)
-    """Local steps per unit of virtual time."""
-    rate_slow: float = real(1 / 16, above=0)
-    runtime_law: str = choice("runtime_geom", RUNTIME_LAWS)
-    spread_fast: float = real(0.0, least=0)
-    """Relative to the mean, see the laws; 0 makes a time constant."""
-    spread_slow: float = real(0.0, least=0)
-    time_of: str = choice("step", ("step", "update"))
-    """What takes the time of the law: each of K local steps, or their update as a whole."""
+    num_clients: int = count(100, "Num clients.")
+    local_steps: int = count(
+        20, "K: steps of a client's update, or the most it does between two contacts."
+    )
+    slow_fraction: float = real(
+        1 / 3, "Share of slow clients, rounded up to whole clients.", least=0, most=1
+    )
+    slow_clients: str = choice(
+        "random",
+        ("random", "last"),
+        "Which clients are slow: drawn per lane, or those of the highest numbers.",
+    )
+    rate_fast: float = real(1 / 2, "Local steps per unit of virtual time.", above=0)
+    rate_slow: float = real(1 / 16, "Rate slow.", above=0)
+    runtime_law: str = choice("runtime_geom", RUNTIME_LAWS, "Runtime law.")
+    spread_fast: float = real(
+        0.0, "Relative to the mean, see the laws; 0 makes a time constant.", least=0
+    )
+    spread_slow: float = real(0.0, "Spread slow.", least=0)
+    time_of: str = choice(
+        "step",
+        ("step", "update"),
+        "What takes the time of the law: each of K local steps, or their update as a whole.",
+    )
     client_table: Any = static(
         None,
         "a ClientTable, or the name of a CSV file with a column rate",
         _is_table,
         read_client_table,
+        meaning="Rates and spreads by client, in place of fast and slow ones.",
     )
-    """Rates and spreads by client, in place of fast and slow ones."""
     trace: Any = static(
         None,
         "a Trace, or the name of a CSV file with columns client, start, finish",
         _is_trace,
         read_trace,
+        meaning="Trace.",
     )
 
     def check_together(self) -> None:

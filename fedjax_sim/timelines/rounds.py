@@ -17,12 +17,13 @@ from fedjax_sim.types import EMPTY, Array, Key, Timeline
 class Rounds(ClientDelays):
     """Settings of synchronous rounds."""
 
-    num_selected: int = count(20)
-    """S: size of the cohort."""
-    server_interact: float = real(3.0, least=0)
-    """Time that the exchange with the cohort takes."""
-    round_time: str = choice("sum", ("sum", "one_draw", "mean"))
-    """The cohort's time: the longest sum of K running times, K times the longest single draw, or K times the longest mean."""
+    num_selected: int = count(20, "S: size of the cohort.")
+    server_interact: float = real(3.0, "Time that the exchange with the cohort takes.", least=0)
+    round_time: str = choice(
+        "sum",
+        ("sum", "one_draw", "mean"),
+        "The cohort's time: the longest sum of K running times, K times the longest single draw, or K times the longest mean.",
+    )
 
     def check_together(self) -> None:
         super().check_together()
@@ -50,18 +51,23 @@ class WeightedRounds(Rounds):
 
     num_selected: int = redefault(Rounds, "num_selected", 10)
     """S: clients drawn for a round, under partial participation."""
-    local_steps: int = whole(20)
-    """K."""
-    participation: str = choice("full", ("full", "with_replacement", "without_replacement"))
-    """Who takes part: everyone, with the weight p_c; S independent draws, each of client c with probability p_c and of weight 1/S, so
-    that a client drawn j times has j/S; or a uniform subset of S, of weight 1/S each, for equal p_c only."""
-    client_weights: Any = weights()
-    """p_c up to a common factor: one number for all, or one per client. None: their numbers of examples, where a problem is at hand."""
+    local_steps: int = whole(20, "K.")
+    participation: str = choice(
+        "full",
+        ("full", "with_replacement", "without_replacement"),
+        "Who takes part: everyone, with the weight p_c; S independent draws, each of client c with probability p_c and of weight 1/S, so that a client drawn j times has j/S; or a uniform subset of S, of weight 1/S each, for equal p_c only.",
+    )
+    client_weights: Any = weights(
+        "p_c up to a common factor: one number for all, or one per client. None: their numbers of examples, where a problem is at hand."
+    )
     slow_fraction: float = redefault(Rounds, "slow_fraction", 0.0)
     rate_fast: float = redefault(Rounds, "rate_fast", 1.0)
     server_interact: float = redefault(Rounds, "server_interact", 0.0)
-    round_time: str = choice("mean", ("one_draw", "mean"))
-    """K times the longest single draw of the participants, or K times the longest mean."""
+    round_time: str = choice(
+        "mean",
+        ("one_draw", "mean"),
+        "K times the longest single draw of the participants, or K times the longest mean.",
+    )
 
     def check_cohort(self) -> None:
         if self.participation == "without_replacement":

@@ -36,15 +36,17 @@ class CellSampling(Compressor):
 
     name: str = fixed("cells")
     shape: tuple[int, int] = static(
-        (0, 0), "two whole numbers of at least 1, rows and columns of the matrix", _is_shape
+        (0, 0),
+        "two whole numbers of at least 1, rows and columns of the matrix",
+        _is_shape,
+        meaning="(J, L); must be given.",
     )
-    """(J, L); must be given."""
-    rows: int = count(1)
-    columns: int = count(1)
-    """Sent."""
-    unbiased: bool = switch(True)
-    compression: Compressor = part(Identity(), "a compressor", Compressor, parse_compressor)
-    """Of the cells sent."""
+    rows: int = count(1, "Rows.")
+    columns: int = count(1, "Sent.")
+    unbiased: bool = switch(True, "Unbiased.")
+    compression: Compressor = part(
+        Identity(), "a compressor", Compressor, parse_compressor, meaning="Of the cells sent."
+    )
 
     def check_together(self) -> None:
         for name, most in zip(("rows", "columns"), self.shape, strict=True):
