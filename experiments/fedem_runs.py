@@ -102,7 +102,7 @@ class Toy:
     """
 
     def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
-        self.known = oracles.noisy_mean_of(y, kappa, ridge)
+        self.known = oracles.describe_noisy_mean(y, kappa, ridge)
         self.start = np.full(y.shape[2], start)
         with jax.enable_x64(True):
             seen = Seen(

@@ -32,7 +32,7 @@ class NoisyMean(NamedTuple):
         )
 
 
-def noisy_mean_of(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: float) -> NoisyMean:
+def describe_noisy_mean(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: float) -> NoisyMean:
     """Work out the closed forms. y: `f64[N, M, q]`, M examples of each client; kappa: `f64[N, M]` or one number. Derived."""
     y = np.asarray(y, float)
     kappa = np.broadcast_to(np.asarray(kappa, float), y.shape[:2])

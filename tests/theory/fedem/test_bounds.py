@@ -31,7 +31,7 @@ def data(spread: float, *, examples: int = M, seed: int = 0) -> np.ndarray:
 
 
 Y = data(2.0)
-TOY = oracles.noisy_mean_of(Y, KAPPA, RIDGE)
+TOY = oracles.describe_noisy_mean(Y, KAPPA, RIDGE)
 SIGMA2 = float(TOY.noise.mean()) / BATCH
 GAP = TOY.gap(START)
 FIELD = TOY.slope**2 * float(np.sum((START - TOY.optimum) ** 2))

@@ -202,7 +202,7 @@ def test_runs_meet_theorem_2() -> None:
     """200 seeds of one, five and twenty outer loops on examples of unequal noise, block quantization: (11), (12), E.7; no noise floor."""
     random = np.random.default_rng(4)
     y, kappa = data(2.0, examples=100, seed=4), 1 / (1 + random.uniform(0, 3, (N, 100)) ** 2)
-    toy = oracles.noisy_mean_of(y, kappa, RIDGE)
+    toy = oracles.describe_noisy_mean(y, kappa, RIDGE)
     gap, inner, omega = toy.gap(START), 20, 1.0
     gamma = theory.step_size(toy.constants, num_clients=N, omega=omega)
     batch = theory.batch_size(inner, omega)
@@ -355,7 +355,7 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     fields = shrunk - slopes[:, None] * path[:, :, None]
     own = np.sqrt(np.mean((kappa + SMALL_RIDGE) ** 2, axis=1)) / (1 + SMALL_RIDGE)
     spread = kappa.var(axis=1) / (1 + SMALL_RIDGE) ** 2 / BATCH
-    constants = oracles.noisy_mean_of(y, kappa, SMALL_RIDGE).constants
+    constants = oracles.describe_noisy_mean(y, kappa, SMALL_RIDGE).constants
     return Loop(constants, own, spread, path, memory, fields, drawn, field)
 
 
