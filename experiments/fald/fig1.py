@@ -1,0 +1,363 @@
+"""FA-LD's Fig. 1 (arXiv 2112.05120): rounds to an accuracy, distances and samples in the Gaussian simulation, everyone averaged.
+
+(a) rounds until W2 is at most 1e-3 against the number K of local steps; (b) W2 at K = 10, for clients' means of different variance
+alpha; (c) W2 at K = 100 for different rho; (d, e) the target's density and samples at K = 10. Step size 1e-7 throughout; exact laws are
+drawn beside the chains. Runs of panels a and b are 1.3 times as long as the slowest exact law needs at K = 1, and a round. Each curve has
+draws of the noise of its own. As 300 chains show W2 with an error as large as the accuracy, all is run ten times (three at K = 30,000): the
+first set of 300 is the paper's figure, all give means and standard deviations. Last models of the first set at K = 10 are compared with as
+many exact draws by the energy distance. Claim 12.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.fald.claims import verdict
+from experiments.fald.gaussian import (
+    ALPHAS,
+    FAR,
+    LEAST_CHAINS,
+    Repeated,
+    are_numbers,
+    clients_of,
+    deviations,
+    dissimilarity,
+    draw_sets,
+    equal_problem,
+    exact_distances,
+    first_within,
+    kept,
+    largest,
+    mean_of_finite,
+    repeated,
+    spread,
+)
+from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.problems import GaussianClients
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
+from fedjax_sim.theory.langevin.rounds import rounds_to
+
+STEP_SIZE, ACCURACY = 1e-7, 1e-3
+MIXED_STEPS, MOST_STEPS = 100, 100_000
+"""Local steps of panel c; and steps after which an exact law that is not within the accuracy never is."""
+LONG = 10_000
+"""Local steps beyond which there are three sets of chains at most: two rounds take as many steps as the runs of five smaller K."""
+RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FLOOR = 2e-3
+"""What W2 of samples may be at most for a close match (panels d and e)."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the number of chains (three at least, to fit a law)."""
+
+    chains: int
+    sets: int
+    alphas: tuple[float, ...]
+    local_steps: tuple[int, ...]  # of panel a; 10 is panel b's
+    rhos: tuple[float, ...]
+    rounds: int  # of panel c
+    longest: float = np.inf  # steps
+
+
+FULL = Sizes(300, 10, ALPHAS, (10, 30, 100, 300, 1000, 3000, 10_000, 30_000), RHOS, 60)
+SMOKE = Sizes(20, 2, (0.0, 100.0), (10,), (0.0, 1.0), 3, longest=200)
+
+
+class Panels(NamedTuple):
+    """What was run, and the exact numbers beside."""
+
+    sizes: Sizes
+    clients: dict[float, GaussianTarget]  # by alpha
+    ran: dict[int, Repeated]  # panels a and b, by K: problems by alpha
+    mixed: dict[float, Repeated]  # panel c, by rho
+    exact: dict[float, dict[int, float]]  # rounds to the accuracy, by alpha and K
+    found: dict[float, dict[int, np.ndarray]]  # those of the chains, f64[sets]
+
+
+def run_panels(
+    sizes: Sizes, arguments: Arguments, make: Callable[[float], GaussianClients]
+) -> Panels:
+    """Run the chains of panels a and b, by K, and of panel c, by rho; all of different seeds. make: the problem of an alpha."""
+    problems = [make(alpha) for alpha in sizes.alphas]
+    clients = {
+        alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)
+    }
+
+    def needed(own: GaussianTarget, local_steps: int) -> float:
+        start = oracle.point(np.zeros(2))
+        return float(
+            rounds_to(
+                own,
+                start,
+                ACCURACY,
+                step_size=STEP_SIZE,
+                local_steps=local_steps,
+                most_rounds=MOST_STEPS // local_steps,
+            )
+        )
+
+    # A second model within reach for long rounds: the first may miss the accuracy by its sampling error.
+    length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
+    ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.chains * sizes.sets)
+    for local_steps in sizes.local_steps:
+        ran[local_steps] = repeated(
+            problems,
+            sets=sizes.sets if local_steps <= LONG else min(3, sizes.sets),
+            num_chains=sizes.chains,
+            num_rounds=int(np.ceil(length / local_steps)) + 1,
+            options=arguments.kept,
+            name=f"K = {local_steps}",
+            first_seed=next(seeds),
+            step_size=STEP_SIZE,
+            local_steps=local_steps,
+        )
+    for rho in sizes.rhos:
+        mixed[rho] = repeated(
+            problems[:1],
+            sets=sizes.sets,
+            num_chains=sizes.chains,
+            num_rounds=sizes.rounds,
+            options=arguments.kept,
+            name=f"rho = {rho:g}",
+            first_seed=next(seeds),
+            rho=rho,
+            step_size=STEP_SIZE,
+            local_steps=MIXED_STEPS,
+        )
+    exact = {
+        alpha: {k: needed(own, k) for k in sizes.local_steps} for alpha, own in clients.items()
+    }
+    found = {
+        alpha: {k: first_within(own.distance[:, i], ACCURACY) for k, own in ran.items()}
+        for i, alpha in enumerate(sizes.alphas)
+    }
+    return Panels(sizes, clients, ran, mixed, exact, found)
+
+
+def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
+    """Claim 12: on the exact laws, and on chains that have to follow them and to arrive, most sets of them.
+
+    Means are of the sets that arrive.
+    """
+    if smoke:
+        return [
+            verdict(
+                12,
+                {"exact": panels.exact},
+                None,
+                "not judged: a smoke run is too short to reach the accuracy",
+            )
+        ]
+    if panels.sizes.chains < LEAST_CHAINS:
+        return [
+            verdict(
+                12,
+                {"exact": panels.exact},
+                None,
+                f"not judged: {panels.sizes.chains} chains are too few",
+            )
+        ]
+    means = {
+        alpha: {k: mean_of_finite(values) for k, values in own.items()}
+        for alpha, own in panels.found.items()
+    }
+    arrived = min(
+        float(np.isfinite(own[k]).mean()) for own in panels.found.values() for k in (100, 3000)
+    )
+    far = largest_deviation(panels)
+    rounds = {"exact": panels.exact, "chains": means}
+    gains = {
+        kind: {alpha: own[100] / own[3000] for alpha, own in each.items()}
+        for kind, each in rounds.items()
+    }
+    still_falls = all(own[10_000] <= own[3000] for own in panels.exact.values())
+    highest = {kind: max(each.values()) for kind, each in gains.items()}
+    lowest = {kind: min(each.values()) for kind, each in gains.items()}
+    holds = 20 <= lowest["exact"] <= highest["exact"] <= 40 and far < FAR and arrived > 0.5
+    why = (
+        f"rounds at K = 100 over those at K = 3000: exactly {lowest['exact']:.1f} to {highest['exact']:.1f}, means of chains "
+        f"{lowest['chains']:.1f} to {highest['chains']:.1f}, as about 3000 / 100 steps make it; but K = 3000 is no optimum: exact rounds "
+        f"at K = 10000 are {'never more' if still_falls else 'more'}; chains up to {far:.1f} standard errors from exact laws, at least "
+        f"{arrived:.0%} of the sets arrive"
+    )
+    return [
+        verdict(
+            12,
+            {
+                "gain": gains,
+                "rounds": rounds,
+                "chains' rounds": panels.found,
+                "standard errors off": far,
+            },
+            holds,
+            why,
+        )
+    ]
+
+
+def largest_deviation(panels: Panels) -> float:
+    """How far the first set's means and variances are from the exact ones, in standard errors: all K, alphas and rho, at three rounds.
+
+    Infinite if a distance of any set is no number.
+    """
+    if not are_numbers(*panels.ran.values(), *panels.mixed.values()):
+        return float("inf")
+    runs = [
+        (own.first, i, k, 0.0, alpha)
+        for k, own in panels.ran.items()
+        for i, alpha in enumerate(panels.sizes.alphas)
+    ]
+    runs += [
+        (own.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0])
+        for rho, own in panels.mixed.items()
+    ]
+    found = []
+    for own, i, local_steps, rho, alpha in runs:
+        num_rounds = own.distance.shape[-1] - 1
+        taken = oracle.one_round(
+            panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho
+        )
+        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
+        at = [1, num_rounds // 2, num_rounds]
+        law = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
+        found.append(
+            deviations(
+                law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains
+            ).max()
+        )
+    return largest(*found)
+
+
+def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
+    """Draw and lay out. picture: the name of its file."""
+    sizes, clients = panels.sizes, panels.clients
+    squares = {alpha: dissimilarity(own) ** 2 for alpha, own in clients.items()}
+    figure = Figure(figsize=(16, 9), layout="constrained")
+    (first, second, third), (fourth, fifth, last) = figure.subplots(2, 3)
+    last.axis("off")
+    steps = list(sizes.local_steps)
+    for i, alpha in enumerate(sizes.alphas):
+        label = f"{alpha:g} ({squares[alpha]:.0e})"
+        first.loglog(steps, [panels.exact[alpha][k] for k in steps], color=f"C{i}", linestyle="--")
+        shown = [panels.found[alpha][k] for k in steps]
+        means = [mean_of_finite(own) for own in shown]
+        errors = [np.std(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0 for own in shown]
+        first.errorbar(
+            steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label
+        )
+        distance = panels.ran[10].distance[:, i]
+        exact = exact_distances(
+            clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10
+        )
+        second.semilogy(exact, color=f"C{i}", linestyle="--")
+        draw_sets(second, distance, color=f"C{i}", label=label)
+    for j, (rho, own) in enumerate(panels.mixed.items()):
+        exact = exact_distances(
+            clients[sizes.alphas[0]],
+            sizes.rounds,
+            step_size=STEP_SIZE,
+            local_steps=MIXED_STEPS,
+            rho=rho,
+        )
+        third.semilogy(exact, color=f"C{j}", linestyle="--")
+        draw_sets(third, own.distance[:, 0], color=f"C{j}", label=f"{rho:g}")
+    first.set(
+        xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="(a) dashed: exact"
+    )
+    second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10; dashed: exact")
+    third.set(
+        xlabel="rounds",
+        ylabel="W2",
+        title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho; dashed: exact",
+    )
+    first.legend(title="alpha (gamma squared)")
+    third.legend(title="rho")
+    second.axhline(ACCURACY, color="grey", linewidth=0.6)
+    models = panels.ran[10].first.models[0].astype(float)
+    samples = models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
+    goal = oracle.target(clients[sizes.alphas[0]])
+    match = _densities(fourth, fifth, samples, goal)
+    p_value = same_law(models[:, -1], goal)
+    header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]
+    rows = []
+    for alpha in sizes.alphas:
+        rows.append(
+            [f"alpha = {alpha:g}, exact", *(f"{value:g}" for value in panels.exact[alpha].values())]
+        )
+        rows.append(
+            [
+                f"alpha = {alpha:g}, chains",
+                *(spread(values) for values in panels.found[alpha].values()),
+            ]
+        )
+    curves = {f"K = {k}": kept(own) for k, own in panels.ran.items()} | {
+        f"rho = {rho:g}": kept(own) for rho, own in panels.mixed.items()
+    }
+    text = "\n\n".join(
+        [
+            table(header, rows),
+            f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: at most {FLOOR:g} asked for); last models "
+            f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
+            verdict_table(verdicts),
+        ]
+    )
+    config = {
+        **sizes._asdict(),
+        "step_size": STEP_SIZE,
+        "gamma_squared": squares,
+        "w2_of_samples": match,
+        "p_value": p_value,
+    }
+    return Outcome(curves, {picture: figure}, verdicts, config, text)
+
+
+def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:
+    """The sizes of a run."""
+    sizes = smoke if arguments.smoke else full
+    return sizes if arguments.seeds is None else sizes._replace(chains=max(3, arguments.seeds))
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, draw, judge."""
+    panels = run_panels(sizes_of(arguments, FULL, SMOKE), arguments, equal_problem)
+    return outcome(panels, judge(panels, smoke=arguments.smoke), "fig1.png")
+
+
+def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:
+    """Test whether independent models `f64[R, P]` have a normal law: p-value of the energy distance to as many exact draws, by permutation.
+
+    The energy distance (Szekely, Rizzo 2013) is the mean distance between the two samples less half of those within each.
+    """
+    random = np.random.default_rng(seed)
+    num = len(models)
+    both = np.concatenate([models, random.multivariate_normal(*goal, size=num)])
+    both = (both - goal.mean) @ np.linalg.inv(
+        np.linalg.cholesky(goal.covariance)
+    ).T  # coordinates of equal importance
+    apart = np.linalg.norm(both[:, None] - both[None], axis=-1)
+    side = np.repeat([1.0, -1.0], num)
+    sides = np.stack([side, *(random.permutation(side) for _ in range(shuffles))])
+    energy = -np.einsum("si,ij,sj->s", sides, apart, sides, optimize=True)  # times (2 num)^2 / 2
+    return float(np.mean(energy >= energy[0]))
+
+
+def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> float:
+    """Draw the target's density, and samples over it; returns W2 of the samples' law."""
+    spread = 3.5 * np.sqrt(np.diag(goal.covariance))
+    x, y = (np.linspace(goal.mean[i] - spread[i], goal.mean[i] + spread[i], 120) for i in (0, 1))
+    away = np.stack(np.meshgrid(x - goal.mean[0], y - goal.mean[1]), axis=-1)
+    density = np.exp(-np.einsum("xyi,ij,xyj->xy", away, np.linalg.inv(goal.covariance), away) / 2)
+    left.contourf(x, y, density, levels=12)
+    left.set(title="(d) target, alpha = 0")
+    right.hist2d(samples[:, 0], samples[:, 1], bins=60, range=[(x[0], x[-1]), (y[0], y[-1])])
+    right.contour(x, y, density, levels=4, colors="white", linewidths=0.6)
+    right.set(title=f"(e) {len(samples)} samples, K = 10; lines: target")
+    centred = samples - samples.mean(axis=0)
+    return float(
+        wasserstein2(samples.mean(axis=0), centred.T @ centred / (len(samples) - 1), *goal)
+    )

@@ -1,0 +1,277 @@
+"""FA-LD's Fig. 2 (arXiv 2112.05120): distances under full and partial participation, for several step sizes; Gaussian simulation.
+
+50 clients, K = 100, rho = 0, alpha = 0 (the paper gives none of the three; only at alpha = 0 floors hardly depend on the step size, as
+it says). (a) everyone; (b) scheme I, draws with replacement, S = 40; (c) scheme II, without, S = 40; (d) I, S = 30; (e) II, S = 30. Exact
+laws are drawn beside the chains; a panel is one compiled program over all step sizes and chains. Draws of the noise are common to the
+step sizes of a panel, and those of panels are different. As 300 chains show W2 with an error, all is run ten times: the first set of 300 is
+the paper's figure, all ten give means and standard deviations. Claim 13.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.fald.claims import verdict
+from experiments.fald.gaussian import (
+    FAR,
+    LEAST_CHAINS,
+    Repeated,
+    are_numbers,
+    clients_of,
+    deviations,
+    draw_sets,
+    equal_problem,
+    exact_distances,
+    floor,
+    kept,
+    kurtosis,
+    largest,
+    repeated,
+    spread,
+)
+from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.problems import GaussianClients
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
+
+LOCAL_STEPS = 100
+PANELS: dict[str, Participation] = {
+    "a": EVERYONE,
+    "b": Participation("with_replacement", 40),
+    "c": Participation("without_replacement", 40),
+    "d": Participation("with_replacement", 30),
+    "e": Participation("without_replacement", 30),
+}
+ORDER = "dbeca"
+"""From the largest floor to the smallest, derived."""
+FLOORS = {
+    "b": (7.3e-3, 6.1e-3, 5.7e-3, 5.4e-3),
+    "c": (1.9e-3, 1.5e-3, 1.4e-3, 1.3e-3),
+    "d": (9.1e-3, 7.7e-3, 7.2e-3, 6.9e-3),
+    "e": (4.4e-3, 3.65e-3, 3.4e-3, 3.2e-3),
+}
+FLOORS_AT = (1e-6, 3e-7, 1e-7, 1e-8)
+"""The step sizes of those means over draws of the data; derived. A single draw is off by up to a tenth."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the number of chains (three at least, to fit a law)."""
+
+    chains: int
+    sets: int
+    step_sizes: tuple[float, ...]
+    rounds: int
+    panels: str
+    """Those with chains; all have exact laws."""
+
+
+FULL, SMOKE = (
+    Sizes(300, 10, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"),
+    Sizes(20, 2, (1e-6, 1e-7), 3, "b"),
+)
+
+
+def name_of(participation: Participation) -> str:
+    """A panel's words."""
+    if participation == EVERYONE:
+        return "everyone"
+    return f"S = {participation.num_selected}, {participation.scheme.replace('_', ' ')}"
+
+
+class Late(NamedTuple):
+    """Mean distances over the last quarter of rounds, by panel and step size."""
+
+    exact: dict[str, list[float]]
+    chains: dict[str, list[list[float]]]
+    """Within these, by set."""
+
+
+def largest_deviation(
+    clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]
+) -> dict[str, float]:
+    """How far a panel's first chains are from their exact means and variances, in standard errors, at all step sizes and three rounds.
+
+    With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments. Infinite if a distance of any
+    set is no number.
+    """
+    at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
+    far = {}
+    for panel, each in ran.items():
+        who, own = PANELS[panel], each.first
+        found = [] if are_numbers(each) else [np.inf]
+        for i, eta in enumerate(sizes.step_sizes):
+            taken = oracle.one_round(
+                clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who
+            )
+            exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
+            fitted = Gaussian(own.law.mean[0, i, at], own.law.covariance[0, i, at])
+            shape = 3.0 if who == EVERYONE else kurtosis(own.models[0, i][:, at])
+            found.append(
+                deviations(
+                    fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.chains, shape
+                ).max()
+            )
+        far[panel] = largest(*found)
+    return far
+
+
+def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]) -> Late:
+    """Of the exact laws and of those fitted to the chains, over the same rounds: small steps have not arrived at their floor by then."""
+    late = slice(-(sizes.rounds // 4 + 1), None)
+
+    def exact(eta: float, who: Participation) -> float:
+        distances = exact_distances(
+            clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
+        )
+        return float(distances[late].mean())
+
+    return Late(
+        {panel: [exact(eta, PANELS[panel]) for eta in sizes.step_sizes] for panel in ran},
+        {panel: own.distance[:, 0, :, late].mean(axis=-1).T.tolist() for panel, own in ran.items()},
+    )
+
+
+def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
+    """W2 of the exact stationary laws, by panel and step size."""
+    return {
+        panel: [
+            floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
+            for eta in sizes.step_sizes
+        ]
+        for panel, who in PANELS.items()
+    }
+
+
+def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
+    """Claim 13: the exact floors of these data, and chains that follow the exact laws; too few chains are not judged."""
+    exact = floors(clients, sizes)
+    far = largest_deviation(clients, sizes, ran)
+    ordered = all(
+        exact[a][i] > exact[b][i]
+        for a, b in itertools.pairwise(ORDER)
+        for i in range(len(sizes.step_sizes))
+    )
+    largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
+    vanishing = exact["a"][0] / exact["a"][-1]
+    typical = {
+        panel: [
+            exact[panel][sizes.step_sizes.index(eta)] / mean
+            for eta, mean in zip(FLOORS_AT, means, strict=True)
+            if eta in sizes.step_sizes
+        ]
+        for panel, means in FLOORS.items()
+    }
+    words = ", ".join(
+        f"{name_of(PANELS[panel])} {exact[panel][sizes.step_sizes.index(1e-7)]:.2e}"
+        for panel in ORDER
+    )
+    why = (
+        f"exact floors at 1e-7: {words}; from step size {sizes.step_sizes[0]:g} to {sizes.step_sizes[-1]:g} partial ones change by a "
+        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up to {max(far.values()):.1f} standard errors "
+        "off their exact laws"
+    )
+    as_usual = all(abs(x - 1) < 0.15 for own in typical.values() for x in own)
+    holds: bool | None = (
+        ordered and largest_share < 1.6 and vanishing > 5 and as_usual and max(far.values()) < FAR
+    )
+    if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
+        holds, why = (
+            None,
+            f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}",
+        )
+    measured = {
+        "exact": exact,
+        "exact, last quarter of rounds": late.exact,
+        "chains, last quarter of rounds": late.chains,
+        "standard errors off": far,
+        "step sizes": sizes.step_sizes,
+        "over typical": typical,
+    }
+    return verdict(13, measured, holds, why)
+
+
+def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> dict[str, Repeated]:
+    """Run the chains of the panels, all of different seeds."""
+    return {
+        panel: repeated(
+            [problem],
+            sets=sizes.sets,
+            num_chains=sizes.chains,
+            first_seed=place * sizes.sets * sizes.chains,
+            num_rounds=sizes.rounds,
+            settings={"step_size": sizes.step_sizes},
+            options=arguments.kept,
+            name=f"panel {panel}",
+            local_steps=LOCAL_STEPS,
+            participation=who.scheme,
+            num_selected=who.num_selected or problem.centers.shape[0],
+        )
+        for place, (panel, who) in enumerate(PANELS.items())
+        if panel in sizes.panels
+    }
+
+
+def outcome(
+    clients: GaussianTarget,
+    sizes: Sizes,
+    ran: dict[str, Repeated],
+    late: Late,
+    judged: Verdict,
+    picture: str,
+) -> Outcome:
+    """Draw and lay out. picture: the name of its file."""
+    figure = Figure(figsize=(16, 9), layout="constrained")
+    places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    places[-1].axis("off")
+    for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
+        for i, eta in enumerate(sizes.step_sizes):
+            own = exact_distances(
+                clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
+            )
+            axes.semilogy(own, color=f"C{i}", linestyle="--", linewidth=1)
+            if panel in ran:
+                draw_sets(axes, ran[panel].distance[:, 0, i], color=f"C{i}", label=f"{eta:g}")
+        axes.set(xlabel="rounds", title=f"({panel}) {name_of(who)}")
+    places[0].set_ylabel("W2; dashed: exact")
+    places[0].legend(title="step size")
+    lasting = floors(clients, sizes)
+    rows = [
+        [
+            name_of(PANELS[panel]),
+            *(
+                f"{stays:.2e} / {then:.2e} / {spread(np.array(found), '.1e')}"
+                for stays, then, found in zip(
+                    lasting[panel], late.exact[panel], late.chains[panel], strict=True
+                )
+            ),
+        ]
+        for panel in ran
+    ]
+    header = [
+        "W2: exact floor / exact, last quarter of rounds / chains, the same rounds",
+        *(f"{eta:g}" for eta in sizes.step_sizes),
+    ]
+    text = table(header, rows) + "\n\n" + verdict_table([judged])
+    curves = {f"panel {panel}": kept(own) for panel, own in ran.items()}
+    return Outcome(
+        curves, {picture: figure}, [judged], {**sizes._asdict(), "local_steps": LOCAL_STEPS}, text
+    )
+
+
+def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:
+    """The sizes of a run."""
+    sizes = smoke if arguments.smoke else full
+    return sizes if arguments.seeds is None else sizes._replace(chains=max(3, arguments.seeds))
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, draw, judge."""
+    sizes, problem = sizes_of(arguments, FULL, SMOKE), equal_problem(0.0)
+    clients = clients_of(problem)
+    ran = run_panels(sizes, arguments, problem)
+    late = late_distances(clients, sizes, ran)
+    return outcome(clients, sizes, ran, late, judge(clients, sizes, ran, late), "fig2.png")

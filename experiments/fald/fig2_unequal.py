@@ -1,0 +1,59 @@
+"""FA-LD's Fig. 2 (arXiv 2112.05120) with unequal Hessians: distances under full and partial participation, for several step sizes.
+
+All is as in `fald/fig2`, but that each client's covariance is turned and scaled, and by three sets of chains: with K = 100 local steps
+everyone's average has a bias of its own now, which falls with the step size. Claim 10, but for rho: floors are ordered as with one Hessian,
+and chains follow their exact laws.
+"""
+
+import itertools
+
+from experiments.fald import fig2
+from experiments.fald.claims import verdict
+from experiments.fald.fig2 import ORDER, PANELS, Late, Sizes, floors, largest_deviation, name_of
+from experiments.fald.gaussian import FAR, LEAST_CHAINS, Repeated, clients_of, unequal_problem
+from experiments.harness import Arguments, Outcome, Verdict
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
+
+FULL = fig2.FULL._replace(sets=3)
+
+
+def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
+    """Claim 10, on exact floors and on chains that have to follow the exact laws; too few chains are not judged."""
+    exact = floors(clients, sizes)
+    far = largest_deviation(clients, sizes, ran)
+    ordered = all(
+        exact[a][i] > exact[b][i]
+        for a, b in itertools.pairwise(ORDER)
+        for i in range(len(sizes.step_sizes))
+    )
+    at = sizes.step_sizes.index(1e-7)
+    words = ", ".join(f"{name_of(PANELS[panel])} {exact[panel][at]:.2e}" for panel in ORDER)
+    why = (
+        f"by S and scheme, rho is not varied: unequal Hessians, exact floors at 1e-7: {words}; that of everyone is left by K = "
+        f"{fig2.LOCAL_STEPS} and falls by a factor of {exact['a'][0] / exact['a'][-1]:.0f} from step size {sizes.step_sizes[0]:g} to "
+        f"{sizes.step_sizes[-1]:g}; chains up to {max(far.values()):.1f} standard errors off their exact laws"
+    )
+    holds: bool | None = ordered and max(far.values()) < FAR
+    if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
+        holds, why = (
+            None,
+            f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}",
+        )
+    measured = {
+        "exact": exact,
+        "last quarter of rounds": late._asdict(),
+        "standard errors off": far,
+        "step sizes": sizes.step_sizes,
+    }
+    return verdict(10, measured, holds, why)
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, draw, judge."""
+    sizes, problem = fig2.sizes_of(arguments, FULL, fig2.SMOKE), unequal_problem(0.0)
+    clients = clients_of(problem)
+    ran = fig2.run_panels(sizes, arguments, problem)
+    late = fig2.late_distances(clients, sizes, ran)
+    return fig2.outcome(
+        clients, sizes, ran, late, judge(clients, sizes, ran, late), "fig2_unequal.png"
+    )

@@ -1,0 +1,18 @@
+"""FA-LD's Fig. 4 (arXiv 2112.05120): accuracy, Brier score and ECE of averaged predictions against rounds, with warm-up.
+
+The runs and all choices are in `fald/images`; `--results` draws from the folder of the other figure. `--dataset mnist` runs one of the
+two data sets. Claims 14 and 15, which also need the runs without warm-up: the same ones.
+"""
+
+from experiments.fald.images import judge_best, judge_worst, picture, study, text_of
+from experiments.harness import Arguments, Outcome, verdict_table
+
+PREFIXES = ("", "warm_")
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run or read, draw, judge."""
+    ran = study(arguments)
+    verdicts = [judge_worst(ran, PREFIXES), judge_best(ran, PREFIXES)]
+    text = text_of(ran, PREFIXES[-1]) + "\n\n" + verdict_table(verdicts)
+    return Outcome(ran.curves, {"fig4.png": picture(ran, PREFIXES[-1])}, verdicts, ran.config, text)

@@ -1,0 +1,459 @@
+"""The runs behind FA-LD's Figs. 3 and 4 (arXiv 2112.05120, Sec. 5.3): Bayesian logistic regression on MNIST and Fashion-MNIST.
+
+The paper's: 10 equal clients, batches of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, predictions averaged over all
+samples so far, without warm-up and with 500 rounds of it. Where it is silent: rho = 0, start at 0, pixels in [0, 1], a bias, a flat
+prior, 1000 rounds, 5 seeds, each with its own split between clients. The step size is chosen for each K, metric and warm-up from nine, and
+further ones as long as the largest tried is some metric's best, on a tenth of the training images, held out for that alone, from runs of
+one seed as long as the others; final runs are on all training images. Warm-up drops samples: runs with it and without are the same runs,
+where they have one step size. A local step takes 0.25 ms of a core by itself, and 0.13 ms among nine step sizes, which see the same
+mini-batches and noise, so that a data set takes about 2 core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step sizes, two
+seeds) 20 core-minutes.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from scipy import stats
+
+import fedjax_sim
+from experiments.fald.claims import verdict
+from experiments.harness import Arguments, Verdict, table
+from fedjax_sim import datasets, partition, problems
+from fedjax_sim.diagnostics import posterior
+from fedjax_sim.models import LogisticRegression
+from fedjax_sim.reporting.results import load
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import langevin
+from fedjax_sim.types import Array, Key, Model, Problem
+
+METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
+"""The figures' metrics, and which way is better."""
+WARM_UPS = ("", "warm_")
+"""Prefixes of a metric without warm-up (Fig. 3) and with (Fig. 4)."""
+HELD_OUT = 0.1
+DOUBT, LEAST_SEEDS = 1e-3, 5
+"""p-value, of all comparisons together, and number of seeds that a verdict asks for."""
+
+
+class Sizes(NamedTuple):
+    """How large the study is."""
+
+    data: tuple[str, ...]
+    rounds: int
+    warm_up: int  # rounds
+    local_steps: tuple[int, ...]
+    step_sizes: tuple[float, ...]  # to choose from
+    further: tuple[float, ...]  # tried one by one while the largest is the best
+    seeds: int
+    num_clients: int = 10
+    batch_size: int = 200
+    every: int = 10  # rounds from one sample to the next
+
+
+GRID = (5e-8, 1e-7, 2e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5)
+FURTHER = (5e-5, 1e-4, 2e-4, 5e-4)
+FULL = Sizes(("mnist", "fashion_mnist"), 1000, 500, (1, 10, 20, 50, 100), GRID, FURTHER, 5)
+REDUCED = FULL._replace(rounds=300, warm_up=100, step_sizes=(2e-7, 1e-6, 5e-6, 2e-5), seeds=2)
+SMOKE = Sizes(("digits",), 40, 10, (1, 5), (1e-4, 5e-4), (1e-3,), 2, num_clients=5, batch_size=20)
+
+
+@dataclass(frozen=True)
+class FromZero:
+    """A network whose parameters start at 0."""
+
+    network: Model
+
+    def init(self, key: Key, x: Array) -> Any:
+        return jax.tree.map(jnp.zeros_like, self.network.init(key, x))
+
+    def apply(self, params: Any, x: Array) -> Array:
+        return self.network.apply(params, x)
+
+
+class Study(NamedTuple):
+    """What was run."""
+
+    curves: dict[str, xr.Dataset]
+    """By "DATA, K = ...": metrics with dimensions (step_size, seed, sample), "warm_" before those with warm-up."""
+    chosen: dict[str, dict[str, float]]
+    """Step size by "DATA, K = ..." and metric, "warm_" before those with warm-up."""
+    config: dict[str, Any]
+
+
+def name_of(data: str, local_steps: int) -> str:
+    """The key of a study's curves."""
+    return f"{data}, K = {local_steps}"
+
+
+def study(arguments: Arguments) -> Study:
+    """Run everything, or read it from an earlier results folder."""
+    if arguments.results is not None:
+        found = load(arguments.results)
+        if not {"chosen", "further"} <= set(found.config):
+            raise ConfigError(
+                "results",
+                arguments.results,
+                "the folder of a run of fald/fig3 or fald/fig4 by this version",
+            )
+        return Study(
+            found.curves,
+            found.config["chosen"],
+            {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")},
+        )
+    sizes = SMOKE if arguments.smoke else REDUCED if arguments.reduced else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(seeds=arguments.seeds)
+    if arguments.dataset is not None:
+        sizes = sizes._replace(data=(arguments.dataset,))
+    curves: dict[str, xr.Dataset] = {}
+    chosen: dict[str, dict[str, float]] = {}
+    held_out: dict[str, Any] = {}
+    for data in sizes.data:
+        whole = datasets.load(data, data_dir=arguments.data_dir)
+        tuning, final = [
+            _problems(part, sizes, num)
+            for part, num in ((_held_out(whole), 1), (whole, sizes.seeds))
+        ]
+        for local_steps in sizes.local_steps:
+            name = name_of(whole.name, local_steps)
+            last = tune(tuning, sizes, local_steps, f"{name}, held out", arguments)
+            chosen[name] = {str(metric): best(values) for metric, values in last.items()}
+            held_out[name] = {
+                str(metric): values.to_series().to_dict() for metric, values in last.items()
+            }
+            wanted = sorted(set(chosen[name].values()))
+            curves[name] = _run(final, sizes, local_steps, wanted, arguments.kept(name))
+    words = (
+        "handwritten digits, 5 clients, 40 rounds"
+        if arguments.smoke
+        else f"{sizes.rounds} rounds"
+        if arguments.reduced
+        else ""
+    )
+    config = {**sizes._asdict(), "chosen": chosen, "held_out": held_out, "words": words}
+    return Study(curves, chosen, config)
+
+
+def tune(
+    tuning: list[Any], sizes: Sizes, local_steps: int, name: str, arguments: Arguments
+) -> xr.Dataset:
+    """Last scores of runs for tuning, with the dimension step_size: at those of the grid and as many further ones as it takes."""
+
+    def tried(step_sizes: Sequence[float], name: str) -> xr.Dataset:
+        ran = _run(tuning, sizes, local_steps, step_sizes, arguments.kept(name))
+        return ran[[prefix + metric for prefix in WARM_UPS for metric in METRICS]].isel(
+            sample=-1, seed=0, drop=True
+        )
+
+    last = tried(sizes.step_sizes, name)
+    for step_size in sizes.further:
+        if all(best(values) < last.step_size[-1] for values in last.values()):
+            break
+        last = xr.concat([last, tried([step_size], f"{name}, {step_size:g}")], "step_size")
+    return last
+
+
+def best(values: xr.DataArray) -> float:
+    """The step size with the best value of a metric, by its name; lanes that diverged have none."""
+    at = np.nanargmax(METRICS[str(values.name).split("_")[-1]] * values.values)
+    return float(values.step_size[at])
+
+
+def _held_out(data: datasets.Dataset) -> datasets.Dataset:
+    """A tenth of the training images in place of the test images, the same for all seeds."""
+    order = np.random.default_rng(0).permutation(len(data.train_labels))
+    cut = round(HELD_OUT * len(order))
+    test, train = order[:cut], order[cut:]
+    return data._replace(
+        train_images=data.train_images[train],
+        train_labels=data.train_labels[train],
+        test_images=data.train_images[test],
+        test_labels=data.train_labels[test],
+    )
+
+
+def _problems(data: datasets.Dataset, sizes: Sizes, num_seeds: int) -> list[Any]:
+    model = FromZero(LogisticRegression(data.num_classes))
+    splits = [
+        partition.iid(data.train_labels, num_clients=sizes.num_clients, seed=seed)
+        for seed in range(num_seeds)
+    ]
+    return problems.make_classifications(model, data, splits)
+
+
+def _run(
+    tasks: list[Any],
+    sizes: Sizes,
+    local_steps: int,
+    step_sizes: Sequence[float],
+    kept: Mapping[str, Any],
+) -> xr.Dataset:
+    """Sample, average predictions, score: metrics with dimensions (step_size, seed, sample)."""
+    hyper = langevin.system.Hyper(
+        num_clients=sizes.num_clients,
+        batch_size=sizes.batch_size,
+        temperature=0.05,
+        rho=0.0,
+        local_steps=local_steps,
+    )
+    run = fedjax_sim.sweep(
+        langevin.system,
+        tasks,
+        hyper,
+        seeds=len(tasks),
+        settings={"step_size": list(step_sizes)},
+        num_ticks=sizes.rounds,
+        num_evals=sizes.rounds // sizes.every,
+        keep_models=True,
+        progress=True,
+        **kept,
+    )
+    found = {}
+    for prefix, dropped in zip(WARM_UPS, (0, sizes.warm_up // sizes.every), strict=True):
+        scores = _predictive(tasks[0], run.samples, 1 + dropped)
+        for metric, values in scores.items():
+            padded = np.pad(values, ((0, 0), (dropped, 0)), constant_values=np.nan)
+            found[prefix + metric] = (
+                ("step_size", "seed", "sample"),
+                padded.reshape(len(step_sizes), len(tasks), -1),
+            )
+    return run.curves.isel(eval=[-1]).assign(found)
+
+
+def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarray]:
+    return posterior.predictive(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
+
+
+# What was found -------------------------------------------------------------------------------------------------------------------------
+
+
+def scores(ran: Study, data: str, metric: str) -> np.ndarray:
+    """Last values at the step sizes chosen for this metric: `f64[K, seeds]`. metric: with its prefix."""
+    values = []
+    for local_steps in ran.config["local_steps"]:
+        name = name_of(data, local_steps)
+        values.append(
+            ran.curves[name][metric].sel(step_size=ran.chosen[name][metric]).isel(sample=-1).values
+        )
+    return np.array(values, float)
+
+
+def data_of(ran: Study) -> list[str]:
+    """The data sets of a study, in order."""
+    return list(dict.fromkeys(name.split(", ")[0] for name in ran.curves))
+
+
+def picture(ran: Study, prefix: str) -> Figure:
+    """The three metrics against rounds, by K, at the step sizes chosen for each; a row for each data set."""
+    rows = data_of(ran)
+    figure = Figure(figsize=(15, 4.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 3, squeeze=False)
+    for axes, (data, metric) in zip(
+        panels.ravel(), ((data, metric) for data in rows for metric in METRICS), strict=True
+    ):
+        for local_steps in ran.config["local_steps"]:
+            name = name_of(data, local_steps)
+            step_size = ran.chosen[name][prefix + metric]
+            values = ran.curves[name][prefix + metric].sel(step_size=step_size).values
+            rounds = ran.config["every"] * np.arange(1, values.shape[-1] + 1)
+            axes.plot(rounds, values.mean(axis=0), label=f"K = {local_steps}, {step_size:g}")
+            axes.fill_between(
+                rounds, values.min(axis=0), values.max(axis=0), alpha=0.2, linewidth=0
+            )
+        low, high = (
+            np.nanquantile([line.get_ydata()[-1] for line in axes.lines], q) for q in (0, 1)
+        )
+        margin = 0.6 * (high - low) + 1e-4
+        axes.set(
+            xlabel="rounds",
+            ylabel=metric,
+            title=f"{data}; K, step size",
+            ylim=(low - margin, high + margin),
+        )
+        axes.legend(fontsize=8)
+    return figure
+
+
+def text_of(ran: Study, prefix: str) -> str:
+    """A table of last values, mean ± standard deviation over seeds, with step sizes chosen for each metric, and at one for all three."""
+    rows = []
+    for data in data_of(ran):
+        for k, local_steps in enumerate(ran.config["local_steps"]):
+            name = name_of(data, local_steps)
+            cells = [
+                _cell(
+                    scores(ran, data, prefix + metric)[k], metric, ran.chosen[name][prefix + metric]
+                )
+                for metric in METRICS
+            ]
+            one = ran.chosen[name][prefix + "brier"]
+            single = [
+                _cell(
+                    ran.curves[name][prefix + metric].sel(step_size=one).isel(sample=-1).values,
+                    metric,
+                    None,
+                )
+                for metric in METRICS
+            ]
+            rows.append([data, local_steps, *cells, *single])
+    header = ["data", "K", *METRICS, *(f"{metric}, Brier's step size" for metric in METRICS)]
+    edge = [
+        f"{name} ({metric})"
+        for name, own in ran.chosen.items()
+        for metric, value in own.items()
+        if value in _ends(ran, name, metric)
+    ]
+    return (
+        table(header, rows)
+        + f"\n\nchosen at an end of the step sizes tried: {', '.join(edge) or 'none'}"
+    )
+
+
+def _ends(ran: Study, name: str, metric: str) -> tuple[float, float]:
+    """The smallest and the largest step size tried."""
+    tried = [float(step_size) for step_size in ran.config["held_out"][name][metric]]
+    return min(tried), max(tried)
+
+
+def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
+    scale, digits = (100, 2) if metric == "accuracy" else (1, 4)
+    spread = f" ± {scale * values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * values.mean():.{digits}f}{spread}" + (
+        f" ({step_size:g})" if step_size else ""
+    )
+
+
+def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
+    """Claim 14: whether K = 1 is worst of all, beyond the seeds' doubt, in the eleven panels of both figures that the claim names.
+
+    It fails where another K is worse beyond doubt, and is not judged where neither can be told.
+    """
+    steps = ran.config["local_steps"]
+    values = _panels(ran, prefixes)
+    worst = {panel: steps[int(own.mean(axis=1).argmin())] for panel, own in values.items()}
+    shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in worst.items())
+    named = [panel for panel in values if panel != "fashion_mnist, ece, warm-up"]
+    missing = _missing(ran) or (len(named) < 11 and "not all panels that the claim names")
+    if missing:
+        return verdict(14, worst, None, f"not judged: {missing}; {shown}")
+    one = steps.index(1)
+    others = [k for k in range(len(steps)) if k != one]
+    above = {
+        panel: max(_doubt(values[panel][k], values[panel][one]) for k in others) for panel in named
+    }
+    below = {
+        panel: min(_doubt(values[panel][one], values[panel][k]) for k in others) for panel in named
+    }
+    against = [panel for panel in named if below[panel] <= DOUBT / (len(named) * len(others))]
+    untold = [panel for panel in named if above[panel] > DOUBT and panel not in against]
+    why = f"{shown}; {_words(ran)}; another K is worse in: {', '.join(against) or 'none'}; cannot be told in: {', '.join(untold) or 'none'}"
+    measured = {"worst": worst, "p that K = 1 is not": above, "p that no other is": below}
+    return verdict(14, measured, False if against else None if untold else True, why)
+
+
+def judge_best(ran: Study, prefixes: Sequence[str]) -> Verdict:
+    """Claim 15: whether two metrics of one set of runs have different best K, and one metric without warm-up and with it.
+
+    In each panel those K are kept that no other beats beyond doubt; all of these sets contain the true best with probability 0.999, so
+    where two have nothing in common the best differ. It fails where those observed do not even differ, and is not judged in between.
+    """
+    steps = ran.config["local_steps"]
+    values = _panels(ran, prefixes)
+    best = {panel: steps[int(own.mean(axis=1).argmax())] for panel, own in values.items()}
+    shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
+    missing = _missing(ran) or (
+        len(prefixes) < 2 and "runs with and without warm-up have to be compared"
+    )
+    if missing:
+        return verdict(15, best, None, f"not judged: {missing}; {shown}")
+    level = DOUBT / (len(values) * (len(steps) - 1))
+    kept = {
+        panel: {
+            k
+            for i, k in enumerate(steps)
+            if all(_doubt(own[j], own[i]) > level for j in range(len(steps)) if j != i)
+        }
+        for panel, own in values.items()
+    }
+    pairs: dict[str, list[tuple[str, str]]] = {
+        "metric": [
+            (_panel(data, one, prefix), _panel(data, other, prefix))
+            for data in data_of(ran)
+            for prefix in prefixes
+            for one, other in itertools.combinations(METRICS, 2)
+        ],
+        "warm-up": [
+            (_panel(data, metric, ""), _panel(data, metric, "warm_"))
+            for data in data_of(ran)
+            for metric in METRICS
+        ],
+    }
+    proved = {
+        kind: [pair for pair in own if not kept[pair[0]] & kept[pair[1]]]
+        for kind, own in pairs.items()
+    }
+    seen = {
+        kind: any(best[one] != best[other] for one, other in own) for kind, own in pairs.items()
+    }
+    holds = True if all(proved.values()) else None if all(seen.values()) else False
+    found = "; ".join(
+        f"by {kind} {', '.join(' and '.join(pair) for pair in own) or 'none'}"
+        for kind, own in proved.items()
+    )
+    why = f"{shown}; {_words(ran)}; best K that differ beyond doubt: {found}"
+    return verdict(
+        15,
+        {
+            "best": best,
+            "not beaten": {panel: sorted(own) for panel, own in kept.items()},
+            "differ": proved,
+        },
+        holds,
+        why,
+    )
+
+
+def _panel(data: str, metric: str, prefix: str) -> str:
+    return f"{data}, {metric}{', warm-up' if prefix else ''}"
+
+
+def _panels(ran: Study, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Last values by panel, larger is better, those of runs that diverged least: `f64[K, seeds]`."""
+    return {
+        _panel(data, metric, prefix): np.nan_to_num(
+            sign * scores(ran, data, prefix + metric), nan=-np.inf
+        )
+        for data in data_of(ran)
+        for prefix in prefixes
+        for metric, sign in METRICS.items()
+    }
+
+
+def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
+    """One-sided p-value, by Student's t of paired seeds, of how far one is better than the other: `f64[seeds]` each."""
+    if not np.isfinite([better, worse]).all():
+        return 1.0
+    gap = better - worse
+    error = gap.std(ddof=1) / np.sqrt(len(gap))
+    if error == 0:
+        return float(gap.mean() <= 0)
+    return float(stats.t.sf(gap.mean() / error, len(gap) - 1))
+
+
+def _missing(ran: Study) -> str:
+    """What keeps a study from being judged at all."""
+    return str(
+        ran.config["words"]
+        or ("" if ran.config["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds")
+    )
+
+
+def _words(ran: Study) -> str:
+    return f"{ran.config['seeds']} seeds, {ran.config['rounds']} rounds"

@@ -1,0 +1,437 @@
+"""FA-LD's laws (arXiv 2112.05120) on small Gaussian problems: claims 1, 2, 9 to 11 and 17 to 20.
+
+Chains run through the engine and are compared with exact laws after eight rounds, by means and variances in standard errors; what is
+about laws alone is computed. R1: two clients with curvatures 1 and 4, centers -1 and 1. R2: five with curvature 2, centers -1 to 1. Step
+size 0.05 and temperature 1, unless a claim varies them.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+import fedjax_sim
+from experiments.fald.claims import verdict
+from experiments.fald.gaussian import (
+    FAR,
+    LAYOUT,
+    LEAST_CHAINS,
+    Chains,
+    chains,
+    clients_of,
+    deviations,
+    equal_problem,
+    floor,
+    kurtosis,
+    largest,
+    line,
+    r1,
+    r2,
+    random_clients,
+)
+from experiments.harness import Arguments, Outcome, Verdict, verdict_table
+from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.problems import GaussianClients
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import langevin
+from fedjax_sim.theory.langevin import bounds as theory
+from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin import shared_noise as shared
+from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
+
+STEP_SIZE, ROUNDS = 0.05, 8
+RHOS = (0.0, 0.5, 1.0)
+EXACT = 1e-10
+COUNTS = (2, 3, 4, 5, 6)
+"""Unequal numbers of examples of R2's clients: weights 0.1 to 0.3."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the number of chains (three at least)."""
+
+    chains: int
+
+
+FULL, SMOKE = Sizes(10_000), Sizes(1000)
+
+
+class Agreement(NamedTuple):
+    """How far chains are from exact laws."""
+
+    far: float  # standard errors, the largest
+    ran: Chains
+
+
+def compare(
+    problem: GaussianClients, num_chains: int, *, local_steps: int, who: Participation = EVERYONE
+) -> Agreement:
+    """Run chains for three values of rho and compare their means and variances with the exact ones, after 1, 2, 4 and 8 rounds.
+
+    With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments.
+    """
+    ran = chains(
+        [problem],
+        num_chains=num_chains,
+        num_rounds=ROUNDS,
+        settings={"rho": RHOS},
+        step_size=STEP_SIZE,
+        local_steps=local_steps,
+        participation=who.scheme,
+        num_selected=who.num_selected or 1,
+    )
+    clients, at = clients_of(problem), [1, 2, 4, 8]
+    far = 0.0
+    for j, rho in enumerate(RHOS):
+        taken = oracle.one_round(
+            clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho, participation=who
+        )
+        exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), ROUNDS)
+        law = Gaussian(ran.law.mean[0, j, at], ran.law.covariance[0, j, at])
+        shape = 3.0 if who == EVERYONE else kurtosis(ran.models[0, j][:, at])
+        far = largest(
+            far,
+            *deviations(
+                law, Gaussian(exact.mean[at], exact.covariance[at]), num_chains, shape
+            ).ravel(),
+        )
+    return Agreement(far, ran)
+
+
+# With everyone averaged: claims 1, 2, 17, 19, 20 ----------------------------------------------------------------------------------------
+
+
+def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
+    """Claim 1: exactly on problems with gradient noise and unequal weights, and chains of R1."""
+    off = 0.0
+    for seed, rho in itertools.product(range(5), RHOS):
+        clients = random_clients(seed)
+        eta = 0.5 * float(theory.setup_of(clients, np.zeros(2), rho).largest_step_size)
+        own = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
+        whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
+        laws = [
+            oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)
+        ]
+        off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
+    agreement = compare(r1(), sizes.chains, local_steps=1)
+    why = f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to {agreement.far:.1f} standard errors off"
+    measured = {
+        "largest difference": off,
+        "largest deviation": agreement.far,
+        "chains": sizes.chains,
+    }
+    return verdict(1, measured, off < EXACT and agreement.far < FAR, why), agreement.ran
+
+
+def judge_noise(sizes: Sizes) -> Verdict:
+    """Claim 2: flat energies, unequal weights; the average, and single clients by drawing one."""
+    flat = line(0.0, np.zeros(5), COUNTS)
+    weights = np.array(COUNTS) / sum(COUNTS)
+    options: dict[str, Any] = {
+        "settings": {"rho": RHOS},
+        "num_ticks": ROUNDS,
+        "num_evals": ROUNDS,
+        "keep_models": True,
+    }
+    options |= {"reports": False, "layout": LAYOUT, "seeds": sizes.chains}
+    hyper = langevin.system.Hyper(
+        num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4
+    )
+    far = 0.0
+    for who, num_selected in (("full", 1), ("with_replacement", 1)):
+        run = fedjax_sim.sweep(
+            langevin.system,
+            flat,
+            hyper.replace(participation=who, num_selected=num_selected),
+            **options,
+        )
+        moved = np.diff(
+            np.asarray(run.samples, float)[..., 0].reshape(3, sizes.chains, ROUNDS + 1), axis=-1
+        )
+        drawn = np.stack([timeline.clients[:, 0] for timeline in run.timelines]).reshape(
+            3, sizes.chains, ROUNDS
+        )
+        for j, rho in enumerate(RHOS):
+            groups = [(moved[j].ravel(), 1.0)]
+            if who != "full":
+                groups = [
+                    (moved[j][drawn[j] == c], rho**2 + (1 - rho**2) / weights[c]) for c in range(5)
+                ]
+            for increments, temperature in groups:
+                square = increments**2 / (2 * STEP_SIZE * 4 * temperature)
+                far = largest(far, abs(square.mean() - 1) / np.sqrt(2 / len(square)))
+    why = (
+        f"variances of the average and of each client's increments at most {far:.1f} standard errors off, for rho = 0, 0.5, 1 and weights "
+        f"of 0.1 to 0.3"
+    )
+    return verdict(2, {"largest deviation": far, "chains": sizes.chains}, far < FAR, why)
+
+
+def judge_invariance() -> Verdict:
+    """Claim 17: on the paper's own simulation, centers moved about their mean."""
+    clients = clients_of(equal_problem(10.0))
+    mode = oracle.target(clients).mean
+    gathered = clients._replace(centers=np.broadcast_to(mode, clients.centers.shape))
+    off, total = 0.0, 600
+    reference = shared.shared_hessian(clients, np.ones(2), step_size=1e-7, num_steps=total)
+    scale = float(np.sqrt(np.trace(reference.covariance)))
+    for own, local_steps, rho in itertools.product((clients, gathered), (1, 10, 300), RHOS):
+        taken = oracle.one_round(own, step_size=1e-7, local_steps=local_steps, rho=rho)
+        law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), total // local_steps)
+        off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
+        off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
+    why = f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, three rho and clients' centers apart or in one"
+    return verdict(17, {"largest relative difference": off}, off < 1e-9, why)
+
+
+def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
+    """Claim 19."""
+    law = oracle.stationary(
+        oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0)
+    )
+    agreement = compare(r1(), sizes.chains, local_steps=100)
+    mean = float(law.mean[0])
+    why = f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to {agreement.far:.1f} standard errors off"
+    holds = abs(mean - 0.002969) < 6e-7 and agreement.far < FAR
+    return verdict(
+        19, {"mean": mean, "largest deviation": agreement.far}, holds, why
+    ), agreement.ran
+
+
+def judge_alone(sizes: Sizes) -> Verdict:
+    """Claim 20: one round of many steps of one client of R1, drawn at random; at rho = 0 it is to sample its own posterior."""
+    problem, eta, num_steps = r1(), 0.01, 1000
+    hyper = langevin.system.Hyper(
+        num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
+    )
+    hyper = hyper.replace(participation="with_replacement", num_selected=1)
+    options: dict[str, Any] = {
+        "settings": {"rho": RHOS},
+        "num_ticks": 1,
+        "num_evals": 1,
+        "reports": False,
+        "layout": LAYOUT,
+    }
+    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.chains, **options)
+    models = np.asarray(run.models, float).reshape(3, sizes.chains)
+    drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(
+        3, sizes.chains
+    )
+    clients = clients_of(problem)
+    far, wide = 0.0, 0.0
+    for (j, rho), c in itertools.product(enumerate(RHOS), range(2)):
+        own = models[j][drawn[j] == c]
+        goal = oracle.local_target(clients, rho)
+        curvature = clients.hessians[c, 0, 0]
+        variance = goal.covariance[c, 0, 0] / (1 - eta * curvature / 2)
+        far = largest(far, abs(own.mean() - goal.mean[c, 0]) / np.sqrt(variance / len(own)))
+        far = largest(far, abs(own.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(own) - 1)))
+        wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
+    why = f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), wider by {wide:.1%} at most for the step size"
+    return verdict(
+        20, {"largest deviation": far, "step size": eta, "largest excess": wide}, far < FAR, why
+    )
+
+
+# Under partial participation: claims 9 to 11, 18 ----------------------------------------------------------------------------------------
+
+
+def uneven() -> GaussianTarget:
+    """Five clients of unequal curvature and equal weight."""
+    return clients_of(line([1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 1.0, 0.5, 2.0, 0.0]))
+
+
+def judge_floor() -> Verdict:
+    """Claim 9: W2 as the step size goes to 0 at K = 5, for rho below 1 and 1."""
+    sizes = (1e-3, 1e-5, 1e-7)
+    found = {}
+    for scheme, rho in itertools.product(
+        ("with_replacement", "without_replacement"), (0.0, 0.5, 0.9, 1.0)
+    ):
+        who = Participation(scheme, 2)
+        found[f"{scheme.replace('_', ' ')}, rho = {rho:g}"] = [
+            floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
+            for eta in sizes
+        ]
+    stays = all(
+        values[-1] > 0.9 * values[-2] > 1e-3
+        for name, values in found.items()
+        if not name.endswith("rho = 1")
+    )
+    vanishes = all(
+        values[-1] < 0.02 * values[0] for name, values in found.items() if name.endswith("rho = 1")
+    )
+    shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in found.items())
+    why = f"W2 at step size {sizes[-1]:g}: {shown}. With all noise shared the bias does vanish, against the bound (K = 5, S = 2 of 5)"
+    if stays and vanishes:
+        return verdict(
+            9, {"step sizes": sizes, "W2": found}, False, f"holds for rho < 1 alone: {why}"
+        )
+    return verdict(9, {"step sizes": sizes, "W2": found}, stays, why)
+
+
+def judge_order() -> Verdict:
+    """Claim 10."""
+    rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
+
+    def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
+        return floor(
+            clients,
+            step_size=1e-3,
+            local_steps=5,
+            rho=rho,
+            participation=Participation(scheme, num_selected),
+        )
+
+    ordered, same, none = True, 0.0, 0.0
+    for clients in (uneven(), clients_of(r2())):
+        both = [
+            np.array([[bias(scheme, n, rho, clients) for n in range(1, 6)] for rho in rhos])
+            for scheme in ("with_replacement", "without_replacement")
+        ]
+        # Without replacement rho makes no difference at S = N where curvatures are equal.
+        for each in (both[0], both[1][:, :4]):
+            ordered &= bool((np.diff(each, axis=1) < 0).all() and (np.diff(each, axis=0) < 0).all())
+        ordered &= bool((both[1][:, 1:] < both[0][:, 1:]).all())
+        same = largest(same, np.abs(both[0][:, 0] - both[1][:, 0]).max())
+        full = [floor(clients, step_size=1e-3, local_steps=5, rho=rho) for rho in rhos]
+        none = largest(none, np.abs(both[1][:, -1] - full).max())
+    why = (
+        f"W2 falls in S and rho and is smaller without replacement, S = 1 to 5 of 5, five rho, equal and unequal curvatures; at S = 1 the "
+        f"schemes differ by {same:.0e}, at S = N the second from full participation by {none:.0e}"
+    )
+    return verdict(
+        10,
+        {"difference at S = 1": same, "difference at S = N": none},
+        ordered and same < 1e-7 and none < 1e-7,
+        why,
+    )
+
+
+def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
+    """Claim 11: unequal weights, R2; and what a uniform subset's average would have for its mean."""
+    problem = r2(COUNTS)
+    who = Participation("with_replacement", 2)
+    agreement = compare(problem, sizes.chains, local_steps=4, who=who)
+    clients = clients_of(problem)
+    mean = agreement.ran.models[0, :, :, -1, 0].astype(float).mean(axis=1)
+    after = oracle.iterate_rounds(
+        oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0),
+        oracle.point(np.zeros(1)),
+        ROUNDS,
+    )
+    expected = float(after.mean[-1, 0])
+    subsets = [
+        np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)
+    ]
+    uniform, right = float(np.mean(subsets)), float(oracle.target(clients).mean[0])
+    try:
+        chains(
+            [problem],
+            num_chains=3,
+            num_rounds=1,
+            participation="without_replacement",
+            num_selected=2,
+            step_size=STEP_SIZE,
+        )
+        refused = False
+    except ConfigError:
+        refused = True
+    why = (
+        f"means with replacement {', '.join(f'{x:.3f}' for x in mean)} for three rho where {expected:.3f} is exact, up to "
+        f"{agreement.far:.1f} standard errors off; without, models would be drawn to {uniform:.3f} instead of {right:.3f}, and the system "
+        f"refuses unequal weights"
+    )
+    holds = agreement.far < FAR and refused and abs(uniform - right) > 0.1
+    measured = {
+        "means": mean.tolist(),
+        "expected": expected,
+        "without replacement": uniform,
+        "target": right,
+    }
+    return verdict(11, measured, holds, why), agreement
+
+
+def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str, Chains]]:
+    """Claim 18: the closed form with phi against the recursion, and chains of R2. unequal: those with unequal weights."""
+    cases = {
+        "with replacement": (r2(), Participation("with_replacement", 2)),
+        "with replacement, unequal weights": (r2(COUNTS), Participation("with_replacement", 2)),
+        "without replacement": (r2(), Participation("without_replacement", 2)),
+    }
+    off, far, ran = 0.0, {}, {}
+    variances: dict[str, list[float]] = {}
+    for name, (problem, who) in cases.items():
+        clients = clients_of(problem)
+        variances[name] = []
+        for rho in (0.0, 0.7, 1.0):
+            taken = oracle.one_round(
+                clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
+            )
+            closed = shared.shared_hessian_stationary(
+                clients, step_size=STEP_SIZE, local_steps=4, rho=rho, participation=who
+            )
+            off = largest(
+                off, np.abs(oracle.stationary(taken).covariance - closed.covariance).max()
+            )
+            variances[name].append(float(closed.covariance[0, 0]))
+        far[name], ran[name] = (
+            unequal
+            if name.endswith("weights")
+            else compare(problem, sizes.chains, local_steps=4, who=who)
+        )
+    printed = {
+        "with replacement": (1.630862, 1.115072, 0.578230),
+        "with replacement, unequal weights": (1.624372, 1.108583, 0.571741),
+        "without replacement": (1.354725, 0.967883, 0.565251),
+    }
+    table = largest(*(np.abs(np.array(variances[name]) - printed[name]).max() for name in cases))
+    worst = largest(*far.values())
+    why = (
+        f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within {table:.0e} of the printed ones; chains "
+        f"up to {worst:.1f} standard errors off"
+    )
+    return verdict(
+        18,
+        {"variances": variances, "largest deviation": far},
+        off < EXACT and table < 6e-7 and worst < FAR,
+        why,
+    ), ran
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Measure and judge."""
+    sizes = SMOKE if arguments.smoke else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(chains=max(3, arguments.seeds))
+    sgld, sgld_ran = judge_sgld(sizes)
+    modes, modes_ran = judge_modes(sizes)
+    mean, agreement = judge_mean(sizes)
+    inflation, inflation_ran = judge_inflation(sizes, agreement)
+    alone: list[Callable[[], Verdict]] = [judge_invariance, judge_floor, judge_order]
+    sized: list[Callable[[Sizes], Verdict]] = [judge_noise, judge_alone]
+    verdicts = [
+        sgld,
+        modes,
+        mean,
+        inflation,
+        *(judge() for judge in alone),
+        *(judge(sizes) for judge in sized),
+    ]
+    if sizes.chains < LEAST_CHAINS:
+        few = f"not judged: {sizes.chains} chains are too few; "
+        of_chains = {f"fald-{number}" for number in (1, 2, 11, 18, 19, 20)}
+        verdicts = [
+            each._replace(holds=None, why=few + each.why) if each.id in of_chains else each
+            for each in verdicts
+        ]
+    verdicts.sort(key=lambda each: int(each.id.split("-")[1]))
+    ran = {
+        "R1, K = 1": sgld_ran,
+        "R1, K = 100": modes_ran,
+        **{f"R2, {name}": own for name, own in inflation_ran.items()},
+    }
+    curves: dict[str, xr.Dataset] = {name: own.curves for name, own in ran.items()}
+    return Outcome(curves, {}, verdicts, sizes._asdict(), verdict_table(verdicts))

@@ -1,0 +1,366 @@
+"""FA-LD on a Bayesian logistic regression: what K and rho do to the means and standard deviations of a posterior that is not normal.
+
+Breast cancer of scikit-learn: 426 patients, 30 standardised features and an intercept, prior N(0, I / 10), under which some thousand steps
+are many. Five clients of 54 to 117 patients, 13 to 98 % of them of one class, so that weights and Hessians differ. Everyone is averaged,
+gradients are exact, the step size is 1e-3 for all K, and chains start at the mode. The reference is blackjax's NUTS (of the extra `test`).
+Draws of FA-LD's noise are common to all K, so that what K changes against K = 1 has a far smaller error than either's distance from the
+reference. The normal approximation is the exact law of quadratic clients with the same mean slopes and curvatures: it has the error of the
+steps, but not what private noise does to means, as normal laws have no skewness. No numbered claim is judged; it stands beside 6 and 8.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from sklearn.linear_model import LogisticRegression
+
+import fedjax_sim
+from experiments.harness import Arguments, Estimate, Outcome, estimate, table
+from fedjax_sim import datasets
+from fedjax_sim.diagnostics import posterior
+from fedjax_sim.partition import dirichlet
+from fedjax_sim.problems import Logistic, make_logistic
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import langevin
+from fedjax_sim.theory.langevin import exact_laws as oracle
+
+STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5
+RHOS = (0.0, 1.0)
+EVERY = 100
+"""Local steps between two samples that are kept: a multiple of every K."""
+NOTHING = 1e-6
+"""What rounding leaves of the normal approximation where it has no bias."""
+LAYOUT = fedjax_sim.Layout(slots_at_once=NUM_CLIENTS, lanes_at_once=True)
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the number of chains (four at least)."""
+
+    chains: int
+    burn_in: int  # of samples, the initial model included
+    samples: int
+    draws: int  # of each of four chains of NUTS
+    local_steps: tuple[int, ...]
+
+
+FULL, SMOKE = Sizes(150, 10, 70, 20_000, (1, 2, 5, 10, 20, 50)), Sizes(8, 2, 4, 200, (1, 50))
+
+
+class Moments(NamedTuple):
+    """Means and standard deviations of a sampler's draws, and how far they are known. Leaves `f64[P]`."""
+
+    mean: Estimate
+    log_deviation: Estimate  # logarithm of the standard deviation
+    mixing: posterior.Mixing
+
+
+class Bias(NamedTuple):
+    """What differs from a reference. Leaves `f64[P]`."""
+
+    mean: Estimate  # in standard deviations of the reference
+    deviation: Estimate  # logarithm of the ratio of standard deviations
+
+
+def split_problem() -> Logistic:
+    """The regression among its clients, started at its mode."""
+    data = datasets.load("breast_cancer")
+    part = dirichlet(data.train_labels, num_clients=NUM_CLIENTS, alpha=0.5, seed=3, min_examples=30)
+    return at_mode(make_logistic(data, part, prior_precision=PRIOR_PRECISION))
+
+
+def at_mode(problem: Logistic) -> Logistic:
+    """Start from the posterior's mode."""
+    ridge = LogisticRegression(
+        C=1 / float(problem.prior_precision), fit_intercept=False, tol=1e-8, max_iter=10_000
+    )
+    fitted = ridge.fit(np.asarray(problem.inputs, float), np.asarray(problem.labels, int))
+    return replace(problem, start=jnp.asarray(fitted.coef_[0], problem.start.dtype))
+
+
+def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np.ndarray:
+    """Draw from the posterior by blackjax's NUTS: `f[chains, draws, P]`."""
+    try:
+        import blackjax  # Only here: the package does without it.
+    except ImportError:
+        raise ConfigError("blackjax", None, "installed, as the reference is drawn by it") from None
+
+    def density(w: Any) -> Any:
+        return -problem.energy(w)
+
+    def chain(key: Any) -> Any:
+        warm, drawn = jax.random.split(key)
+        (state, parameters), _ = blackjax.window_adaptation(blackjax.nuts, density).run(
+            warm, problem.start, 500
+        )
+        kernel = blackjax.nuts(density, **parameters)
+
+        def step(state: Any, key: Any) -> tuple[Any, Any]:
+            state, _ = kernel.step(key, state)
+            return state, state.position
+
+        return jax.lax.scan(step, state, jax.random.split(drawn, draws))[1]
+
+    return np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(seed), chains)))
+
+
+def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
+    """Estimate means and standard deviations; errors are from effective numbers of samples, of the squares' own for the latter.
+
+    draws: `f[chains, draws, P]`. excess: known error of all variances, subtracted.
+    """
+    values = np.asarray(draws, float)
+    mean = values.mean(axis=(0, 1))
+    squares = np.square(values - mean)
+    variance = squares.mean(axis=(0, 1))
+    mixing = posterior.mixing(values, burn_in=0)
+    of_squares = squares.std(axis=(0, 1)) / np.sqrt(posterior.mixing(squares, burn_in=0).ess)
+    log_deviation = Estimate(np.log(variance - excess) / 2, of_squares / (variance - excess) / 2)
+    return Moments(Estimate(mean, np.sqrt(variance / mixing.ess)), log_deviation, mixing)
+
+
+def bias(found: Moments, reference: Moments) -> Bias:
+    """Compare independent draws."""
+    scale = np.exp(reference.log_deviation.mean)
+    mean, deviation = (
+        Estimate((own.mean - other.mean) / unit, np.hypot(own.error, other.error) / unit)
+        for own, other, unit in (
+            (found.mean, reference.mean, scale),
+            (found.log_deviation, reference.log_deviation, 1.0),
+        )
+    )
+    return Bias(mean, deviation)
+
+
+def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
+    """Compare chains with others of the same noise, `f[chains, draws, P]` both: errors are from what chains differ by."""
+    pair = [np.asarray(each, float) for each in (draws, reference)]
+    centred = [each - each.mean(axis=(0, 1)) for each in pair]
+    variances = [np.square(each).mean(axis=(0, 1)) for each in centred]
+    scale = np.sqrt(variances[1])
+    mean = estimate((pair[0].mean(axis=1) - pair[1].mean(axis=1)) / scale)
+    of_chains = [
+        np.square(each).mean(axis=1) / variance / 2
+        for each, variance in zip(centred, variances, strict=True)
+    ]
+    return Bias(
+        mean,
+        Estimate(
+            np.log(variances[0] / variances[1]) / 2, estimate(of_chains[0] - of_chains[1]).error
+        ),
+    )
+
+
+def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
+    """The normal approximation: quadratic energies with the clients' slopes and curvatures, averaged over the posterior.
+
+    draws: of the posterior, `f[M, P]`.
+    """
+
+    def averages(client: Any) -> Any:
+        slopes, curvatures = (
+            jax.vmap(of(problem.client_loss), (0, None, None)) for of in (jax.grad, jax.hessian)
+        )
+        return slopes(draws, client, None).mean(axis=0), curvatures(draws, client, None).mean(
+            axis=0
+        )
+
+    counts = np.asarray(problem.counts, float)
+    slopes, hessians = (
+        counts.sum() * np.asarray(leaf, float)
+        for leaf in jax.jit(jax.vmap(averages))(jnp.arange(len(counts)))
+    )
+    centers = draws.mean(axis=0) - np.linalg.solve(hessians, slopes[..., None])[..., 0]
+    return oracle.GaussianTarget(hessians, centers, counts / counts.sum())
+
+
+def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
+    """Take about so many of all chains' draws: `f[M, P]`."""
+    pooled = draws.reshape(-1, draws.shape[-1])
+    return pooled[:: max(1, len(pooled) // num)]
+
+
+def normal_bias(
+    clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `Bias` is of the exact laws of quadratic clients: of means and of standard deviations, `f64[P]` each."""
+    goal = oracle.target(clients)
+    law = oracle.stationary(
+        oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho)
+    )
+    variance = np.diagonal(goal.covariance)
+    return (law.mean - goal.mean) / np.sqrt(variance), np.log(
+        np.diagonal(law.covariance) / variance
+    ) / 2
+
+
+def chains(
+    problem: Logistic, sizes: Sizes, local_steps: int, options: dict[str, Any]
+) -> tuple[np.ndarray, xr.Dataset]:
+    """Run FA-LD for all rho: models every hundred local steps `f[rhos, chains, samples, P]`, and the end of the sweep's curves."""
+    num_samples = sizes.burn_in + sizes.samples
+    run = fedjax_sim.sweep(
+        langevin.system,
+        problem,
+        langevin.Hyper(
+            num_clients=NUM_CLIENTS, local_steps=local_steps, step_size=STEP_SIZE, gradient="exact"
+        ),
+        seeds=sizes.chains,
+        settings={"rho": RHOS},
+        num_ticks=(num_samples - 1) * EVERY // local_steps,
+        num_evals=num_samples - 1,
+        keep_models=True,
+        reports=False,
+        layout=LAYOUT,
+        **options,
+    )
+    models = posterior.thinned(run.samples, burn_in=sizes.burn_in)
+    return models.reshape(len(RHOS), sizes.chains, sizes.samples, -1), run.curves.isel(eval=[-1])
+
+
+class Compared(NamedTuple):
+    """One rho and K."""
+
+    rho: float
+    local_steps: int
+    moments: Moments
+    bias: Bias  # against the reference
+    paired: Bias  # against K = 1 with the same noise
+    normal: tuple[np.ndarray, np.ndarray]
+
+
+def compare(
+    problem: Logistic, sizes: Sizes, exact: np.ndarray, arguments: Arguments
+) -> tuple[list[Compared], dict[str, xr.Dataset]]:
+    """Run all K, and compare them with exact draws."""
+    reference, clients = moments(exact), quadratics(problem, thin(exact))
+    compared: list[Compared] = []
+    curves: dict[str, xr.Dataset] = {}
+    single: list[np.ndarray] = []  # with K = 1, the first
+    dims = ("rho", "coefficient")
+    for local_steps in sizes.local_steps:
+        name = f"K = {local_steps}"
+        models, ended = chains(problem, sizes, local_steps, arguments.kept(name))
+        single = single or [*models]
+        own = []
+        for rho, draws, one in zip(RHOS, models, single, strict=True):
+            found = moments(draws)
+            normal = normal_bias(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
+            own.append(
+                Compared(
+                    rho, local_steps, found, bias(found, reference), paired_bias(draws, one), normal
+                )
+            )
+        compared += own
+        leaves = {
+            f"{leaf}_{kind}{suffix}": (
+                dims,
+                np.stack([getattr(getattr(getattr(each, kind), leaf), field) for each in own]),
+            )
+            for leaf, kind in itertools.product(Bias._fields, ("bias", "paired"))
+            for field, suffix in (("mean", ""), ("error", "_error"))
+        }
+        curves[name] = ended.assign(leaves)
+    return compared, curves
+
+
+def figure_of(compared: list[Compared]) -> Figure:
+    """The largest biases against K."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    titles = ("mean, in standard deviations", "logarithm of standard deviation")
+    for p, (axes, title) in enumerate(zip(figure.subplots(1, 2), titles, strict=True)):
+        for c, rho in enumerate(RHOS):
+            own = [each for each in compared if each.rho == rho]
+            steps = np.array([each.local_steps for each in own])
+            for kind, style, label in (
+                ("bias", "o", "against NUTS"),
+                ("paired", "x", "against K = 1, same noise"),
+            ):
+                found = [
+                    largest(getattr(each, kind)[p])
+                    for each in own
+                    if kind == "bias" or each.local_steps > 1
+                ]
+                at = steps[-len(found) :] * 1.03 ** (2 * c - 1)
+                words = f"{label}, rho = {rho:g}"
+                axes.errorbar(
+                    at,
+                    *np.transpose(found),
+                    fmt=style,
+                    color=f"C{c}",
+                    markersize=5,
+                    capsize=2,
+                    label=words,
+                )
+            expected = np.array([np.abs(each.normal[p]).max() for each in own])
+            is_any = expected > NOTHING
+            axes.plot(steps[is_any], expected[is_any], "--", color=f"C{c}", linewidth=1)
+        axes.set(
+            xlabel="local steps K", ylabel="largest bias", xscale="log", yscale="log", title=title
+        )
+    axes.plot([], [], "--", color="grey", linewidth=1, label="normal approximation")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def largest(found: Estimate) -> tuple[float, float]:
+    """The largest size of all coefficients', and its error."""
+    at = np.abs(found.mean).argmax()
+    return float(np.abs(found.mean[at])), float(found.error[at])
+
+
+def rows(compared: list[Compared]) -> list[list[str]]:
+    """The table's, by rho and K."""
+    lines = []
+    for each in sorted(compared, key=lambda each: (each.rho, each.local_steps)):
+        line = [f"{each.rho:g}", f"{each.local_steps}"]
+        for found, paired, normal in zip(each.bias, each.paired, each.normal, strict=True):
+            changed = (
+                f"{largest(paired)[0]:.3f}, {np.sqrt(np.mean(np.square(paired.mean))):.3f}"
+                if each.local_steps > 1
+                else ""
+            )
+            line += [
+                f"{largest(found)[0]:.3f} ({found.deviation(0.0):.1f})",
+                changed,
+                f"{np.abs(normal).max():.3f}",
+            ]
+        lines.append(line)
+    return lines
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, compare, draw."""
+    sizes = SMOKE if arguments.smoke else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(chains=max(4, arguments.seeds))
+    problem = split_problem()
+    exact = nuts(problem, sizes.draws)
+    compared, curves = compare(problem, sizes, exact, arguments)
+    columns = ("against NUTS", "against K = 1", "normal")
+    header = [
+        "rho",
+        "K",
+        *(f"{words} {column}" for words in ("mean", "log sd") for column in columns),
+    ]
+    errors = max(float(found.error.max()) for each in compared for found in each.paired)
+    words = [
+        "Largest of all coefficients; in brackets the largest in standard errors; against K = 1 also root mean squares "
+        f"(errors of single coefficients up to {errors:.3f})."
+    ]
+    for name, mixings in (
+        ("NUTS", [moments(exact).mixing]),
+        ("FA-LD", [each.moments.mixing for each in compared]),
+    ):
+        rhat, ess = (
+            max(each.rhat.max() for each in mixings),
+            min(each.ess.min() for each in mixings),
+        )
+        words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
+    text = table(header, rows(compared)) + "\n\n" + "\n".join(words)
+    config = {**sizes._asdict(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
+    return Outcome(curves, {"logistic.png": figure_of(compared)}, [], config, text)

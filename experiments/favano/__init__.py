@@ -1,0 +1,22 @@
+"""Experiments on FAVANO (arXiv 2305.16099).
+
+`claims` has the paper's claims, `setup` the runs on images that several figures share. `lemmas`,
+`theory` and `clock` check the theory; the rest are the figure or table that they are named after.
+"""
+
+EXPERIMENTS = (
+    "clock",
+    "fig1",
+    "fig2",
+    "fig3a",
+    "fig3b",
+    "fig5",
+    "fig6",
+    "fig7",
+    "lemmas",
+    "table2",
+    "theory",
+)
+"""The modules that can be run."""
+
+__all__ = ["EXPERIMENTS"]

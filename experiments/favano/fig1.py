@@ -1,0 +1,30 @@
+"""FAVANO's Fig. 1: test accuracy against virtual time, MNIST non-IID, 2/3 fast clients.
+
+To be seen: the asynchronous methods far above FedAvg, and QuAFL poor. `--results` draws it from a folder of table2.
+"""
+
+from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
+from experiments.favano.setup import METHODS, MNIST, as_groups, final_percent, picture, runs
+from experiments.harness import Arguments, Outcome, table
+
+COLUMN = "non-IID, 2/3 fast"
+SHOWN = {
+    name: METHODS[name]
+    for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
+}
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run or read the four methods, draw the figure, report the final means."""
+    ran = runs(arguments, MNIST, [COLUMN], SHOWN)
+    by_method, final = ran.of(COLUMN), final_percent(ran, COLUMN)
+    figure = picture(by_method, "accuracy", title=ran.title(COLUMN))
+    rows = [[method, f"{value:.1f}"] for method, value in final.items()]
+    text = table(["method", "final accuracy, %"], rows)
+    return Outcome(
+        as_groups(ran.curves),
+        {"fig1.png": figure},
+        [verdict(9, final, None, JUDGED_BY_TABLE2)],
+        ran.config,
+        text,
+    )

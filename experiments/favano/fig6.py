@@ -1,0 +1,30 @@
+"""FAVANO's Fig. 6: loss, accuracy and variance against time, local steps and server steps, CIFAR-10 non-IID, ResNet-20.
+
+The runs of Fig. 3a, drawn as Fig. 5 is. Full size is meant for an accelerator; `--reduced` is smaller on the same images, and says how.
+`--dataset FILE.npz` takes the images from a file; `--results` draws from a folder of fig3a.
+"""
+
+from experiments.favano.claims import verdict
+from experiments.favano.fig3a import COLUMN, SHOWN
+from experiments.favano.setup import CIFAR10, as_groups, panels, runs, times_to
+from experiments.harness import Arguments, Outcome, table
+
+TARGET = 0.3
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run or read the methods, draw all panels, report the time to 30 % accuracy."""
+    ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
+    reached = times_to(ran.of(COLUMN), TARGET)
+    judged = verdict(
+        13,
+        {f"virtual time to {TARGET:.0%}": reached},
+        None,
+        "judged by favano/fig3a on the same runs",
+    )
+    rows = [
+        [method, "not reached" if time is None else f"{time:.0f}"]
+        for method, time in reached.items()
+    ]
+    text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
+    return Outcome(as_groups(ran.curves), panels(ran, COLUMN, "fig6"), [judged], ran.config, text)

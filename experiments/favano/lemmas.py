@@ -1,0 +1,306 @@
+"""FAVANO's mean-model identity, reweighting and contraction (arXiv 2305.16099): claims 1, 2 and 3 on small random problems.
+
+Server steps are the package's own (`systems/favano.py`), step counts and alpha come from its clock, and what is expected from
+`theory/favano.py`.
+"""
+
+import itertools
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from matplotlib.figure import Figure
+
+from experiments.favano.claims import verdict
+from experiments.harness import (
+    FAR,
+    Arguments,
+    Outcome,
+    Verdict,
+    are_fast,
+    by_speed,
+    draw,
+    estimate,
+    verdict_table,
+)
+from fedjax_sim.problems import Quadratic
+from fedjax_sim.systems import favano
+from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.types import EMPTY, Array, Event, Key, Plan
+
+REWEIGHTINGS = ("stochastic", "deterministic")
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the number of lanes (two at least, for standard errors)."""
+
+    problems: int  # of claim 1, per shape
+    lanes: int  # of claim 2
+    instances: int  # of claim 3, per number of clients
+
+
+FULL = Sizes(10, 64, 400)
+SMOKE = Sizes(2, 16, 60)
+
+
+@struct.dataclass
+class Logistic:
+    """Clients with f_i(w) = mean_m log(1 + exp(-y_m x_m . w)): gradients change along a trajectory."""
+
+    inputs: Array  # f[N, M, P]
+    signs: Array  # f[N, M]
+
+    @property
+    def counts(self) -> Array:
+        return jnp.ones(self.inputs.shape[0], "int32")
+
+    def init(self, key: Key) -> Array:
+        return jax.random.normal(key, self.inputs.shape[2:], self.inputs.dtype)
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        return jnp.mean(jax.nn.softplus(-self.signs[client] * (self.inputs[client] @ params)))
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        return {"norm": jnp.sqrt(jnp.sum(jnp.square(params)))}
+
+
+# Claim 1 ------------------------------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnums=0)
+def server_step(
+    plan: Plan, problem: Any, hyper: Any, state: favano.State, event: Event
+) -> favano.State:
+    """One server step of the package."""
+    return favano.algorithm(problem, hyper, plan).step(jax.random.key(0), state, event)[0]
+
+
+def identity_error(
+    random: np.random.Generator, n: int, s: int, most_steps: int, size: int, ticks: int = 25
+) -> float:
+    """Follow a random problem with random cohorts, steps and weights; returns the largest error over the largest move of the mean."""
+    inputs, signs = random.normal(size=(n, 8, size)), random.choice([-1.0, 1.0], (n, 8))
+    lr = float(random.uniform(0.05, 1))
+    hyper = favano.system.Hyper(
+        num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1
+    )
+    server, held = random.normal(size=size), np.zeros(n, np.int32)
+    state = favano.State(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
+    errors, moves = [], []
+    for t in range(ticks):
+        clients = random.permutation(n)[:s].astype(np.int32)
+        steps, weight = (
+            random.integers(0, most_steps + 1, s, dtype=np.int32),
+            np.exp(random.normal(size=s)),
+        )
+        nowhere = np.zeros(s, np.int32)
+        event = Event(
+            np.int32(t),
+            clients,
+            steps,
+            held[clients],
+            weight,
+            nowhere,
+            held[clients],
+            np.int32(t + 1),
+        )
+        before = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
+        progress = np.zeros(size)
+        for client, num, scale in zip(clients, steps, weight, strict=True):
+            local = np.asarray(state.versions)[held[client]].copy()
+            for _ in range(num):
+                slope = -signs[client] / (1 + np.exp(signs[client] * (inputs[client] @ local)))
+                gradient = slope @ inputs[client] / len(slope)
+                progress, local = progress + scale * gradient, local - lr * gradient
+        state = server_step(
+            Plan(rows=ticks + 1),
+            Logistic(jnp.asarray(inputs), jnp.asarray(signs)),
+            hyper,
+            state,
+            event,
+        )
+        held[clients] = t + 1
+        after = (np.asarray(state.server) + np.asarray(state.versions)[held].sum(0)) / (n + 1)
+        moves.append(np.linalg.norm(after - before))
+        errors.append(np.linalg.norm(after - before + lr / (n + 1) * progress))
+    return float(max(errors) / max(moves))
+
+
+def judge_identity(sizes: Sizes) -> Verdict:
+    """Claim 1."""
+    shapes = [(5, 2, 3, 4), (8, 8, 5, 3), (30, 10, 20, 10)]
+    random = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        errors = [identity_error(random, *shape) for shape in shapes for _ in range(sizes.problems)]
+    why = f"largest relative error {max(errors):.1e} over {len(errors)} logistic problems of 25 server steps, arbitrary weights, float64"
+    return verdict(
+        1, {"relative_error": max(errors), "problems": len(errors)}, max(errors) < 1e-11, why
+    )
+
+
+# Claim 2 ------------------------------------------------------------------------------------------------------------------------------
+
+
+def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verdict:
+    """Claim 2: step counts and alpha from the clock at n = 100, s = 20, K = 20; skewed independent gradients of given mean and variance."""
+    random, mean, deviation = np.random.default_rng(2), 1.5, 2.0
+    law = theory.step_law(
+        [1 / 2, 1 / 16], contact_probability=0.2, round_time=7, max_steps=20, law="runtime_geom"
+    )
+    measured, far = {}, []
+    for reweighting in REWEIGHTINGS:
+        hyper = favano.system.Hyper(reweight=reweighting)
+        timeline = draw(favano.system, [hyper], sizes.lanes, ticks)
+        clients, steps, weight = (
+            leaf[0, :, warm:] for leaf in (timeline.clients, timeline.steps, timeline.weight)
+        )
+        noise = deviation * (random.gamma(np.maximum(steps, 1)) - steps) * (steps > 0)
+        reweighted = weight * (steps * mean + noise)
+        found = [
+            estimate(by_speed(x, clients, are_fast(hyper, sizes.lanes)))
+            for x in (reweighted, (reweighted - mean) ** 2)
+        ]
+        stated = theory.reweighted_variance(
+            theory.step_moments(law), mean=mean, variance=deviation**2, reweighting=reweighting
+        )
+        far += [
+            each.deviation(expected) for each, expected in zip(found, (mean, stated), strict=True)
+        ]
+        measured[reweighting] = {
+            "mean": found[0].mean,
+            "variance": found[1].mean,
+            "stated_mean": mean,
+            "stated_variance": stated,
+        }
+    draws = sizes.lanes * (ticks - warm) * 20
+    why = f"means and variances of fast and slow at most {max(far):.1f} standard errors from the stated ones, {draws} contacts each"
+    return verdict(
+        2, {"largest_deviation": max(far), "contacts": draws, **measured}, max(far) < FAR, why
+    )
+
+
+# Claim 3 ------------------------------------------------------------------------------------------------------------------------------
+
+
+def potential(server: np.ndarray, bases: np.ndarray) -> np.ndarray:
+    """Sum of squared distances of all models to their mean. server: `[..., P]`; bases: `[..., N, P]`."""
+    everyone = np.concatenate([server[..., None, :], bases], axis=-2)
+    return np.sum((everyone - everyone.mean(-2, keepdims=True)) ** 2, axis=(-2, -1))
+
+
+@jax.jit
+def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array) -> Array:
+    """The server's next model for every instance and cohort: `[I, M, P]`. bases, progress: `[I, N, P]`; cohorts: `i32[M, N]`, EMPTY-padded.
+
+    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress wanted.
+    """
+    n = bases.shape[1]
+    hyper = favano.system.Hyper(num_clients=n, num_selected=n, local_steps=1, lr=1.0, batch_size=1)
+
+    def one(server: Array, bases: Array, progress: Array, cohort: Array) -> Array:
+        row = jnp.maximum(cohort, 0)
+        present = cohort != EMPTY
+        event = Event(
+            jnp.int32(0),
+            cohort,
+            present.astype("int32"),
+            row,
+            jnp.ones(n),
+            jnp.zeros_like(row),
+            row,
+            jnp.int32(n),
+        )
+        state = favano.State(server, jnp.concatenate([bases, server[None]]))
+        return server_step(
+            Plan(rows=n + 1), Quadratic.of(bases - progress), hyper, state, event
+        ).server
+
+    over_cohorts = jax.vmap(one, (None, None, None, 0))
+    return jax.vmap(over_cohorts, (0, 0, 0, None))(server, bases, progress, cohorts)
+
+
+def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
+    """Claim 3: exact expectations over all cohorts of 2 to 6 clients."""
+    random = np.random.default_rng(3)
+    errors, ratios = [], []
+    for n in range(2, 7):
+        shrunk: list[np.ndarray] = []
+        masks = np.array([mask for mask in itertools.product([False, True], repeat=n) if any(mask)])
+        cohorts = np.where(masks, np.arange(n), EMPTY).astype(np.int32)
+        server, bases = (
+            random.normal(size=(sizes.instances, 2)),
+            random.normal(size=(sizes.instances, n, 2)),
+        )
+        scale = 10 ** random.uniform(-2, 2, (sizes.instances, 1, 1))
+        # Progress away from the mean does the most harm.
+        outwards = (np.arange(sizes.instances) % 2)[:, None, None] * (
+            bases.mean(1, keepdims=True) - bases
+        )
+        progress = scale * (outwards + 0.3 * random.normal(size=bases.shape))
+        before = potential(server, bases)
+        for moved in (np.zeros_like(bases), progress):
+            with jax.enable_x64(True):
+                servers = np.asarray(after_contacts(server, bases, moved, cohorts))
+            after = potential(
+                servers, np.where(masks[:, :, None], servers[:, :, None], bases[:, None])
+            )
+            for s in range(1, n + 1):
+                expected = after[:, masks.sum(1) == s].mean(1)
+                if not moved.any():
+                    exact = [
+                        theory.expected_potential(*each, num_contacted=s)
+                        for each in zip(server, bases, strict=True)
+                    ]
+                    errors.append(np.max(np.abs(expected - exact) / before))
+                    shrunk.append(expected / before)
+                grown = 3 * s**2 / n * np.sum(moved**2, axis=(1, 2))
+                ratios += [
+                    np.max(expected / ((1 - rate(n, s)) * before + grown))
+                    for rate in (theory.kappa, theory.kappa_sharp)
+                ]
+    num = 5 * sizes.instances
+    measured = {
+        "error_of_formula": max(errors),
+        "largest_share_of_bound": max(ratios),
+        "instances": num,
+    }
+    why = f"formula off by {max(errors):.0e} of Phi, E[Phi] up to {max(ratios):.3f} of its bounds; {num} instances, all cohorts, n = 2 to 6"
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    sizes_of_cohort = np.arange(1, n + 1)
+    axes.boxplot(1 - np.array(shrunk).T, positions=sizes_of_cohort, widths=0.3, whis=(0, 100))
+    for name in ("kappa_star", "kappa_sharp", "kappa"):
+        rates = [getattr(theory, name)(n, s) for s in sizes_of_cohort]
+        axes.plot(
+            sizes_of_cohort,
+            rates,
+            marker="o",
+            label={
+                "kappa_star": "exact, server at the mean",
+                "kappa_sharp": "kappa'",
+                "kappa": "kappa",
+            }[name],
+        )
+    axes.set(
+        xlabel="clients contacted, of 6",
+        ylabel="share of the potential lost in a server step",
+        title="No progress, random models",
+    )
+    axes.legend()
+    return verdict(3, measured, max(errors) < 1e-11 and max(ratios) <= 1, why), figure
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Measure and judge."""
+    sizes = SMOKE if arguments.smoke else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(lanes=max(2, arguments.seeds))
+    contraction, figure = judge_contraction(sizes)
+    verdicts = [judge_identity(sizes), judge_reweighting(sizes), contraction]
+    return Outcome(
+        {}, {"contraction.png": figure}, verdicts, sizes._asdict(), verdict_table(verdicts)
+    )

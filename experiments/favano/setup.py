@@ -1,0 +1,346 @@
+"""The runs behind FAVANO's experiments on images (arXiv 2305.16099, Sec. 5): methods, columns, sizes per data set.
+
+The paper's size is n = 100 clients, s = 20 selected, K = 20 local steps, Z = 10, batch 128. MNIST: learning rate 0.5, 5000 units of virtual
+time; CIFAR-10: ResNet-20, 0.005, 10000; TinyImageNet: ResNet-18, 0.1, 10000. Where the paper is silent: MLP 784-32-10 on inputs in [0, 1]
+for MNIST, plain SGD, s = 20 throughout, 2/3 fast clients in the IID column; a seed's initial model, split and speeds are shared by all
+methods, and evaluation is on the official test set (validation set of TinyImageNet).
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.harness import Arguments
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.models.low_bit import LowBit
+from fedjax_sim.problems.augmentation import Augmentation
+from fedjax_sim.reporting import plots
+from fedjax_sim.reporting.results import load
+from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
+from fedjax_sim.types import Problem, System
+
+
+class Method(NamedTuple):
+    """A system in one of its readings."""
+
+    system: System
+    settings: Mapping[str, Any]
+    low_bit: tuple[int, int, int] | None = None
+    """Bits of weights, activations and neural gradients in training; None for full precision."""
+
+
+PUBLIC = {"restart": "own_finish", "send_old_model": True}
+"""FedBuff's clock in the public simulator of QuAFL; with lr Z/n, all of that simulator's FedBuff."""
+
+METHODS: dict[str, Method] = {
+    "FedAvg": Method(fedavg.system, {}),
+    "QuAFL": Method(quafl.system, {}),
+    "FedBuff, lr": Method(fedbuff.system, {}),
+    "FedBuff, lr Z/n": Method(fedbuff.system, {"lr_scale": "Z/n"}),
+    "FedBuff, own finish, lr": Method(fedbuff.system, PUBLIC),
+    "FedBuff, own finish, lr Z/n": Method(fedbuff.system, {**PUBLIC, "lr_scale": "Z/n"}),
+    "FedBuff, fresh, lr": Method(fedbuff.system, {"restart": "fresh"}),
+    "FedBuff, fresh, lr Z/n": Method(fedbuff.system, {"restart": "fresh", "lr_scale": "Z/n"}),
+    "FAVANO, stochastic": Method(favano.system, {"reweight": "stochastic"}),
+    "FAVANO, deterministic": Method(favano.system, {"reweight": "deterministic"}),
+    "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
+}
+
+
+class Column(NamedTuple):
+    """A column of the table: how the data are split, and the share of slow clients."""
+
+    partition: str
+    slow_fraction: float
+
+
+COLUMNS: dict[str, Column] = {
+    "IID": Column("iid", 1 / 3),
+    "non-IID, 2/3 fast": Column("classes", 1 / 3),
+    "non-IID, 1/9 fast": Column("classes", 8 / 9),
+}
+
+
+class Sizes(NamedTuple):
+    """How large a study is run."""
+
+    dataset: str
+    num_seeds: int
+    time_budget: float
+    shared: Mapping[str, Any]
+    """Settings of all methods."""
+    network: Callable[[int], Any]
+    """From the number of classes."""
+    words: str = ""
+    """How it is smaller than the paper's."""
+
+
+class Study(NamedTuple):
+    """A data set's experiments: at full size, smaller on the same data (`--reduced`), and in a few seconds (`--smoke`)."""
+
+    full: Sizes
+    smoke: Sizes
+    reduced: Sizes | None = None
+    augmentation: Augmentation | None = None
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    def sizes(self, arguments: Arguments) -> Sizes:
+        """The sizes asked for on the command line."""
+        if arguments.reduced and self.reduced is None:
+            raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
+        sizes = self.smoke if arguments.smoke else self.reduced if arguments.reduced else self.full
+        assert sizes is not None
+        return sizes._replace(
+            num_seeds=arguments.seeds or sizes.num_seeds, dataset=arguments.dataset or sizes.dataset
+        )
+
+
+TINY = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "local_steps": 5, "batch_size": 16}
+MNIST = Study(
+    full=Sizes("mnist", 10, 5000.0, {}, partial(models.MLP, (32,))),
+    smoke=Sizes(
+        "digits", 2, 350.0, TINY, partial(models.MLP, (32,)), "handwritten digits, 20 clients"
+    ),
+)
+SMALLER = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "batch_size": 32, "lr": 0.1}
+CIFAR10 = Study(
+    full=Sizes("cifar10", 3, 10_000.0, {"lr": 0.005}, models.resnet20),
+    reduced=Sizes(
+        "cifar10",
+        2,
+        4200.0,
+        SMALLER,
+        models.LeNet,
+        "LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200",
+    ),
+    smoke=Sizes(
+        "digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"
+    ),
+    augmentation=Augmentation(),
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
+)
+TINY_IMAGENET = Study(
+    full=Sizes("tiny_imagenet", 3, 10_000.0, {"lr": 0.1}, models.resnet18),
+    reduced=Sizes(
+        "tiny_imagenet",
+        1,
+        1400.0,
+        SMALLER,
+        models.LeNet,
+        "LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400",
+    ),
+    smoke=Sizes(
+        "digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"
+    ),
+    augmentation=Augmentation(pad=0),
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+)
+NUM_EVALS = 25
+"""At most: after equal numbers of server steps, so about every 200 units of MNIST's virtual time."""
+
+
+class Runs(NamedTuple):
+    """What was run, now or earlier."""
+
+    curves: dict[str, xr.Dataset]
+    """By "METHOD | COLUMN"."""
+    config: dict[str, Any]
+    """dataset, seeds (their number), time_budget, model, smoke, reduced (how, in words), and each method's settings."""
+
+    def title(self, column: str) -> str:
+        """What a picture of a column is called."""
+        return ", ".join(filter(None, (self.config["dataset"], column, self.config["reduced"])))
+
+    def of(self, column: str) -> dict[str, xr.Dataset]:
+        """One column's curves by method."""
+        return {
+            name.removesuffix(f" | {column}"): data
+            for name, data in self.curves.items()
+            if name.endswith(f" | {column}")
+        }
+
+
+def runs(
+    arguments: Arguments, study: Study, columns: Sequence[str], methods: Mapping[str, Method]
+) -> Runs:
+    """Run methods x columns x seeds, or read them from an earlier results folder."""
+    if arguments.results is not None:
+        return _earlier(
+            arguments, [f"{method} | {column}" for column in columns for method in methods]
+        )
+    sizes = study.sizes(arguments)
+    tasks = _tasks(study, sizes, arguments.data_dir, columns, methods)
+    curves, resolved = {}, {}
+    for name, method in methods.items():
+        system, settings, low_bit = method
+        for column in columns:
+            split, slow_fraction = COLUMNS[column]
+            hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
+            resolved[f"{name} | {column}"] = {
+                field: getattr(hyper, field) for field in fields(system.Hyper)
+            } | {
+                "partition": split,
+                "low_bit": low_bit,
+            }
+            run = fedjax_sim.sweep(
+                system,
+                tasks[split, low_bit],
+                hyper,
+                seeds=sizes.num_seeds,
+                time_budget=sizes.time_budget,
+                num_evals=NUM_EVALS,
+                progress=True,
+                **arguments.kept(f"{name} - {column}"),
+            )
+            curves[f"{name} | {column}"] = run.curves
+    network = sizes.network(10)
+    facts = {
+        "dataset": Path(sizes.dataset).stem,
+        "seeds": sizes.num_seeds,
+        "time_budget": sizes.time_budget,
+        "model": type(network).__name__,
+        "smoke": arguments.smoke,
+        "reduced": sizes.words,
+    }
+    return Runs(curves, facts | {"settings": resolved})
+
+
+def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
+    found = load(str(arguments.results))
+    missing = [name for name in wanted if _group(name) not in found.curves]
+    if missing:
+        raise ConfigError(
+            "results",
+            arguments.results,
+            f"the folder of a run with {missing[0]!r}, such as one of favano/table2",
+        )
+    for name in ("smoke", "seeds"):
+        if getattr(arguments, name) and getattr(arguments, name) != found.config[name]:
+            raise ConfigError(
+                name,
+                getattr(arguments, name),
+                f"left out, or {found.config[name]!r} as in {arguments.results}",
+            )
+    facts = {
+        name: found.config[name]
+        for name in ("dataset", "seeds", "time_budget", "model", "smoke", "reduced", "settings")
+    }
+    return Runs({name: found.curves[_group(name)] for name in wanted}, facts)
+
+
+def _tasks(
+    study: Study,
+    sizes: Sizes,
+    data_dir: str | None,
+    columns: Sequence[str],
+    methods: Mapping[str, Method],
+) -> dict[tuple[str, tuple[int, int, int] | None], list[Problem]]:
+    """Per split and bits, a problem per seed; all share the images and, padded to one shape, the compiled programs."""
+    data = datasets.load(sizes.dataset, data_dir=data_dir)
+    num_clients = sizes.shared.get("num_clients", 100)
+    splits = sorted({COLUMNS[column].partition for column in columns})
+    names = [(split, seed) for split in splits for seed in range(sizes.num_seeds)]
+    shares = [
+        partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
+        for split, seed in names
+    ]
+    in_color = data.train_images.shape[-1] == np.size(study.mean)
+    scaling: dict[str, Any] = {"mean": study.mean, "std": study.std} if in_color else {}
+    made: dict[tuple[str, tuple[int, int, int] | None], list[Problem]] = {}
+    for low_bit in {method.low_bit for method in methods.values()}:
+        network = sizes.network(data.num_classes)
+        network = network if low_bit is None else LowBit(network, *low_bit)
+        tasks = problems.make_classifications(
+            network, data, shares, augmentation=study.augmentation, **scaling
+        )
+        for split in splits:
+            made[split, low_bit] = [
+                task for (own, _), task in zip(names, tasks, strict=True) if own == split
+            ]
+    return made
+
+
+def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    """The same curves under names that a results file can hold."""
+    return {_group(name): data for name, data in curves.items()}
+
+
+def picture(
+    curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time"
+) -> Figure:
+    """Draw a metric of several methods, the variance on a logarithmic axis."""
+    figure = plots.curves_figure(curves, metric, against=against)
+    figure.suptitle(title)
+    if metric == "client_variance":
+        figure.axes[0].set_yscale("log")
+    return figure
+
+
+def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:
+    """Loss, accuracy and variance against time, local steps and server steps: nine pictures."""
+    pairs = itertools.product(
+        ("loss", "accuracy", "client_variance"), ("time", "local_steps", "ticks")
+    )
+    return {
+        f"{name}_{metric}_{axis}.png": picture(
+            ran.of(column), metric, title=ran.title(column), against=axis
+        )
+        for metric, axis in pairs
+    }
+
+
+def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, float | None]:
+    """Virtual time at which each method's mean accuracy first reaches a value, among the evaluations; None if it never does.
+
+    Over the seeds that did not diverge.
+    """
+    found: dict[str, float | None] = {}
+    for method, data in curves.items():
+        good = data.isel(seed=~data.failed.values)
+        above = good.accuracy.mean("seed").values >= accuracy
+        found[method] = (
+            float(good.time.mean("seed").values[np.argmax(above)]) if above.any() else None
+        )
+    return found
+
+
+def size_words(ran: Runs) -> str:
+    """What a verdict says of a run's size."""
+    reduced = f"; reduced: {ran.config['reduced']}" if ran.config["reduced"] else ""
+    return f"{ran.config['dataset']}, {ran.config['seeds']} seeds{reduced}"
+
+
+def final_percent(ran: Runs, column: str) -> dict[str, float]:
+    """Mean final test accuracy of each method in one column, in percent."""
+    return {method: percent(data)[0] for method, data in ran.of(column).items()}
+
+
+def percent(data: xr.Dataset) -> tuple[float, float]:
+    """Final test accuracy in percent: mean and standard deviation over seeds (of n - 1 degrees of freedom) that did not diverge."""
+    final = 100 * data.accuracy.isel(eval=-1).values[~data.failed.values].astype(float)
+    return float(final.mean()) if final.size else float("nan"), float(
+        final.std(ddof=1)
+    ) if final.size > 1 else float("nan")
+
+
+def _hyper(system: System, settings: Mapping[str, Any]) -> Any:
+    known = {name: value for name, value in settings.items() if name in fields(system.Hyper)}
+    if known.get("lr_scale") == "Z/n":
+        plain = system.Hyper(**{**known, "lr_scale": 1.0})
+        known["lr_scale"] = plain.buffer_size / plain.num_clients
+    return system.Hyper(**known)
+
+
+def _group(name: str) -> str:
+    return name.replace("/", " of ").replace("|", "-")

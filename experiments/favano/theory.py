@@ -1,0 +1,380 @@
+"""FAVANO's long-run mean and Theorem 1 (arXiv 2305.16099), and quantized gradients, measured through the engine: claims 6, 7 and 16.
+
+What is expected comes from `theory/favano.py`. Quadratics meet the theorem's assumptions with equality.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from flax import struct
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.favano.claims import verdict
+from experiments.harness import FAR, Arguments, Outcome, Verdict, are_fast, estimate, verdict_table
+from fedjax_sim.compression import luq
+from fedjax_sim.models.low_bit import straight_through, uniform
+from fedjax_sim.problems import Quadratic
+from fedjax_sim.systems import favano
+from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.types import Algorithm, Array, Key, Plan, State
+
+REWEIGHTINGS = ("stochastic", "deterministic")
+FAST, SLOW, PERIOD = 1 / 2, 1 / 16, 7.0
+LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
+"""These models are single numbers: lanes are worth batching even on a CPU."""
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small; --seeds replaces the numbers of lanes and seeds (two at least, for standard errors)."""
+
+    lanes: int  # of claim 6
+    step_curvatures: tuple[float, ...]  # eta a, of claim 6
+    ticks: int  # of claim 6
+    cases: int  # of claim 7
+    seeds: int  # of claim 7
+
+
+FULL = Sizes(40, (0.02, 0.05, 0.1, 0.2, 0.4), 6000, 3, 20)
+SMOKE = Sizes(16, (0.2, 0.4), 2000, 1, 8)
+
+
+@struct.dataclass
+class Points:
+    """Clients with f_i(w) = (w - c_i)^2 / 2 on a line, started at 0; `evaluate` returns the model itself."""
+
+    centers: Array  # f[N]
+
+    @property
+    def counts(self) -> Array:
+        return jnp.ones(self.centers.shape[0], "int32")
+
+    def init(self, key: Key) -> Array:
+        return jnp.zeros((), self.centers.dtype)
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        return jnp.square(params - self.centers[client]) / 2
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        return {"model": params}
+
+
+# Claim 6 ------------------------------------------------------------------------------------------------------------------------------
+
+GROUPS = {"num_clients": 8, "num_selected": 3, "slow_fraction": 0.5, "batch_size": 1}
+EVERY = 10
+"""Server steps from one look at the model to the next."""
+STATED = {"deterministic": 0.3166, "stochastic": 0.2310, "none": -0.5441}
+
+
+def expected_mean(reweighting: str, step_curvature: float) -> float:
+    """The long-run mean in closed form, of four fast clients that want -1 and four slow ones that want 1."""
+    law = theory.step_law(
+        [FAST] * 4 + [SLOW] * 4,
+        contact_probability=3 / 8,
+        round_time=PERIOD,
+        max_steps=20,
+        law="runtime_geom",
+    )
+    pull = theory.expected_pull(law, step_curvature=step_curvature, reweighting=reweighting)
+    return float(theory.long_run_means(np.repeat([-1.0, 1.0], 4), pull, num_contacted=3)[0])
+
+
+def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
+    """Claim 6, through the engine."""
+    hyper = favano.system.Hyper(**GROUPS)
+    # A fast client wants -1, whoever is fast in a seed's lane.
+    centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
+    settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
+    options: dict[str, Any] = {
+        "num_ticks": sizes.ticks,
+        "num_evals": sizes.ticks // EVERY,
+        "layout": LAYOUT,
+    }
+    run = fedjax_sim.sweep(
+        favano.system,
+        lambda seed: Points(centers[seed]),
+        hyper,
+        seeds=sizes.lanes,
+        settings=settings,
+        **options,
+    )
+    settled = (
+        run.curves.model.isel(eval=slice(sizes.ticks // EVERY // 3, None))
+        .mean("eval")
+        .transpose("seed", "reweight", "lr")
+    )
+    found = estimate(settled.values.astype(float))
+    expected = np.array(
+        [[expected_mean(name, lr) for lr in sizes.step_curvatures] for name in STATED]
+    )
+    at = sizes.step_curvatures.index(0.2)
+    stated_too = np.allclose(expected[:, at], list(STATED.values()), atol=5e-5)
+    far = found.deviation(expected)
+    means, errors = (dict(zip(STATED, part[:, at].tolist(), strict=True)) for part in found)
+    numbers = ", ".join(f"{means[name]:.4f} +- {errors[name]:.4f} ({name})" for name in STATED)
+    why = f"{numbers} at eta a = 0.2; {far:.1f} standard errors off at most, {sizes.lanes} lanes of {sizes.ticks} ticks"
+    measured = {
+        "mean": means,
+        "standard_error": errors,
+        "largest_deviation": far,
+        "step_curvatures": sizes.step_curvatures,
+    }
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    grid = np.geomspace(0.01, 0.6, 40)
+    for i, name in enumerate(STATED):
+        axes.plot(
+            grid,
+            [expected_mean(name, x) for x in grid],
+            color=f"C{i}",
+            label=f"{name}, closed form",
+        )
+        axes.errorbar(
+            sizes.step_curvatures,
+            found.mean[i],
+            FAR * found.error[i],
+            fmt="o",
+            color=f"C{i}",
+            capsize=3,
+        )
+    axes.axhline(0, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(
+        xscale="log",
+        xlabel="eta a",
+        ylabel="long-run mean of the server's model",
+        title="Fast clients want -1, slow ones 1; optimum 0",
+    )
+    axes.legend(title=f"points: runs, +- {FAR:g} standard errors")
+    return (
+        verdict(6, measured, far < FAR and stated_too, why),
+        run.curves.isel(eval=slice(None, None, 10)),
+        figure,
+    )
+
+
+# Claim 7 ------------------------------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A family of quadratics and the run on them."""
+
+    n: int
+    s: int
+    most_steps: int
+    slow_fraction: float
+    smoothness: float
+    noise: float
+
+
+CASES = (
+    Case(10, 3, 8, 0.5, 1.0, 0.5),
+    Case(6, 2, 10, 0.4, 2.0, 3.0),
+    Case(20, 10, 6, 0.8, 0.5, 0.2),
+)
+TICKS, DIM, START = 2000, 5, 3.0
+
+
+def with_gradient_at_mean(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+    """FAVANO that also reports the squared gradient at mu, the mean of the server's model and all base models."""
+    algorithm = favano.algorithm(problem, hyper, plan)
+
+    def report(state: State, holders: Array) -> dict[str, Array]:
+        mean = (state.server + holders.astype(state.server.dtype) @ state.versions) / (
+            holders.sum() + 1
+        )
+        gradient = problem.curvature.mean() * (mean - problem.optimum)
+        return {
+            **algorithm.report(state, holders),
+            "gradient_square": jnp.sum(jnp.square(gradient)),
+        }
+
+    return algorithm._replace(report=report)
+
+
+def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.FavanoSetup:
+    """The constants of the assumptions, which the quadratics meet with equality."""
+    num_slow = int(np.ceil(case.slow_fraction * case.n - 1e-6))
+    rates = [SLOW] * num_slow + [FAST] * (case.n - num_slow)
+    window = {"contact_probability": case.s / case.n, "round_time": PERIOD}
+    law = theory.step_law(rates, **window, max_steps=case.most_steps, law="runtime_geom")
+    a, b = theory.reweighting_constants(
+        theory.step_moments(law), max_steps=case.most_steps, reweighting=reweighting
+    )
+    middle = centers.mean(0)
+    return theory.FavanoSetup(
+        num_clients=case.n,
+        num_contacted=case.s,
+        max_steps=case.most_steps,
+        smoothness=case.smoothness,
+        gradient_variance=case.noise**2,
+        dissimilarity=case.smoothness**2 * float(np.mean(np.sum((centers - middle) ** 2, axis=1))),
+        dissimilarity_factor=1.0,
+        initial_gap=case.smoothness / 2 * float(np.sum((START - middle) ** 2)),
+        noise_constant=float(a.mean()),
+        drift_constant=b,
+    )
+
+
+def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
+    """Claim 7, through the engine; the mean over seeds of one problem per case, at the largest step size allowed."""
+    system = favano.system._replace(algorithm=with_gradient_at_mean)
+    rows = CASES[: sizes.cases]
+    curves: dict[str, xr.Dataset] = {}
+    measured: dict[str, dict[str, float]] = {}
+    figure = Figure(figsize=(4.2 * len(rows) + 1, 4), layout="constrained")
+    panels = figure.subplots(1, len(rows), squeeze=False)[0]
+    ticks = range(1, TICKS + 1)
+    for k, (case, axes) in enumerate(zip(rows, panels, strict=True)):
+        centers = np.random.default_rng(70 + k).normal(size=(case.n, DIM))
+        problem = Quadratic.of(
+            centers.astype("float32"), curvature=case.smoothness, noise=case.noise, start=START
+        )
+        for i, reweighting in enumerate(REWEIGHTINGS):
+            setting = constants(case, centers, reweighting)
+            step_size = 0.999 * theory.largest_step_size(setting)
+            unmet = [
+                each.name
+                for each in theory.conditions(setting, step_size=step_size)
+                if not each.holds
+            ]
+            if unmet:
+                raise AssertionError(
+                    f"conditions {unmet} of Theorem 1 do not hold at step size {step_size}"
+                )
+            hyper = favano.system.Hyper(
+                num_clients=case.n,
+                num_selected=case.s,
+                local_steps=case.most_steps,
+                slow_fraction=case.slow_fraction,
+                lr=step_size,
+                reweight=reweighting,
+                batch_size=1,
+            )
+            run = fedjax_sim.sweep(
+                system,
+                problem,
+                hyper,
+                seeds=sizes.seeds,
+                num_ticks=TICKS,
+                num_evals=TICKS,
+                layout=LAYOUT,
+            )
+            squares = run.curves.gradient_square.values[:, :-1]
+            found = estimate(squares.mean(1))
+            bounds = [theory.bound(setting, step_size=step_size, num_ticks=t) for t in ticks]
+            measured[f"{reweighting}, n={case.n}, s={case.s}, K={case.most_steps}"] = {
+                "measured": float(found.mean),
+                "standard_error": float(found.error),
+                "bound": bounds[-1],
+                "ratio": float(found.mean) / bounds[-1],
+                "step_size": step_size,
+            }
+            curves[f"theorem {k + 1} {reweighting}"] = run.curves.isel(eval=slice(None, None, 100))
+            axes.loglog(ticks, bounds, color=f"C{i}", linestyle="--", label=f"bound, {reweighting}")
+            axes.loglog(
+                ticks,
+                squares.mean(0).cumsum() / ticks,
+                color=f"C{i}",
+                label=f"measured, {reweighting}",
+            )
+        axes.set(
+            xlabel="server steps T", title=f"n = {case.n}, s = {case.s}, K = {case.most_steps}"
+        )
+    panels[0].set_ylabel("mean squared gradient at mu_t, t < T")
+    panels[0].legend()
+    ratios = [each["ratio"] for each in measured.values()]
+    holds = all(
+        each["measured"] + FAR * each["standard_error"] <= each["bound"]
+        for each in measured.values()
+    )
+    runs = f"{len(ratios)} runs of {TICKS} ticks and {sizes.seeds} seeds"
+    why = (
+        f"measured over bound {min(ratios):.2f} to {max(ratios):.2f} in {runs}, all conditions met"
+    )
+    return verdict(7, measured, holds, why), curves, figure
+
+
+# Claim 16 -----------------------------------------------------------------------------------------------------------------------------
+
+RANGE, BITS, OPTIMA = 4.0, (3, 4, 5, 6), 40
+"""Half the quantizer's range, its bits, and coordinates whose optima lie anywhere between its levels."""
+
+
+@struct.dataclass
+class Rounded(Quadratic):
+    """Quadratics of curvature 1 whose gradients are taken at weights of few bits; `evaluate` returns the squared gradient."""
+
+    bits: int = struct.field(pytree_node=False, default=BITS[0])
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        def quantizer(x: Array) -> Array:
+            return uniform(x, bits=self.bits, scale=RANGE, signed=True, levels="strict")
+
+        return super().loss(straight_through(quantizer, params), client, examples, key)
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        return {"gradient_square": jnp.sum(jnp.square(params - self.optimum))}
+
+
+def judge_rounding() -> tuple[Verdict, dict[str, xr.Dataset]]:
+    """Claim 16: the mean of LUQ's results, element by element, and where FAVANO ends with gradients at rounded weights."""
+    values = np.concatenate(
+        [[0.0, 1.0], np.random.default_rng(16).uniform(-1, 1, 30), np.geomspace(1e-4, 1e-1, 8)]
+    ).astype("float32")
+    drawn = jax.vmap(lambda key: luq(key, jnp.asarray(values)))(
+        jax.random.split(jax.random.key(16), 100_000)
+    )
+    found = estimate(np.asarray(drawn, float))
+    far = float(np.max(np.abs(found.mean - values) / np.maximum(found.error, 1e-9)))
+    optimum = np.random.default_rng(5).permutation(np.linspace(-2, 2, OPTIMA)).astype("float32")
+    hyper = favano.system.Hyper(
+        num_clients=3,
+        num_selected=2,
+        local_steps=3,
+        slow_fraction=0.0,
+        lr=0.01,
+        batch_size=1,
+        reweight="deterministic",
+    )
+    curves: dict[str, xr.Dataset] = {}
+    floors = []
+    for bits in BITS:
+        plain = Quadratic.of(np.stack([optimum] * 3), start=optimum + np.float32(0.3))
+        problem = Rounded(plain.centers, plain.curvature, plain.noise, plain.start, bits)
+        run = fedjax_sim.sweep(
+            favano.system, problem, hyper, seeds=2, num_ticks=3000, num_evals=30, layout=LAYOUT
+        )
+        floors.append(float(run.curves.gradient_square.isel(eval=slice(-5, None)).mean()))
+        curves[f"rounded to {bits} bits"] = run.curves
+    falls = [a / b for a, b in itertools.pairwise(floors)]
+    holds = far < FAR and all(abs(fall / 4 - 1) < 0.3 for fall in falls)
+    ratios = ", ".join(f"{fall:.2f}" for fall in falls)
+    why = f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {BITS[0]} to {BITS[-1]} bits the floor falls by {ratios}"
+    return verdict(
+        16, {"largest_deviation": far, "bits": BITS, "floors": floors}, holds, why
+    ), curves
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Measure and judge."""
+    sizes = SMOKE if arguments.smoke else FULL
+    if arguments.seeds is not None:
+        sizes = sizes._replace(lanes=max(2, arguments.seeds), seeds=max(2, arguments.seeds))
+    mean, mean_curves, mean_figure = judge_long_run_mean(sizes)
+    bound, bound_curves, bound_figure = judge_bound(sizes)
+    rounding, rounding_curves = judge_rounding()
+    verdicts = [mean, bound, rounding]
+    figures = {"long_run_mean.png": mean_figure, "theorem_1.png": bound_figure}
+    return Outcome(
+        {"long_run_mean": mean_curves, **bound_curves, **rounding_curves},
+        figures,
+        verdicts,
+        sizes._asdict(),
+        verdict_table(verdicts),
+    )

@@ -1,0 +1,253 @@
+"""FedStaleWeight's Fig. 2 (arXiv 2406.02877): test accuracy against server steps, Fashion-MNIST and CIFAR-10, CNNs, a buffer of 5.
+
+Ten fast clients have labels 4-9, the last five, slow, labels 0-3. Full size: Fashion-MNIST 4,000 server steps, 468,458 parameters, a CPU's
+work of hours; CIFAR-10 16,000, 551,722 parameters, meant for an accelerator. `--dataset` takes one of the two by its name, or an .npz
+file whose name begins with "cifar10" for the second; without it both are run.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+import fedjax_sim
+from experiments.fedstaleweight.claims import verdict
+from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from fedjax_sim import datasets, models, problems
+from fedjax_sim.models import DoubleConvNet
+from fedjax_sim.partition import label_groups
+from fedjax_sim.reporting import plots
+from fedjax_sim.systems import fedstaleweight
+
+SYSTEM = fedstaleweight.system
+METHODS: dict[str, dict[str, Any]] = {
+    "FedStaleWeight": {},
+    "buffer mean": {"weighting": "mean"},
+    "Algorithm 1's formula": {"weighting": "alg1"},
+}
+OURS, BASELINE, ALG1 = METHODS
+SLOW_LABELS = 4
+HELD_OUT = 0.1
+NUM_EVALS = 25
+ALG1_EVALS = 3
+"""Algorithm 1's formula, which the figure does not show, is only run up to this evaluation: claim 20 compares curves, and theirs part early
+or not at all."""
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Two-sided 95 % points of Student's t by the number of pairs."""
+SMOKE = "not judged: a smoke run on digits is too small"
+
+
+class Panel(NamedTuple):
+    """One data set's runs."""
+
+    dataset: str
+    num_ticks: int
+    num_seeds: int
+    network: Callable[[int], Any]
+    claim: int
+
+
+PANELS = {
+    "fashion_mnist": Panel("fashion_mnist", 4000, 5, lambda num: DoubleConvNet(num, (32, 64)), 8),
+    "cifar10": Panel("cifar10", 16_000, 5, lambda num: DoubleConvNet(num, (32, 64, 128)), 9),
+}
+SMALL = Panel("digits", 60, 2, lambda num: models.LogisticRegression(num), 8)
+
+
+def panels(arguments: Arguments) -> list[Panel]:
+    """What is asked for on the command line."""
+    if arguments.smoke:
+        return [
+            SMALL._replace(num_seeds=arguments.seeds or 2),
+            SMALL._replace(num_seeds=arguments.seeds or 2, claim=9),
+        ]
+    asked = (
+        list(PANELS)
+        if arguments.dataset is None
+        else ["cifar10" if Path(arguments.dataset).stem.startswith("cifar10") else "fashion_mnist"]
+    )
+    return [
+        PANELS[name]._replace(
+            dataset=arguments.dataset or name, num_seeds=arguments.seeds or PANELS[name].num_seeds
+        )
+        for name in asked
+    ]
+
+
+def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
+    """All methods on the same partitions, initial models, schedules and mini-batches."""
+    data = datasets.load(panel.dataset, data_dir=arguments.data_dir)
+    shares = [
+        label_groups(
+            data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed
+        )
+        for seed in range(panel.num_seeds)
+    ]
+    tasks = problems.make_classifications(
+        panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True
+    )
+    curves = {}
+    for name, settings in METHODS.items():
+        num_evals = ALG1_EVALS if name == ALG1 else NUM_EVALS
+        run = fedjax_sim.sweep(
+            SYSTEM,
+            tasks,
+            SYSTEM.Hyper(**settings),
+            seeds=panel.num_seeds,
+            num_ticks=num_evals * -(-panel.num_ticks // NUM_EVALS)
+            if name == ALG1
+            else panel.num_ticks,
+            num_evals=num_evals,
+            progress=True,
+            **arguments.kept(f"panel {panel.claim} - {name}"),
+        )
+        curves[name] = with_groups(run.curves)
+    return curves
+
+
+def with_groups(curves: xr.Dataset) -> xr.Dataset:
+    """Add the accuracy on the labels of the slow and of the fast clients, each label counting the same."""
+    names = [f"accuracy_{label}" for label in range(10)]
+    slow, fast = names[:SLOW_LABELS], names[SLOW_LABELS:]
+    return curves.assign(
+        accuracy_slow_labels=sum(curves[name] for name in slow) / len(slow),
+        accuracy_fast_labels=sum(curves[name] for name in fast) / len(fast),
+    )
+
+
+def final(data: xr.Dataset, metric: str = "accuracy") -> np.ndarray:
+    """Percent at the end, per seed."""
+    return 100 * data[metric].isel(eval=-1).values.astype(float)
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """The mean of paired differences, and half its 95 % interval."""
+    num = len(differences)
+    return float(differences.mean()), float(
+        T95.get(num, 2.2) * differences.std(ddof=1) / np.sqrt(num)
+    ) if num > 1 else float("nan")
+
+
+def first_reached(data: xr.Dataset, level: float) -> int | None:
+    """Server steps at which mean accuracy first reaches a level, among the evaluations."""
+    above = data.accuracy.mean("seed").values >= level
+    return int(data.ticks.isel(seed=0).values[np.argmax(above)]) if above.any() else None
+
+
+def judge(
+    panel: Panel, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
+) -> dict[int, tuple[Any, bool | None, str]]:
+    """What one panel says of the claims: measured, verdict, and why."""
+    gain, half = interval(final(curves[OURS]) - final(curves[BASELINE]))
+    where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.num_seeds} seeds"
+    means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
+    sooner = first_reached(curves[OURS], means[BASELINE] / 100)
+    groups = {
+        group: {
+            name: float(final(curves[name], f"accuracy_{group}_labels").mean()) for name in means
+        }
+        for group in ("slow", "fast")
+    }
+    rise, fall = (groups[group][OURS] - groups[group][BASELINE] for group in ("slow", "fast"))
+    until = {name: curves[name].isel(eval=slice(ALG1_EVALS + 1)) for name in (OURS, ALG1)}
+    between, half_between = interval(final(until[OURS]) - final(until[ALG1]))
+    compared = int(curves[ALG1].ticks.isel(seed=0, eval=-1))
+    fails = {name: int(data.failed.sum()) for name, data in curves.items()}
+    found: dict[int, tuple[Any, bool | None, str]] = {
+        panel.claim: (
+            {"accuracy": means, "gain": gain},
+            gain > half,
+            f"gain {gain:.2f} +- {half:.2f} points; {where}",
+        ),
+        10: (
+            {"server steps to the baseline's final accuracy": sooner},
+            sooner is not None and sooner < panel.num_ticks,
+            f"after {sooner}; {where}",
+        ),
+        11: (
+            groups,
+            rise > 0 and -fall < rise,
+            f"labels 0-3 {rise:+.2f}, labels 4-9 {fall:+.2f} points; {where}",
+        ),
+        19: (
+            {"diverged": fails},
+            fails[OURS] == 0,
+            f"{fails[OURS]} of {panel.num_seeds} runs diverged; {where}",
+        ),
+        20: (
+            {"difference": between},
+            None,
+            f"accuracy of eq. (8) over Algorithm 1's after {compared} server steps {between:+.2f} +- {half_between:.2f} points; {where}",
+        ),
+    }
+    if is_smoke:
+        return dict.fromkeys(found, (None, None, SMOKE))
+    return found
+
+
+def both(
+    of_panels: list[dict[int, tuple[Any, bool | None, str]]], datasets_run: list[str]
+) -> list[Verdict]:
+    """One verdict for each claim: what was run must agree."""
+    verdicts = []
+    for number in sorted(set().union(*of_panels)):
+        own = [each[number] for each in of_panels if number in each]
+        said = [holds for _, holds, _ in own]
+        holds = None if None in said else all(said)
+        measured = (
+            None
+            if all(x is None for x, _, _ in own)
+            else {name: x for name, (x, _, _) in zip(datasets_run, own, strict=False)}
+        )
+        verdicts.append(
+            verdict(number, measured, holds, "; ".join(dict.fromkeys(why for _, _, why in own)))
+        )
+    return verdicts
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run the panels, draw them, judge claims 8 to 11, and add to 19 and 20."""
+    asked = panels(arguments)
+    curves, figures, judged, rows = {}, {}, [], []
+    for panel in asked:
+        own = train(panel, arguments)
+        judged.append(judge(panel, own, is_smoke=arguments.smoke))
+        letter = "A" if panel.claim == 8 else "B"
+        for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
+            figures[f"panel_{letter}_{metric}.png"] = plots.curves_figure(
+                own, metric, against="ticks"
+            )
+        for name, data in own.items():
+            curves[f"panel {letter}, {name}"] = data
+            values = [
+                final(data, metric)
+                for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")
+            ]
+            rows.append(
+                [
+                    panel.dataset,
+                    name,
+                    int(data.ticks.isel(seed=0, eval=-1)),
+                    *(
+                        f"{x.mean():.2f} +- {x.std(ddof=1) if len(x) > 1 else float('nan'):.2f}"
+                        for x in values
+                    ),
+                ]
+            )
+    verdicts = both(judged, [panel.dataset for panel in asked])
+    text = (
+        verdict_table(verdicts)
+        + "\n\n"
+        + table(
+            ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
+            rows,
+        )
+    )
+    told = [
+        {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.num_seeds}
+        for panel in asked
+    ]
+    config = {"panels": told, "smoke": arguments.smoke}
+    return Outcome(curves, figures, verdicts, config, text)

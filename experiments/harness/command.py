@@ -1,0 +1,200 @@
+"""The command line of the experiments, and the results folder that each run writes."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import xarray as xr
+
+import fedjax_sim
+from experiments.harness.claims import Verdict
+from fedjax_sim.reporting.results import Folder, save
+from fedjax_sim.settings import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+CHECKPOINT_EVERY = 60.0
+"""Least time between two checkpoints, in seconds."""
+IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
+"""Arguments that an unfinished run and the run that resumes it must have in common."""
+
+
+class Outcome(NamedTuple):
+    """What an experiment returns, to be written to its results folder.
+
+    Attributes:
+      curves: Labelled arrays by name, the groups of `results.nc`.
+      figures: Pictures by file name.
+      verdicts: Verdicts on the paper's claims, the entries of `claims.json`.
+      config: The settings behind the results, added to `config.json`.
+      text: What is printed at the end.
+    """
+
+    curves: Mapping[str, xr.Dataset]
+    figures: Mapping[str, "Figure"]
+    verdicts: Sequence[Verdict]
+    config: Mapping[str, Any]
+    text: str
+
+
+class Arguments(NamedTuple):
+    """The command line of one experiment.
+
+    Attributes:
+      smoke: Run in seconds on bundled data, to see that everything runs.
+      seeds: Number of seeds in place of the study's, at least 1, or None.
+      data_dir: Folder with the raw files of data sets, or None to download them.
+      out: Results folder.
+      results: Results folder of an experiment with the same runs, to draw from, or None.
+      reduced: Run the smaller size on the same data.
+      dataset: Data set in place of the study's, or None.
+      resume: Continue the unfinished run in the results folder, if there is one.
+      checkpoints: Folder for checkpoints of sweeps, or None to keep none.
+    """
+
+    smoke: bool = False
+    seeds: int | None = None
+    data_dir: str | None = None
+    out: str = ""
+    results: str | None = None
+    reduced: bool = False
+    dataset: str | None = None
+    resume: bool = False
+    checkpoints: Path | None = None
+
+    def kept(self, name: str) -> dict[str, Any]:
+        """Return the checkpoint options of a sweep, so that an interrupted run can be resumed.
+
+        Args:
+          name: Name of the sweep, different for every sweep of the experiment.
+        """
+        if self.checkpoints is None:
+            return {}
+        return {
+            "checkpoint": self.checkpoints / name.replace("/", " of "),
+            "checkpoint_every": CHECKPOINT_EVERY,
+            "resume": self.resume,
+        }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of `python -m experiments`."""
+    top = argparse.ArgumentParser(
+        prog="python -m experiments", description="Run the figures and studies of the papers."
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="list all experiments with one line each")
+    run = commands.add_parser("run", help="run one experiment and write its results folder")
+    run.add_argument("name", metavar="PAPER/NAME", help="the experiment, such as favano/fig1")
+    run.add_argument(
+        "--smoke", action="store_true", help="a few seconds on bundled data, to see that it runs"
+    )
+    run.add_argument(
+        "--reduced", action="store_true", help="smaller, but on the same data: what a CPU can do"
+    )
+    run.add_argument("--seeds", type=int, help="number of seeds, in place of the experiment's")
+    run.add_argument(
+        "--dataset", help="data set in place of the experiment's, such as an .npz file"
+    )
+    run.add_argument("--data-dir", help="folder with the raw files of the data set, if offline")
+    run.add_argument(
+        "--results",
+        metavar="DIR",
+        help="results folder of an experiment with the same runs, to draw from without running",
+    )
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the unfinished run in the results folder, if there is one",
+    )
+    run.add_argument(
+        "--out",
+        metavar="DIR",
+        help="results folder, replaced if it holds a finished run (results-PAPER-NAME)",
+    )
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `python -m experiments`.
+
+    Args:
+      argv: The arguments, by default those of the process.
+
+    Returns:
+      The exit code: 0, or 2 for bad input, which is reported in one sentence on stderr.
+    """
+    from experiments.harness import registry
+
+    given = parser().parse_args(argv)
+    try:
+        if given.command == "list":
+            lines = registry.summaries()
+            width = max(map(len, lines))
+            print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
+            return 0
+        run = registry.find(given.name)
+        arguments = Arguments(
+            smoke=given.smoke,
+            seeds=given.seeds,
+            data_dir=given.data_dir,
+            out=given.out or f"results-{given.name.replace('/', '-')}",
+            results=given.results,
+            reduced=given.reduced,
+            dataset=given.dataset,
+            resume=given.resume,
+        )
+        print(run_experiment(given.name, run, arguments).text)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"written to {arguments.out}")
+    return 0
+
+
+def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Arguments) -> Outcome:
+    """Run one experiment and write its results folder.
+
+    Args:
+      name: The experiment, as PAPER/NAME.
+      run: Its function `run`.
+      arguments: The command line.
+
+    Returns:
+      What the experiment returned, after it was written to `arguments.out`.
+
+    Raises:
+      ConfigError: If the arguments do not fit together or the folder cannot be written. The
+        folder is then as it was.
+    """
+    fedjax_sim.keep_compiled()
+    fedjax_sim.use_cores()
+    if arguments.smoke and arguments.reduced:
+        raise ConfigError("reduced together with smoke", True, "false: a run is of one size")
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise ConfigError("seeds", arguments.seeds, "at least 1")
+    finished = (Path(arguments.out) / "claims.json").exists()
+    identity = {"experiment": name, **{word: getattr(arguments, word) for word in IDENTITY}}
+    folder = Folder(
+        arguments.out, resume=arguments.resume, overwrite=finished and not arguments.resume
+    )
+    if arguments.resume:
+        folder.check_resumable(identity)
+    folder.open(identity)
+    try:
+        outcome = run(arguments._replace(checkpoints=folder.checkpoints))
+    except ConfigError:
+        folder.withdraw()
+        raise
+    folder.write_json("claims.json", [verdict._asdict() for verdict in outcome.verdicts])
+    save(
+        folder,
+        outcome.curves,
+        {"experiment": name, "smoke": arguments.smoke, **outcome.config},
+        outcome.figures,
+    )
+    return outcome

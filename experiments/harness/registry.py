@@ -1,0 +1,52 @@
+"""Finds the experiments: one package per paper, one module per figure, table or study.
+
+An experiment is a module with a function `run(arguments) -> Outcome`, named in the tuple
+`EXPERIMENTS` of its package. The first line of its docstring says what it is.
+"""
+
+import ast
+import difflib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.harness.command import Arguments, Outcome
+from fedjax_sim.settings import ConfigError
+
+PAPERS = ("favano", "fald", "fedavg", "fedem", "fedstaleweight", "hierarchical")
+"""The packages, one per paper."""
+
+
+def names() -> list[str]:
+    """Return the names of all experiments, as PAPER/NAME."""
+    return [
+        f"{paper}/{name}"
+        for paper in PAPERS
+        for name in importlib.import_module(f"experiments.{paper}").EXPERIMENTS
+    ]
+
+
+def find(name: str) -> Callable[[Arguments], Outcome]:
+    """Import one experiment and return its function `run`.
+
+    Args:
+      name: The experiment, as PAPER/NAME.
+
+    Raises:
+      ConfigError: If there is no experiment of this name.
+    """
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"{near[0]} (nearest), or another" if near else "a name"
+        raise ConfigError("experiment", name, f"{hint} of `python -m experiments list`")
+    return importlib.import_module("experiments." + name.replace("/", ".")).run
+
+
+def summaries() -> dict[str, str]:
+    """Return the first docstring line of every experiment by name, without importing them."""
+    root = Path(__file__).parents[1]
+    return {
+        name: (ast.get_docstring(ast.parse((root / f"{name}.py").read_text())) or "").split("\n")[0]
+        for name in names()
+    }

@@ -1,0 +1,63 @@
+"""Schedules of many lanes, drawn without learning anything.
+
+`L` is the number of lanes, `T` the number of ticks, `S` the number of slots per tick, `N` the
+number of clients.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.engine.drawing import draw_timelines
+from fedjax_sim.engine.lanes import keys_of
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines import ClientDelays, client_rates
+from fedjax_sim.types import System, Timeline
+
+
+def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> Timeline:
+    """Draw the schedules that `sweep` would run.
+
+    Args:
+      system: The system whose schedule is drawn.
+      hypers: Settings of the system, which may differ in traced fields only.
+      seeds: Number of seeds; seeds 0, 1, ... are used with each of the settings.
+      num_ticks: Number of server actions per lane, `T`.
+
+    Returns:
+      A timeline with leaves `[hypers, seeds, T, ...]`.
+    """
+    keys = keys_of([*range(seeds)] * len(hypers))
+    drawn = draw_timelines(
+        system, keys, [hyper for hyper in hypers for _ in range(seeds)], num_ticks
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(len(hypers), seeds, *leaf.shape[1:]), drawn)
+
+
+def are_fast(hyper: ClientDelays, seeds: int) -> np.ndarray:
+    """Return which clients are fast in the lane of each seed: `bool[seeds, N]`."""
+    with jax.enable_x64(True):
+        keys = jnp.stack([stream(jax.random.key(seed), "timeline") for seed in range(seeds)])
+        return np.asarray(jax.vmap(lambda key: client_rates(key, hyper))(keys)) == hyper.rate_fast
+
+
+def by_speed(values: np.ndarray, clients: np.ndarray, is_fast: np.ndarray) -> np.ndarray:
+    """Average values over the slots of fast clients and over those of slow clients.
+
+    Args:
+      values: `[L, T, S, ...]`, what is averaged.
+      clients: `[L, T, S]`, the client in each slot.
+      is_fast: `bool[L, N]`, which clients are fast in each lane.
+
+    Returns:
+      `[L, 2, ...]`, the mean over slots of fast clients, then of slow ones.
+    """
+    slots_fast = is_fast[np.arange(len(clients))[:, None, None], clients]
+    groups = []
+    for mask in (slots_fast, ~slots_fast):
+        count = mask.sum(axis=(1, 2)).reshape(-1, *[1] * (values.ndim - 3))
+        groups.append(np.einsum("lts,lts...->l...", mask.astype(float), values) / count)
+    return np.stack(groups, axis=1)

@@ -1,0 +1,107 @@
+"""How large a study is run: in full, reduced to what a CPU can do, or in seconds as a smoke test."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedjax_sim.settings import ConfigError
+
+if TYPE_CHECKING:
+    from experiments.harness.command import Arguments
+
+
+@dataclass(frozen=True, init=False)
+class Sizes:
+    """The numbers that say how large one run of a study is.
+
+    What only one study has is given by name and read as an attribute:
+
+    >>> sizes = Sizes(seeds=4, rounds=200)
+    >>> sizes.seeds, sizes.rounds
+    (4, 200)
+    >>> sizes.replace(rounds=50).rounds
+    50
+
+    Attributes:
+      seeds: Number of independent repetitions: seeds, lanes or chains. `--seeds` replaces it.
+      dataset: Name or file of the data set, or None for a study without one. `--dataset`
+        replaces it.
+      words: How this size is smaller than the paper's; empty if it is not.
+      extras: Further numbers by name, such as ticks, rounds or a time budget.
+    """
+
+    seeds: int
+    dataset: str | None = None
+    words: str = ""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __init__(
+        self, seeds: int = 1, *, dataset: str | None = None, words: str = "", **extras: Any
+    ):
+        for name, value in (
+            ("seeds", seeds),
+            ("dataset", dataset),
+            ("words", words),
+            ("extras", extras),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        extras = self.__dict__.get("extras", {})
+        if name not in extras:
+            raise AttributeError(f"sizes have no {name!r}, but {', '.join(extras) or 'no extras'}")
+        return extras[name]
+
+    def replace(self, **changes: Any) -> "Sizes":
+        """Return the same sizes with some numbers changed, extras included.
+
+        Raises:
+          AttributeError: If the sizes have no number of this name.
+        """
+        own = {name: changes.pop(name) for name in ("seeds", "dataset", "words") if name in changes}
+        for name in changes:
+            getattr(self, name)
+        known = {"seeds": self.seeds, "dataset": self.dataset, "words": self.words}
+        return Sizes(**{**known, **self.extras, **own, **changes})
+
+    def config(self) -> dict[str, Any]:
+        """Return all numbers by name, as an experiment writes them to `config.json`."""
+        known = {"seeds": self.seeds}
+        if self.dataset is not None:
+            known["dataset"] = self.dataset  # type: ignore[assignment]
+        return {**known, **self.extras}
+
+
+class Study(NamedTuple):
+    """The sizes at which a study can be run.
+
+    Attributes:
+      full: The size of the paper's figure, or of the check of a theory.
+      smoke: A few seconds on bundled data, to see that everything runs (`--smoke`).
+      reduced: Smaller than full on the same data, or None if the full size is meant for a CPU
+        (`--reduced`).
+    """
+
+    full: Sizes
+    smoke: Sizes
+    reduced: Sizes | None = None
+
+    def choose(self, arguments: "Arguments", *, least_seeds: int = 1) -> Sizes:
+        """Return the size asked for on the command line.
+
+        Args:
+          arguments: The command line. Its seeds and data set replace those of the size.
+          least_seeds: Fewer seeds than this are raised to it, as a standard error needs two.
+
+        Raises:
+          ConfigError: If `--reduced` is given and the study has no reduced size.
+        """
+        if arguments.reduced and self.reduced is None:
+            raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
+        size = self.smoke if arguments.smoke else self.reduced if arguments.reduced else self.full
+        assert size is not None
+        if arguments.dataset is not None and size.dataset is not None:
+            size = size.replace(dataset=arguments.dataset)
+        if arguments.seeds is not None:
+            size = size.replace(seeds=max(least_seeds, arguments.seeds))
+        return size

@@ -1,0 +1,23 @@
+"""Experiments on hierarchical federated learning (arXiv 2302.04851).
+
+`claims` has the paper's claims, `setup` the runs and comparisons that the figures share. `bounds`,
+`clock` and `quadratics` check the theory; the rest are the figure that they are named after.
+"""
+
+EXPERIMENTS = (
+    "bounds",
+    "clock",
+    "fig3",
+    "fig4_5",
+    "fig6",
+    "fig7",
+    "fig8",
+    "fig9",
+    "fig10",
+    "fig11",
+    "fig13",
+    "quadratics",
+)
+"""The modules that can be run."""
+
+__all__ = ["EXPERIMENTS"]

@@ -1,0 +1,381 @@
+"""Hierarchical FL's lemma and theorems (arXiv 2302.04851), measured on logistic regression through the engine: claims 4 to 8.
+
+Inputs of length at most 1, batches of one example, groups of 3 and 5 clients whose iterations take 1 and 1/2 units: delays are fixed, and
+expectations are means over seeds. G^2 and sigma^2 are the largest second moment and variance met on the way.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from flax import struct
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.harness import Arguments, Outcome, Verdict, verdict_table
+from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.setup import fixed_clock
+from fedjax_sim.systems import fedavg, hierarchical
+from fedjax_sim.theory.hierarchical import bounds as theory
+from fedjax_sim.theory.hierarchical.timing import Delays
+from fedjax_sim.timelines import members
+from fedjax_sim.types import Algorithm, Array, Key, Plan, State
+
+SIZES, SHIFTS = (3, 5), (1.0, 0.5)
+DELAYS = Delays(np.array(SHIFTS), np.zeros(2), 4.0)
+LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
+
+
+@struct.dataclass
+class Logistic:
+    """Logistic regression. `evaluate` returns loss, squared gradient, and clients' largest second moment and variance of a gradient."""
+
+    inputs: Array  # f[N, n, P]
+    labels: Array  # f[N, n]  -1 or 1
+
+    @classmethod
+    def make(cls, seed: int) -> "Logistic":
+        random, num = np.random.default_rng(seed), sum(SIZES)
+        inputs = random.normal(size=(num, 12, 4)) + random.normal(size=(num, 1, 4))
+        inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True) * random.uniform(
+            1.0, 1.5, (num, 12, 1)
+        )
+        labels = np.sign(inputs @ random.normal(size=4) + 0.3 * random.normal(size=(num, 12)))
+        return cls(jnp.asarray(inputs, "float32"), jnp.asarray(labels, "float32"))
+
+    @property
+    def counts(self) -> Array:
+        return jnp.full(self.labels.shape[0], self.labels.shape[1])
+
+    @property
+    def smoothness(self) -> float:
+        """L, of the client whose is largest."""
+        return (
+            max(
+                float(np.linalg.eigvalsh(a.T @ a / len(a))[-1])
+                for a in np.asarray(self.inputs, float)
+            )
+            / 4
+        )
+
+    def init(self, key: Key) -> Array:
+        return jnp.array([2.0, -2.0, 1.0, 0.0])
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        return jnp.mean(
+            jax.nn.softplus(
+                -self.labels[client, examples] * (self.inputs[client, examples] @ params)
+            )
+        )
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        return self.measure(params, jnp.arange(self.labels.shape[0]))
+
+    def measure(self, params: Array, clients: Array) -> dict[str, Array]:
+        """The same over some of the clients."""
+        inputs, labels = self.inputs[clients], self.labels[clients]
+        margin = labels * (inputs @ params)
+        each = -(labels * jax.nn.sigmoid(-margin))[..., None] * inputs
+        second = jnp.sum(jnp.square(each), axis=-1).mean(axis=1)
+        own = each.mean(axis=1)
+        return {
+            "loss": jax.nn.softplus(-margin).mean(),
+            "gradient_square": jnp.sum(jnp.square(own.mean(axis=0))),
+            "second_moment": second.max(),
+            "variance": (second - jnp.sum(jnp.square(own), axis=-1)).max(),
+        }
+
+
+@struct.dataclass
+class Opposed:
+    """Constant gradients: v for the first clients, -v for the others."""
+
+    signs: Array  # f[N]
+    gradient: Array  # f[P]
+
+    @property
+    def counts(self) -> Array:
+        return jnp.ones(self.signs.shape[0], "int32")
+
+    def init(self, key: Key) -> Array:
+        return jnp.zeros_like(self.gradient)
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        return self.signs[client] * (self.gradient @ params)
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        return {"loss": self.signs.mean() * (self.gradient @ params)}
+
+
+def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+    """The algorithm that also reports the groups' models: their deviation from the global one, their loss, gradient and moments."""
+    algorithm = hierarchical.algorithm(problem, hyper, plan)
+    everyone = members(hyper)
+
+    def report(state: State, holders: Array) -> dict[str, Array]:
+        found = {}
+        for i, size in enumerate(everyone.size):
+            model = state.groups[i]
+            found[f"deviation_{i}"] = jnp.sum(jnp.square(state.server - model))
+            if isinstance(problem, Logistic):
+                own = problem.measure(model, jnp.asarray(everyone.clients[i, :size]))
+                found |= {f"{name}_{i}": value for name, value in own.items()}
+                begun = problem.measure(state.server, jnp.asarray(everyone.clients[i, :size]))
+                found[f"gradient_square_begun_{i}"] = begun["gradient_square"]
+        return found
+
+    return algorithm._replace(report=report)
+
+
+SYSTEM = hierarchical.system._replace(algorithm=watched)
+
+
+def play(
+    problem: Any,
+    seeds: int,
+    settings: Mapping[str, Sequence[float]],
+    changes: Mapping[str, Any],
+    num_ticks: int,
+) -> xr.Dataset:
+    """Sweep seeds on the fixed delays, looking at every tick."""
+    common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
+    hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
+    options = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
+    return fedjax_sim.sweep(
+        SYSTEM, problem, hyper, seeds=seeds, settings=settings, **options
+    ).curves
+
+
+class Means(NamedTuple):
+    """Means over seeds of a run that is looked at at every iteration of the fast group. U rounds of J ticks, M groups."""
+
+    iterations: np.ndarray  # i[U, M]
+    deviation: np.ndarray  # f[U, M]  after each round
+    global_square: np.ndarray  # f[U]  at each round's beginning
+    descent: float  # of the global loss, over the run
+    group_square: list[np.ndarray]  # per group, at the beginning of each of its iterations
+    group_descent: list[float]
+    constants: theory.Constants
+
+
+def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], ticks: int) -> Means:
+    """Average a run with the same iterations in every round."""
+
+    def mean(name: str) -> np.ndarray:
+        return data[name].transpose("seed", "eval").values.astype(float).mean(axis=0)
+
+    names = [f"{name}{end}" for name in ("second_moment", "variance") for end in ("", "_0", "_1")]
+    largest = {name: float(data[name].max()) for name in names}
+    square, loss = mean("gradient_square"), mean("loss")
+    rounds = (len(square) - 1) // ticks
+    starts = np.arange(rounds) * ticks
+    group_square, descents = [], []
+    for i, t in enumerate(iterations):
+        # A group looked at at a round's end stands where it stopped; it begins the next one from the global model.
+        begun, later = mean(f"gradient_square_begun_{i}"), mean(f"gradient_square_{i}")
+        points = [begun[starts], *(later[starts + k * ticks // t] for k in range(1, t))]
+        group_square.append(np.stack(points, axis=1).ravel())
+        descents.append(float(mean(f"loss_{i}")[0] - mean(f"loss_{i}")[-1]))
+    return Means(
+        np.tile(np.asarray(iterations), (rounds, 1)),
+        np.stack([mean(f"deviation_{i}")[starts + ticks] for i in range(2)], axis=1),
+        square[starts],
+        float(loss[0] - loss[-1]),
+        group_square,
+        descents,
+        theory.Constants(
+            problem.smoothness,
+            max(value for name, value in largest.items() if name.startswith("second")),
+            max(value for name, value in largest.items() if name.startswith("variance")),
+        ),
+    )
+
+
+# Verdicts -----------------------------------------------------------------------------------------------------------------------------
+
+
+def judge_centralised(problem: Logistic) -> Verdict:
+    """Claim 4, against FedAvg with one local step of every client."""
+    common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
+    flat = fedavg.Hyper(
+        **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
+    )
+    options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50, "reports": False}
+    expected = fedjax_sim.simulate(fedavg.system, problem, flat, **options).curves.loss.values
+    worst = 0.0
+    for sizes in ((8,), (3, 5), (1, 2, 5)):
+        clock = fixed_clock([1.0] * len(sizes), [0.1] * len(sizes), 1.0, 0.1)
+        hyper = hierarchical.Hyper(**{**common, **clock, "sync_time": 0.0, "group_sizes": sizes})
+        found = fedjax_sim.simulate(
+            hierarchical.system, problem, hyper, **options
+        ).curves.loss.values
+        worst = max(worst, float(np.max(np.abs(found / expected - 1))))
+    why = f"losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all clients by {worst:.0e} at most"
+    return verdict(4, {"largest relative difference": worst}, worst < 1e-5, why)
+
+
+def judge_lemma(means: Means, lr: float) -> Verdict:
+    """Claim 5."""
+    weight = np.array(SIZES) / sum(SIZES)
+    square = means.constants.gradient_square
+    sharp = theory.deviation_bound_sharp(
+        means.iterations, lr=lr, gradient_square=square, group_weight=weight
+    )
+    loose = theory.deviation_bound(
+        means.iterations, lr=lr, gradient_square=square, group_size=SIZES
+    )
+    ratio, slack = float(np.max(means.deviation / loose)), float(np.max(means.deviation / sharp))
+    problem = Opposed(jnp.repeat(jnp.array([1.0, -1.0]), jnp.array(SIZES)), jnp.array([3.0, 4.0]))
+    data = play(problem, 1, {}, {"sync_time": 3.0, "lr": 0.25}, 1)
+    attained = float(data.deviation_0.values.ravel()[-1]) ** 0.5
+    expected = 0.25 * 5 * (3 + 1 - 2 * float(weight[0]))
+    holds = bool(
+        np.all(means.deviation <= sharp)
+        and np.all(sharp <= loose)
+        and abs(attained / expected - 1) < 1e-6
+    )
+    why = (
+        f"measured over (18) at most {ratio:.3f}, over the sharp bound {slack:.3f}; "
+        f"opposing gradients {attained:.6f}, expected {expected:.6f}"
+    )
+    return verdict(
+        5,
+        {
+            "over bound": ratio,
+            "over sharp bound": slack,
+            "attained": attained,
+            "expected": expected,
+        },
+        holds,
+        why,
+    )
+
+
+def judge_global(means: Means, lr: float) -> Verdict:
+    """Claim 6."""
+    terms: dict[str, Any] = {
+        "lr": lr,
+        "constants": means.constants,
+        "group_size": SIZES,
+        "descent": means.descent,
+    }
+    whole, direct = (
+        theory.global_bound(means.iterations, **terms),
+        theory.global_bound_direct(means.iterations, **terms),
+    )
+    left = float(means.global_square.mean())
+    measured = {
+        "left": left,
+        "direct": direct.total,
+        "paper": whole.total,
+        "terms": whole._asdict(),
+    }
+    why = f"left {left:.4f}, bound without the detour {direct.total:.4f}, (20) {whole.total:.4f}, {len(means.iterations)} rounds"
+    return verdict(6, measured, bool(left <= direct.total <= whole.total), why)
+
+
+def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
+    """Claim 7: many rounds, and one."""
+    measured, holds = {}, True
+    for name, each, is_informative in (("many rounds", means, False), ("one round", alone, True)):
+        for i in range(2):
+            terms: dict[str, Any] = {
+                "lr": lr,
+                "constants": each.constants,
+                "group_size": SIZES,
+                "group": i,
+                "descent": each.group_descent[i],
+            }
+            bound = theory.group_bound(each.iterations, **terms).total
+            left = float(each.group_square[i].mean())
+            measured[f"{name}, group {i + 1}"] = {
+                "left": left,
+                "bound": bound,
+                "G^2": each.constants.gradient_square,
+            }
+            vacuous = theory.is_group_bound_vacuous(each.iterations, group=i)
+            holds &= (
+                left <= bound
+                and vacuous != is_informative
+                and (bound > each.constants.gradient_square) != is_informative
+            )
+    told = "; ".join(
+        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
+        for name, m in measured.items()
+    )
+    return verdict(7, measured, bool(holds), told)
+
+
+def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tuple[Verdict, Figure]:
+    """Claim 8: one run of each learning rate, of which the first U rounds count."""
+    rates = [theory.corollary_lr(each, smoothness=problem.smoothness) for each in rounds]
+    data = play(problem, seeds, {"lr": rates}, {"sync_time": 3.0}, rounds[-1])
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    scaled, limits = [], []
+    for each, lr in zip(rounds, rates, strict=True):
+        own = data.sel(lr=lr).isel(eval=slice(0, each + 1))
+        square = own.gradient_square.transpose("seed", "eval").values.astype(float)[:, :-1].mean()
+        loss = own.loss.transpose("seed", "eval").values.astype(float).mean(axis=0)
+        largest = [
+            max(float(own[f"{name}{end}"].max()) for end in ("", "_0", "_1"))
+            for name in ("second_moment", "variance")
+        ]
+        constants = theory.Constants(problem.smoothness, *largest)
+        options: dict[str, Any] = {
+            "sync_time": 3.0,
+            "delays": DELAYS,
+            "constants": constants,
+            "group_size": SIZES,
+        }
+        limits.append(
+            theory.corollary_bound(each, descent=float(loss[0] - loss[-1]), **options) * each**0.5
+        )
+        scaled.append(float(square) * each**0.5)
+    axes.loglog(rounds, scaled, "o-", label="measured")
+    axes.loglog(rounds, limits, "s--", label="bound")
+    axes.set(xlabel="global rounds U", ylabel="sqrt(U) x mean squared gradient")
+    axes.legend(frameon=False)
+    growth = [b / a for a, b in itertools.pairwise(scaled)]
+    holds = (
+        all(s <= limit for s, limit in zip(scaled, limits, strict=True))
+        and growth[-1] < growth[0] < 2
+    )
+    told = ", ".join(
+        f"{s:.3f} (bound {limit:.2f}) at U = {each}"
+        for each, s, limit in zip(rounds, scaled, limits, strict=True)
+    )
+    why = f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U grows fourfold, less each time"
+    return verdict(
+        8, {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, bool(holds), why
+    ), figure
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Measure and judge."""
+    seeds = max(2, arguments.seeds or (60 if arguments.smoke else 400))
+    problem, lr = Logistic.make(2), 0.5
+    data = play(problem, seeds, {}, {"sync_time": 6.0, "lr": lr, "ticks_per_round": 12}, 12 * 20)
+    means = means_of(data, problem, (6, 12), 12)
+    apart = play(problem, seeds, {}, {"sync_time": 30.0, "lr": lr, "ticks_per_round": 60}, 60)
+    alone = means_of(apart, problem, (30, 60), 60)
+    last, figure = judge_corollary(problem, max(2, seeds // 4), (32, 128, 512))
+    verdicts = [
+        judge_centralised(problem),
+        judge_lemma(means, lr),
+        judge_global(means, lr),
+        judge_group(means, alone, lr),
+        last,
+    ]
+    curves = {"rounds": data.isel(eval=slice(None, None, 12)), "isolated": apart}
+    return Outcome(
+        curves,
+        {"corollary.png": figure},
+        verdicts,
+        {"seeds": seeds, "lr": lr},
+        verdict_table(verdicts),
+    )

@@ -1,0 +1,266 @@
+"""Hierarchical FL's clock alone (arXiv 2302.04851, Sec. II, V): iterations, rounds, idle time, a sample path; claims 1, 2, 3 and 17.
+
+What is expected comes from `theory/hierarchical_timing.py`, for every delay setting that the paper prints. Nothing is trained.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.harness import Arguments, Outcome, draw, table, verdict_table
+from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
+from fedjax_sim.reporting.plots import COLORS
+from fedjax_sim.systems import hierarchical
+from fedjax_sim.theory.hierarchical import timing as theory
+from fedjax_sim.types import Timeline
+
+FAR = 5.0
+"""Standard errors beyond which a difference counts as real."""
+TIE = 1e-9
+
+
+class DelaySetup(NamedTuple):
+    """Groups, their delays, and the sync times that the paper runs them with."""
+
+    sizes: tuple[int, ...]
+    coefficients: tuple[float, ...]
+    sync_times: tuple[float, ...]
+    global_shift: float | None = None
+
+    @property
+    def delays(self) -> theory.Delays:
+        law = theory.linear_delays(self.sizes, self.coefficients)
+        return law if self.global_shift is None else law._replace(global_shift=self.global_shift)
+
+    def hypers(self) -> list[Any]:
+        changes = clock(
+            self.sizes,
+            self.coefficients,
+            exchange_shift=self.delays.global_shift,
+            num_clients=len(self.sizes),
+        )
+        return [hierarchical.Hyper(**{**changes, "sync_time": s}) for s in self.sync_times]
+
+
+SETTINGS = {
+    "Fig. 3": DelaySetup((10, 10), FIG3, (0, 5)),
+    "Fig. 6": DelaySetup((500, 500), FIG6, (0, 5, 10, 20)),
+    "Fig. 7a": DelaySetup((15, 15), FIG7, (0, 5, 20)),
+    "Fig. 7b": DelaySetup((15, 15), FIG7, (0, 5, 20), 30.0),
+    "Fig. 8 as printed": DelaySetup((850,) * 4, FIG8, (0, 12, 24)),
+    "Fig. 8, 16 a group": DelaySetup((16,) * 4, FIG8, (0, 12, 24)),
+    "Fig. 9, M = 2": DelaySetup((32,) * 2, FIG9, (0, 6)),
+    "Fig. 9, M = 4": DelaySetup((16,) * 4, FIG9, (0, 6)),
+    "Fig. 9, M = 8": DelaySetup((8,) * 8, FIG9, (0, 6)),
+    "Fig. 11, 20 + 20": DelaySetup((20, 20), FIG11, (0, 12)),
+    "Fig. 11, 30 + 10": DelaySetup((30, 10), FIG11, (0, 12)),
+}
+SYSTEM_TIME = 1000.0
+MOST_ROUNDS = 220
+"""Drawn; by T = 1000 the shortest rounds are 158 on average."""
+
+
+class Found(NamedTuple):
+    """What the schedules of one setting and sync time gave, over lanes and rounds."""
+
+    deviation: (
+        float  # largest distance from expectation in standard errors, of iterations and round times
+    )
+    rounds: float  # mean U
+    rounds_error: float
+    rounds_expected: float
+    least: list[int]  # iterations in a round, by group
+    most: list[int]
+    allowed: list[int]
+
+    @property
+    def by_group(self) -> list[tuple[int, int, int]]:
+        """Least, most and allowed of each."""
+        return list(zip(self.least, self.most, self.allowed, strict=True))
+
+
+def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
+    """Compare with the closed forms. schedule: leaves `[lanes, T, ...]`."""
+    delays = setting.delays
+    laws = [
+        {"shift": float(c), "mean_exp": float(m)}
+        for c, m in zip(delays.shift, delays.mean_exp, strict=True)
+    ]
+    length = np.diff(schedule.time, axis=1, prepend=0.0).ravel()
+    steps = schedule.steps.reshape(-1, schedule.steps.shape[-1]).astype(float)
+    expected = theory.round_time(sync_time, delays)
+
+    def far(values: np.ndarray, mean: float) -> float:
+        error = max(values.std(ddof=1) / np.sqrt(len(values)), 1 / len(values))
+        return float(abs(values.mean() - mean) / error)
+
+    deviations = [
+        far(steps[:, i], theory.expected_iterations(sync_time, **law)) for i, law in enumerate(laws)
+    ]
+    deviations += [far(length, expected.mean), far((length - expected.mean) ** 2, expected.std**2)]
+    per_run = (schedule.time < SYSTEM_TIME).sum(axis=1) + 1
+    return Found(
+        max(deviations),
+        float(per_run.mean()),
+        float(per_run.std(ddof=1) / np.sqrt(len(per_run))),
+        theory.expected_rounds(sync_time, delays, system_time=SYSTEM_TIME),
+        steps.min(axis=0).astype(int).tolist(),
+        steps.max(axis=0).astype(int).tolist(),
+        [int(theory.max_iterations(sync_time, law["shift"])) for law in laws],
+    )
+
+
+def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, float]:
+    """Rounds in a long time for one of the baseline's: its mean round time over the schedule's, both of the same seeds; and its error.
+
+    Pairs of rounds are independent, so that the standard error is that of a ratio of means.
+    """
+    own, other = (np.diff(each.time, axis=1, prepend=0.0).ravel() for each in (schedule, baseline))
+    ratio = float(other.mean() / own.mean())
+    return ratio, float((other - ratio * own).std(ddof=1) / np.sqrt(own.size) / own.mean())
+
+
+def is_monotone(schedules: Sequence[Timeline]) -> bool:
+    """Whether iterations grow with S, and rounds by any time fall, on the same delays. schedules: of S from least to largest."""
+    pairs = itertools.pairwise(schedules)
+    return all(
+        bool(np.all(b.steps >= a.steps) and np.all(b.time >= a.time - TIE)) for a, b in pairs
+    )
+
+
+def sample_path() -> Figure:
+    """The paper's Fig. 2: local iterations, idle time and exchanges of two groups over three rounds."""
+    delays = theory.Delays(np.array([0.8, 1.5]), np.array([0.25, 0.4]), 1.2, 0.3)
+    random = np.random.default_rng(4)
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    axes = figure.subplots()
+    begin, sync_time = 0.0, 5.0
+    for _ in range(3):
+        ends = []
+        for i in range(2):
+            at = 0.0
+            while at < sync_time:
+                step = delays.shift[i] + random.exponential(delays.mean_exp[i])
+                axes.barh(i, step, 0.5, begin + at, color=COLORS[i], edgecolor="white")
+                at += step
+            ends.append(at)
+        longest = max(ends)
+        for i, end in enumerate(ends):
+            axes.barh(i, longest - end, 0.5, begin + end, color="#DDDDDD")
+        axes.vlines(begin + sync_time, -0.5, 1.5, color="black", linestyle=":")
+        exchange = delays.global_shift + random.exponential(delays.global_mean_exp)
+        axes.barh([0, 1], exchange, 0.5, begin + longest, color=COLORS[2], alpha=0.6)
+        begin += longest + exchange
+    axes.set(
+        yticks=[0, 1], yticklabels=["group 1", "group 2"], xlabel="virtual time", xlim=(0, begin)
+    )
+    axes.set_title(
+        "Local iterations, waiting (grey), exchanges (green); dotted: S after a round's beginning",
+        loc="left",
+        fontsize=9,
+    )
+    return figure
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Draw schedules of every setting, compare, judge."""
+    lanes = arguments.seeds or (40 if arguments.smoke else 400)
+    rows, found, shares, share_off, monotone = [], {}, {}, 0.0, True
+    for name, setting in SETTINGS.items():
+        # One at a time, so that settings of as many groups share a program.
+        schedules = [
+            Timeline(*(leaf[0] for leaf in draw(hierarchical.system, [hyper], lanes, MOST_ROUNDS)))
+            for hyper in setting.hypers()
+        ]
+        monotone &= is_monotone(schedules)
+        baseline = theory.round_time(0.0, setting.delays).mean
+        for schedule, sync_time in zip(schedules, setting.sync_times, strict=True):
+            each = compare(schedule, setting, sync_time)
+            found[f"{name}, S = {sync_time:g}"] = each
+            idle = theory.expected_idle(sync_time, setting.delays)
+            ratio, error = relative_rounds(schedule, schedules[0])
+            expected = baseline / theory.round_time(sync_time, setting.delays).mean
+            shares[f"{name}, S = {sync_time:g}"] = ratio
+            # Where no second iteration fits in S, the rounds are the baseline's to the bit.
+            share_off = max(share_off, abs(ratio - expected) / max(error, TIE))
+            rows.append(
+                [
+                    name,
+                    f"{sync_time:g}",
+                    f"{each.deviation:.1f}",
+                    f"{each.rounds:.2f} ± {each.rounds_error:.2f}",
+                    f"{each.rounds_expected:.2f}",
+                    f"{ratio:.5f} ± {error:.5f}",
+                    f"{expected:.5f}",
+                    ", ".join(
+                        sorted(
+                            {
+                                f"{least} to {most} of {allowed}"
+                                for least, most, allowed in each.by_group
+                            }
+                        )
+                    ),
+                    ", ".join(f"{x:.2f}" for x in np.unique(idle.round(2))),
+                ]
+            )
+    off = max(each.deviation for each in found.values())
+    rounds_off = max(
+        abs(each.rounds - each.rounds_expected) - FAR * each.rounds_error for each in found.values()
+    )
+    inside = all(
+        least >= 1 and most <= allowed
+        for each in found.values()
+        for least, most, allowed in each.by_group
+    )
+    saved = {
+        panel: 100 * (1 - found[f"{panel}, S = 20"].rounds / found[f"{panel}, S = 0"].rounds)
+        for panel in ("Fig. 7a", "Fig. 7b")
+    }
+    facts = f"{len(found)} settings, {lanes} runs of T = {SYSTEM_TIME:g}"
+    verdicts = [
+        verdict(
+            1,
+            {
+                "largest_deviation": off,
+                "rounds": {name: each.rounds for name, each in found.items()},
+                "rounds for one of S = 0": shares,
+            },
+            off < FAR and rounds_off < 0.1 and share_off < FAR,
+            f"iterations, mean and variance of round times at most {off:.1f} standard errors off, rounds within 0.1, "
+            f"rounds for one of S = 0 at most {share_off:.1f} standard errors off; {facts}",
+        ),
+        verdict(
+            2,
+            {name: each.by_group for name, each in found.items()},
+            inside,
+            f"every group within its own bounds in every round; {facts}",
+        ),
+        verdict(
+            3,
+            {"monotone": monotone},
+            monotone,
+            f"every round of every run, with S from least to largest; {facts}",
+        ),
+        verdict(
+            17,
+            saved,
+            34 <= saved["Fig. 7b"] <= 41,
+            f"{saved['Fig. 7b']:.1f} % fewer with c_g = 30, {saved['Fig. 7a']:.1f} % with 10, of which the paper's text speaks; T = 1000",
+        ),
+    ]
+    words = (
+        "largest deviation, s.e.",
+        "U drawn",
+        "U expected",
+        "rounds for one of S = 0",
+        "expected",
+        "iterations",
+        "idle time",
+    )
+    header = ["setting", "S", *words]
+    text = table(header, rows) + "\n\n" + verdict_table(verdicts)
+    return Outcome({}, {"sample_path.png": sample_path()}, verdicts, {"lanes": lanes}, text)

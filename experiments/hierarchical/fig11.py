@@ -1,0 +1,92 @@
+"""Hierarchical FL's Fig. 11 (arXiv 2302.04851): next characters of plays, LSTM, 20 + 20 against 30 + 10 clients, S = 12; claim 21.
+
+The speakers of a text (`--dataset FILE.txt`, by default tiny_shakespeare) are dealt to 40 clients. `--reduced`: one layer of 64 GRU cells,
+two seeds. The groups' idle time that the theory expects is told beside.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.harness import Arguments, Outcome
+from experiments.hierarchical import setup
+from fedjax_sim import datasets, partition, problems
+from fedjax_sim.datasets import Text
+from fedjax_sim.models import CharacterRNN
+from fedjax_sim.theory.hierarchical.timing import expected_idle, expected_rounds, linear_delays
+
+FULL = setup.Size("tiny_shakespeare", 5, 1000.0, (0.5, 2.0), CharacterRNN)
+REDUCED = FULL._replace(seeds=2, network=partial(CharacterRNN, hidden=(64,), cell="gru"))
+TINY = setup.Size(
+    "a made-up play", 2, 60.0, (1.0,), partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru")
+)
+SMOKE = "not judged: a smoke run on a made-up play is too small"
+NUM_CLIENTS = 40
+SIZES = {"symmetric": (20, 20), "asymmetric": (30, 10)}
+
+
+def made_up_play() -> Text:
+    """Fifty speakers of a few words each, drawn at random."""
+    random = np.random.default_rng(0)
+    words = ["to", "be", "or", "not", "that", "is", "the", "question"]
+    speeches = [f"SPEAKER {i}:\n" + " ".join(random.choice(words, 40)) for i in range(50)]
+    return datasets.from_text(
+        "\n\n".join(speeches), sequence_length=20, min_characters=40, name="made-up play"
+    )
+
+
+def deal(data: Text, seed: int) -> Any:
+    """Give each speaker to a client at random, equally many to each."""
+    client_of = np.random.default_rng(seed).permutation(len(data.speakers)) % NUM_CLIENTS
+    return partition.natural(
+        data.train_speakers,
+        client_ids=client_of[data.train_speakers],
+        num_clients=NUM_CLIENTS,
+        seed=seed,
+    )
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run both associations."""
+    size = TINY if arguments.smoke else REDUCED if arguments.reduced else FULL
+    size = size._replace(
+        seeds=arguments.seeds or size.seeds, dataset=arguments.dataset or size.dataset
+    )
+    data = (
+        made_up_play()
+        if arguments.smoke
+        else datasets.load_text(size.dataset, data_dir=arguments.data_dir)
+    )
+    parts = [deal(data, seed) for seed in range(size.seeds)]
+    tasks = problems.make_next_characters(size.network(data.num_classes), data, parts)
+    batch = {"batch_size": 4 if arguments.smoke else 32}
+    curves: dict[str, xr.Dataset] = {}
+    idle, rounds = {}, {}
+    for name, sizes in SIZES.items():
+        curves[name] = setup.play(
+            arguments,
+            size,
+            name,
+            tasks,
+            setup.clock(sizes, setup.FIG11, group_sizes=sizes, sync_time=12.0) | batch,
+        )
+        law = linear_delays(sizes, setup.FIG11)
+        idle[name] = expected_idle(12.0, law).round(2).tolist()
+        rounds[name] = expected_rounds(12.0, law, system_time=1000.0)
+    own = {name: setup.final(each, size.time) for name, each in curves.items()}
+    lr = setup.best_lr(own["symmetric"])
+    leads = setup.leads(own["symmetric"], own["asymmetric"])
+    why = (
+        f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time {idle['symmetric']} and {idle['asymmetric']}, "
+        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr {lr:g}; {size.words}"
+    )
+    measured = {"leads": setup.numbers(leads), "idle": idle, "rounds": rounds}
+    verdicts = [setup.settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]
+    figures = setup.pictures(
+        {name: each.sel(lr=lr) for name, each in curves.items()},
+        "fig11",
+        f"{size.words}, S = 12, lr {lr:g}",
+    )
+    return setup.outcome(size, curves, figures, verdicts)

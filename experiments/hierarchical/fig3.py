@@ -1,0 +1,105 @@
+"""Hierarchical FL's Fig. 3 (arXiv 2302.04851): group and global accuracies in time, CIFAR-10, CNN, 2 x 10 clients, S = 5; claim 11.
+
+i.i.d. data. Each round is looked at five times.
+"""
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from experiments.harness import Arguments, Outcome, verdict_table
+from experiments.hierarchical import setup
+from fedjax_sim.reporting.plots import COLORS
+
+LOOKS = 5
+"""A round's ticks."""
+
+
+def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
+    """Mean fall of the groups' accuracies from one look to the next, in points, in a share of the time: per seed.
+
+    Rises count as 0, as they may be what is learnt; a group that restarts from the global model falls back.
+    """
+    found = []
+    for i in range(2):
+        values = 100 * data[f"accuracy_group_{i}"].transpose("seed", "eval").values.astype(float)
+        time = data.time.transpose("seed", "eval").values
+        end = time[:, -1:]
+        inside = (time[:, 1:] > first * end) & (time[:, 1:] <= last * end)
+        fall = np.maximum(-np.diff(values, axis=1), 0)
+        found.append(
+            np.nansum(np.where(inside, fall, 0), axis=1) / np.maximum(inside.sum(axis=1), 1)
+        )
+    return np.mean(found, axis=0)
+
+
+def picture(data: xr.Dataset, title: str) -> Figure:
+    """Accuracies of one seed: groups, and the global model as steps; the whole time, and its beginning."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    own = data.isel(seed=0)
+    time = own.time.values
+    for axes, share in zip(figure.subplots(1, 2), (1.0, 0.15), strict=True):
+        shown = time <= share * time[-1]
+        for i in range(2):
+            axes.plot(
+                time[shown],
+                own[f"accuracy_group_{i}"].values[shown],
+                color=COLORS[i],
+                linewidth=0.9,
+                label=f"group {i + 1}",
+            )
+        axes.step(
+            time[shown],
+            own.accuracy.values[shown],
+            where="post",
+            color="black",
+            linewidth=1.4,
+            label="global",
+        )
+        axes.set(xlabel="virtual time", ylabel="test accuracy")
+        axes.legend(frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run, compare how accuracies change early and late."""
+    size = setup.size_of(arguments, setup.CIFAR10)
+    tasks = setup.split(setup.load(arguments, size), size, "iid", 20)
+    changes = setup.clock(
+        [10, 10], setup.FIG3, sync_time=5.0, ticks_per_round=LOOKS, group_metrics=True
+    )
+    data = setup.play(arguments, size, "fig3", tasks, changes)
+    lr = setup.best_lr(setup.final(data, size.time))
+    rates = {}
+    for rate in size.lrs:
+        own = data.sel(lr=rate)
+        early, late = fluctuation(own, 0.0, 0.2), fluctuation(own, 0.8, 1.0)
+        is_known = not own.failed.any()
+        rates[rate] = (
+            float(early.mean()),
+            float(late.mean()),
+            bool(np.all(early > late)) if is_known else None,
+        )
+    words = ", ".join(
+        f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items()
+    )
+    why = f"points lost between looks in the first and the last fifth of T: {words}; judged at lr {lr:g}, every seed; {size.words}"
+    verdicts = [
+        setup.settle(
+            arguments,
+            size,
+            11,
+            {str(rate): each[:2] for rate, each in rates.items()},
+            rates[lr][2],
+            why,
+        )
+    ]
+    figures = {"fig3.png": picture(data.sel(lr=lr), f"{size.words}, lr {lr:g}")}
+    return Outcome(
+        {"fig3": data},
+        figures,
+        verdicts,
+        {"size": size.words, "lrs": size.lrs},
+        verdict_table(verdicts),
+    )

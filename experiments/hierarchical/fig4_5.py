@@ -1,0 +1,108 @@
+"""Hierarchical FL's Figs. 4 and 5 (arXiv 2302.04851): cooperating against isolated groups, CIFAR-10, CNN; claims 12 and 13.
+
+Fig. 4: 5 and 15 clients; Fig. 5: 10 and 10. Dirichlet(0.1) among the groups, i.i.d. within (Figs. 4, 5b); two labels a client and groups
+with labels of their own (Fig. 5a). Delays of Fig. 3, S = 5 against groups on their own up to T, each judged at its own best learning rate.
+Every model is tested on the common test set.
+"""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.harness import Arguments, Outcome, table
+from experiments.hierarchical import setup
+from fedjax_sim.reporting import plots
+
+PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
+    "fig4": ((5, 15), "dirichlet_groups", {"alpha": 0.1}),
+    "fig5a": ((10, 10), "disjoint_groups", {"classes": 2}),
+    "fig5b": ((10, 10), "dirichlet_groups", {"alpha": 0.1}),
+}
+LOOKS = 32
+"""At isolated groups on their way, the last of them at T itself, to the bit: a power of two."""
+LITTLE = 2.0
+"""Points that count as a small loss."""
+
+
+def isolated(data: xr.Dataset, group: int) -> xr.Dataset:
+    """The same curves with a group's accuracy as theirs."""
+    return data.assign(accuracy=data[f"accuracy_group_{group}"])
+
+
+def alone(time: float) -> dict[str, Any]:
+    """Settings of groups that are isolated until T and looked at by then.
+
+    Their only round would end at 2 T, so that a look falls on T: the last one of a round of S = T would come later, by an exchange too.
+    """
+    return {"sync_time": 2 * time, "ticks_per_round": 2 * LOOKS, "group_metrics": True}
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run the three panels."""
+    size = setup.size_of(arguments, setup.CIFAR10)
+    data = setup.load(arguments, size)
+    curves: dict[str, xr.Dataset] = {}
+    figures, rows, words = {}, [], {}
+    gains: dict[str, list[setup.Lead]] = {}
+    for name, (sizes, kind, options) in PANELS.items():
+        tasks = setup.split(data, size, kind, sum(sizes), group_sizes=sizes, **options)
+        changes = setup.clock(sizes, setup.FIG3, group_sizes=sizes)
+        together = setup.play(
+            arguments, size, f"{name} together", tasks, changes | {"sync_time": 5.0}
+        )
+        apart = setup.play(arguments, size, f"{name} apart", tasks, changes | alone(size.time))
+        curves |= {f"{name}_together": together, f"{name}_apart": apart}
+        lr = setup.best_lr(setup.final(together, size.time))
+        groups = {f"group {i + 1} of {sizes[i]} alone": isolated(apart, i) for i in range(2)}
+        own = {label: setup.best_lr(setup.final(each, size.time)) for label, each in groups.items()}
+        shown = {f"cooperating, S = 5, lr {lr:g}": together.sel(lr=lr)}
+        shown |= {
+            f"{label}, lr {own[label]:g}": each.sel(lr=own[label]) for label, each in groups.items()
+        }
+        figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy")
+        figures[f"{name}.png"].suptitle(size.words)
+        best = setup.final(together.sel(lr=lr), size.time)
+        gains[name] = [
+            setup.lead(best, setup.final(each.sel(lr=own[label]), size.time))
+            for label, each in groups.items()
+        ]
+        words[name] = " and ".join(
+            f"{gain} over group {i + 1} ({sizes[i]} clients, lr {rate:g})"
+            for i, (gain, rate) in enumerate(zip(gains[name], own.values(), strict=True))
+        )
+        words[name] += f", cooperating at lr {lr:g}"
+        for label, each in {"cooperating, S = 5": together, **groups}.items():
+            rows += [
+                [name, label, f"{rate:g}", setup.percent(setup.final(each.sel(lr=rate), size.time))]
+                for rate in size.lrs
+            ]
+    small, large = gains["fig4"]
+    judged = [
+        (
+            12,
+            setup.all_of(
+                [small.is_clear, large.mean > -LITTLE if np.isfinite(large.mean) else None]
+            ),
+            words["fig4"],
+        ),
+        (
+            13,
+            setup.all_of(each.is_clear for each in gains["fig5a"] + gains["fig5b"]),
+            f"5a {words['fig5a']}; 5b {words['fig5b']}",
+        ),
+    ]
+    measured: dict[str, Any] = {
+        name: [each._asdict() for each in both] for name, both in gains.items()
+    }
+    measured["accuracy at T"] = {
+        f"{name}, {label}, lr {rate}": found for name, label, rate, found in rows
+    }
+    tail = f"points at T, each model at its best learning rate; {size.words}"
+    verdicts = [
+        setup.settle(arguments, size, number, measured, holds, f"{text}: {tail}")
+        for number, holds, text in judged
+    ]
+    return setup.outcome(
+        size, curves, figures, verdicts, table(["panel", "model", "lr", "accuracy at T, %"], rows)
+    )

@@ -1,0 +1,137 @@
+"""Hierarchical FL's Figs. 7 and 12 (arXiv 2302.04851): CIFAR-10, CNN, 2 x 15 clients, S and the delay of exchanges; claims 15, 16, 17, 22.
+
+Dirichlet(0.5) over clients. Fig. 7: S = 0, 5, 20 with c_g = 10 and 30; Fig. 12: S = 10 with c_g = 5, 10, 30, 60.
+"""
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from experiments.harness import Arguments, Outcome, Verdict
+from experiments.hierarchical import setup
+from fedjax_sim.theory.hierarchical.timing import expected_rounds, linear_delays
+
+SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 30.0, 60.0]
+
+
+def saving(data: xr.Dataset, delay: float) -> float:
+    """Percent of global rounds that S = 20 saves against S = 0, means over seeds; the same at every learning rate."""
+    rounds = data.ticks.isel(eval=-1, lr=0).sel(exchange_shift=delay).mean("seed")
+    return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
+
+
+def judge(
+    arguments: Arguments, size: setup.Size, data: xr.Dataset, swept: xr.Dataset
+) -> list[Verdict]:
+    """Claims 15, 16 and 22 at the learning rate with which S = 0 ends best, claim 17 by rounds alone."""
+    time, words, lrs = size.time, size.words, size.lrs
+    own = setup.final(data, time)
+    grid = np.linspace(0, time, 101)[5:]
+    best = {delay: setup.best_lr(own.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
+    pairs = [(delay, other) for delay in DELAYS for other in (0.0, 20.0)]
+    leads = {
+        (delay, other): setup.leads(
+            *(own.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))
+        )
+        for delay, other in pairs
+    }
+    beats = setup.all_of(leads[delay, other][best[delay]].is_clear for delay, other in pairs)
+    parts = [
+        f"c_g = {delay:g}: ahead of S = {other:g} by {setup.by_lr(leads[delay, other])}"
+        for delay, other in pairs
+    ]
+    judged_at = " and ".join(f"{best[delay]:g}" for delay in DELAYS)
+    points = {
+        f"c_g = {d:g}, lr {rate:g}, over S = {s:g}": e._asdict()
+        for (d, s), each in leads.items()
+        for rate, e in each.items()
+    }
+    first = setup.settle(
+        arguments,
+        size,
+        15,
+        points,
+        beats,
+        f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}",
+    )
+    far = data.sel(exchange_shift=30.0)
+    found = {
+        rate: setup.crossings(*(setup.at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0)))
+        for rate in lrs
+    }
+    mine = found[best[30.0]]
+    crossed = len(mine) == 1 and mine[0].led_before and 500 <= mine[0].time <= 1000
+    is_known = not far.failed.sel(lr=best[30.0], sync_time=[0.0, 20.0]).any()
+    told = ", ".join(
+        f"{' '.join(f'{time:g} (S = {0 if first else 20} ahead before)' for time, first in places) or 'never'} at lr {rate:g}"
+        for rate, places in found.items()
+    )
+    why = f"S = 0 and 20 change places: {told}; judged at lr {best[30.0]:g}; {words}"
+    measured = {str(rate): [each._asdict() for each in places] for rate, places in found.items()}
+    second = setup.settle(arguments, size, 16, measured, crossed if is_known else None, why)
+    accuracies = setup.final(swept, time).mean("seed", skipna=False)
+    falls = {rate: 100 * accuracies.sel(lr=rate).values for rate in lrs}
+    rate = setup.best_lr(setup.final(swept, time).sel(exchange_shift=SWEPT_DELAYS[0]))
+    numbers = "; ".join(
+        f"{', '.join(f'{x:.1f}' for x in values)} at lr {each:g}" for each, values in falls.items()
+    )
+    last = setup.settle(
+        arguments,
+        size,
+        22,
+        {str(each): values.tolist() for each, values in falls.items()},
+        bool(np.all(np.diff(falls[rate]) < 0)) if np.isfinite(falls[rate]).all() else None,
+        f"% at T for c_g = 5, 10, 30, 60: {numbers}; judged at lr {rate:g}; {words}",
+    )
+    return [first, second, last]
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run both sweeps."""
+    size = setup.size_of(arguments, setup.CIFAR10)
+    tasks = setup.dirichlet(setup.load(arguments, size), size, 30)
+    changes = setup.clock([15, 15], setup.FIG7)
+    data = setup.play(
+        arguments, size, "fig7", tasks, changes, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES}
+    )
+    swept = setup.play(
+        arguments,
+        size,
+        "fig12",
+        tasks,
+        changes | {"sync_time": 10.0},
+        {"exchange_shift": SWEPT_DELAYS},
+    )
+    verdicts = judge(arguments, size, data, swept)
+    savings = {delay: saving(data, delay) for delay in DELAYS}
+    expected = {}
+    for delay in DELAYS:
+        law = linear_delays([15, 15], setup.FIG7)._replace(global_shift=delay)
+        flat, long = (expected_rounds(s, law, system_time=1000.0) for s in (0.0, 20.0))
+        expected[delay] = 100 * (1 - long / flat)
+    told = " and ".join(
+        f"{savings[delay]:.1f} % with c_g = {delay:g} (expected at T = 1000: {expected[delay]:.1f})"
+        for delay in DELAYS
+    )
+    measured = {str(delay): value for delay, value in savings.items()}
+    verdicts.append(
+        setup.settle(
+            arguments, size, 17, measured, 33 <= savings[30.0] <= 41, f"{told}; judged at c_g = 30"
+        )
+    )
+    figures: dict[str, Figure] = {}
+    for delay in DELAYS:
+        own = data.sel(exchange_shift=delay)
+        lr = setup.best_lr(setup.final(own, size.time).sel(sync_time=0.0))
+        shown = setup.each_setting(own, "sync_time", lr, "S")
+        figures |= setup.pictures(
+            shown, f"fig7_cg{delay:g}", f"{size.words}, c_g = {delay:g}, lr {lr:g}"
+        )
+    lr = setup.best_lr(setup.final(swept, size.time).sel(exchange_shift=SWEPT_DELAYS[0]))
+    figures |= setup.pictures(
+        setup.each_setting(swept, "exchange_shift", lr, "c_g"),
+        "fig12",
+        f"{size.words}, S = 10, lr {lr:g}",
+    )
+    curves = {"fig7": data, "fig12": swept}
+    return setup.outcome(size, curves, figures, verdicts)

@@ -1,0 +1,365 @@
+"""Hierarchical FL on quadratics (arXiv 2302.04851), through the engine: fixed points, rates, the best S; claims 9, 10, 24, 25 and 26.
+
+Delays of Fig. 7b, 2 x 15 clients, 20 coordinates of curvature 0.01 to 1; what is expected comes from `theory/quadratics.py`.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from flax import struct
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.harness import FAR, Arguments, Outcome, Verdict, estimate, verdict_table
+from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
+from fedjax_sim.reporting.plots import COLORS
+from fedjax_sim.systems import hierarchical
+from fedjax_sim.theory.hierarchical import quadratics as theory
+from fedjax_sim.theory.hierarchical.timing import linear_delays
+from fedjax_sim.types import Array, Key
+
+LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
+"""These models are few numbers: lanes are worth batching even on a CPU."""
+NUM_CLIENTS, SYNC_TIMES, NOISE = 30, (0.0, 5.0, 20.0), 3.0
+DELAYS = linear_delays([15, 15], FIG7)._replace(global_shift=30.0)
+SETTINGS = clock([15, 15], FIG7, exchange_shift=30.0)
+CANDIDATES = (0.0, 1.5, 3.0, 5.0, 8.0, 12.0, 20.0)
+TARGETS = (1.0, 0.5, 0.3, 0.15)
+TIMES = (200.0, 500.0, 750.0, 1000.0, 1500.0)
+
+
+@struct.dataclass
+class Diagonal:
+    """Clients with f_i(x) = sum_j h_j / 2 (x_j - c_ij)^2 and Gaussian gradient noise; `evaluate` returns the mean loss and a coordinate."""
+
+    curvature: Array  # f[P]
+    centers: Array  # f[N, P]
+    noise: Array  # f[]  standard deviation in each coordinate
+    start: Array  # f[P]
+
+    @property
+    def counts(self) -> Array:
+        return jnp.ones(self.centers.shape[0], "int32")
+
+    def init(self, key: Key) -> Array:
+        return self.start
+
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
+        noise = self.noise * jax.random.normal(key, params.shape, params.dtype)
+        return (
+            jnp.sum(self.curvature / 2 * jnp.square(params - self.centers[client])) + noise @ params
+        )
+
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
+        each = jnp.sum(self.curvature / 2 * jnp.square(params[None] - self.centers), axis=1)
+        return {"loss": each.mean(), "model": params[0]}
+
+
+class Sizes(NamedTuple):
+    """What --smoke makes small."""
+
+    seeds: int
+    time: float
+
+
+FULL, SMOKE = Sizes(200, 1500.0), Sizes(24, 800.0)
+
+
+def curved(noise_variance: float, num_clients: int = NUM_CLIENTS) -> Diagonal:
+    """The problem of the specification's check, from 1 in every coordinate."""
+    curvature = jnp.geomspace(0.01, 1, 20)
+    return Diagonal(
+        curvature, jnp.zeros((num_clients, 20)), jnp.asarray(noise_variance**0.5), jnp.ones(20)
+    )
+
+
+def law(lr: float, noise_variance: float, rule: str = "divide_by_steps") -> theory.Quadratics:
+    """The same for the theory."""
+    return theory.Quadratics(
+        np.geomspace(0.01, 1, 20), noise_variance, np.ones(20), lr, np.array([15, 15]), rule
+    )
+
+
+def play(
+    problem: Diagonal,
+    seeds: int,
+    settings: Mapping[str, Sequence[float]],
+    changes: Mapping[str, Any],
+    **options: Any,
+) -> xr.Dataset:
+    """Sweep seeds and settings as one program."""
+    hyper = hierarchical.Hyper(
+        **{"num_clients": problem.centers.shape[0], "batch_size": 1, **changes}
+    )
+    return fedjax_sim.sweep(
+        hierarchical.system,
+        problem,
+        hyper,
+        seeds=seeds,
+        settings=settings,
+        layout=LAYOUT,
+        reports=False,
+        **options,
+    ).curves
+
+
+# Claims 9 and 10 ----------------------------------------------------------------------------------------------------------------------
+
+
+def judge_fixed_points() -> Verdict:
+    """Claim 9: two groups that want -1 and 1, with 1 and 10 iterations a round, no noise."""
+    centers = jnp.asarray([[-1.0], [1.0]])
+    problem = Diagonal(jnp.ones(1), centers, jnp.zeros(()), jnp.zeros(1))
+    rates = (0.01, 0.03, 0.1, 0.3)
+    found, expected = {}, {}
+    for rule in ("divide_by_steps", "average"):
+        changes = fixed_clock([10.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {
+            "sync_time": 10.0,
+            "aggregation": rule,
+        }
+        data = play(problem, 1, {"lr": rates}, changes, num_ticks=2000, num_evals=2)
+        found[rule] = data.model.isel(seed=0, eval=-1).values.astype(float)
+        places: dict[str, Any] = {
+            "optima": [-1.0, 1.0],
+            "iterations": [1, 10],
+            "group_weight": [0.5, 0.5],
+        }
+        expected[rule] = np.array([theory.fixed_point(**places, lr=lr, rule=rule) for lr in rates])
+    off = max(float(np.max(np.abs(found[rule] - expected[rule]))) for rule in found)
+    vanishes = abs(found["divide_by_steps"][0]) < abs(found["divide_by_steps"][-1]) / 10
+    stays = found["average"][0] > 0.8
+    told = "; ".join(
+        f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in found.items()
+    )
+    why = f"at alpha = {', '.join(map(str, rates))}: {told}; off by {off:.0e} at most from the closed form"
+    measured = {
+        rule: dict(zip(map(str, rates), values.tolist(), strict=True))
+        for rule, values in found.items()
+    }
+    return verdict(9, measured, bool(off < 1e-4 and vanishes and stays), why)
+
+
+def judge_rates(seeds: int) -> Verdict:
+    """Claim 10: one curvature, 1 and 5 iterations in every round, alpha h = 0.5."""
+    measured: dict[str, Any] = {}
+    off = far = 0.0
+    for iterations in (1, 5):
+        rho, floor = theory.contraction_and_floor(iterations, lr=0.5, curvature=1.0)
+        changes = fixed_clock([1.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {
+            "sync_time": float(iterations),
+            "lr": 0.5,
+        }
+        start = jnp.ones(1)
+        quiet = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.zeros(()), start)
+        data = play(quiet, 1, {}, changes, num_ticks=10, num_evals=10)
+        off = max(off, float(np.max(np.abs(data.model.values[0] / rho ** np.arange(11) - 1))))
+        noisy = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.ones(()), 0 * start)
+        data = play(noisy, seeds, {}, changes, num_ticks=1000, num_evals=1000)
+        settled = np.square(data.model.isel(eval=slice(100, None)).values.astype(float)).mean(
+            axis=1
+        )
+        each = estimate(settled / (0.5**2 / 4))
+        far = max(far, each.deviation(floor))
+        measured[f"t = {iterations}"] = {"rho": rho, "floor": float(each.mean), "expected": floor}
+    floors = ", ".join(
+        f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items()
+    )
+    why = f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, {far:.1f} standard errors at most"
+    return verdict(10, measured, bool(off < 1e-4 and far < FAR), why)
+
+
+# Claims 24 to 26 ----------------------------------------------------------------------------------------------------------------------
+
+
+class Curves(NamedTuple):
+    """Losses on the 20 coordinates: swept over lr, S and seeds."""
+
+    noisy: xr.Dataset
+    quiet: xr.Dataset
+    noisy_average: xr.Dataset
+    quiet_average: xr.Dataset
+    less_noisy: xr.Dataset
+    """S = 0 and 5 at the largest rate, with a tenth of the noise's variance."""
+
+
+NOISY_RATES, QUIET_RATES = (0.25, 0.5, 1.0), (0.3, 1.0)
+LESS = 10
+
+
+def run_all(sizes: Sizes) -> Curves:
+    """Five sweeps: noise or none, division by the iterations or plain averaging; and less noise."""
+    options = {"time_budget": sizes.time, "num_evals": 200}
+    runs = []
+    for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
+        settings = {
+            "lr": NOISY_RATES if noise else QUIET_RATES,
+            "sync_time": CANDIDATES if rule == "divide_by_steps" else SYNC_TIMES,
+        }
+        seeds = sizes.seeds if noise else max(10, sizes.seeds // 10)
+        runs.append(
+            play(curved(noise), seeds, settings, SETTINGS | {"aggregation": rule}, **options)
+        )
+    runs.append(
+        play(
+            curved(NOISE / LESS),
+            sizes.seeds,
+            {"lr": (1.0,), "sync_time": (0.0, 5.0)},
+            SETTINGS,
+            **options,
+        )
+    )
+    return Curves(*runs)
+
+
+def first_lead(data: xr.Dataset, lr: float, sync_time: float, grid: np.ndarray) -> float | None:
+    """The first time from which a sync time's mean loss stays below that of S = 0."""
+    means = at(data.sel(lr=lr), grid, "loss").mean("seed")
+    behind = np.flatnonzero((means.sel(sync_time=sync_time) >= means.sel(sync_time=0.0)).values)
+    k = int(behind[-1]) + 1 if behind.size else 0
+    return float(grid[k]) if k < len(grid) else None
+
+
+def expected_lead(lr: float, noise: float, sync_time: float) -> float:
+    """The same by the theory, at whatever time."""
+    grid = np.geomspace(40, 1e6, 3000)
+    flat, other = (
+        theory.loss_at(grid, law(lr, noise), sync_time=s, delays=DELAYS) for s in (0.0, sync_time)
+    )
+    behind = np.flatnonzero(other >= flat)
+    return float(grid[behind[-1] + 1]) if behind[-1] + 1 < len(grid) else np.inf
+
+
+def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
+    """Claims 24 to 26."""
+    grid = np.linspace(35, sizes.time, 150)
+    quiet = at(curves.quiet, grid, "loss")
+    behind = quiet.sel(sync_time=list(CANDIDATES[1:])) - quiet.sel(sync_time=0.0)
+    worst = float((behind / quiet.sel(sync_time=0.0)).min())
+    seeds = quiet.sizes["seed"]
+    first = verdict(
+        24,
+        {"least relative lead of S = 0": worst},
+        bool(worst >= -1e-5),
+        f"S = {', '.join(f'{s:g}' for s in CANDIDATES[1:])} never below S = 0 by more than {max(-worst, 0):.0e} at {len(grid)} times, "
+        f"{seeds} delay paths, alpha = {' and '.join(map(str, QUIET_RATES))}",
+    )
+    times = {lr: first_lead(curves.noisy, lr, 5.0, grid) for lr in NOISY_RATES}
+    expected = {f"alpha {lr}": expected_lead(lr, NOISE, 5.0) for lr in (*NOISY_RATES, 0.05)}
+    expected |= {f"alpha 1, noise / {k}": expected_lead(1.0, NOISE / k, 5.0) for k in (10, 100)}
+    less_noisy = first_lead(curves.less_noisy, 1.0, 5.0, grid)
+    leads = [np.inf if time is None else time for time in (*times.values(), less_noisy)]
+    by_lr, quieter = leads[:-1], leads[-1]
+    later = all(a >= b for a, b in itertools.pairwise(by_lr)) and by_lr[0] > by_lr[-1] < quieter
+    by_alpha = [expected[f"alpha {lr}"] for lr in (0.05, *NOISY_RATES)]
+    grows = (
+        all(a > b for a, b in itertools.pairwise(by_alpha))
+        and expected["alpha 1, noise / 100"] > expected["alpha 1, noise / 10"]
+    )
+    measured = {f"alpha {lr}": time for lr, time in times.items()} | {
+        f"alpha 1, noise / {LESS}": less_noisy
+    }
+    told = ", ".join(
+        f"{'later' if time is None else f'{time:.0f}'} at {name}" for name, time in measured.items()
+    )
+    theory_words = ", ".join(f"{time:.0f} at {name}" for name, time in expected.items())
+    second = verdict(
+        25,
+        {"measured": measured, "expected": expected},
+        bool(later and grows and worst >= -1e-5),
+        f"S = 5 leads S = 0 from {told}; in theory {theory_words}; without noise never",
+    )
+    early = at(curves.quiet_average.sel(lr=QUIET_RATES[0]), [200.0], "loss").mean(["seed", "at"])
+    floors = {}
+    for name, data in (("divide_by_steps", curves.noisy), ("average", curves.noisy_average)):
+        late = at(data.sel(lr=1.0), np.linspace(0.8, 1, 20) * sizes.time, "loss").mean(
+            ["seed", "at"]
+        )
+        floors[name] = float(late.sel(sync_time=5.0) / late.sel(sync_time=0.0))
+    leads_early = bool(
+        early.sel(sync_time=20.0) < early.sel(sync_time=5.0) < early.sel(sync_time=0.0)
+    )
+    numbers = ", ".join(f"{float(early.sel(sync_time=s)):.3g} (S = {s:g})" for s in SYNC_TIMES)
+    third = verdict(
+        26,
+        {"early": numbers, "floor over that of S = 0": floors},
+        leads_early and floors["average"] > 0.85 and floors["divide_by_steps"] < 0.5,
+        f"no noise, time 200: {numbers}; with noise late loss of S = 5 over that of S = 0 {floors['average']:.2f}, "
+        f"divided by the iterations {floors['divide_by_steps']:.2f}",
+    )
+    return [first, second, third]
+
+
+def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
+    """Time to a target loss against the sync time, by theory and by runs; the best of the candidates of each."""
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    fine = np.concatenate([[0.0], np.linspace(0.5, 22, 44)])
+    grid = np.linspace(10, sizes.time, 400)
+    means = at(curves.noisy.sel(lr=1.0), grid, "loss").mean("seed")
+    found = {}
+    for color, target in zip(COLORS, TARGETS, strict=False):
+        _, smooth = theory.optimal_sync_time(
+            target, law(1.0, NOISE), delays=DELAYS, candidates=fine.tolist()
+        )
+        best, _ = theory.optimal_sync_time(
+            target, law(1.0, NOISE), delays=DELAYS, candidates=CANDIDATES
+        )
+        reached = (means <= target).transpose("sync_time", "at").values
+        times = np.where(reached.any(axis=1), grid[reached.argmax(axis=1)], np.nan)
+        axes.plot(
+            fine,
+            np.where(smooth <= sizes.time, smooth, np.nan),
+            color=color,
+            label=f"loss {target:g}",
+        )
+        axes.plot(CANDIDATES, times, "o", color=color)
+        measured = float(CANDIDATES[int(np.nanargmin(times))]) if np.isfinite(times).any() else None
+        found[f"{target:g}"] = {"best in theory": best, "best in runs": measured}
+    axes.set(
+        xlabel="sync time S",
+        ylabel="virtual time to the loss",
+        title="Delays of Fig. 7b, alpha = 1, noisy quadratic",
+    )
+    axes.legend(title="lines: theory; points: runs", frameon=False)
+    return figure, found
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Measure and judge."""
+    sizes = SMOKE if arguments.smoke else FULL
+    sizes = sizes._replace(seeds=max(2, arguments.seeds or sizes.seeds))
+    curves = run_all(sizes)
+    verdicts = [
+        judge_fixed_points(),
+        judge_rates(max(8, sizes.seeds // 4)),
+        *judge_regimes(curves, sizes),
+    ]
+    figure, best = best_sync_time(curves, sizes)
+    table = at(curves.noisy.sel(lr=1.0), [t for t in TIMES if t <= sizes.time], "loss").mean("seed")
+    rows = [
+        f"S = {s:g}: "
+        + ", ".join(
+            f"{float(x):.3f} at {t:g}"
+            for t, x in zip(table["at"].values, table.sel(sync_time=s), strict=True)
+        )
+        for s in SYNC_TIMES
+    ]
+    text = (
+        "mean loss with noise, alpha = 1\n"
+        + "\n".join(rows)
+        + f"\nbest S by target: {best}\n\n"
+        + verdict_table(verdicts)
+    )
+    return Outcome(
+        curves._asdict(),
+        {"best_sync_time.png": figure},
+        verdicts,
+        {**sizes._asdict(), "best_sync_time": best},
+        text,
+    )

@@ -1,0 +1,362 @@
+"""What the experiments on hierarchical FL's figures share (arXiv 2302.04851, Sec. VI): sizes, delays, accuracies at equal times.
+
+The paper gives neither learning rate, batch, T nor seeds. Here: batch 32 drawn afresh, plain SGD, T = 1000, five seeds, and several
+learning rates; a claim is judged at the one with which the figure's baseline ends best, and the others are told beside. CIFAR-10 has the
+paper's CNN, MNIST its perceptron of 50 units. Accuracy at a time is that of the last global model finished by then: every one is
+evaluated. A diverged lane has none, and claims that need it, or the spread over seeds of a single one, are not judged.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.hierarchical.claims import verdict
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.reporting import plots
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import hierarchical
+from fedjax_sim.theory.hierarchical.timing import linear_delays
+
+SMOKE = "not judged: a smoke run on handwritten digits is too small"
+EQUAL = 1.0
+"""Points of accuracy within which two count as equal."""
+EVERY_TICK = 1_000_000
+"""Evaluations, at most: more than any run here has ticks."""
+FIG3 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1)
+FIG6 = (1e-3, 0.5, 1e-3, 0.05, 5, 10, 1e-3, 0.05)
+FIG7 = (0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2)
+FIG8 = (0.1, 1.4, 0.01, 0.14, 4, 2, 0.5, 1)
+FIG9 = (0.1, 1.4, 0.01, 0.14, 0.5, 5, 0.05, 0.5)
+FIG11 = (0.1, 0.7, 0.001, 0.13, 3, 3, 0.01, 0.2)
+
+
+class Size(NamedTuple):
+    """How large a figure is run."""
+
+    dataset: str
+    seeds: int
+    time: float
+    """T, units of virtual time."""
+    lrs: tuple[float, ...]
+    network: Callable[[int], Any]
+    """From the number of classes."""
+
+    @property
+    def words(self) -> str:
+        network = self.network(2)
+        return f"{Path(self.dataset).stem}, {type(network).__name__}, T = {self.time:g}, {self.seeds} seeds"
+
+
+CIFAR10 = Size("cifar10", 5, 1000.0, (0.05, 0.2, 0.5), models.LeNet)
+MNIST = Size("mnist", 5, 1000.0, (0.1, 0.5, 2.0), partial(models.MLP, (50,)))
+FEMNIST = CIFAR10._replace(dataset="federated_emnist")
+DIGITS = Size("digits", 2, 200.0, (0.5,), models.LogisticRegression)
+
+
+def size_of(arguments: Arguments, full: Size, reduced: Size | None = MNIST) -> Size:
+    """The size asked for on the command line.
+
+    A data set in place of the figure's brings its own learning rates, and its own network unless the figure has one that is not its data
+    set's.
+    """
+    if arguments.reduced and reduced is None:
+        raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
+    size = DIGITS if arguments.smoke else reduced if arguments.reduced else full
+    assert size is not None
+    if arguments.dataset is not None:
+        own, usual = _of_dataset(arguments.dataset, size), _of_dataset(size.dataset, size)
+        network = own.network if size.network is usual.network else size.network
+        size = size._replace(dataset=arguments.dataset, lrs=own.lrs, network=network)
+    return size._replace(seeds=arguments.seeds or size.seeds)
+
+
+def _of_dataset(dataset: str, unknown: Size) -> Size:
+    known = {
+        "cifar10": CIFAR10,
+        "fashion": MNIST,
+        "mnist": MNIST,
+        "federated": FEMNIST,
+        "digits": DIGITS,
+    }
+    return next(
+        (kind for start, kind in known.items() if Path(dataset).stem.startswith(start)), unknown
+    )
+
+
+def load(arguments: Arguments, size: Size) -> Dataset:
+    """The data set of a size."""
+    return datasets.load(size.dataset, data_dir=arguments.data_dir)
+
+
+def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -> dict[str, Any]:
+    """Settings of the delays of groups of these sizes, of which a run may have fewer clients. coefficients: {d, b, e, f, d_g, ...}."""
+    delays = linear_delays(sizes, coefficients)
+    return (
+        fixed_clock(
+            delays.shift.tolist(),
+            delays.mean_exp.tolist(),
+            delays.global_shift,
+            delays.global_mean_exp,
+        )
+        | changes
+    )
+
+
+def fixed_clock(
+    shift: Sequence[float], mean: Sequence[float], exchange_shift: float, exchange_mean: float
+) -> dict[str, Any]:
+    """Settings of delays that do not depend on sizes. shift, mean: one per group."""
+    slopes = (
+        "shift_per_client",
+        "mean_per_client",
+        "exchange_shift_per_group",
+        "exchange_mean_per_group",
+    )
+    own = {
+        "shift": tuple(shift),
+        "mean": tuple(mean),
+        "exchange_shift": float(exchange_shift),
+        "exchange_mean": float(exchange_mean),
+    }
+    return dict.fromkeys(slopes, 0.0) | own | {"num_groups": len(shift)}
+
+
+def split(
+    data: Dataset, size: Size, kind: str, num_clients: int, network: Any = None, **options: Any
+) -> list[Any]:
+    """One problem per seed over the same images."""
+    parts = [
+        partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
+        for seed in range(size.seeds)
+    ]
+    return list(
+        problems.make_classifications(network or size.network(data.num_classes), data, parts)
+    )
+
+
+def dirichlet(
+    data: Dataset, size: Size, num_clients: int, alpha: float = 0.5, network: Any = None
+) -> list[Any]:
+    """The benchmark's split: Dirichlet over clients with ten examples each at least; clients that stay poor are topped up."""
+    least = min(10, len(data.train_labels) // num_clients)
+    return split(
+        data, size, "dirichlet", num_clients, network, alpha=alpha, min_examples=least, top_up=True
+    )
+
+
+def play(
+    arguments: Arguments,
+    size: Size,
+    name: str,
+    tasks: Sequence[Any],
+    changes: Mapping[str, Any],
+    settings: Mapping[str, Sequence[Any]] | None = None,
+) -> xr.Dataset:
+    """Sweep learning rates, settings and seeds as one program, and evaluate after every tick."""
+    hyper = hierarchical.Hyper(**{"num_clients": tasks[0].counts.shape[0], **changes})
+    swept = {"lr": list(size.lrs), **(settings or {})}
+    how = {
+        "time_budget": size.time,
+        "num_evals": EVERY_TICK,
+        "progress": True,
+        **arguments.kept(name),
+    }
+    curves = fedjax_sim.sweep(
+        hierarchical.system, tasks, hyper, seeds=size.seeds, settings=swept, **how
+    ).curves
+    assert int(curves.ticks.diff("eval").max()) <= 1, (
+        "an accuracy at a time would be that of an older model"
+    )
+    return curves
+
+
+def at(data: xr.Dataset, times: Any, metric: str = "accuracy") -> xr.DataArray:
+    """A metric at equal times: of the last model finished by then, not a number for failed lanes. Dimensions of the lanes, and "at"."""
+    lanes = [name for name in data[metric].dims if name != "eval"]
+    values, x = (data[name].transpose(*lanes, "eval") for name in (metric, "time"))
+    grid = np.atleast_1d(np.asarray(times, float))
+    flat = plots.on_grid(
+        x.values.reshape(-1, x.shape[-1]),
+        values.values.reshape(-1, values.shape[-1]).astype(float),
+        grid,
+    )
+    coords = {name: data[name].values for name in lanes} | {"at": grid}
+    found = xr.DataArray(flat.reshape(*values.shape[:-1], len(grid)), coords, (*lanes, "at"))
+    return found.where(~data["failed"]).transpose(*lanes, "at") if "failed" in data else found
+
+
+def final(data: xr.Dataset, time: float, metric: str = "accuracy") -> xr.DataArray:
+    """A metric at the time T, per lane."""
+    return at(data, time, metric).isel(at=0, drop=True)
+
+
+class Lead(NamedTuple):
+    """By how much one is ahead of another, paired by seed: mean and standard error, in points of accuracy."""
+
+    mean: float
+    error: float
+
+    @property
+    def is_clear(self) -> bool | None:
+        """Whether the first is ahead by two standard errors; None: there is a single seed, or a lane failed."""
+        return self.mean > 2 * self.error if np.isfinite(self.mean + self.error) else None
+
+    @property
+    def is_none(self) -> bool | None:
+        """Whether the two are equal within `EQUAL` points; None: two standard errors are more, unless the two are clearly apart."""
+        if not np.isfinite(self.mean + self.error):
+            return None
+        if 2 * self.error > EQUAL and abs(self.mean) <= EQUAL + 2 * self.error:
+            return None
+        return abs(self.mean) <= EQUAL
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.error:.2f}"
+
+
+def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
+    """Compare accuracies per seed, in percent; two standard errors are what counts as clear."""
+    difference = 100 * (first.values - second.values).astype(float).ravel()
+    error = (
+        float(difference.std(ddof=1) / np.sqrt(len(difference)))
+        if len(difference) > 1
+        else float("nan")
+    )
+    return Lead(float(difference.mean()), error)
+
+
+def leads(first: xr.DataArray, second: xr.DataArray) -> dict[float, Lead]:
+    """Compare two at each learning rate. Dimensions lr and seed."""
+    return {
+        float(rate): lead(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values
+    }
+
+
+def numbers(leads: Mapping[Any, Lead]) -> dict[str, dict[str, float]]:
+    """Leads as a verdict keeps them."""
+    return {str(name): each._asdict() for name, each in leads.items()}
+
+
+def all_of(judgements: Iterable[bool | None]) -> bool | None:
+    """Whether all hold: False if one does not, otherwise None if one is unknown."""
+    found = list(judgements)
+    return False if False in found else None if None in found else True
+
+
+def settle(
+    arguments: Arguments,
+    size: Size,
+    number: int,
+    measured: Any,
+    holds: bool | None,
+    why: str,
+    *,
+    smoke: str = SMOKE,
+) -> Verdict:
+    """A claim's verdict; none after a smoke run or with a single seed."""
+    if arguments.smoke:
+        return verdict(number, measured, None, smoke)
+    if size.seeds < 2:
+        return verdict(number, measured, None, f"not judged by a single seed: {why}")
+    return verdict(
+        number,
+        measured,
+        None if holds is None else bool(holds),
+        why if holds is not None else f"undecided: {why}",
+    )
+
+
+class Crossing(NamedTuple):
+    """A change of places of two curves."""
+
+    time: float
+    led_before: bool
+    """Whether the first curve led before."""
+
+
+def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
+    """When the means of two curves change places, differences below half a point left out. Dimensions seed and at."""
+    difference = np.nan_to_num(100 * (first - second).mean("seed").values)
+    sign, times = np.sign(np.where(np.abs(difference) < 0.5, 0, difference)), first["at"].values
+    is_clear = np.flatnonzero(sign)
+    changes = np.flatnonzero(np.diff(sign[is_clear]))
+    return [Crossing(float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)) for k in changes]
+
+
+def best_lr(baseline: xr.DataArray) -> float:
+    """The learning rate with which a baseline ends best, mean over seeds, none of which failed. baseline: dimensions lr and seed."""
+    return float(baseline.mean("seed", skipna=False).fillna(-1.0).idxmax("lr"))
+
+
+def percent(accuracy: xr.DataArray) -> str:
+    """Mean and standard deviation over seeds, in percent."""
+    values = 100 * accuracy.values.astype(float)
+    return (
+        f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+        if values.size > 1
+        else f"{values.mean():.1f}"
+    )
+
+
+def pictures(
+    curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy"
+) -> dict[str, Figure]:
+    """A metric against time and against rounds, mean and standard deviation over seeds."""
+    found = {}
+    for axis, word in (("time", "time"), ("ticks", "rounds")):
+        figure = plots.curves_figure(curves, metric, against=axis)
+        figure.suptitle(title)
+        found[f"{name}_{word}.png"] = figure
+    return found
+
+
+def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str, xr.Dataset]:
+    """One data set per value of a swept setting, at one learning rate, labelled with the value and its number of rounds."""
+    chosen = data.sel(lr=lr)
+    return {
+        f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} rounds": chosen.sel(
+            {name: value}
+        )
+        for value in data[name].values
+    }
+
+
+def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
+    """Accuracies at the time T of every swept point, by name of the run."""
+    rows = []
+    for name, each in data.items():
+        accuracies = final(each, time)
+        dims = [dim for dim in accuracies.dims if dim != "seed"]
+        for values in accuracies.stack(point=dims).point.values:
+            point = dict(zip(dims, values, strict=True))
+            words = ", ".join(f"{dim} {value:g}" for dim, value in point.items())
+            number = float(each.ticks.isel(eval=-1).sel(point).mean())
+            rows.append([name, words, percent(accuracies.sel(point)), f"{number:.1f}"])
+    return table(["run", "settings", "accuracy at T, %", "server steps"], rows)
+
+
+def by_lr(leads: Mapping[float, Lead]) -> str:
+    """Leads at each learning rate, in words."""
+    return ", ".join(f"{each} at lr {rate:g}" for rate, each in leads.items())
+
+
+def outcome(
+    size: Size,
+    curves: Mapping[str, xr.Dataset],
+    figures: Mapping[str, Figure],
+    verdicts: Sequence[Verdict],
+    shown: str | None = None,
+) -> Outcome:
+    """What a figure leaves; it prints a table, by default that of the accuracies at T, and the verdicts."""
+    text = (
+        (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
+    )
+    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
