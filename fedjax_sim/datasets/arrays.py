@@ -1,4 +1,8 @@
-"""The form in which data sets are handed out, made of a user's arrays or of an .npz file with them, and checked."""
+"""The form of an image data set, `Dataset`, made from a user's arrays or an .npz file and checked.
+
+Letters: `n` examples; `H`, `W`, `C` height, width and channels of an image; `D` features of a flat
+example.
+"""
 
 import zipfile
 import zlib
@@ -10,20 +14,33 @@ import numpy as np
 from fedjax_sim.settings import ConfigError
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+"""Arrays that an .npz file must have."""
 
 
 class Dataset(NamedTuple):
-    """A training and a test set. Images are bytes 0..255 as they came, or finite float32 where the user's own are floats."""
+    """A training set and a test set of labelled images.
 
-    train_images: np.ndarray  # u8 or f32 [n, H, W, C]
-    train_labels: np.ndarray  # i32[n], 0..num_classes-1
-    test_images: np.ndarray  # of another n, otherwise as the training set
+    Images are kept as they were published, as bytes from 0 to 255; images that a user gives as
+    floating-point numbers are finite float32.
+
+    Attributes:
+      train_images: `u8[n, H, W, C]` or `f32[n, H, W, C]`.
+      train_labels: `i32[n]`, from 0 to num_classes - 1.
+      test_images: As `train_images`, with its own number of examples.
+      test_labels: As `train_labels`, one for each test image.
+      num_classes: Number of classes.
+      name: Name of the set, used in tables and pictures.
+      train_clients: `i32[n]`, the client to which each training example belongs, or None if the
+        data has no clients.
+    """
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
     test_labels: np.ndarray
     num_classes: int
     name: str
-    train_clients: np.ndarray | None = (
-        None  # i32[n], whose each training example is, where the data came with clients
-    )
+    train_clients: np.ndarray | None = None
 
 
 def from_arrays(
@@ -36,16 +53,28 @@ def from_arrays(
     name: str = "own",
     train_clients: np.ndarray | None = None,
 ) -> Dataset:
-    """Make a data set of a user's arrays, or raise ConfigError naming what is wrong with them.
+    """Make a data set from your own arrays.
 
-    images: bytes or floats, `[n, H, W, C]`, `[n, H, W]` (one channel) or `[n, D]` (kept as D channels of one pixel), finite.
-    labels: integers `[n]` in 0..num_classes-1. num_classes: where not given, the number of classes among the training labels.
-    train_clients: whole numbers `[n]`, whose each training example is; the natural split keeps to them.
+    Args:
+      train_images: Finite bytes or floats `[n, H, W, C]`, `[n, H, W]` (one channel) or `[n, D]`
+        (kept as one pixel with D channels).
+      train_labels: Integers `[n]` from 0 to num_classes - 1.
+      test_images: As `train_images`; the same dtype and the same shape of an image.
+      test_labels: As `train_labels`, one for each test image.
+      num_classes: Number of classes. By default it is counted among the training labels, which
+        must then contain every class.
+      name: Name of the set.
+      train_clients: Whole numbers `[n]`, the client to which each training example belongs. The
+        partition "natural" follows them.
+
+    Returns:
+      The data set, with images of four axes and int32 labels.
+
+    Raises:
+      ConfigError: If an array has a wrong shape, dtype or value, naming the array.
     """
-    train_images, test_images = (
-        _checked_images("train_images", train_images),
-        _checked_images("test_images", test_images),
-    )
+    train_images = _checked_images("train_images", train_images)
+    test_images = _checked_images("test_images", test_images)
     train_labels = _checked_labels("train_labels", train_labels, len(train_images))
     test_labels = _checked_labels("test_labels", test_labels, len(test_images))
     train_form, test_form = (
@@ -58,15 +87,14 @@ def from_arrays(
         raise ConfigError(
             "number of classes among train_labels",
             found,
-            f"{largest + 1}, as labels go from 0 to {largest}",
+            f"{largest + 1}, because labels go from 0 to {largest}",
         )
     num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
         raise ConfigError("largest label", largest, f"below the number of classes, {num_classes}")
     if train_clients is not None:
-        train_clients = _checked_labels("train_clients", train_clients, len(train_images)).astype(
-            np.int32
-        )
+        clients = _checked_labels("train_clients", train_clients, len(train_images))
+        train_clients = clients.astype(np.int32)
     return Dataset(
         train_images,
         train_labels.astype(np.int32),
@@ -78,43 +106,20 @@ def from_arrays(
     )
 
 
-def _checked_images(field: str, images: np.ndarray) -> np.ndarray:
-    images = np.asarray(images)
-    if images.ndim not in (2, 3, 4) or images.size == 0:
-        raise ConfigError(
-            f"shape of {field}",
-            images.shape,
-            "[n, H, W, C], [n, H, W] or [n, D], none of them zero",
-        )
-    if np.issubdtype(images.dtype, np.floating):
-        with np.errstate(over="ignore"):
-            images = images.astype(np.float32)
-        if num_bad := int(np.sum(~np.isfinite(images))):
-            raise ConfigError(
-                f"number of NaN or infinite values (in float32) in {field}", num_bad, "0"
-            )
-    elif images.dtype != np.uint8:
-        raise ConfigError(f"dtype of {field}", str(images.dtype), "uint8 or a floating type")
-    return images[:, None, None, :] if images.ndim == 2 else images.reshape(*images.shape[:3], -1)
-
-
-def _checked_labels(field: str, labels: np.ndarray, num_images: int) -> np.ndarray:
-    labels = np.asarray(labels)
-    if labels.shape != (num_images,):
-        raise ConfigError(
-            f"shape of {field}", labels.shape, f"({num_images},), one label for each image"
-        )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ConfigError(f"dtype of {field}", str(labels.dtype), "an integer type")
-    if labels.min() < 0:
-        raise ConfigError(f"smallest of {field}", int(labels.min()), "at least 0")
-    return labels
-
-
 def from_npz(path: Path, name: str | None = None) -> Dataset:
-    """Read a file of the arrays of `Dataset` and perhaps `class_names` and `train_clients`.
+    """Read a data set from an .npz file.
 
-    Its name without the suffix is the set's, unless one is given.
+    Args:
+      path: File with the arrays in `ARRAYS`, and optionally `class_names` (one per class) and
+        `train_clients`.
+      name: Name of the set; by default the file's name without its suffix.
+
+    Returns:
+      The data set.
+
+    Raises:
+      ConfigError: If the file is missing, damaged or incomplete, or holds Python objects, or if
+        `from_arrays` refuses its arrays.
     """
     if not zipfile.is_zipfile(path):
         raise ConfigError(
@@ -140,3 +145,39 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
             ) from None
     num_classes = len(np.atleast_1d(arrays.pop("class_names"))) if "class_names" in arrays else None
     return from_arrays(**arrays, num_classes=num_classes, name=name or path.stem)
+
+
+def _checked_images(field: str, images: np.ndarray) -> np.ndarray:
+    """Check images and give them four axes; floats become float32."""
+    images = np.asarray(images)
+    if images.ndim not in (2, 3, 4) or images.size == 0:
+        raise ConfigError(
+            f"shape of {field}",
+            images.shape,
+            "[n, H, W, C], [n, H, W] or [n, D], every size at least 1",
+        )
+    if np.issubdtype(images.dtype, np.floating):
+        # A float64 too large for float32 becomes infinite and is then counted as bad.
+        with np.errstate(over="ignore"):
+            images = images.astype(np.float32)
+        if num_bad := int(np.sum(~np.isfinite(images))):
+            raise ConfigError(
+                f"number of NaN or infinite values (in float32) in {field}", num_bad, "0"
+            )
+    elif images.dtype != np.uint8:
+        raise ConfigError(f"dtype of {field}", str(images.dtype), "uint8 or a floating type")
+    return images[:, None, None, :] if images.ndim == 2 else images.reshape(*images.shape[:3], -1)
+
+
+def _checked_labels(field: str, labels: np.ndarray, num_images: int) -> np.ndarray:
+    """Check whole numbers that belong to images: labels or clients."""
+    labels = np.asarray(labels)
+    if labels.shape != (num_images,):
+        raise ConfigError(
+            f"shape of {field}", labels.shape, f"({num_images},), one number for each image"
+        )
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ConfigError(f"dtype of {field}", str(labels.dtype), "an integer type")
+    if labels.min() < 0:
+        raise ConfigError(f"smallest of {field}", int(labels.min()), "at least 0")
+    return labels

@@ -1,7 +1,8 @@
-"""Sets that are fetched: downloaded or taken from a folder of raw files, prepared once, and kept decoded.
+"""Data sets that are fetched: downloaded or read from a folder of raw files, then cached.
 
-tensorflow-datasets prepares them in its standard format, without TensorFlow; their arrays are kept beside it in one .npz file, which is
-what is read ever after.
+tensorflow-datasets prepares a set in its standard format, without TensorFlow. The decoded arrays
+are then written next to it into one .npz file (a text into one .txt file), which all later calls
+read.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from fedjax_sim.datasets.arrays import Dataset, from_npz
 from fedjax_sim.datasets.raw_files import (
@@ -31,16 +31,28 @@ from fedjax_sim.settings import ConfigError
 
 
 class Source(NamedTuple):
-    """A set that is fetched. A new one needs an entry in `SOURCES` and, where none in `raw_files` fits, a reader."""
+    """Where a fetched set comes from and how its raw files are read.
 
-    summary: str  # one line for the user
-    url: str  # the raw files' address without their names
-    raw_files: tuple[str, ...]  # their names
-    read: Callable[..., Raw]  # is given the paths of the raw files, in their order
-    own_shape: tuple[int, int, int] | None = (
-        None  # of an image, if tensorflow-datasets does not know the set nor its files' checksums
-    )
-    has_clients: bool = False  # whether each example says whose it is
+    To add a set of images, add an entry to `SOURCES` and, if no reader in `raw_files` fits, a
+    reader.
+
+    Attributes:
+      summary: Description of one line.
+      url: Address of the raw files, without their names.
+      raw_files: Names of the raw files.
+      read: Reader that takes the paths of the raw files, in that order. It returns `Raw`, or a
+        string for a text.
+      image_shape: Shape `(H, W, C)` of an image if tensorflow-datasets does not know the set. Then
+        it has no checksums of the raw files either, and they are not checked. None if it does.
+      has_clients: Whether each training example belongs to a client.
+    """
+
+    summary: str
+    url: str
+    raw_files: tuple[str, ...]
+    read: Callable[..., Raw | str]
+    image_shape: tuple[int, int, int] | None = None
+    has_clients: bool = False
 
 
 _IDX_FILES = (
@@ -50,7 +62,7 @@ _IDX_FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 
-SOURCES = {
+SOURCES: dict[str, Source] = {
     "mnist": Source(
         "handwritten digits, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -64,76 +76,107 @@ SOURCES = {
         read_idx,
     ),
     "cifar10": Source(
-        "animals and vehicles, 50000 + 10000 colour images of 32x32, 10 classes, fetched or from the raw file",
+        "animals and vehicles, 50000 + 10000 colour images of 32x32, 10 classes, "
+        "fetched or from the raw file",
         "https://www.cs.toronto.edu/~kriz/",
         ("cifar-10-binary.tar.gz",),
         read_cifar10,
     ),
     "tiny_imagenet": Source(
-        "things of all kinds, 100000 + 10000 colour images of 64x64 (its validation set as test set), 200 classes, "
-        "fetched or from the raw file",
+        "things of all kinds, 100000 + 10000 colour images of 64x64 (its validation set as test "
+        "set), 200 classes, fetched or from the raw file",
         "http://cs231n.stanford.edu/",
         ("tiny-imagenet-200.zip",),
         read_tiny_imagenet,
-        own_shape=(64, 64, 3),
+        image_shape=(64, 64, 3),
     ),
     "federated_emnist": Source(
-        "handwritten characters by 3400 writers, 671585 + 77483 images of 28x28, 62 classes, fetched or from the raw file",
+        "handwritten characters by 3400 writers, 671585 + 77483 images of 28x28, 62 classes, "
+        "fetched or from the raw file",
         "https://storage.googleapis.com/tff-datasets-public/",
         ("fed_emnist.tar.bz2",),
         read_federated_emnist,
-        own_shape=(28, 28, 1),
+        image_shape=(28, 28, 1),
         has_clients=True,
     ),
 }
+"""Sets of images that are fetched, by name."""
 
-TEXTS = {
+TEXTS: dict[str, Source] = {
     "tiny_shakespeare": Source(
-        "40,000 lines of plays, next-character prediction, a speaker is a client, fetched or from the raw file",
+        "40,000 lines of plays, next-character prediction, a speaker is a client, "
+        "fetched or from the raw file",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
         ("input.txt",),
         lambda path: path.read_text(encoding="utf-8"),
     ),
 }
-"""Texts that are fetched."""
+"""Texts that are fetched, by name."""
 
 _BLOCK = 1000
-"""Examples decoded at a time, so that a large set is not held twice."""
+"""Number of examples decoded at a time, so that a large set is not held in memory twice."""
 
 
 def fetch(name: str, data_dir: Path | None, cache: Path) -> Dataset:
-    """Read a set of images from the cache, preparing it first if it has never been."""
-    return from_npz(_kept(SOURCES, name, data_dir, cache / f"{name}.npz"), name)
+    """Read a set of images from the cache, after preparing it there if necessary.
+
+    Args:
+      name: A name in `SOURCES`.
+      data_dir: Folder with the raw files, or None to download them.
+      cache: Folder of the cache.
+
+    Returns:
+      The images and labels for training and testing.
+
+    Raises:
+      ConfigError: If raw files are missing, damaged or not the registered ones, if a download
+        fails, or if the cache cannot be written to.
+    """
+    return from_npz(_find_or_prepare(SOURCES, name, data_dir, cache / f"{name}.npz"), name)
 
 
 def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
-    """Read a text from the cache, preparing it first if it has never been."""
-    return from_file(_kept(TEXTS, name, data_dir, cache / f"{name}.txt"), name)
+    """Read a text from the cache, after preparing it there if necessary.
+
+    Args:
+      name: A name in `TEXTS`.
+      data_dir: Folder with the raw file, or None to download it.
+      cache: Folder of the cache.
+
+    Returns:
+      The sequences for training and testing.
+
+    Raises:
+      ConfigError: As `fetch`.
+    """
+    return from_file(_find_or_prepare(TEXTS, name, data_dir, cache / f"{name}.txt"), name)
 
 
-def _kept(sources: Mapping[str, Source], name: str, data_dir: Path | None, decoded: Path) -> Path:
-    """The file in the cache with a prepared set, which is made if it is not there."""
-    absent = [
+def _find_or_prepare(
+    sources: Mapping[str, Source], name: str, data_dir: Path | None, decoded: Path
+) -> Path:
+    """Return the cache's file of a set, after writing it if it does not exist."""
+    missing = [
         file for file in sources[name].raw_files if data_dir and not (data_dir / file).is_file()
     ]
-    if absent:
+    if missing:
         raise ConfigError(
             "data_dir",
             str(data_dir),
-            f"a folder with the raw files of {name} ({absent[0]} is missing)",
+            f"a folder with the raw files of {name} ({missing[0]} is missing)",
         )
     cache = decoded.parent
     if not decoded.is_file():
         try:
             cache.mkdir(parents=True, exist_ok=True)
+            # The file is moved into place when it is complete, so no reader sees half of it.
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 complete = Path(scratch) / decoded.name
                 if name in TEXTS:
-                    complete.write_text(
-                        _prepared_text(name, data_dir, cache), encoding="utf-8", newline=""
-                    )
+                    text = _prepare_text(name, data_dir, cache)
+                    complete.write_text(text, encoding="utf-8", newline="")
                 else:
-                    np.savez(complete, allow_pickle=False, **_prepared(name, data_dir, cache))
+                    np.savez(complete, allow_pickle=False, **_prepare_images(name, data_dir, cache))
                 complete.replace(decoded)
         except OSError as error:
             raise ConfigError(
@@ -142,56 +185,13 @@ def _kept(sources: Mapping[str, Source], name: str, data_dir: Path | None, decod
     return decoded
 
 
-def _prepare(
-    name: str, source: Source, make_builder: Callable[[], Any], data_dir: Path | None, cache: Path
-) -> Any:
-    """Let tensorflow-datasets prepare a set; it checks the checksums that it knows. Returns the set's builder."""
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
-
-    builder = make_builder()
-    config = tfds.download.DownloadConfig(
-        manual_dir=data_dir,
-        try_download_gcs=False,
-        force_checksums_validation=source.own_shape is None,
-    )
-    tfds.display_progress_bar(sys.stderr.isatty())
-    try:
-        if data_dir is None and not builder.data_path.exists():
-            # One quick attempt: tensorflow-datasets itself goes on trying for minutes where there is no network.
-            urllib.request.urlopen(
-                urllib.request.Request(source.url + source.raw_files[-1], method="HEAD"), timeout=30
-            ).close()
-        with contextlib.redirect_stdout(sys.stderr):
-            builder.download_and_prepare(download_config=config, file_format="array_record")
-    except ConfigError:
-        if data_dir is None:
-            shutil.rmtree(
-                cache / "tensorflow_datasets" / "downloads" / name, ignore_errors=True
-            )  # or it would be taken again
-        raise
-    except NonMatchingChecksumError:
-        allowed = (
-            f"a folder with the original files of {name}: a checksum of those found is another one"
-        )
-        raise ConfigError("data_dir", data_dir and str(data_dir), allowed) from None
-    except (tfds.download.DownloadError, OSError) as error:
-        if builder.data_path.exists():
-            return make_builder()  # another process was faster
-        if data_dir is not None:
-            raise
-        allowed = f"a folder with {', '.join(source.raw_files)}, because {name} cannot be downloaded ({error})"
-        raise ConfigError("data_dir", None, allowed) from None
-    return builder
-
-
-def _prepared(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
-    """Prepare a set of images and decode it."""
+def _prepare_images(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
+    """Prepare a set of images and return the decoded arrays."""
     source = SOURCES[name]
     make_builder = partial(
-        _builder_class(name, source, data_dir), data_dir=cache / "tensorflow_datasets"
+        _make_builder_class(name, source, data_dir), data_dir=cache / "tensorflow_datasets"
     )
-    builder = _prepare(name, source, make_builder, data_dir, cache)
+    builder = _run_builder(name, source, make_builder, data_dir, cache)
     arrays = {"class_names": np.asarray(builder.info.features["label"].names)}
     for split, examples in builder.as_data_source().items():
         arrays[f"{split}_images"] = np.empty(
@@ -210,8 +210,8 @@ def _prepared(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.nda
     return arrays
 
 
-def _prepared_text(name: str, data_dir: Path | None, cache: Path) -> str:
-    """Prepare a text and join its splits, which tensorflow-datasets cuts out of it in this order."""
+def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> str:
+    """Prepare a text and join the splits that tensorflow-datasets cuts it into."""
     import tensorflow_datasets as tfds
 
     source = TEXTS[name]
@@ -219,7 +219,7 @@ def _prepared_text(name: str, data_dir: Path | None, cache: Path) -> str:
 
     class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            """As the stock builder, which reads the file with TensorFlow."""
+            """Do what the stock builder does, which reads the file with TensorFlow."""
             text = source.read(Path(dl_manager.download(source.url + source.raw_files[0])))
             cuts = [0, int(len(text) * 0.9)]
             cuts += [cuts[1] + int((len(text) - cuts[1]) * 0.5), len(text)]
@@ -231,7 +231,7 @@ def _prepared_text(name: str, data_dir: Path | None, cache: Path) -> str:
 
     Builder.name = name
     Builder.url_infos = _registered_files(base)
-    builder = _prepare(
+    builder = _run_builder(
         name, source, partial(Builder, data_dir=cache / "tensorflow_datasets"), data_dir, cache
     )
     splits = builder.as_data_source()
@@ -241,20 +241,27 @@ def _prepared_text(name: str, data_dir: Path | None, cache: Path) -> str:
 
 
 def _registered_files(builder: Any) -> Any:
-    """The checksums of a stock builder that keeps its own, which a subclass elsewhere would not find."""
+    """Return the checksums that a stock builder keeps; a subclass defined here has none."""
     return builder.url_infos
 
 
-def _builder_class(name: str, source: Source, data_dir: Path | None) -> Any:
-    """Make a builder that needs no TensorFlow: the stock one with its readers and encoders replaced, or where there is none, our own."""
-    import tensorflow_datasets as tfds
+def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any:
+    """Make a builder class of tensorflow-datasets that does not need TensorFlow.
 
-    class OwnBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+    It is the stock builder of the set with its readers and encoders replaced or, if
+    tensorflow-datasets does not know the set, a new builder.
+    """
+    import tensorflow_datasets as tfds
+    from PIL import Image
+
+    generic: Any = tfds.core.GeneratorBasedBuilder
+
+    class NewBuilder(generic, skip_registration=True):  # type: ignore[call-arg]
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self) -> Any:
             features = {
-                "image": tfds.features.Image(shape=source.own_shape),
+                "image": tfds.features.Image(shape=source.image_shape),
                 "label": tfds.features.ClassLabel(),
             }
             features |= {"client": tfds.features.Scalar(np.int32)} if source.has_clients else {}
@@ -264,22 +271,17 @@ def _builder_class(name: str, source: Source, data_dir: Path | None) -> Any:
                 features=tfds.features.FeaturesDict(features),
             )
 
-    base: Any = tfds.builder_cls(name) if source.own_shape is None else OwnBuilder
+    base: Any = tfds.builder_cls(name) if source.image_shape is None else NewBuilder
 
     class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            if data_dir is not None and source.own_shape is not None:
-                paths = [
-                    data_dir / file for file in source.raw_files
-                ]  # which tensorflow-datasets would not find without a checksum
+            if data_dir is not None and source.image_shape is not None:
+                # tensorflow-datasets finds a file in the folder only by its checksum.
+                paths = [data_dir / file for file in source.raw_files]
             else:
-                paths = [
-                    Path(path)
-                    for path in dl_manager.download(
-                        [source.url + file for file in source.raw_files]
-                    )
-                ]
-            raw = source.read(*paths)
+                urls = [source.url + file for file in source.raw_files]
+                paths = [Path(path) for path in dl_manager.download(urls)]
+            raw: Any = source.read(*paths)
             if raw.class_names is not None:
                 self.info.features["label"].names = raw.class_names
             return {
@@ -297,5 +299,51 @@ def _builder_class(name: str, source: Source, data_dir: Path | None) -> Any:
                 }
                 yield i, {feature: example[feature] for feature in self.info.features}
 
-    Builder.name = name  # which tensorflow-datasets would otherwise make of the class's name
+    # By default tensorflow-datasets would name the set after the class.
+    Builder.name = name
     return Builder
+
+
+def _run_builder(
+    name: str, source: Source, make_builder: Callable[[], Any], data_dir: Path | None, cache: Path
+) -> Any:
+    """Let tensorflow-datasets prepare a set, check its checksums, and return its builder."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+
+    builder = make_builder()
+    config = tfds.download.DownloadConfig(
+        manual_dir=data_dir,
+        try_download_gcs=False,
+        force_checksums_validation=source.image_shape is None,
+    )
+    tfds.display_progress_bar(sys.stderr.isatty())
+    try:
+        if data_dir is None and not builder.data_path.exists():
+            # Try once, quickly: without a network tensorflow-datasets would retry for minutes.
+            urllib.request.urlopen(
+                urllib.request.Request(source.url + source.raw_files[-1], method="HEAD"), timeout=30
+            ).close()
+        with contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare(download_config=config, file_format="array_record")
+    except ConfigError:
+        if data_dir is None:
+            # The downloaded file is damaged; if it stayed, the next attempt would use it again.
+            downloads = cache / "tensorflow_datasets" / "downloads" / name
+            shutil.rmtree(downloads, ignore_errors=True)
+        raise
+    except NonMatchingChecksumError:
+        allowed = f"a folder with the original files of {name}: a file has a different checksum"
+        raise ConfigError("data_dir", data_dir and str(data_dir), allowed) from None
+    except (tfds.download.DownloadError, OSError) as error:
+        if builder.data_path.exists():
+            # Another process has prepared the set in the meantime.
+            return make_builder()
+        if data_dir is not None:
+            raise
+        allowed = (
+            f"a folder with {', '.join(source.raw_files)}, "
+            f"because {name} cannot be downloaded ({error})"
+        )
+        raise ConfigError("data_dir", None, allowed) from None
+    return builder

@@ -1,7 +1,8 @@
-"""Readers of the files in which image sets are published. They read archives in place: nothing is unpacked to disk.
+"""Readers of the files in which image sets are published.
 
-A reader takes the paths of a set's raw files and returns `Raw`. A file that is damaged, or that lacks what its format asks for, raises
-ConfigError naming the file.
+A reader takes the paths of a set's raw files and returns `Raw`. Archives are read in place; only
+HDF5 files are unpacked, into a temporary folder. A file that is damaged or incomplete raises a
+ConfigError that names it.
 """
 
 import contextlib
@@ -19,34 +20,50 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from fedjax_sim.settings import ConfigError
 
 _DAMAGE = (
     *(OSError, EOFError, IndexError, KeyError, RuntimeError, SyntaxError, ValueError),
-    *(Image.DecompressionBombError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
+    *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
-"""What the standard library, numpy and pillow raise at a file that is not what it should be."""
+"""Errors that the standard library, NumPy, h5py and Pillow raise when a file is damaged."""
 
 
 class Raw(NamedTuple):
-    """What a set's raw files hold."""
+    """The contents of a set's raw files.
 
-    splits: dict[
-        str, Iterable[tuple]
-    ]  # of "train" and "test": image u8[H, W] or u8[H, W, 3], label, and client if there are any
-    class_names: list[str] | None = None  # in the order of the labels; None if the files have none
+    Attributes:
+      splits: Examples of "train" and of "test". An example is an image, `u8[H, W]` or
+        `u8[H, W, 3]`, its label and, if the set has clients, its client.
+      class_names: Names in the order of the labels, or None if the files have none.
+    """
+
+    splits: dict[str, Iterable[tuple]]
+    class_names: list[str] | None = None
 
 
 def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_labels: Path) -> Raw:
-    """Read MNIST's gzipped IDX files: two zeros, a type code, the number of axes, then big-endian sizes and the bytes.
+    """Read gzipped IDX files, the format of MNIST.
 
-    http://yann.lecun.com/exdb/mnist/
+    A file has two zero bytes, a type code, the number of axes, the sizes as big-endian integers of
+    four bytes, and the data. See http://yann.lecun.com/exdb/mnist/.
+
+    Args:
+      train_images: File of training images, `u8[n, H, W]`.
+      train_labels: File of training labels, `u8[n]`.
+      test_images: File of test images.
+      test_labels: File of test labels.
+
+    Returns:
+      The examples, without class names.
+
+    Raises:
+      ConfigError: If a file is damaged.
     """
 
     def read(path: Path) -> np.ndarray:
-        with _readable(path):
+        with _report_damage(path):
             data = gzip.decompress(path.read_bytes())
             shape = np.frombuffer(data, ">u4", count=data[3], offset=4)
             return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
@@ -61,9 +78,19 @@ def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_lab
 
 
 def read_cifar10(archive: Path) -> Raw:
-    """Read CIFAR-10's tar of binary files: records of one byte for the label and 3 x 32 x 32 for the image, channels first.
+    """Read CIFAR-10's tar of binary files.
 
-    https://www.cs.toronto.edu/~kriz/cifar.html
+    A record is one byte for the label and 3 x 32 x 32 bytes for the image, channels first. See
+    https://www.cs.toronto.edu/~kriz/cifar.html.
+
+    Args:
+      archive: Path of `cifar-10-binary.tar.gz`.
+
+    Returns:
+      The examples, with images `u8[32, 32, 3]`, and the names of the ten classes.
+
+    Raises:
+      ConfigError: If the archive is damaged or incomplete, or if it does not have ten classes.
     """
     folder = "cifar-10-batches-bin/"
     names = folder + "batches.meta.txt"
@@ -73,8 +100,9 @@ def read_cifar10(archive: Path) -> Raw:
     }
     wanted = [names, *files["train"], *files["test"]]
     found = {}
-    with _readable(archive), tarfile.open(archive, "r:gz") as tar:
-        for member in tar:  # once through, as the archive is compressed in one piece
+    with _report_damage(archive), tarfile.open(archive, "r:gz") as tar:
+        # Members are visited once, in order: to go back would decompress the archive again.
+        for member in tar:
             if member.name in wanted and member.isreg() and (file := tar.extractfile(member)):
                 found[member.name] = file.read()
         _require(wanted, found, archive)
@@ -102,19 +130,31 @@ def read_cifar10(archive: Path) -> Raw:
 
 
 def read_tiny_imagenet(archive: Path) -> Raw:
-    """Read TinyImageNet's zip of JPEGs; images u8[64, 64, 3], grey ones made RGB.
+    """Read TinyImageNet's zip of JPEG files.
 
-    http://cs231n.stanford.edu/tiny-imagenet-200.zip. Classes are WordNet ids in the order of its wnids.txt (words.txt says what they
-    mean). The validation images serve as test set, as those in its folder `test` have no public labels. Any number of classes is read,
-    and of images as long as it is the same for all classes.
+    The validation images are the test set, because the images in the archive's folder `test` have
+    no public labels. Any number of classes is accepted, and any number of images if it is the same
+    for all classes. Images are decoded one at a time, as they are asked for. See
+    http://cs231n.stanford.edu/tiny-imagenet-200.zip.
+
+    Args:
+      archive: Path of `tiny-imagenet-200.zip`.
+
+    Returns:
+      The examples, with images `u8[64, 64, 3]` (grey ones are converted to RGB), and the classes:
+      WordNet ids in the order of the archive's `wnids.txt`. Its `words.txt` says what they mean.
+
+    Raises:
+      ConfigError: If the archive is damaged or incomplete, or if its classes have different numbers
+        of images. Damage to an image is reported when the image is decoded.
     """
     folder = "tiny-imagenet-200/"
     wnids_file, annotations_file = folder + "wnids.txt", folder + "val/val_annotations.txt"
-    with _readable(archive), zipfile.ZipFile(archive) as file:
+    with _report_damage(archive), zipfile.ZipFile(archive) as file:
         members = set(file.namelist())
         _require([wnids_file, annotations_file], members, archive)
         wnids = list(dict.fromkeys(file.read(wnids_file).decode().split()))
-        # Lines of a file name, a WordNet id and the corners of a box.
+        # A line has a file name, a WordNet id and the corners of a box.
         annotations = [
             line.split()
             for line in file.read(annotations_file).decode().splitlines()
@@ -127,52 +167,66 @@ def read_tiny_imagenet(archive: Path) -> Raw:
     )
     train = [(name, name.split("/")[2]) for name in train_images]
     for split, examples in (("training", train), ("validation", test)):
-        found = Counter(wnid for _, wnid in examples)
-        if set(found) != set(wnids) or len(set(found.values())) != 1:
-            allowed = f"an archive with {split} images of just the classes in {wnids_file}, and equally many of each"
+        num_images = Counter(wnid for _, wnid in examples)
+        if set(num_images) != set(wnids) or len(set(num_images.values())) != 1:
+            allowed = (
+                f"an archive with {split} images of exactly the classes in {wnids_file}, "
+                "equally many of each"
+            )
             raise ConfigError("raw file", str(archive), allowed)
-    number = {wnid: i for i, wnid in enumerate(wnids)}
+    label_of = {wnid: i for i, wnid in enumerate(wnids)}
 
-    def decoded(examples: list[tuple[str, str]]) -> Iterator[tuple[np.ndarray, int]]:
+    def decode_all(examples: list[tuple[str, str]]) -> Iterator[tuple[np.ndarray, int]]:
         with zipfile.ZipFile(archive) as file:
             for name, wnid in examples:
-                with _readable(archive, name):
-                    image = _decoded(file.read(name), 64)
-                yield image, number[wnid]
+                with _report_damage(archive, name):
+                    image = _decode(file.read(name), 64)
+                yield image, label_of[wnid]
 
-    # Images are decoded one by one, when they are asked for.
-    return Raw({"train": decoded(train), "test": decoded(test)}, wnids)
+    return Raw({"train": decode_all(train), "test": decode_all(test)}, wnids)
 
 
 def read_federated_emnist(archive: Path) -> Raw:
-    """Read the tar of HDF5 files in which TensorFlow Federated publishes EMNIST by writers; images u8[28, 28], clients from 0 by name.
+    """Read the tar of HDF5 files in which TensorFlow Federated publishes EMNIST by writers.
 
-    https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/emnist/load_data. The background is white, 255, as
-    published. The tar is unpacked for as long as it is read, since HDF5 is read in no order.
+    The background is white, 255, as published. A file is unpacked into a temporary folder while it
+    is read, because HDF5 needs random access. See
+    https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/emnist/load_data.
+
+    Args:
+      archive: Path of `fed_emnist.tar.bz2`.
+
+    Returns:
+      The examples, with images `u8[28, 28]` and clients numbered from 0 in the order of the
+      writers' names, and the 62 characters that are the classes.
+
+    Raises:
+      ConfigError: If the archive is damaged or incomplete. Damage to an HDF5 file is reported when
+        its examples are read.
     """
     files = {"train": "fed_emnist_train.h5", "test": "fed_emnist_test.h5"}
-    with _readable(archive), tarfile.open(archive, "r:bz2") as tar:
+    with _report_damage(archive), tarfile.open(archive, "r:bz2") as tar:
         _require(files.values(), tar.getnames(), archive)
 
     def examples(file: str) -> Iterator[tuple[np.ndarray, int, int]]:
         import h5py
 
         with tempfile.TemporaryDirectory() as folder:
-            with _readable(archive, file), tarfile.open(archive, "r:bz2") as tar:
+            with _report_damage(archive, file), tarfile.open(archive, "r:bz2") as tar:
                 tar.extract(file, folder, filter="data")
-            with _readable(archive, file), h5py.File(Path(folder) / file) as writers:
+            with _report_damage(archive, file), h5py.File(Path(folder) / file) as writers:
                 for client, name in enumerate(sorted(writers["examples"])):
-                    own = writers["examples"][name]
-                    pixels, labels = np.asarray(own["pixels"]), np.asarray(own["label"]).ravel()
+                    writer = writers["examples"][name]
+                    pixels = np.asarray(writer["pixels"])
+                    labels = np.asarray(writer["label"]).ravel()
                     if (
                         pixels.shape[1:] != (28, 28)
                         or len(pixels) != len(labels)
                         or labels.max() >= 62
                     ):
                         raise ValueError(f"{name} has no images of 28x28 with labels from 0 to 61")
-                    for image, label in zip(
-                        np.rint(255 * pixels).astype(np.uint8), labels, strict=True
-                    ):
+                    images = np.rint(255 * pixels).astype(np.uint8)
+                    for image, label in zip(images, labels, strict=True):
                         yield image, int(label), client
 
     return Raw(
@@ -181,19 +235,28 @@ def read_federated_emnist(archive: Path) -> Raw:
     )
 
 
-def _decoded(data: bytes, size: int) -> np.ndarray:
-    """Decode a square image to RGB. Its size is looked at first, so that a header cannot ask for more memory than there is."""
-    # ImageNet is known to have a PNG among its files that end in .JPEG.
+def _decode(data: bytes, size: int) -> np.ndarray:
+    """Decode a square image of a known size to RGB.
+
+    The size in the header is checked before decoding, so that a damaged header cannot ask for more
+    memory than there is.
+    """
+    from PIL import Image, UnidentifiedImageError
+
     try:
+        # One of ImageNet's files with the suffix .JPEG is known to be a PNG.
         image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
     except UnidentifiedImageError:
         raise ValueError("neither JPEG nor PNG") from None
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from None
     if image.size != (size, size):
         raise ValueError(f"an image of {image.width}x{image.height} instead of {size}x{size}")
     return np.asarray(image.convert("RGB"))
 
 
 def _require(names: Iterable[str], members: Collection[str], archive: Path) -> None:
+    """Raise a ConfigError if a file is missing from an archive."""
     if missing := [name for name in names if name not in members]:
         raise ConfigError(
             "raw file", str(archive), f"an archive with {missing[0]}, which is missing"
@@ -201,8 +264,8 @@ def _require(names: Iterable[str], members: Collection[str], archive: Path) -> N
 
 
 @contextlib.contextmanager
-def _readable(path: Path, member: str = "") -> Iterator[None]:
-    """Say in one sentence which file could not be read, and why."""
+def _report_damage(path: Path, member: str = "") -> Iterator[None]:
+    """Turn the errors of a damaged file into a ConfigError that says which file and why."""
     try:
         yield
     except ConfigError:

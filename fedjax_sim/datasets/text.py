@@ -1,11 +1,12 @@
-"""Plays as sequences of characters with a speaker each: what next-character prediction learns from.
+"""Plays as sequences of characters, each with its speaker, for next-character prediction.
 
-A play is plain text of speeches, parted by empty lines, whose first line names the speaker, followed by a colon:
+A play is plain text made of speeches, separated by empty lines. The first line of a speech names
+the speaker, followed by a colon:
 
     First Citizen:
     Before we proceed any further, hear me speak.
 
-Letters: `n` sequences, `L` characters that are predicted in a sequence.
+Letters: `n` sequences; `L` characters to predict in a sequence.
 """
 
 import re
@@ -17,20 +18,36 @@ import numpy as np
 
 from fedjax_sim.settings import ConfigError
 
-PADDING, UNKNOWN = 0, 1
+PADDING = 0
+"""Code that fills the end of a sequence."""
+UNKNOWN = 1
+"""Code of every character that has no code."""
 FIRST_CHARACTER = 2
+"""Code of the first character in `Text.characters`; the others follow in order."""
 MOST_CHARACTERS = 254
-"""Codes are bytes."""
+"""Largest number of different characters, because codes are bytes."""
 
 
 class Text(NamedTuple):
-    """Sequences of character codes to train on and to test on. The first L codes of a sequence are inputs, the last L what follows each."""
+    """Sequences of character codes for training and testing, each with its speaker.
 
-    train_sequences: (
-        np.ndarray
-    )  # u8[n, L + 1]  PADDING, UNKNOWN, or FIRST_CHARACTER + place in `characters`
-    train_speakers: np.ndarray  # i32[n], places in `speakers`
-    test_sequences: np.ndarray  # of another n
+    The first L codes of a sequence are inputs. The last L codes are the targets: the character that
+    follows each input.
+
+    Attributes:
+      train_sequences: `u8[n, L + 1]`. A code is PADDING, UNKNOWN, or FIRST_CHARACTER plus the
+        character's position in `characters`.
+      train_speakers: `i32[n]`, positions in `speakers`.
+      test_sequences: As `train_sequences`, with its own number of sequences.
+      test_speakers: As `train_speakers`, one for each test sequence.
+      characters: The characters that have a code.
+      speakers: Names of the speakers.
+      name: Name of the text, used in tables and pictures.
+    """
+
+    train_sequences: np.ndarray
+    train_speakers: np.ndarray
+    test_sequences: np.ndarray
     test_speakers: np.ndarray
     characters: str
     speakers: tuple[str, ...]
@@ -38,12 +55,12 @@ class Text(NamedTuple):
 
     @property
     def num_classes(self) -> int:
-        """Number of codes."""
+        """Number of different codes, PADDING and UNKNOWN included."""
         return FIRST_CHARACTER + len(self.characters)
 
     @property
     def train_clients(self) -> np.ndarray:
-        """Whose each training sequence is: a client is a speaker."""
+        """Client to which each training sequence belongs, `i32[n]`: a client is a speaker."""
         return self.train_speakers
 
 
@@ -56,14 +73,33 @@ def from_text(
     characters: str | None = None,
     name: str,
 ) -> Text:
-    """Make a data set of a play, or raise ConfigError naming what is wrong with it.
+    """Make a data set from the text of a play.
 
-    A speaker is a name, in whatever play of the text; the speeches of one are joined by line ends. The last `held_out` share of each
-    speaker's characters is for testing, the rest for training; both are cut into sequences, of which each character but the first is
-    predicted once, and the last is padded. min_characters: speakers with fewer are left out, by default two sequences' worth.
-    characters: what has a code, by default the characters of the training text, or its `MOST_CHARACTERS` most frequent ones; others
-    are UNKNOWN. Sequences are of 80 as in the benchmark of adaptive federated optimisation (Reddi et al., arXiv 2003.00295), which
-    has 86 fixed characters and two codes more, for a speech's beginning and end.
+    Speakers are told apart by name alone, so one name in several plays is one speaker. The speeches
+    of a speaker are joined by line ends, the end is kept for testing, and both parts are cut into
+    sequences in which every character but a part's first is predicted once.
+
+    Sequences have 80 characters, as in the benchmark of adaptive federated optimisation (Reddi et
+    al., arXiv 2003.00295). That benchmark has 86 fixed characters and two further codes, for the
+    beginning and the end of a speech.
+
+    Args:
+      text: The play, in the form that the module's docstring shows.
+      sequence_length: Characters to predict in a sequence, L, at least 1.
+      held_out: Share of each speaker's characters, at the end, that is kept for testing. Between 0
+        and 1, exclusive.
+      min_characters: Speakers with fewer characters are left out. By default two sequences' worth,
+        2 L.
+      characters: The characters that get a code, all different; others become UNKNOWN. By default
+        the characters of the training text, or its `MOST_CHARACTERS` most frequent ones.
+      name: Name of the text.
+
+    Returns:
+      The sequences. The last sequence of a speaker's part is padded.
+
+    Raises:
+      ConfigError: If an option is out of its range, if the text has no speech, or if no speaker has
+        `min_characters`.
     """
     if not isinstance(sequence_length, int) or sequence_length < 1:
         raise ConfigError("sequence_length", sequence_length, "a whole number of at least 1")
@@ -77,48 +113,80 @@ def from_text(
     least = 2 * sequence_length if min_characters is None else min_characters
     if not isinstance(least, int) or least < 1:
         raise ConfigError("min_characters", min_characters, "a whole number of at least 1")
-    whole = speeches(text)
-    if not whole:
+    words_of = speeches(text)
+    if not words_of:
         raise ConfigError(
             f"number of speeches in {name}",
             0,
-            'at least 1: parted by empty lines, each headed by a line "NAME:"',
+            'at least 1; speeches are separated by empty lines, each under a line "NAME:"',
         )
     parts = {}
-    for speaker, words in whole.items():
-        train = len(words) - max(2, round(held_out * len(words)))
-        if len(words) >= least and train >= 2:  # a character and what follows it, on both sides
-            parts[speaker] = (words[:train], words[train:])
+    for speaker, words in words_of.items():
+        num_train = len(words) - max(2, round(held_out * len(words)))
+        # Each part needs two characters: an input and its target.
+        if len(words) >= least and num_train >= 2:
+            parts[speaker] = (words[:num_train], words[num_train:])
     if not parts:
         raise ConfigError(
             "min_characters",
             least,
-            f"at most {max(map(len, whole.values()))}, the most that a speaker of {name} has",
+            f"at most {max(map(len, words_of.values()))}, the most that a speaker of {name} has",
         )
     if characters is None:
-        counted = Counter("".join(train for train, _ in parts.values()))
+        frequency = Counter("".join(train for train, _ in parts.values()))
         characters = "".join(
-            sorted(character for character, _ in counted.most_common(MOST_CHARACTERS))
+            sorted(character for character, _ in frequency.most_common(MOST_CHARACTERS))
         )
     code = {character: FIRST_CHARACTER + i for i, character in enumerate(characters)}
 
     def sequences(side: int) -> tuple[np.ndarray, np.ndarray]:
-        own = [
+        of_speakers = [
             _cut(
-                np.array([code.get(character, UNKNOWN) for character in each[side]], np.uint8),
+                np.array([code.get(character, UNKNOWN) for character in part[side]], np.uint8),
                 sequence_length,
             )
-            for each in parts.values()
+            for part in parts.values()
         ]
-        return np.concatenate(own), np.repeat(
-            np.arange(len(own), dtype=np.int32), [len(rows) for rows in own]
-        )
+        speakers = np.arange(len(of_speakers), dtype=np.int32)
+        return np.concatenate(of_speakers), np.repeat(speakers, [len(rows) for rows in of_speakers])
 
     return Text(*sequences(0), *sequences(1), characters, tuple(parts), name)
 
 
+def from_file(path: Path, name: str | None = None) -> Text:
+    """Read a play from a file in UTF-8, with the default options of `from_text`.
+
+    Args:
+      path: File with the play.
+      name: Name of the text; by default the file's name without its suffix.
+
+    Returns:
+      The sequences for training and testing.
+
+    Raises:
+      ConfigError: If the file cannot be read as UTF-8, or if `from_text` refuses its text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "text file", str(path), f"an existing file of text in UTF-8 ({error})"
+        ) from None
+    return from_text(text, name=name or path.stem)
+
+
 def speeches(text: str) -> dict[str, str]:
-    """Join each speaker's speeches, in order of first appearance. A paragraph without a name goes on with the speech before it."""
+    """Join the speeches of each speaker.
+
+    A paragraph without a name continues the speech before it. Paragraphs before the first name are
+    left out.
+
+    Args:
+      text: The play, in the form that the module's docstring shows.
+
+    Returns:
+      The joined speeches by speaker, in order of first appearance.
+    """
     found: dict[str, list[str]] = {}
     speaker = None
     for paragraph in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
@@ -133,18 +201,10 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _cut(codes: np.ndarray, length: int) -> np.ndarray:
-    """Cut codes `u8[m]`, m at least 2, into sequences `u8[n, length + 1]`, each beginning with the last code of the one before."""
+    """Cut codes `u8[m]`, m at least 2, into overlapping sequences `u8[n, length + 1]`.
+
+    Each sequence begins with the last code of the one before it; the last one is padded.
+    """
     num = -(-(len(codes) - 1) // length)
     padded = np.pad(codes, (0, num * length + 1 - len(codes)), constant_values=PADDING)
     return padded[np.arange(num)[:, None] * length + np.arange(length + 1)]
-
-
-def from_file(path: Path, name: str | None = None) -> Text:
-    """Read a play in UTF-8; the file's name without its ending is the set's, unless one is given."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "text file", str(path), f"an existing file of text in UTF-8 ({error})"
-        ) from None
-    return from_text(text, name=name or path.stem)

@@ -1,7 +1,7 @@
-"""Splits of training examples that go by their labels: few classes per client, and groups of clients with labels of their own.
+"""Partitions by label: few classes for each client, or different classes for groups of clients.
 
-Groups are of clients in order of their numbers, `group_sizes` of them, as in `timelines.Groups`. Letters: `n` training examples, `N`
-clients, `C` classes.
+A group is a run of clients with consecutive numbers; `group_sizes` gives the length of each run, as
+in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` classes.
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ import numpy as np
 from fedjax_sim.partition.parts import (
     Partition,
     check_alpha,
+    check_labels,
     check_whole,
-    checked_labels,
-    dirichlet_shares,
-    equal_parts,
-    generator,
-    grouped,
-    sorted_by,
+    cut_classes_until_enough,
+    gather_by_owner,
+    make_generator,
+    pack_equal_rows,
+    sort_by_label,
 )
 from fedjax_sim.settings import ConfigError
 
@@ -23,21 +23,32 @@ from fedjax_sim.settings import ConfigError
 def classes_per_client(
     labels: np.ndarray, *, num_clients: int, classes: int = 2, seed: int
 ) -> Partition:
-    """Give each client an equal number of examples of `classes` distinct classes, drawn at random.
+    """Give each client equally many examples of a few distinct classes, drawn at random.
 
-    The classes have `classes * N / C` slots each; where that is not whole, some classes drawn at random have one more. The shuffled slots
-    are dealt to the clients, then clashing ones are swapped at random until no client holds a class twice. Each class is split
-    evenly over its slots, and all slots are truncated to the size of the smallest. FAVANO (arXiv 2305.16099), section 5.
+    Each class gets `classes * N / C` slots; if that is not whole, some classes drawn at random get
+    one more. The shuffled slots are dealt to the clients, and slots are then swapped at random
+    until no client has a class twice. Each class is split evenly over its slots, and every slot is
+    cut to the size of the smallest one. Source: FAVANO (arXiv 2305.16099), section 5.
 
-    labels: integers `[n]`. Raises ConfigError for more classes than there are, or for a slot without an example.
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N.
+      classes: Number of classes of each client, from 1 to C.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed, or if a slot would have no example.
     """
-    labels, rng = checked_labels(labels), generator(seed)
+    labels, rng = check_labels(labels), make_generator(seed)
     check_whole("num_clients", num_clients)
     present, class_of = np.unique(labels, return_inverse=True)
     check_whole("classes", classes, most=len(present))
-    each, more = divmod(classes * num_clients, len(present))
-    num_slots = np.full(len(present), each)
-    num_slots[rng.choice(len(present), more, replace=False)] += 1
+    slots_of_all, num_with_one_more = divmod(classes * num_clients, len(present))
+    num_slots = np.full(len(present), slots_of_all)
+    num_slots[rng.choice(len(present), num_with_one_more, replace=False)] += 1
     size = min(np.bincount(class_of)[num_slots > 0] // num_slots[num_slots > 0])
     if size == 0:
         raise ConfigError(
@@ -54,7 +65,7 @@ def classes_per_client(
     for c in range(len(present)):
         examples = rng.permutation(np.flatnonzero(class_of == c))
         index[slots == c] = examples[: num_slots[c] * size].reshape(-1, size)
-    return equal_parts(index.reshape(num_clients, -1))
+    return pack_equal_rows(index.reshape(num_clients, -1))
 
 
 def label_groups(
@@ -66,40 +77,60 @@ def label_groups(
     held_out: float = 0.0,
     seed: int,
 ) -> Partition:
-    """Give the first few labels to the last clients and the others to the rest, each label in equal parts within its group.
+    """Give the first few labels to the last clients and all other labels to the first clients.
 
-    labels: integers `[n]`, taken in order of size. slow_fraction: share of the clients in the last group, rounded up, which are the slow
-    ones of `slow_clients="last"`. slow_labels: labels they have. held_out: share of each client's examples that is left out, rounded
-    down. What does not divide evenly is left out too. FedStaleWeight's experiments (arXiv 2406.02877, Sec. 6, and the public bench).
+    Within a group each label is split into equal parts; examples that do not divide evenly are left
+    out. The last clients are the slow ones of the setting `slow_clients="last"`. Source:
+    FedStaleWeight's experiments (arXiv 2406.02877, Sec. 6, and its public benchmark).
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0. Labels count as first
+        in order of their numbers.
+      num_clients: Number of clients, N, at least 2.
+      slow_fraction: Share of the clients in the last group, from 0 up to but not including 1. Their
+        number is rounded up and must leave at least one client in each group.
+      slow_labels: Number of labels of the last group, from 1 to C - 1.
+      held_out: Share of each client's examples that is left out, from 0 up to but not including 1.
+        Their number is rounded down.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed, or if a label has fewer examples than its group
+        has clients.
     """
-    labels, rng = checked_labels(labels), generator(seed)
+    labels, rng = check_labels(labels), make_generator(seed)
     present = np.unique(labels)
     check_whole("num_clients", num_clients, least=2)
     check_whole("slow_labels", slow_labels, most=len(present) - 1)
-    for name, value, most in (("slow_fraction", slow_fraction, 1), ("held_out", held_out, 1)):
-        if not isinstance(value, (int, float)) or not 0 <= value < most:
+    for name, value in (("slow_fraction", slow_fraction), ("held_out", held_out)):
+        if not isinstance(value, (int, float)) or not 0 <= value < 1:
             raise ConfigError(name, value, "at least 0 and below 1")
     num_slow = int(np.ceil(slow_fraction * num_clients - 1e-6))
-    check_whole("clients in the last group, of slow_fraction", num_slow, most=num_clients - 1)
+    check_whole(
+        "number of clients in the last group (slow_fraction)", num_slow, most=num_clients - 1
+    )
     rows: list[np.ndarray] = []
-    for own, num in (
+    for group_labels, group_size in (
         (present[slow_labels:], num_clients - num_slow),
         (present[:slow_labels], num_slow),
     ):
         parts = []
-        for label in own:
+        for label in group_labels:
             examples = rng.permutation(np.flatnonzero(labels == label))
-            size = len(examples) // num
+            size = len(examples) // group_size
             if size == 0:
                 raise ConfigError(
                     "num_clients",
                     num_clients,
-                    f"small enough for each of a group's clients to have an example of label {label}",
+                    f"small enough for each client of a group to have an example of label {label}",
                 )
-            parts.append(examples[: num * size].reshape(num, size))
+            parts.append(examples[: group_size * size].reshape(group_size, size))
         rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
     kept = [row[int(held_out * len(row)) :] for row in rows]
-    return grouped(
+    return gather_by_owner(
         np.concatenate(kept),
         np.repeat(np.arange(num_clients), [len(row) for row in kept]),
         num_clients,
@@ -115,33 +146,50 @@ def dirichlet_groups(
     seed: int,
     min_examples: int = 1,
 ) -> Partition:
-    """Split each class in Dirichlet proportions over groups, and a group's examples at random and evenly over its clients.
+    """Split each class over groups in Dirichlet proportions, and a group's examples evenly.
 
-    labels: integers `[n]`. Proportions are drawn again until every group has `min_examples` for each of its clients. Every example is
-    given away; clients of a group differ by one example at most. Hierarchical FL's Figs. 4 and 5b (arXiv 2302.04851).
+    A group's examples are dealt to its clients at random, so clients of a group differ by at most
+    one example. Every example is given to a client. Proportions are drawn again until every group
+    has `min_examples` for each of its clients. Source: hierarchical FL (arXiv 2302.04851), Figs. 4
+    and 5b.
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N, at most n.
+      group_sizes: Number of clients in each group, with the sum N.
+      alpha: Concentration of the Dirichlet distribution, above 0.
+      seed: Whole number of at least 0.
+      min_examples: Least number of examples of a client, from 1 to n / N.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed, or if no draw out of `DIRICHLET_TRIES` gives every
+        group enough examples.
     """
-    labels, rng = checked_labels(labels), generator(seed)
+    labels, rng = check_labels(labels), make_generator(seed)
     check_whole("num_clients", num_clients, most=len(labels))
     _check_groups(group_sizes, num_clients)
     check_whole("min_examples", min_examples, most=len(labels) // num_clients)
     check_alpha(alpha)
-    per_class = dirichlet_shares(
+    per_class = cut_classes_until_enough(
         rng,
         len(group_sizes),
         alpha,
         np.unique(labels, return_counts=True)[1],
         least=min_examples * np.asarray(group_sizes),
     )
-    by_class = sorted_by(labels, rng.permutation(len(labels)))
+    by_class = sort_by_label(labels, rng.permutation(len(labels)))
     group_of = np.concatenate([np.repeat(np.arange(len(group_sizes)), row) for row in per_class])
     examples, owner = [], []
-    first = 0
+    first_client = 0
     for group, size in enumerate(group_sizes):
-        own = rng.permutation(by_class[group_of == group])
-        examples.append(own)
-        owner.append(first + np.arange(len(own)) % size)
-        first += size
-    return grouped(np.concatenate(examples), np.concatenate(owner), num_clients)
+        of_group = rng.permutation(by_class[group_of == group])
+        examples.append(of_group)
+        owner.append(first_client + np.arange(len(of_group)) % size)
+        first_client += size
+    return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
 def disjoint_groups(
@@ -152,32 +200,47 @@ def disjoint_groups(
     classes: int = 2,
     seed: int,
 ) -> Partition:
-    """Deal the labels to groups that share none, and to each client `classes` of its group's, as `classes_per_client` does.
+    """Deal the labels to groups that share none, then split each group by `classes_per_client`.
 
-    labels: integers `[n]`. Groups have equally many labels, the first ones one more if need be. Hierarchical FL's Fig. 5a (arXiv
-    2302.04851). Raises ConfigError for groups with fewer labels than a client is to have.
+    Groups get equally many labels; if these do not divide evenly, the first groups get one more.
+    Source: hierarchical FL (arXiv 2302.04851), Fig. 5a.
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N, at most n.
+      group_sizes: Number of clients in each group, with the sum N.
+      classes: Number of classes of each client, at least 1 and at most the labels of a group.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed, or if a client of a group would have no example of
+        a class.
     """
-    labels, rng = checked_labels(labels), generator(seed)
+    labels, rng = check_labels(labels), make_generator(seed)
     check_whole("num_clients", num_clients, most=len(labels))
     _check_groups(group_sizes, num_clients)
     present = rng.permutation(np.unique(labels))
     check_whole("classes", classes, most=len(present) // len(group_sizes))
     examples, owner = [], []
-    first = 0
-    for own_labels, size in zip(
+    first_client = 0
+    for group_labels, size in zip(
         np.array_split(present, len(group_sizes)), group_sizes, strict=True
     ):
-        mine = np.flatnonzero(np.isin(labels, own_labels))
+        of_group = np.flatnonzero(np.isin(labels, group_labels))
         index, counts = classes_per_client(
-            labels[mine], num_clients=size, classes=classes, seed=int(rng.integers(2**31))
+            labels[of_group], num_clients=size, classes=classes, seed=int(rng.integers(2**31))
         )
-        examples.append(mine[index].ravel())
-        owner.append(first + np.repeat(np.arange(size), counts))
-        first += size
-    return grouped(np.concatenate(examples), np.concatenate(owner), num_clients)
+        examples.append(of_group[index].ravel())
+        owner.append(first_client + np.repeat(np.arange(size), counts))
+        first_client += size
+    return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
 def _check_groups(group_sizes: tuple[int, ...], num_clients: int) -> None:
+    """Raise ConfigError unless the groups have at least one client each, and all clients."""
     if (
         not isinstance(group_sizes, tuple)
         or not group_sizes
@@ -192,24 +255,25 @@ def _check_groups(group_sizes: tuple[int, ...], num_clients: int) -> None:
 
 
 def _swap_until_distinct(slots: np.ndarray, rng: np.random.Generator) -> None:
-    """Swap entries of `slots`, `i[N, classes]` of classes, in place until every row is distinct.
+    """Swap entries of `slots`, `i[N, classes]`, in place until no row has a class twice.
 
-    A duplicate goes to a row without that class, for a class that is new in its own row or a duplicate in the other: each swap
-    adds to the rows' distinct classes, and as no class has more than N slots there always is one.
+    A duplicate class goes to a row that does not have it. In return comes a class that is new to
+    the first row, or one that the other row has twice. Each swap therefore adds to the number of
+    distinct classes of the rows, and a swap always exists, because no class has more than N slots.
     """
     num_clients, classes = slots.shape
     held = np.zeros((num_clients, slots.max() + 1), int)
     np.add.at(held, (np.arange(num_clients)[:, None], slots), 1)
     for client, place in np.argwhere(held[np.arange(num_clients)[:, None], slots] > 1):
-        mine = slots[client, place]
-        while held[client, mine] > 1:
+        duplicate = slots[client, place]
+        while held[client, duplicate] > 1:
             clients, places = rng.integers(num_clients, size=64), rng.integers(classes, size=64)
-            theirs = slots[clients, places]
-            helps = (held[clients, mine] == 0) & (
-                (held[client, theirs] == 0) | (held[clients, theirs] > 1)
+            offered = slots[clients, places]
+            helps = (held[clients, duplicate] == 0) & (
+                (held[client, offered] == 0) | (held[clients, offered] > 1)
             )
             for i in np.flatnonzero(helps)[:1]:
-                slots[client, place], slots[clients[i], places[i]] = theirs[i], mine
-                held[client, [mine, theirs[i]]] += -1, 1
-                held[clients[i], [mine, theirs[i]]] += 1, -1
-                mine = theirs[i]
+                slots[client, place], slots[clients[i], places[i]] = offered[i], duplicate
+                held[client, [duplicate, offered[i]]] += -1, 1
+                held[clients[i], [duplicate, offered[i]]] += 1, -1
+                duplicate = offered[i]

@@ -1,6 +1,6 @@
-"""What ways of splitting data share: the form of a split, its random numbers, and checks of what is asked for.
+"""What all partitions share: their result, their random numbers and the checks of their arguments.
 
-Letters: `n` training examples, `N` clients, `M` examples of the best-endowed client, `C` classes.
+Letters: `n` training examples, `N` clients, `M` examples of the client with the most, `C` classes.
 """
 
 import zlib
@@ -11,16 +11,58 @@ import numpy as np
 from fedjax_sim.settings import ConfigError
 
 DIRICHLET_TRIES = 1000
+"""Draws of Dirichlet proportions before it is an error that an owner has too few examples."""
 
 
 class Partition(NamedTuple):
-    """The clients' examples."""
+    """The training examples of each client.
 
-    index: np.ndarray  # type: ignore[assignment]  # i32[N, M]  positions in the training set; 0 from `counts` on
-    counts: np.ndarray  # i32[N]  true number of examples of each client
+    Attributes:
+      index: `i32[N, M]`, positions in the training set. The entries of client i from `counts[i]` on
+        are 0 and mean nothing.
+      counts: `i32[N]`, number of examples of each client.
+    """
+
+    index: np.ndarray  # type: ignore[assignment]
+    counts: np.ndarray
 
 
-def checked_labels(labels: np.ndarray) -> np.ndarray:
+def label_histogram(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Count each client's examples of each class.
+
+    Args:
+      partition: The clients' examples.
+      labels: Class of each training example, integers `[n]`.
+      num_classes: Number of classes, C, above the largest label.
+
+    Returns:
+      `i32[N, C]`, numbers of examples.
+
+    Raises:
+      ConfigError: If a label is not below `num_classes`.
+    """
+    if np.max(labels) >= num_classes:
+        raise ConfigError(
+            "largest label", int(np.max(labels)), f"below the number of classes, {num_classes}"
+        )
+    num_clients, capacity = partition.index.shape
+    is_real = np.arange(capacity) < partition.counts[:, None]
+    cell = np.arange(num_clients)[:, None] * num_classes + np.asarray(labels)[partition.index]
+    return (
+        np.bincount(cell[is_real], minlength=num_clients * num_classes)
+        .reshape(num_clients, num_classes)
+        .astype(np.int32)
+    )
+
+
+def make_generator(seed: int) -> np.random.Generator:
+    """Make the generator of a partition's random numbers, from a stream used for nothing else."""
+    check_whole("seed", seed, least=0)
+    return np.random.default_rng([int(seed), zlib.crc32(b"partition")])
+
+
+def check_labels(labels: np.ndarray) -> np.ndarray:
+    """Return labels as an array, or raise ConfigError unless they are integers `[n]` from 0 up."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.size == 0:
         raise ConfigError("shape of labels", labels.shape, "[n] with at least one example")
@@ -32,6 +74,7 @@ def checked_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> None:
+    """Raise ConfigError unless a value is a whole number within its limits, both inclusive."""
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
         raise ConfigError(
@@ -42,61 +85,87 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
         )
 
 
-def generator(seed: int) -> np.random.Generator:
-    check_whole("seed", seed, least=0)
-    return np.random.default_rng([int(seed), zlib.crc32(b"partition")])
-
-
-def sorted_by(labels: np.ndarray, examples: np.ndarray) -> np.ndarray:
-    return examples[np.argsort(labels[examples], kind="stable")]
-
-
-def equal_parts(index: np.ndarray) -> Partition:
-    return Partition(index.astype(np.int32), np.full(len(index), index.shape[1], np.int32))
-
-
-def grouped(examples: np.ndarray, owner: np.ndarray, num_clients: int) -> Partition:
-    """Gather each client's examples into a row. examples, owner: integers of one length; owner below num_clients."""
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=num_clients)
-    index = np.zeros((num_clients, counts.max()), np.int32)
-    index[np.arange(counts.max()) < counts[:, None]] = examples[order]
-    return Partition(index, counts.astype(np.int32))
-
-
 def check_alpha(alpha: Any) -> None:
-    """Raise ConfigError unless a Dirichlet distribution can have this concentration."""
+    """Raise ConfigError unless a value can be the concentration of a Dirichlet distribution."""
     if not isinstance(alpha, (int, float, np.integer, np.floating)) or not (
         np.isfinite(alpha) and alpha > 0
     ):
         raise ConfigError("alpha", alpha, "a finite number above 0")
 
 
-def dirichlet_shares(
+def cut_classes_until_enough(
     rng: np.random.Generator, num_owners: int, alpha: float, sizes: np.ndarray, *, least: Any
 ) -> np.ndarray:
-    """Cut classes of `sizes`, `i[C]`, in Dirichlet proportions over owners with at least `least` examples each: `i[C, owners]`.
+    """Call `cut_classes` until every owner has enough examples.
 
-    least: a number, or one per owner. Draws again until it is so; raises ConfigError if `DIRICHLET_TRIES` draws do not give it.
+    Args:
+      rng: Source of random numbers.
+      num_owners: Number of owners: clients, or groups of clients.
+      alpha: Concentration of the Dirichlet distribution.
+      sizes: `i[C]`, number of examples of each class.
+      least: Least number of examples of an owner, one number or one for each owner.
+
+    Returns:
+      `i[C, owners]`, numbers of examples.
+
+    Raises:
+      ConfigError: If none of `DIRICHLET_TRIES` draws gives every owner enough.
     """
     for _ in range(DIRICHLET_TRIES):
-        per_class = shares(rng, num_owners, float(alpha), sizes)
+        per_class = cut_classes(rng, num_owners, float(alpha), sizes)
         if np.all(per_class.sum(axis=0) >= least):
             return per_class
     raise ConfigError(
         "alpha",
         alpha,
-        f"larger, or min_examples smaller: {DIRICHLET_TRIES} draws left a client with too few examples",
+        f"larger, or min_examples smaller: each of {DIRICHLET_TRIES} draws left a client with "
+        "too few examples",
     )
 
 
-def shares(
-    rng: np.random.Generator, num_clients: int, alpha: float, sizes: np.ndarray
+def cut_classes(
+    rng: np.random.Generator, num_owners: int, alpha: float, sizes: np.ndarray
 ) -> np.ndarray:
-    """Cut classes of `sizes`, `i[C]`, in Dirichlet proportions into whole numbers of examples, `i[C, N]`."""
-    cuts = (
-        np.cumsum(rng.dirichlet(np.full(num_clients, alpha), len(sizes)), axis=1) * sizes[:, None]
-    )
+    """Cut each class into whole numbers of examples, in Dirichlet proportions over owners.
+
+    Args:
+      rng: Source of random numbers.
+      num_owners: Number of owners: clients, or groups of clients.
+      alpha: Concentration of the Dirichlet distribution.
+      sizes: `i[C]`, number of examples of each class.
+
+    Returns:
+      `i[C, owners]`, numbers of examples. Each row sums to the size of its class.
+    """
+    cuts = np.cumsum(rng.dirichlet(np.full(num_owners, alpha), len(sizes)), axis=1) * sizes[:, None]
     cuts = np.minimum(cuts.astype(int), sizes[:, None])
     cuts[:, -1] = sizes
     return np.diff(cuts, axis=1, prepend=0)
+
+
+def sort_by_label(labels: np.ndarray, examples: np.ndarray) -> np.ndarray:
+    """Sort positions of examples by their labels; examples of one label keep their order."""
+    return examples[np.argsort(labels[examples], kind="stable")]
+
+
+def pack_equal_rows(index: np.ndarray) -> Partition:
+    """Make a partition of clients with equally many examples, integers `[N, M]`."""
+    return Partition(index.astype(np.int32), np.full(len(index), index.shape[1], np.int32))
+
+
+def gather_by_owner(examples: np.ndarray, owner: np.ndarray, num_clients: int) -> Partition:
+    """Make a partition from the owner of each example.
+
+    Args:
+      examples: Positions in the training set, integers `[k]`.
+      owner: Client of each of these examples, integers `[k]` below `num_clients`.
+      num_clients: Number of clients, N.
+
+    Returns:
+      The partition. A client's examples keep their order.
+    """
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=num_clients)
+    index = np.zeros((num_clients, counts.max()), np.int32)
+    index[np.arange(counts.max()) < counts[:, None]] = examples[order]
+    return Partition(index, counts.astype(np.int32))

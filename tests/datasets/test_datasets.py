@@ -136,7 +136,7 @@ def register(monkeypatch, folder):
         source.url + file: checksums.compute_url_info(folder / file)
         for source in fetched.SOURCES.values()
         for file in source.raw_files
-        if source.own_shape is None and (folder / file).is_file()
+        if source.image_shape is None and (folder / file).is_file()
     }
     monkeypatch.setattr(checksums, "get_all_url_infos", lambda: dict(infos))
 
@@ -252,7 +252,7 @@ def test_raw_files_come_back_as_arrays_and_are_prepared_once(raw, tmp_path, monk
     assert list(cache.glob(f"tensorflow_datasets/{name}/*/dataset_info.json"))
     assert sorted(path.name for path in cache.iterdir()) == [f"{name}.npz", "tensorflow_datasets"]
 
-    monkeypatch.setattr(fetched, "_prepared", None)
+    monkeypatch.setattr(fetched, "_prepare_images", None)
     again = datasets.load(name, cache_dir=cache)
     assert all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True))
 
@@ -364,7 +364,7 @@ def test_archives_come_back_as_arrays_and_the_cache_is_all_they_need_then(
     assert not list(tmp_path.parent.rglob("escaped.txt"))
 
     (archives / file).unlink()
-    monkeypatch.setattr(fetched, "_prepared", None)
+    monkeypatch.setattr(fetched, "_prepare_images", None)
     again = datasets.load(name, cache_dir=cache)
     assert (
         all(np.array_equal(a, b) for a, b in zip(got[:4], again[:4], strict=True))
@@ -492,7 +492,7 @@ DAMAGED = {
     "tiny, no class": (
         "tiny_imagenet",
         tiny_with(**{"wnids.txt": b"\n"}),
-        "training images of just the classes in .*wnids.txt",
+        "training images of exactly the classes in .*wnids.txt",
     ),
     "tiny, without annotations": (
         "tiny_imagenet",
@@ -527,12 +527,12 @@ DAMAGED = {
     "tiny, unknown class in annotations": (
         "tiny_imagenet",
         tiny_with(**{"val/val_annotations.txt": ANNOTATIONS.replace(b"n01", b"n04")}),
-        "validation images of just the classes",
+        "validation images of exactly the classes",
     ),
     "tiny, one class more": (
         "tiny_imagenet",
         tiny_with(**{"wnids.txt": b"n01\nn02\nn03\nn04\n"}),
-        "training images of just the classes",
+        "training images of exactly the classes",
     ),
     "tiny, text for an image": (
         "tiny_imagenet",
@@ -592,7 +592,7 @@ def test_addresses_have_registered_checksums():
 
     known = checksums.get_all_url_infos()
     for source in fetched.SOURCES.values():
-        if source.own_shape is None:
+        if source.image_shape is None:
             assert {source.url + file for file in source.raw_files} <= set(known)
     assert (
         known["https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"].filename

@@ -163,7 +163,7 @@ def test_tiny_shakespeare_comes_through_tensorflow_datasets(
         np.array_equal(a, b) for a, b in zip(got[:4], expected[:4], strict=True)
     )
     assert (tmp_path / "cache" / "tiny_shakespeare.txt").read_text() == play
-    monkeypatch.setattr(fetched, "_prepared_text", None)
+    monkeypatch.setattr(fetched, "_prepare_text", None)
     assert datasets.load_text("tiny_shakespeare", cache_dir=tmp_path / "cache")[4:] == got[4:]
 
     def no_network(*_, **__):

@@ -139,10 +139,10 @@ def test_dirichlet_shares_have_their_mean_and_variance():
     labels = np.zeros(10_000, int)
     shares = np.empty((draws, num_clients))
     for seed in range(draws):
-        rng = partition_parts.generator(seed)
-        shares[seed] = partition_parts.shares(rng, num_clients, alpha, np.array([len(labels)]))[
-            0
-        ] / len(labels)
+        rng = partition_parts.make_generator(seed)
+        shares[seed] = partition_parts.cut_classes(
+            rng, num_clients, alpha, np.array([len(labels)])
+        )[0] / len(labels)
     variance = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
     assert np.abs(shares.mean(axis=0) - 1 / num_clients).max() < 5 * np.sqrt(variance / draws)
     squares = (shares - 1 / num_clients) ** 2
@@ -325,7 +325,7 @@ def test_label_groups_are_those_of_fedstaleweight():
         ({"slow_labels": 0}, "slow_labels is 0"),
         (
             {"slow_fraction": 0.95},
-            "clients in the last group, of slow_fraction is 10, but must be .* at most 9",
+            r"number of clients in the last group \(slow_fraction\) is 10, but must be .* at most 9",
         ),
         ({"slow_fraction": -0.1}, "slow_fraction is -0.1"),
         ({"held_out": 1.0}, "held_out is 1.0, but must be at least 0 and below 1"),

@@ -1,0 +1,144 @@
+"""Data sets by name: which names there are, and how a set is loaded by its name."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
+from fedjax_sim.datasets.fetched import SOURCES, TEXTS, fetch, fetch_text
+from fedjax_sim.datasets.text import Text, from_file
+from fedjax_sim.settings import ConfigError
+
+
+def names() -> dict[str, str]:
+    """Return the names that `load` and `load_text` accept, each with a description of one line."""
+    return {
+        "digits": "scikit-learn's handwritten digits, 1437 + 360 images of 8x8, 10 classes, "
+        "bundled",
+        "breast_cancer": "scikit-learn's breast cancer, 426 + 143 examples of 30 standardised "
+        "features, 2 classes, bundled",
+        **{name: source.summary for name, source in (SOURCES | TEXTS).items()},
+        "npz:PATH": "your own .npz file with the arrays " + ", ".join(ARRAYS),
+        "text:PATH": "your own .txt file with the speeches of a play, separated by empty lines, "
+        "each under a line NAME:",
+    }
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images."""
+    return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
+
+
+def load(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Dataset:
+    """Load a set of images by name.
+
+    A fetched set is downloaded and prepared once; later calls read it from the cache. Preparing it
+    does not need TensorFlow.
+
+    The test set of `tiny_imagenet` is its validation set, because its test images have no public
+    labels. No checksums are registered for the raw files of `tiny_imagenet` and
+    `federated_emnist`, so a smaller file of the same form is accepted too.
+
+    Args:
+      name: One of `names()`. For your own file, give its path; the prefix `npz:` may be left out
+        if the path ends in `.npz`. The set is then named after the file.
+      data_dir: Folder with the raw files of a fetched set, which are then not downloaded. The files
+        must be there, but are not read if the cache already holds the set. Other sets ignore it.
+      cache_dir: Folder in which fetched sets are kept. By default the folder in the environment
+        variable FEDJAX_SIM_CACHE, or else `~/.cache/fedjax_sim`.
+
+    Returns:
+      The images and labels for training and testing.
+
+    Raises:
+      ConfigError: If the name is unknown or stands for a text; if raw files are missing, damaged,
+        incomplete, or differ from the registered checksums; if a download fails; if the cache
+        cannot be written to; or if `from_arrays` refuses the arrays.
+    """
+    if name == "digits":
+        return _load_digits()
+    if name == "breast_cancer":
+        return _load_breast_cancer()
+    if is_text(name):
+        raise ConfigError("dataset", name, "a set of images, not a text")
+    if name in SOURCES:
+        return fetch(name, *_resolve_folders(data_dir, cache_dir))
+    if name.startswith("npz:") or name.endswith(".npz"):
+        return from_npz(Path(name.removeprefix("npz:")).expanduser())
+    raise ConfigError("dataset", name, "one of " + ", ".join(names()))
+
+
+def load_text(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike | None = None,
+) -> Text:
+    """Load a text by name, cut into sequences with the default options of `from_text`.
+
+    Args:
+      name: "tiny_shakespeare", or the path of a `.txt` file with or without the prefix `text:`.
+      data_dir: Folder with the raw files of a fetched text, as for `load`.
+      cache_dir: Folder in which fetched texts are kept, as for `load`.
+
+    Returns:
+      The sequences for training and testing.
+
+    Raises:
+      ConfigError: If the name is not that of a text; if a file is missing, damaged or not UTF-8; if
+        a download fails; if the cache cannot be written to; or if `from_text` refuses the text.
+    """
+    if name in TEXTS:
+        return fetch_text(name, *_resolve_folders(data_dir, cache_dir))
+    if not is_text(name):
+        raise ConfigError("dataset", name, "one of " + ", ".join(TEXTS) + ", or a .txt file")
+    return from_file(Path(name.removeprefix("text:")).expanduser())
+
+
+def _resolve_folders(
+    data_dir: str | os.PathLike | None, cache_dir: str | os.PathLike | None
+) -> tuple[Path | None, Path]:
+    """Return the folders of raw files and of the cache as paths, with the cache's default."""
+    cache = cache_dir or os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim"
+    return None if data_dir is None else Path(data_dir).expanduser(), Path(cache).expanduser()
+
+
+def _load_digits() -> Dataset:
+    """Load scikit-learn's digits as bytes, with a fixed stratified split."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=360, stratify=labels, random_state=0
+    )
+    return from_arrays(
+        images[train], labels[train], images[test], labels[test], num_classes=10, name="digits"
+    )
+
+
+def _load_breast_cancer() -> Dataset:
+    """Load scikit-learn's breast cancer, standardised by the training set, with a fixed split."""
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.model_selection import train_test_split
+
+    features, labels = load_breast_cancer(return_X_y=True)
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=143, stratify=labels, random_state=0
+    )
+    features = (features - features[train].mean(axis=0)) / features[train].std(axis=0)
+    return from_arrays(
+        features[train],
+        labels[train],
+        features[test],
+        labels[test],
+        num_classes=2,
+        name="breast_cancer",
+    )

@@ -1,0 +1,179 @@
+"""The usual ways to split training examples over clients.
+
+Letters: `n` training examples, `N` clients, `C` classes.
+"""
+
+import numpy as np
+
+from fedjax_sim.partition.parts import (
+    Partition,
+    check_alpha,
+    check_labels,
+    check_whole,
+    cut_classes,
+    cut_classes_until_enough,
+    gather_by_owner,
+    make_generator,
+    pack_equal_rows,
+    sort_by_label,
+)
+from fedjax_sim.settings import ConfigError
+
+TRIES_BEFORE_TOP_UP = 100
+"""Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""
+
+
+def iid(labels: np.ndarray, *, num_clients: int, seed: int) -> Partition:
+    """Split the examples at random into equal parts.
+
+    The remainder of n / N is left out.
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N, at most n.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed.
+    """
+    labels, rng = check_labels(labels), make_generator(seed)
+    check_whole("num_clients", num_clients, most=len(labels))
+    size = len(labels) // num_clients
+    return pack_equal_rows(
+        rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
+    )
+
+
+def dirichlet(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    min_examples: int = 1,
+    top_up: bool = False,
+) -> Partition:
+    """Split each class over the clients in proportions from a symmetric Dirichlet distribution.
+
+    Every example is given to a client. Proportions are drawn again until every client has
+    `min_examples`. Source: Yurochkin et al. (arXiv 1905.12022); Li et al. (arXiv 2102.02079).
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N, at most n.
+      alpha: Concentration, above 0. Small values make clients heterogeneous; in the limit of
+        infinity all shares are equal.
+      seed: Whole number of at least 0.
+      min_examples: Least number of examples of a client, from 1 to n / N.
+      top_up: Whether to stop after `TRIES_BEFORE_TOP_UP` draws and move examples to clients that
+        have too few, from the largest client's most frequent class. With many clients (a thousand,
+        say) every draw leaves some with too few.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed or if, without `top_up`, no draw out of
+        `DIRICHLET_TRIES` gives every client enough examples.
+    """
+    labels, rng = check_labels(labels), make_generator(seed)
+    check_whole("num_clients", num_clients, most=len(labels))
+    check_whole("min_examples", min_examples, most=len(labels) // num_clients)
+    check_alpha(alpha)
+    sizes = np.unique(labels, return_counts=True)[1]
+    if top_up:
+        for _ in range(TRIES_BEFORE_TOP_UP):
+            per_class = cut_classes(rng, num_clients, float(alpha), sizes)
+            if per_class.sum(axis=0).min() >= min_examples:
+                break
+        per_class = _top_up(per_class, min_examples)
+    else:
+        per_class = cut_classes_until_enough(rng, num_clients, alpha, sizes, least=min_examples)
+    by_class = sort_by_label(labels, rng.permutation(len(labels)))
+    owner = np.concatenate([np.repeat(np.arange(num_clients), row) for row in per_class])
+    return gather_by_owner(by_class, owner, num_clients)
+
+
+def shards(
+    labels: np.ndarray, *, num_clients: int, shards_per_client: int = 2, seed: int
+) -> Partition:
+    """Sort the examples by label, cut them into equal shards and deal the shards at random.
+
+    A client has about `shards_per_client` classes, possibly fewer. Examples that do not fill a
+    shard are left out at random. Source: McMahan et al. (arXiv 1602.05629), section 3.
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N.
+      shards_per_client: Number of shards of a client, at least 1; N times this is at most n.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed.
+    """
+    labels, rng = check_labels(labels), make_generator(seed)
+    check_whole("shards_per_client", shards_per_client, most=len(labels))
+    check_whole("num_clients", num_clients, most=len(labels) // shards_per_client)
+    num_shards = num_clients * shards_per_client
+    size = len(labels) // num_shards
+    kept = rng.permutation(len(labels))[: num_shards * size]
+    dealt = rng.permutation(sort_by_label(labels, kept).reshape(num_shards, size))
+    return pack_equal_rows(dealt.reshape(num_clients, -1))
+
+
+def natural(
+    labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, seed: int
+) -> Partition:
+    """Keep the clients that the data came with.
+
+    If the data has more clients than `num_clients`, a random choice of them is kept.
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      client_ids: Client to which each example belongs, integers or strings `[n]`.
+      num_clients: Number of clients to keep, N.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition, with clients in the order of their ids.
+
+    Raises:
+      ConfigError: If an argument is not allowed, or if the data has fewer clients.
+    """
+    labels, rng = check_labels(labels), make_generator(seed)
+    client_ids = np.asarray(client_ids)
+    if client_ids.shape != labels.shape:
+        raise ConfigError(
+            "shape of client_ids", client_ids.shape, f"that of the labels, {labels.shape}"
+        )
+    if client_ids.dtype.kind not in "iuUS":
+        raise ConfigError("dtype of client_ids", str(client_ids.dtype), "integers or strings")
+    ids, client_of = np.unique(client_ids, return_inverse=True)
+    check_whole("num_clients", num_clients, most=len(ids))
+    chosen = np.sort(rng.choice(len(ids), num_clients, replace=False))
+    row_of = np.full(len(ids), -1)
+    row_of[chosen] = np.arange(num_clients)
+    examples = np.flatnonzero(row_of[client_of] >= 0)
+    return gather_by_owner(examples, row_of[client_of[examples]], num_clients)
+
+
+def _top_up(per_class: np.ndarray, least: int) -> np.ndarray:
+    """Move examples to the smallest clients until all have enough.
+
+    They come from the largest client's largest class. per_class: `i[C, N]` numbers of examples.
+    """
+    held = per_class.copy()
+    total = held.sum(axis=0)
+    while total.min() < least:
+        poor, rich = int(np.argmin(total)), int(np.argmax(total))
+        label = int(np.argmax(held[:, rich]))
+        given = min(least - total[poor], held[label, rich], total[rich] - least)
+        held[label, [poor, rich]] += given, -given
+        total[[poor, rich]] += given, -given
+    return held
