@@ -1,16 +1,23 @@
-"""The theory of FedStaleWeight (Ma, Tu, Chen, Reddi, arXiv 2406.02877): staleness, weights, incentives, influence, convergence; float64.
+"""The theory of FedStaleWeight: staleness, weights, incentives, influence and convergence.
 
-Dimension letters: `N` clients, `S` slots of the buffer (the paper's b), `K` groups of clients with one rate, `P` parameters. Rates are
-updates per unit of time, one over the mean delay; staleness is counted in versions, that is, server steps. Equation numbers are the
-paper's. Where it writes r with a tilde, rates are what clients report, so `rate` may be either.
+The paper is Ma, Tu, Chen and Reddi, arXiv 2406.02877. Its own results are the shares of arrivals,
+staleness and weights (2)-(8), the utility (9) and the convergence bound (10)-(11). Equation numbers
+are the paper's. "Derived" marks what the paper does not state; "Deviation:" marks where this module
+corrects it. Results are float64.
 
-The paper's: shares of arrivals, staleness and weights (2)-(8), the utility (9), the bound on convergence (10)-(11). "Derived" marks what
-it does not state. Corrected or refuted here:
-- Algorithm 1 prints a weight that does not invert the staleness; see `raw_weight`.
-- A weight must not fall faster than the share of arrivals rises, or it pays to be slow; the paper says "more slowly".
+Dimension letters: `N` clients, `S` slots of the buffer (the paper's b), `K` groups of clients that
+share one rate, `P` parameters. Rates are updates per unit of time, one over the mean delay.
+Staleness is counted in versions of the model, that is, in server steps. Where the paper writes r
+with a tilde, rates are what clients report; so `rate` may hold true or reported rates.
+
+Corrected or refuted here:
+
+- The weight that Algorithm 1 prints does not invert the staleness; see `raw_weight`.
+- If a weight falls faster than the share of arrivals rises, it pays to be slow; the paper says
+  "more slowly".
 - Reporting the true rate is not optimal for every buffer; see `is_truthful`.
 - Weights that sum to 1 in each buffer leave influence far from 1 / n; see `expected_influence`.
-- The bound on convergence says nothing for b >= 2 and is false for b = 1; see `bound`.
+- The convergence bound says nothing for b >= 2 and is false for b = 1; see `bound`.
 """
 
 import itertools
@@ -28,48 +35,85 @@ Value = TypeVar("Value", float, Numbers, jax.Array)
 Weighting = Callable[[Numbers], Numbers]
 
 OWN_ARRIVAL = {"after_aggregation": 1, "before_aggregation": 0}
-"""What b E[tau] falls short of 1 / p by, by when the client that fills the buffer pulls: the paper's order, and the other (derived)."""
+"""By how much b E[tau] falls short of 1 / p, by when the client that fills the buffer pulls.
+
+The arrival that fills the buffer counts towards the staleness of its client's next update only if
+the client pulls before the aggregation. The paper's order is "after_aggregation"; the number for
+the other order is derived.
+"""
 
 
 class Competition(NamedTuple):
-    """What the utility (9) of a client takes from the others, if it holds one slot of a buffer."""
+    """What the utility (9) of a client that holds one slot of a buffer needs to know of the rest.
 
-    other_rate: float  # A: sum of the other clients' rates
-    other_delay: float  # C: sum over the other slots of one over the rate, units of time
+    Attributes:
+        other_rate: A, the sum of the rates of all other clients, updates per unit of time.
+        other_delay: C, the sum over the other slots of one over the rate, units of time.
+    """
+
+    other_rate: float
+    other_delay: float
 
 
 class FedStaleWeightSetup(NamedTuple):
-    """The constants of assumptions 1 to 5 and of the run."""
+    """The constants of assumptions 1 to 5 and of the run that a bound is about.
 
-    buffer_size: int  # b; printed as K in "K = 1"
-    max_staleness: int  # tau_max,b
-    client_lr: tuple[float, ...]  # eta_l^(q), of each of the Q local steps
-    server_lr: float  # eta_g
-    smoothness: float  # L, of each client's loss
-    local_variance: float  # sigma_l^2
-    global_variance: float  # sigma_g^2
-    gradient_bound: float  # G, on the squared norm of any client's gradient
-    initial_gap: float  # f(w_0) - f_*
+    Attributes:
+        buffer_size: b, printed as K in "K = 1".
+        max_staleness: tau_max,b, the largest staleness with this buffer, in versions.
+        client_lr: eta_l^(q), the learning rate of each of the Q local steps.
+        server_lr: eta_g.
+        smoothness: L, of each client's loss.
+        local_variance: sigma_l^2, bound on the variance of a client's stochastic gradient.
+        global_variance: sigma_g^2, bound on the mean over clients of the squared distance between
+            a client's gradient and that of f.
+        gradient_bound: G, bound on the squared norm of any client's gradient.
+        initial_gap: f(w_0) - f_*.
+    """
+
+    buffer_size: int
+    max_staleness: int
+    client_lr: tuple[float, ...]
+    server_lr: float
+    smoothness: float
+    local_variance: float
+    global_variance: float
+    gradient_bound: float
+    initial_gap: float
 
 
 class BoundTerms(NamedTuple):
-    """The right side of (10), term by term; units of a squared gradient."""
+    """The right side of (10), term by term, in units of a squared gradient.
 
-    initial: float  # 2 (f(w_0) - f_*) / (eta_g alpha(Q) T)
-    staleness: float  # 12 eta_g^2 tau^2 beta(Q) Q L^2 ((b tau + 1) / (tau + 1))^2 Sigma
-    drift: float  # 12 beta(Q) Q L^2 Sigma
-    reweighting: float  # 4 b^2 U G
+    Here Sigma is sigma_l^2 + sigma_g^2 + G, and tau is tau_max,b.
+
+    Attributes:
+        initial: 2 (f(w_0) - f_*) / (eta_g alpha(Q) T).
+        staleness: 12 eta_g^2 tau^2 beta(Q) Q L^2 ((b tau + 1) / (tau + 1))^2 Sigma.
+        drift: 12 beta(Q) Q L^2 Sigma.
+        reweighting: 4 b^2 U G.
+    """
+
+    initial: float
+    staleness: float
+    drift: float
+    reweighting: float
 
     @property
     def total(self) -> float:
+        """The sum of the terms."""
         return self.initial + self.staleness + self.drift + self.reweighting
 
 
 def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Numbers:
     """Compute p, each client's share of all arrivals, eq. (2).
 
-    rate: `f64[N]`. Returns `f64[N]`, positive, sum 1. With num_clients, `i64[K]`, and rate, `f64[K]`, for groups: the share of one client
-    of each group, `f64[K]`.
+    Args:
+        rate: `f64[N]`, the rate of each client; or `f64[K]`, the rate of each group.
+        num_clients: 1 for single clients; or `i64[K]`, the sizes of the groups.
+
+    Returns:
+        `f64[N]`, positive, sum 1. For groups `f64[K]`, the share of one client of each group.
     """
     rates = np.asarray(rate, np.float64)
     return rates / np.sum(np.multiply(num_clients, rates))
@@ -78,10 +122,21 @@ def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Nu
 def expected_staleness(
     share: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation"
 ) -> Numbers:
-    """Compute E[tau] from shares of arrivals, eq. (6). share, result: `f64[...]`.
+    """Compute E[tau] from shares of arrivals, eq. (6).
 
-    Exact for independent stationary arrivals of clients that pull at once and find the buffer equally often at each filling.
-    pull: a name in OWN_ARRIVAL.
+    This is exact if arrivals are independent and stationary, clients pull immediately after an
+    arrival, and they find the buffer equally often at each filling.
+
+    Args:
+        share: `f64[...]`, shares of arrivals.
+        buffer_size: b.
+        pull: When the client that fills the buffer pulls; a key of `OWN_ARRIVAL`.
+
+    Returns:
+        `f64[...]`, expected staleness in versions.
+
+    Raises:
+        KeyError: If `pull` is not a key of `OWN_ARRIVAL`.
     """
     return (1 / np.asarray(share, np.float64) - OWN_ARRIVAL[pull]) / buffer_size
 
@@ -89,96 +144,207 @@ def expected_staleness(
 def share_from_staleness(
     staleness: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation"
 ) -> Numbers:
-    """Compute shares of arrivals from expected staleness, eq. (7), the inverse of `expected_staleness`. staleness, result: `f64[...]`."""
+    """Compute shares of arrivals from expected staleness, eq. (7).
+
+    This is the inverse of `expected_staleness`.
+
+    Args:
+        staleness: `f64[...]`, expected staleness in versions.
+        buffer_size: b.
+        pull: When the client that fills the buffer pulls; a key of `OWN_ARRIVAL`.
+
+    Returns:
+        `f64[...]`, shares of arrivals.
+
+    Raises:
+        KeyError: If `pull` is not a key of `OWN_ARRIVAL`.
+    """
     return 1 / (buffer_size * np.asarray(staleness, np.float64) + OWN_ARRIVAL[pull])
 
 
 def raw_weight(
     staleness: npt.ArrayLike, *, buffer_size: int, num_clients: int, pull: str = "after_aggregation"
 ) -> Numbers:
-    """Compute a weight before it is normalised, eq. (8): `fair_weight` of the share that the staleness tells. staleness: `f64[...]`.
+    """Compute a weight before it is normalised, eq. (8).
 
-    It is positive, and num_clients cancels when it is normalised. With pull = "before_aggregation" it is the weight of the paper's code.
+    It is the `fair_weight` of the share of arrivals that the staleness implies. `num_clients`
+    cancels when weights are normalised. With pull "before_aggregation" this is the weight of the
+    paper's code.
+
+    Args:
+        staleness: `f64[...]`, expected staleness in versions.
+        buffer_size: b.
+        num_clients: n.
+        pull: When the client that fills the buffer pulls; a key of `OWN_ARRIVAL`.
+
+    Returns:
+        `f64[...]`. With pull "after_aggregation" it is positive, even without staleness.
+
+    Raises:
+        KeyError: If `pull` is not a key of `OWN_ARRIVAL`.
     """
-    # Deviation: Algorithm 1 prints (E[tau] + 1) / n. Without the factor b it is not the inverse of (7), and shares are not evened out.
+    # Deviation: Algorithm 1 prints (E[tau] + 1) / n. Without the factor b this is not the inverse
+    # of (7), and clients' shares are not evened out.
     return (buffer_size * np.asarray(staleness, np.float64) + OWN_ARRIVAL[pull]) / num_clients
 
 
 def fair_weight(share: npt.ArrayLike) -> Numbers:
-    """Compute 1 / (n p), which solves (3): each client's weighted influence is 1 / n, whatever rate it reports. share, result: `f64[N]`."""
+    """Compute 1 / (n p), the weight that solves (3).
+
+    With it the weighted influence of each client is 1 / n, whatever rate the client reports.
+
+    Args:
+        share: `f64[N]`, shares of arrivals.
+
+    Returns:
+        `f64[N]`, positive weights.
+    """
     shares = np.asarray(share, np.float64)
     return 1 / (len(shares) * shares)
 
 
 def welfare_deviation(weight: npt.ArrayLike, share: npt.ArrayLike) -> float:
-    """Compute the objective of (3), the summed distance of clients' weighted influence to 1 / n; 0 is best. weight, share: `f64[N]`."""
+    """Compute the objective of (3), the summed distance of weighted influences to 1 / n.
+
+    Args:
+        weight: `f64[N]`, weight of an update of each client.
+        share: `f64[N]`, shares of arrivals.
+
+    Returns:
+        The objective, which is minimised; 0 is best.
+    """
     influence = np.multiply(weight, share)
     return float(np.sum(np.abs(influence - 1 / len(influence))))
 
 
 def slot_weights(slot_rate: npt.ArrayLike) -> Numbers:
-    """Compute the normalised weights of a buffer from exact expectations: one over the rate, over its sum. Derived.
+    """Compute the normalised weights of a buffer if expected staleness is known exactly. Derived.
 
-    slot_rate: `f64[..., S]`, rate of the client in each slot, who may hold several. Returns `f64[..., S]`, sum 1; 1 / b at equal rates.
+    The weight of a slot is one over its client's rate, divided by the sum of these over the buffer.
+
+    Args:
+        slot_rate: `f64[..., S]`, rate of the client in each slot; a client may hold several slots.
+
+    Returns:
+        `f64[..., S]`, positive, sum 1. With equal rates all weights are 1 / b.
     """
     inverse = 1 / np.asarray(slot_rate, np.float64)
     return inverse / np.sum(inverse, axis=-1, keepdims=True)
 
 
 def slot_weight_printed(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int) -> float:
-    """Compute a client's normalised weight in the paper's long form above (9); `slot_weights` is the same.
+    """Compute a client's normalised weight in the long form that the paper gives above (9).
 
-    rate: `f64[N]`. slot_client: `i64[S]`, the client in each slot. client: holds one slot.
+    It equals the weight by `slot_weights`.
+
+    Args:
+        rate: `f64[N]`, rates of the clients.
+        slot_client: `i64[S]`, the client in each slot.
+        client: The client; it must hold exactly one slot.
+
+    Returns:
+        The weight, between 0 and 1.
+
+    Raises:
+        ValueError: If the client does not hold exactly one slot.
     """
-    # Deviation: printed with a_i for a_j in the first denominator, n for b as the limit of a sum over slots, and the -1 inside a sum.
+    # Deviation: the paper prints a_i for a_j in the first denominator, n for b as the limit of a
+    # sum over slots, and the -1 inside a sum.
     rates, slots = np.asarray(rate, np.float64), np.asarray(slot_client)
     other_rate, other_delay = competition(rates, slot_client=slots, client=client)
-    own = other_rate / rates[client]
+    others_per_arrival = other_rate / rates[client]
     between = sum(
         rates[k] / rates[j]
         for j in slots[slots != client]
         for k in range(len(rates))
         if k not in (j, client)
     )
-    return float((own + 1) / (len(slots) + own + rates[client] * other_delay + between))
+    return float(
+        (others_per_arrival + 1)
+        / (len(slots) + others_per_arrival + rates[client] * other_delay + between)
+    )
 
 
 def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int) -> Competition:
-    """Collect what the utility of a client takes from the others. rate: `f64[N]`. slot_client: `i64[S]`, the client in each slot.
+    """Collect what the utility of a client needs to know of the other clients and slots.
 
-    The client must hold exactly one slot, as the paper assumes; others may hold several.
+    Args:
+        rate: `f64[N]`, rates of the clients.
+        slot_client: `i64[S]`, the client in each slot; other clients may hold several slots.
+        client: The client; it must hold exactly one slot, as the paper assumes.
+
+    Returns:
+        The sums A and C.
+
+    Raises:
+        ValueError: If the client does not hold exactly one slot.
     """
     rates, slots = np.asarray(rate, np.float64), np.asarray(slot_client)
     if np.sum(slots == client) != 1:
-        raise ValueError(f"client {client} must hold one slot of {slots.tolist()}")
+        raise ValueError(
+            f"slot_client is {slots.tolist()}, but must hold exactly one slot of client {client}"
+        )
     return Competition(
         float(np.sum(np.delete(rates, client))), float(np.sum(1 / rates[slots[slots != client]]))
     )
 
 
 def utility(report: Value, others: Competition) -> Value:
-    """Compute a client's weight in a buffer times its share of arrivals, eq. (9). report: the rate r that it reports, of any shape."""
-    # Deviation: (9) mixes true and reported rates of the others; here both A and C are of reported ones.
+    """Compute a client's weight in a buffer times its share of arrivals, eq. (9).
+
+    Args:
+        report: `f[...]`, the rate r that the client reports.
+        others: The sums A and C.
+
+    Returns:
+        `f[...]`, the utility.
+    """
+    # Deviation: (9) mixes true and reported rates of the other clients. Here both A and C are sums
+    # of reported rates.
     return report / ((1 + others.other_delay * report) * (report + others.other_rate))
 
 
 def utility_slope(report: Value, others: Competition) -> Value:
-    """Compute the derivative of `utility` by the reported rate. Its sign is that of A - C r^2."""
+    """Compute the derivative of `utility` with respect to the reported rate.
+
+    Args:
+        report: `f[...]`, the rate r that the client reports.
+        others: The sums A and C.
+
+    Returns:
+        `f[...]`, the derivative; its sign is that of A - C r^2.
+    """
     both = (1 + others.other_delay * report) * (report + others.other_rate)
     return (others.other_rate - others.other_delay * report**2) / both**2
 
 
 def optimal_report(others: Competition) -> float:
-    """Compute the best report, (A / C)^(1/2), infinite in a buffer of one slot; a client whose rate is less reports its rate. Derived."""
+    """Compute the reported rate with the largest utility, (A / C)^(1/2). Derived.
+
+    A client whose true rate is smaller does best to report its true rate.
+
+    Args:
+        others: The sums A and C.
+
+    Returns:
+        The rate; infinite in a buffer of one slot.
+    """
     return math.sqrt(others.other_rate / others.other_delay) if others.other_delay > 0 else math.inf
 
 
 def is_truthful(rate: float, others: Competition) -> bool:
-    """Whether reporting the true rate is optimal in this buffer, C r^2 <= A. Derived.
+    """Tell whether reporting the true rate is optimal in this buffer, C r^2 <= A. Derived.
 
-    At equal rates this holds iff b <= n; the utility still rises at the true rate iff b < n.
+    Args:
+        rate: r, the true rate of the client.
+        others: The sums A and C.
+
+    Returns:
+        Whether it is. With equal rates this holds if and only if b <= n; the utility still rises at
+        the true rate if and only if b < n.
     """
-    # Deviation: the paper claims it for large n, hence in general by rescaling all rates; but A and C r^2 scale alike, so nothing changes.
+    # Deviation: the paper claims truthfulness for large n and concludes, by rescaling all rates,
+    # that it holds in general. But A and C r^2 scale alike, so rescaling changes nothing.
     return others.other_delay * rate**2 <= others.other_rate
 
 
@@ -189,12 +355,22 @@ def expected_influence(
     buffer_size: int,
     weight: Numbers | Weighting | None = None,
 ) -> Numbers:
-    """Compute the share of an aggregation that each group of clients has on average, all its slots together. Derived.
+    """Compute the average share of each group of clients in an aggregation. Derived.
 
-    Sums over all compositions of a buffer of independent slots; exact if delays are exponential and weights do not vary in time.
-    rate: `f64[K]`. num_clients: `i64[K]`, the groups' sizes. weight: `f64[K]`, of a group's slot before it is normalised, or a function of
-    the expected staleness, `f64[K]`, that gives it; 1 / p if left out. All are positive. Returns `f64[K]`, sum 1.
-    With equal weights, or a buffer of one slot, this is the groups' shares of arrivals.
+    A group's share is the sum of the normalised weights of all its slots. The expectation is a sum
+    over all compositions of a buffer with independent slots. It is exact if delays are exponential
+    and weights do not vary in time.
+
+    Args:
+        rate: `f64[K]`, rate of each group's clients.
+        num_clients: `i64[K]`, sizes of the groups.
+        buffer_size: b.
+        weight: `f64[K]`, positive, weight of a slot of each group before it is normalised; or a
+            function that returns it from expected staleness, `f64[K]`; or None for 1 / p.
+
+    Returns:
+        `f64[K]`, sum 1. With equal weights, or a buffer of one slot, these are the groups' shares
+        of arrivals.
     """
     share = arrival_shares(rate, num_clients=num_clients)
     if callable(weight):
@@ -213,28 +389,64 @@ def expected_influence(
 def stationary_point(
     influence: npt.ArrayLike, optima: npt.ArrayLike, *, curvature: npt.ArrayLike = 1.0
 ) -> Numbers:
-    """Compute where quadratics h_i / 2 |w - c_i|^2 settle on average, the mean of the c_i by influence times curvature. Derived.
+    """Compute where the model settles on average if clients' losses are h_i / 2 |w - c_i|^2.
 
-    To first order in the step size, for one local step; with Q steps of size eta, put 1 - (1 - eta h_i)^Q for the curvature.
-    influence: `f64[N]`, non-negative. optima: `f64[N]` or `f64[N, P]`. curvature: `f64[]` or `f64[N]`. Returns `f64[]` or `f64[P]`.
+    Derived. It is the mean of the c_i, weighted by influence times curvature. This holds to first
+    order in the step size and for one local step; for Q steps of size eta, pass
+    1 - (1 - eta h_i)^Q as the curvature.
+
+    Args:
+        influence: `f64[N]`, non-negative influence of each client or group.
+        optima: `f64[N]` or `f64[N, P]`, the c_i.
+        curvature: `f64[]` or `f64[N]`, the h_i.
+
+    Returns:
+        `f64[]` or `f64[P]`, the mean of the model in the long run.
     """
     pull = np.multiply(influence, curvature)
     return pull @ np.asarray(optima, np.float64) / np.sum(pull)
 
 
 def weight_bounds(max_staleness: int, *, buffer_size: int) -> tuple[float, float]:
-    """Bound a normalised weight from below and above, if averaged staleness lies in [0, tau_max] (before (11)). Both are attained."""
+    """Bound a normalised weight from below and above, stated before (11).
+
+    Args:
+        max_staleness: tau_max; averaged staleness lies between 0 and this.
+        buffer_size: b.
+
+    Returns:
+        The lower and the upper bound. Both are attained.
+    """
     b, most = buffer_size, buffer_size * max_staleness + 1
     return 1 / ((b - 1) * most + 1), most / (b * (max_staleness + 1))
 
 
 def squared_weight_gap(max_staleness: int, *, buffer_size: int) -> float:
-    """Compute U, the largest square of what a normalised weight differs from 1 / b by, in closed form. Derived; 0 for b = 1 or tau = 0."""
+    """Compute U, the largest squared difference of a normalised weight from 1 / b. Derived.
+
+    Args:
+        max_staleness: tau_max; averaged staleness lies between 0 and this.
+        buffer_size: b.
+
+    Returns:
+        U, in closed form; 0 for b = 1 or tau_max = 0.
+    """
     return ((buffer_size - 1) * max_staleness / (buffer_size * (max_staleness + 1))) ** 2
 
 
 def squared_weight_gap_printed(max_staleness: int, *, buffer_size: int) -> float:
-    """Compute U as the larger of two squares, eq. (11); it is always that of the upper bound, so `squared_weight_gap` is the same."""
+    """Compute U as the paper prints it, the larger of two squares, eq. (11).
+
+    The square that belongs to the upper bound is always the larger one, so this equals
+    `squared_weight_gap`.
+
+    Args:
+        max_staleness: tau_max; averaged staleness lies between 0 and this.
+        buffer_size: b.
+
+    Returns:
+        U.
+    """
     return max(
         (1 / buffer_size - limit) ** 2
         for limit in weight_bounds(max_staleness, buffer_size=buffer_size)
@@ -242,35 +454,65 @@ def squared_weight_gap_printed(max_staleness: int, *, buffer_size: int) -> float
 
 
 def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> int:
-    """Bound tau_max,b by tau_max,1 / b, rounded up (assumption 5), on the same arrivals."""
+    """Bound tau_max,b by tau_max,1 / b, rounded up, on the same arrivals (assumption 5).
+
+    Args:
+        max_staleness_unbuffered: tau_max,1, the largest staleness with a buffer of one slot.
+        buffer_size: b.
+
+    Returns:
+        The bound, in versions.
+    """
     return -(-max_staleness_unbuffered // buffer_size)
 
 
-def is_step_small(setting: FedStaleWeightSetup) -> bool:
-    """Whether the theorem's condition on step sizes holds, eta_g eta_l^(q) Q <= 1 / L for each q."""
-    return (
-        setting.server_lr * max(setting.client_lr) * len(setting.client_lr) * setting.smoothness
-        <= 1
-    )
+def is_step_small(setup: FedStaleWeightSetup) -> bool:
+    """Tell whether the theorem's condition on step sizes holds, eta_g eta_l^(q) Q <= 1 / L.
 
+    Args:
+        setup: Constants of the problem and of the run.
 
-def bound(setting: FedStaleWeightSetup, *, num_ticks: int) -> BoundTerms:
-    """Compute the right side of (10), meant to bound the mean over t < T of the squared gradient of f at w_t. num_ticks: T.
-
-    As printed, and no more than that: for b >= 2 it exceeds G, hence any squared gradient (`is_vacuous`). For b = 1 it is false, since it
-    is of order eta_l^2 where drawing clients leaves an error of order eta_l, and unequal rates one that does not vanish.
+    Returns:
+        Whether it holds for each local step q.
     """
-    b, tau, rates = setting.buffer_size, setting.max_staleness, setting.client_lr
-    gradient_square = setting.local_variance + setting.global_variance + setting.gradient_bound
-    drift = 12 * sum(lr**2 for lr in rates) * len(rates) * setting.smoothness**2 * gradient_square
+    return setup.server_lr * max(setup.client_lr) * len(setup.client_lr) * setup.smoothness <= 1
+
+
+def bound(setup: FedStaleWeightSetup, *, num_ticks: int) -> BoundTerms:
+    """Compute the right side of (10), as printed.
+
+    It is meant to bound the mean over t < T of the squared gradient of f at w_t, and does not:
+
+    - For b >= 2 it exceeds G, and so any squared gradient (`is_vacuous`).
+    - For b = 1 it is false. It is of order eta_l^2, but drawing clients leaves an error of order
+      eta_l, and unequal rates leave an error that does not vanish with eta_l.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        num_ticks: T, the number of server steps.
+
+    Returns:
+        The terms, in units of a squared gradient.
+    """
+    b, tau, rates = setup.buffer_size, setup.max_staleness, setup.client_lr
+    gradient_square = setup.local_variance + setup.global_variance + setup.gradient_bound
+    drift = 12 * sum(lr**2 for lr in rates) * len(rates) * setup.smoothness**2 * gradient_square
     return BoundTerms(
-        initial=2 * setting.initial_gap / (setting.server_lr * sum(rates) * num_ticks),
-        staleness=(setting.server_lr * tau * (b * tau + 1) / (tau + 1)) ** 2 * drift,
+        initial=2 * setup.initial_gap / (setup.server_lr * sum(rates) * num_ticks),
+        staleness=(setup.server_lr * tau * (b * tau + 1) / (tau + 1)) ** 2 * drift,
         drift=drift,
-        reweighting=4 * b**2 * squared_weight_gap(tau, buffer_size=b) * setting.gradient_bound,
+        reweighting=4 * b**2 * squared_weight_gap(tau, buffer_size=b) * setup.gradient_bound,
     )
 
 
 def is_vacuous(max_staleness: int, *, buffer_size: int) -> bool:
-    """Whether the last term of (10) alone is at least G, 4 b^2 U >= 1; so for all b >= 2 and tau >= 1. Derived."""
+    """Tell whether the last term of (10) alone is at least G, 4 b^2 U >= 1. Derived.
+
+    Args:
+        max_staleness: tau_max,b.
+        buffer_size: b.
+
+    Returns:
+        Whether it is, which is so for all b >= 2 and tau_max,b >= 1.
+    """
     return 4 * buffer_size**2 * squared_weight_gap(max_staleness, buffer_size=buffer_size) >= 1

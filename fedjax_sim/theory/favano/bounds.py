@@ -1,8 +1,16 @@
-"""The theory of FAVANO (Leconte, Nguyen, Moulines, arXiv 2305.16099): identities, constants and the convergence bound, in float64.
+"""FAVANO's identities, constants and convergence bound, in float64.
 
-Dimension letters: `N` clients, `P` parameters, `K` most local steps between contacts. A client's X in 0, ..., K is the number of local
-steps it reports (the paper's E and K, the smaller one), `law` its probabilities. Equation numbers are the paper's; "derived" marks what
-it does not state.
+The paper is Leconte, Nguyen and Moulines, arXiv 2305.16099. Equation numbers are the paper's.
+"Derived" marks what the paper does not state; "Deviation:" marks where this module corrects it.
+
+Dimension letters: `N` clients (the paper's n), `P` parameters, `K` the largest number of local
+steps that a client does between two contacts, `T` server steps.
+
+X, in 0, ..., K, is the number of local steps that a client reports at a contact: the smaller of the
+paper's E and K. `law` holds the probabilities of its values. The server contacts s clients per
+step; eta is the step size of local steps; mu_t is the mean of the server's model and all clients'
+base models (the models that clients started from) at server step t; Phi_t, the potential, is the
+sum of squared distances of these n + 1 models to mu_t.
 """
 
 from collections.abc import Callable
@@ -19,31 +27,58 @@ Numbers = npt.NDArray[np.float64]
 
 
 class StepMoments(NamedTuple):
-    """Moments of X, all `f64[N]`."""
+    """Moments of X, the number of reported local steps, for each client.
 
-    prob_any: Numbers  # P(X > 0)
-    mean: Numbers  # E[X]
-    mean_square: Numbers  # E[X^2]
-    mean_inverse: Numbers  # E[1(X > 0) / X]
+    Attributes:
+        prob_any: `f64[N]`, P(X > 0).
+        mean: `f64[N]`, E[X].
+        mean_square: `f64[N]`, E[X^2].
+        mean_inverse: `f64[N]`, E[1(X > 0) / X].
+    """
+
+    prob_any: Numbers
+    mean: Numbers
+    mean_square: Numbers
+    mean_inverse: Numbers
 
 
 class FavanoSetup(NamedTuple):
-    """The constants of assumptions A1 to A4 and of the run."""
+    """The constants of assumptions A1 to A4 and of the run that a bound is about.
 
-    num_clients: int  # n
-    num_contacted: int  # s
-    max_steps: int  # K
-    smoothness: float  # L
-    gradient_variance: float  # sigma^2
-    dissimilarity: float  # G^2
-    dissimilarity_factor: float  # B^2, at least 1
-    initial_gap: float  # F = f(mu_0) - f_*
-    noise_constant: float  # mean of a^i
-    drift_constant: float  # b
+    Attributes:
+        num_clients: n, the number of clients.
+        num_contacted: s, the number of clients contacted per server step.
+        max_steps: K, the most local steps between two contacts.
+        smoothness: L, the Lipschitz constant of every client's gradient.
+        gradient_variance: sigma^2, bound on the variance of a stochastic gradient.
+        dissimilarity: G^2, where the mean over clients of the squared gradient is at most
+            G^2 + B^2 times the squared gradient of f.
+        dissimilarity_factor: B^2, at least 1.
+        initial_gap: F = f(mu_0) - f_*, the initial loss above its lower bound.
+        noise_constant: Mean over clients of a^i, from `reweighting_constants`.
+        drift_constant: b, from `reweighting_constants`.
+    """
+
+    num_clients: int
+    num_contacted: int
+    max_steps: int
+    smoothness: float
+    gradient_variance: float
+    dissimilarity: float
+    dissimilarity_factor: float
+    initial_gap: float
+    noise_constant: float
+    drift_constant: float
 
 
 class Condition(NamedTuple):
-    """One requirement of the proof: `value` may be at most `limit`."""
+    """One requirement of the proof of Theorem 1: `value` may be at most `limit`.
+
+    Attributes:
+        name: What the requirement is about.
+        value: The quantity that is limited.
+        limit: The largest value allowed.
+    """
 
     name: str
     value: float
@@ -51,24 +86,42 @@ class Condition(NamedTuple):
 
     @property
     def holds(self) -> bool:
+        """Whether the value is within the limit."""
         return self.value <= self.limit
 
 
 class ErrorTerms(NamedTuple):
-    """A bound r_0 / (eta T) + b eta + e eta^2 that is valid for step sizes eta up to 1 / d."""
+    """The bound r_0 / (eta T) + b eta + e eta^2, valid for step sizes eta up to 1 / d.
 
-    initial: float  # r_0
-    linear: float  # b
-    quadratic: float  # e
-    cap: float  # d
+    The letters are those of the tuning lemma (App. B.1); its b is not the drift constant.
+
+    Attributes:
+        initial: r_0, coefficient of 1 / (eta T).
+        linear: b, coefficient of eta.
+        quadratic: e, coefficient of eta^2.
+        cap: d, the inverse of the largest step size.
+    """
+
+    initial: float
+    linear: float
+    quadratic: float
+    cap: float
 
 
 def step_law(
     rate: npt.ArrayLike, *, contact_probability: float, round_time: float, max_steps: int, law: str
 ) -> Numbers:
-    """Compute the probabilities of X = 0, ..., K of each client over stationary windows.
+    """Compute the probabilities of X = 0, ..., K for each client, over stationary windows.
 
-    rate: `f64[N]`, local steps per unit of time. law: a name of `timelines.step_counts`. Returns `f64[N, K + 1]`.
+    Args:
+        rate: `f64[N]`, local steps per unit of time.
+        contact_probability: Probability of being contacted at a server step, s / n.
+        round_time: Time between two server steps.
+        max_steps: K, the most local steps between two contacts.
+        law: Name of a law of the step count, from `fedjax_sim.timelines.step_counts`.
+
+    Returns:
+        `f64[N, K + 1]`, each row non-negative with sum 1.
     """
     with jax.enable_x64(True):
         window = {"contact_probability": contact_probability, "round_time": round_time}
@@ -81,7 +134,14 @@ def step_law(
 
 
 def step_moments(law: Numbers) -> StepMoments:
-    """Compute the moments of X. law: `f64[N, K + 1]`, probabilities of X = 0, ..., K."""
+    """Compute the moments of X from its law.
+
+    Args:
+        law: `f64[N, K + 1]`, probabilities of X = 0, ..., K.
+
+    Returns:
+        The moments, each `f64[N]`.
+    """
     steps = np.arange(law.shape[-1])
     return StepMoments(1 - law[:, 0], law @ steps, law @ steps**2, law[:, 1:] @ (1 / steps[1:]))
 
@@ -89,54 +149,108 @@ def step_moments(law: Numbers) -> StepMoments:
 def reweighted_variance(
     moments: StepMoments, *, mean: float, variance: float, reweighting: str
 ) -> Numbers:
-    """Compute the variance of the reweighted sum of X independent gradients (lemma before App. B.2; M_1 and M_2 there).
+    """Compute the variance of the reweighted sum of X independent gradients.
 
-    mean, variance: of one gradient. reweighting: "stochastic" or "deterministic". Returns `f64[N]`; the expectation is `mean`.
+    The lemma on Var(M_1) and Var(M_2), just before the tuning lemma of App. B.1. The expectation of
+    the reweighted sum is `mean`.
+
+    Args:
+        moments: Moments of X.
+        mean: Expectation of one scalar gradient.
+        variance: Variance of one scalar gradient.
+        reweighting: "stochastic" (M_1) or "deterministic" (M_2).
+
+    Returns:
+        `f64[N]`, the variance for each client.
     """
     if reweighting == "stochastic":
-        silent = mean**2 * moments.prob_any * (1 - moments.prob_any)
-        return (silent + variance * moments.mean_inverse) / moments.prob_any**2
+        no_step = mean**2 * moments.prob_any * (1 - moments.prob_any)
+        return (no_step + variance * moments.mean_inverse) / moments.prob_any**2
     return mean**2 * (moments.mean_square / moments.mean**2 - 1) + variance / moments.mean
 
 
 def reweighting_constants(
     moments: StepMoments, *, max_steps: int, reweighting: str
 ) -> tuple[Numbers, float]:
-    """Compute a^i, `f64[N]`, and b of Theorem 1.
+    """Compute the constants a^i and b of Theorem 1.
 
-    reweighting: "stochastic", "deterministic" or "deterministic_printed".
+    Args:
+        moments: Moments of X.
+        max_steps: K, the most local steps between two contacts.
+        reweighting: "stochastic", "deterministic", or "deterministic_printed" for the constants of
+            the deterministic reweighting exactly as the paper prints them.
+
+    Returns:
+        a^i, `f64[N]`, and b.
+
+    Raises:
+        KeyError: If `reweighting` is none of these.
     """
-    any_, mean, square, inverse = moments
+    prob_any, mean, square, inverse = moments
     if reweighting == "stochastic":
-        return (any_ / max_steps**2 + inverse) / any_**2, float(np.max(1 / any_))
-    # Deviation: from (149) on the paper divides E[X^2] by E[X], where (148) has its square. As printed, (138) is false for a client
-    # that rarely has a step to report: X of 1 with probability 0.05, else 0, has a second moment of 20 and a bound of 8.
+        return (prob_any / max_steps**2 + inverse) / prob_any**2, float(np.max(1 / prob_any))
+    # Deviation: from (149) on, the paper divides E[X^2] by E[X], where (148) divides by its square.
+    # As printed, (138) is false for a client that rarely has a step to report: if X is 1 with
+    # probability 0.05 and otherwise 0, the second moment is 20 but the bound only 8.
     scale = {"deterministic": mean**2, "deterministic_printed": mean}[reweighting]
     return 1 / mean + square / (max_steps**2 * scale), float(np.max(square / scale))
 
 
 def kappa(num_clients: int, num_contacted: int) -> float:
-    """Compute the rate at which the potential contracts, eq. (6)."""
+    """Compute the rate at which the potential contracts, eq. (6).
+
+    Args:
+        num_clients: n.
+        num_contacted: s.
+
+    Returns:
+        kappa: without progress, the expected potential falls at least by this share per step. It
+        is 0 if all clients are contacted.
+    """
     n, s = num_clients, num_contacted
     return s * (n - s) / (2 * n * (n + 1) * (s + 1))
 
 
 def kappa_sharp(num_clients: int, num_contacted: int) -> float:
-    """Compute the larger rate that the proof gives at (78)-(79), and which does not vanish at s = n. Derived."""
+    """Compute the larger rate that the paper's own proof gives at (78)-(79). Derived.
+
+    Args:
+        num_clients: n.
+        num_contacted: s.
+
+    Returns:
+        A rate that may replace `kappa`, and does not vanish at s = n.
+    """
     return num_contacted / (2 * num_clients * (num_contacted + 1))
 
 
 def kappa_star(num_clients: int, num_contacted: int) -> float:
-    """Compute the best rate in the absence of progress, attained when the server's model is the mean of all. Derived."""
+    """Compute the best possible rate without progress. Derived.
+
+    Args:
+        num_clients: n.
+        num_contacted: s.
+
+    Returns:
+        The rate. It is attained when the server's model is the mean of all models.
+    """
     n, s = num_clients, num_contacted
     return s * (s * n - 1) / (n * max(n - 1, 1) * (s + 1))
 
 
 def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: int) -> float:
-    """Compute the expected potential after one server step without progress, exactly. Derived.
+    """Compute exactly the expected potential after one server step without progress. Derived.
 
-    server: `f64[P]`. bases: `f64[N, P]`, the models that clients started from. The potential is the sum of squared distances of the
-    server's and the clients' models to their mean mu.
+    The potential is the sum of squared distances of the server's model and the clients' base models
+    to the mean mu of all of them.
+
+    Args:
+        server: `f64[P]`, the server's model before the step.
+        bases: `f64[N, P]`, the models that clients started from.
+        num_contacted: s, the number of clients contacted.
+
+    Returns:
+        The expectation over the draw of clients.
     """
     n, s = len(bases), num_contacted
     if n == 1:
@@ -149,11 +263,23 @@ def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: int) -
 
 
 def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> Numbers:
-    """Compute the share of the way to its own optimum that a client's reweighted progress covers on average, on a quadratic. Derived.
+    """Compute how far a client's reweighted progress takes it to its optimum on a quadratic.
 
-    With curvature a and step size eta, `step_curvature` is eta a and the result eta a omega_i, where the expected progress is
-    omega_i a (w - c_i). Gradients shrink along a trajectory, so a client that does many steps is reweighted too much: omega_i falls with X.
-    law: `f64[N, K + 1]`. reweighting: "stochastic", "deterministic" or "none". Returns `f64[N]`.
+    Derived. With curvature a, step size eta and optimum c_i, the expected reweighted progress from
+    w is omega_i a (w - c_i), and the result is eta a omega_i, the mean share of the way to c_i that
+    is covered. Gradients shrink along a trajectory, so omega_i falls as X grows: reweighting
+    over-corrects in favour of clients that do few steps.
+
+    Args:
+        law: `f64[N, K + 1]`, probabilities of X = 0, ..., K.
+        step_curvature: eta a.
+        reweighting: "stochastic", "deterministic" or "none".
+
+    Returns:
+        `f64[N]`, the share eta a omega_i for each client.
+
+    Raises:
+        KeyError: If `reweighting` is none of these.
     """
     steps = np.arange(law.shape[-1])
     covered = 1 - (1 - step_curvature) ** steps
@@ -170,70 +296,119 @@ def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> N
 def long_run_means(
     optima: Numbers, pull: Numbers, *, num_contacted: int
 ) -> tuple[Numbers, Numbers]:
-    """Compute the stationary means of the server's model and of the clients' base models on quadratics of one curvature. Derived.
+    """Compute the stationary means of all models, on quadratics of equal curvature. Derived.
 
-    A client reports u_i = m_i + pull_i (c_i - m_i) on average, where m_i is the mean of what the server holds after contacting it:
-    (s + 1) m_i = m + u_i + (s - 1) / (n - 1) sum_{j != i} u_j, and m is the mean of all u_i.
-    optima: `f64[N]` or `f64[N, P]`. pull: `f64[N]`, as from `expected_pull`. Returns m, `f64[]` or `f64[P]`, and `f64[N]` or `f64[N, P]`.
+    A client reports u_i = m_i + pull_i (c_i - m_i) on average, where m_i is the mean of its base
+    model, which is what the server holds after contacting it. These means solve
+    (s + 1) m_i = m + u_i + (s - 1) / (n - 1) sum_{j != i} u_j, where m is the mean of all u_i.
+
+    Args:
+        optima: `f64[N]` or `f64[N, P]`, the clients' optima c_i.
+        pull: `f64[N]`, from `expected_pull`.
+        num_contacted: s, the number of clients contacted per server step.
+
+    Returns:
+        The mean m of the server's model, `f64[]` or `f64[P]`, and the means m_i of the base models,
+        `f64[N]` or `f64[N, P]`.
     """
     n, s = len(optima), num_contacted
-    together = (s - 1) / max(n - 1, 1)
-    mix = (1 - together) * np.eye(n) + (together + 1 / n)
+    # Probability that another given client is contacted too when client i is.
+    contacted_too = (s - 1) / max(n - 1, 1)
+    mix = (1 - contacted_too) * np.eye(n) + (contacted_too + 1 / n)
     bases = np.linalg.solve(
         (s + 1) * np.eye(n) - mix * (1 - pull), np.einsum("ij,j,j...->i...", mix, pull, optima)
     )
     return np.mean(bases + np.einsum("i,i...->i...", pull, optima - bases), axis=0), bases
 
 
-def second_moment_bound(setting: FavanoSetup, *, potential: float, gradient_square: float) -> float:
-    """Bound the sum over clients of the second moments of reweighted progress, (135)-(138); needs eta < 1 / (4 L K^2).
+def second_moment_bound(setup: FavanoSetup, *, potential: float, gradient_square: float) -> float:
+    """Bound the sum over clients of the second moments of reweighted progress, (135)-(138).
 
-    potential: Phi_t. gradient_square: squared norm of the gradient at mu_t.
+    Holds for eta < 1 / (4 L K^2).
+
+    Args:
+        setup: Constants of the problem and of the run.
+        potential: Phi_t.
+        gradient_square: Squared norm of the gradient of f at mu_t.
+
+    Returns:
+        The bound.
     """
-    n, b = setting.num_clients, setting.drift_constant
-    noise = setting.gradient_variance * n * setting.noise_constant
-    spread = 16 * setting.smoothness**2 * b * potential
+    n, b = setup.num_clients, setup.drift_constant
+    noise = setup.gradient_variance * n * setup.noise_constant
+    spread = 16 * setup.smoothness**2 * b * potential
     return (
         noise
         + spread
-        + 8 * n * b * (setting.dissimilarity_factor * gradient_square + setting.dissimilarity)
+        + 8 * n * b * (setup.dissimilarity_factor * gradient_square + setup.dissimilarity)
     )
 
 
 def potential_step_bound(
-    setting: FavanoSetup,
+    setup: FavanoSetup,
     *,
     step_size: float,
     potential: float | Numbers,
     gradient_square: float | Numbers,
 ) -> float | Numbers:
-    """Bound the expected potential after one server step, (157)-(167), from its value and the squared gradient at mu_t before it."""
-    # Deviation: (164) lacks the factor b of G^2 and (157), (160) the factor sigma^2; both are in the bound that they start from.
-    scale = (setting.num_contacted * step_size) ** 2
-    drift = 24 * setting.dissimilarity_factor * setting.drift_constant * gradient_square
-    return (1 - 1 / (5 * setting.num_clients)) * potential + scale * (
-        3 * _noise_and_dissimilarity(setting) + drift
+    """Bound the expected potential after one server step, (157)-(167).
+
+    Args:
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+        potential: `f64[...]`, Phi_t before the step.
+        gradient_square: `f64[...]`, squared norm of the gradient of f at mu_t before the step.
+
+    Returns:
+        `f64[...]`, the bound on E[Phi_(t+1)].
+    """
+    # Deviation: (164) lacks the factor b of G^2, and (157) and (160) lack the factor sigma^2. Both
+    # factors are in the bound that these equations start from.
+    scale = (setup.num_contacted * step_size) ** 2
+    drift = 24 * setup.dissimilarity_factor * setup.drift_constant * gradient_square
+    return (1 - 1 / (5 * setup.num_clients)) * potential + scale * (
+        3 * _noise_and_dissimilarity(setup) + drift
     )
 
 
 def potential_sum_bound(
-    setting: FavanoSetup, *, step_size: float, num_ticks: int, gradient_square_sum: float
+    setup: FavanoSetup, *, step_size: float, num_ticks: int, gradient_square_sum: float
 ) -> float:
-    """Bound the sum of expected potentials over t = 0, ..., T of a run that starts with all models equal, (168)-(171).
+    """Bound the sum of expected potentials over t = 0, ..., T, (168)-(171).
 
-    gradient_square_sum: sum over t < T of the squared gradient at mu_t.
+    The run starts with all models equal.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+        num_ticks: T, the number of server steps.
+        gradient_square_sum: Sum over t < T of the squared norm of the gradient of f at mu_t.
+
+    Returns:
+        The bound.
     """
-    scale = setting.num_clients * (setting.num_contacted * step_size) ** 2
-    drift = 120 * setting.dissimilarity_factor * setting.drift_constant * gradient_square_sum
-    return scale * (drift + 15 * num_ticks * _noise_and_dissimilarity(setting))
+    scale = setup.num_clients * (setup.num_contacted * step_size) ** 2
+    drift = 120 * setup.dissimilarity_factor * setup.drift_constant * gradient_square_sum
+    return scale * (drift + 15 * num_ticks * _noise_and_dissimilarity(setup))
 
 
-def bound_of_main_text(setting: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
-    """Compute the right side of eq. (8) as printed, which leaves out two terms of the proof; see `bound`."""
-    noise = setting.noise_constant * setting.gradient_variance
-    drift = setting.drift_constant * setting.dissimilarity
-    quadratic = (setting.smoothness * setting.num_contacted) ** 2 * (720 * noise + 5600 * drift)
-    terms = error_terms(setting)
+def bound_of_main_text(setup: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
+    """Compute the right side of eq. (8) as printed, which leaves out two terms of the proof.
+
+    `bound` has all terms.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+        num_ticks: T, the number of server steps.
+
+    Returns:
+        The right side of (8), in units of a squared gradient.
+    """
+    noise = setup.noise_constant * setup.gradient_variance
+    drift = setup.drift_constant * setup.dissimilarity
+    quadratic = (setup.smoothness * setup.num_contacted) ** 2 * (720 * noise + 5600 * drift)
+    terms = error_terms(setup)
     return (
         terms.initial / (step_size * num_ticks)
         + terms.linear * step_size
@@ -241,12 +416,21 @@ def bound_of_main_text(setting: FavanoSetup, *, step_size: float, num_ticks: int
     )
 
 
-def bound(setting: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
-    """Bound the mean over t < T of the expected squared gradient at mu_t, Theorem 1 in the form of (225)-(227).
+def bound(setup: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
+    """Bound the mean over t < T of the expected squared gradient of f at mu_t, Theorem 1.
 
-    Holds if every one of `conditions` does. It is about the mean of all models mu_t, not the server's model.
+    In the form of (225)-(227). The bound holds if all `conditions` do. It is about mu_t, the mean
+    of all models, not about the server's model.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+        num_ticks: T, the number of server steps.
+
+    Returns:
+        The bound, in units of a squared gradient.
     """
-    terms = error_terms(setting)
+    terms = error_terms(setup)
     return (
         terms.initial / (step_size * num_ticks)
         + terms.linear * step_size
@@ -254,33 +438,49 @@ def bound(setting: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
     )
 
 
-def error_terms(setting: FavanoSetup) -> ErrorTerms:
-    """Collect Theorem 1 by powers of the step size."""
-    n, s, L, K = setting.num_clients, setting.num_contacted, setting.smoothness, setting.max_steps
+def error_terms(setup: FavanoSetup) -> ErrorTerms:
+    """Collect the bound of Theorem 1 by powers of the step size.
+
+    Args:
+        setup: Constants of the problem and of the run.
+
+    Returns:
+        The coefficients, and the inverse of the largest step size that the proof allows.
+    """
+    n, s, L, K = setup.num_clients, setup.num_contacted, setup.smoothness, setup.max_steps
     # Deviation: (224) has 5600 for the last constant, where its own factors give 2 * 2880 = 5760.
-    noise = (8 * K**2 + 720 * s**2 * setting.noise_constant) * setting.gradient_variance
-    drift = (32 * K**2 + 5760 * s**2 * setting.drift_constant) * setting.dissimilarity
+    noise = (8 * K**2 + 720 * s**2 * setup.noise_constant) * setup.gradient_variance
+    drift = (32 * K**2 + 5760 * s**2 * setup.drift_constant) * setup.dissimilarity
     return ErrorTerms(
-        initial=2 * (n + 1) * setting.initial_gap / s,
-        linear=L * s / (n + 1) * _noise_and_dissimilarity(setting),
+        initial=2 * (n + 1) * setup.initial_gap / s,
+        linear=L * s / (n + 1) * _noise_and_dissimilarity(setup),
         quadratic=L**2 * (noise + drift),
-        cap=1 / largest_step_size(setting),
+        cap=1 / largest_step_size(setup),
     )
 
 
 def conditions(
-    setting: FavanoSetup,
+    setup: FavanoSetup,
     *,
     step_size: float,
     contraction: Callable[[int, int], float] = kappa_sharp,
 ) -> tuple[Condition, ...]:
-    """List what the proof of Theorem 1 asks of the step size. Derived, but for the first, which is eq. (7).
+    """List all that the proof of Theorem 1 requires of the step size.
 
-    The paper states the first alone; it does not imply the others when K or s is small. contraction: `kappa` for the paper's rate.
+    The first condition is eq. (7), the only one that the paper states; the others are derived. The
+    first does not imply the others when K or s is small.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+        contraction: Rate of contraction as a function of n and s; `kappa` is the paper's.
+
+    Returns:
+        The conditions "theorem", "local gradients", "local drift", "descent" and "contraction".
     """
-    n, s, L, K = setting.num_clients, setting.num_contacted, setting.smoothness, setting.max_steps
-    factor, b = setting.dissimilarity_factor, setting.drift_constant
-    quadratic, linear = _descent_terms(setting)
+    n, s, L, K = setup.num_clients, setup.num_contacted, setup.smoothness, setup.max_steps
+    factor, b = setup.dissimilarity_factor, setup.drift_constant
+    quadratic, linear = _descent_terms(setup)
     return (
         Condition("theorem", step_size, 1 / (20 * factor * b * K * L * s)),
         Condition("local gradients", step_size, 1 / (4 * L * K**2)),
@@ -293,57 +493,96 @@ def conditions(
 
 
 def largest_step_size(
-    setting: FavanoSetup, *, contraction: Callable[[int, int], float] = kappa_sharp
+    setup: FavanoSetup, *, contraction: Callable[[int, int], float] = kappa_sharp
 ) -> float:
-    """Compute the largest step size that meets all `conditions`; 0 if there is none. Derived."""
+    """Compute the largest step size that meets all `conditions`. Derived.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        contraction: Rate of contraction as a function of n and s; `kappa` is the paper's.
+
+    Returns:
+        The step size; 0 if no step size meets the conditions.
+    """
     n, s, L, b = (
-        setting.num_clients,
-        setting.num_contacted,
-        setting.smoothness,
-        setting.drift_constant,
+        setup.num_clients,
+        setup.num_contacted,
+        setup.smoothness,
+        setup.drift_constant,
     )
-    limits = [condition.limit for condition in conditions(setting, step_size=0.0)[:3]]
-    quadratic, linear = _descent_terms(setting)
+    limits = [condition.limit for condition in conditions(setup, step_size=0.0)[:3]]
+    quadratic, linear = _descent_terms(setup)
     descent = 0.5 / (linear + np.sqrt(linear**2 + quadratic))
     room = max(contraction(n, s) - 1 / (5 * n), 0.0)
     return float(min(*limits, descent, np.sqrt(room * n / (48 * b)) / (s * L)))
 
 
 def quantization_floor(smoothness: float, squared_error: float) -> float:
-    """Compute what Theorem 1's bound grows by if gradients are taken at quantized weights, 12 L^2 r_d. squared_error: r_d."""
+    """Compute what quantized weights add to the bound of Theorem 1, 12 L^2 r_d.
+
+    Args:
+        smoothness: L.
+        squared_error: r_d, the largest squared error of the quantizer at the iterates.
+
+    Returns:
+        The addition, in units of a squared gradient; it does not depend on the number of steps.
+    """
     return 12 * smoothness**2 * squared_error
 
 
 def quantized_bound(
-    setting: FavanoSetup, *, step_size: float, num_ticks: int, squared_error: float
+    setup: FavanoSetup, *, step_size: float, num_ticks: int, squared_error: float
 ) -> float:
-    """Bound as `bound` does a run whose gradients are taken at quantized weights Q(w), stated below Theorem 1 without proof.
+    """Bound the same mean as `bound` if gradients are taken at quantized weights Q(w).
 
-    squared_error: r_d, the most by which ||Q(w) - w||^2 errs at the iterates; what it adds is constant in time. With 0 this is `bound`.
+    The paper states this below Theorem 1 without proof.
+
+    Args:
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+        num_ticks: T, the number of server steps.
+        squared_error: r_d, the largest ||Q(w) - w||^2 at the iterates w.
+
+    Returns:
+        The bound, in units of a squared gradient. With `squared_error` 0 this is `bound`.
     """
-    return bound(setting, step_size=step_size, num_ticks=num_ticks) + quantization_floor(
-        setting.smoothness, squared_error
+    return bound(setup, step_size=step_size, num_ticks=num_ticks) + quantization_floor(
+        setup.smoothness, squared_error
     )
 
 
 def uniform_quantizer_error(dim: int, *, limit: float, bits: int, rounding: str) -> float:
-    """Compute r_d, the largest squared error of a uniform quantizer on [-limit, limit]^dim. Derived.
+    """Compute r_d, the largest squared error of a uniform quantizer on [-limit, limit]^dim.
 
-    rounding: "nearest", or "stochastic" for the worst draw, four times as much; its expected squared error is at most that of "nearest".
+    Derived. Weights outside this range are not covered.
+
+    Args:
+        dim: Number of weights.
+        limit: Largest magnitude of a weight.
+        bits: Bits per weight.
+        rounding: "nearest", or "stochastic" for the worst draw, whose error is four times as large.
+            The expected squared error of stochastic rounding is at most that of "nearest".
+
+    Returns:
+        r_d.
+
+    Raises:
+        KeyError: If `rounding` is neither.
     """
     step = 2 * limit / (2**bits - 1)
     return dim * step**2 / {"nearest": 4, "stochastic": 1}[rounding]
 
 
-def _noise_and_dissimilarity(setting: FavanoSetup) -> float:
+def _noise_and_dissimilarity(setup: FavanoSetup) -> float:
+    """Compute sigma^2 times the mean of a^i, plus 8 b G^2."""
     return (
-        setting.gradient_variance * setting.noise_constant
-        + 8 * setting.drift_constant * setting.dissimilarity
+        setup.gradient_variance * setup.noise_constant
+        + 8 * setup.drift_constant * setup.dissimilarity
     )
 
 
-def _descent_terms(setting: FavanoSetup) -> tuple[float, float]:
-    """The coefficients of eta^2 and eta which must stay below 1/4 for the squared gradient to be bounded."""
-    n, s, L, K = setting.num_clients, setting.num_contacted, setting.smoothness, setting.max_steps
-    factor, b = setting.dissimilarity_factor, setting.drift_constant
+def _descent_terms(setup: FavanoSetup) -> tuple[float, float]:
+    """Compute the coefficients of eta^2 and eta in the sum that descent needs to be at most 1/4."""
+    n, s, L, K = setup.num_clients, setup.num_contacted, setup.smoothness, setup.max_steps
+    factor, b = setup.dissimilarity_factor, setup.drift_constant
     return L**2 * factor * (16 * K**2 + 2880 * s**2 * b), 4 * L * s * b * factor / (n + 1)

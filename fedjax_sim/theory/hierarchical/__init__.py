@@ -1,1 +1,91 @@
-"""The theory of hierarchical federated learning."""
+"""The theory of delay-sensitive hierarchical federated learning (Ali and Arafa, arXiv 2302.04851).
+
+- `timing` has the laws of iterations, round times and the number of rounds. Start here.
+- `bounds` has Lemma 1, Theorems 1 and 2 and Corollary 1, corrected and sharpened.
+- `quadratics` has fixed points, rates and noise floors on quadratics, and the best sync time. None
+  of it is in the paper.
+"""
+
+from fedjax_sim.theory.hierarchical.bounds import (
+    Constants,
+    GlobalBound,
+    GroupBound,
+    corollary_bound,
+    corollary_lr,
+    descent_bound,
+    deviation_bound,
+    deviation_bound_sharp,
+    expected_global_bound,
+    global_bound,
+    global_bound_direct,
+    group_bound,
+    group_lr,
+    imbalance,
+    is_group_bound_vacuous,
+    is_step_small,
+)
+from fedjax_sim.theory.hierarchical.quadratics import (
+    MOST_ROUNDS,
+    Quadratics,
+    Round,
+    contraction_and_floor,
+    fixed_point,
+    group_moments,
+    loss_at,
+    one_round,
+    optimal_sync_time,
+    time_to,
+)
+from fedjax_sim.theory.hierarchical.timing import (
+    Delays,
+    RoundTime,
+    expected_group_time,
+    expected_idle,
+    expected_iterations,
+    expected_rounds,
+    group_time_tail,
+    iteration_law,
+    linear_delays,
+    max_iterations,
+    round_time,
+)
+
+__all__ = [
+    "MOST_ROUNDS",
+    "Constants",
+    "Delays",
+    "GlobalBound",
+    "GroupBound",
+    "Quadratics",
+    "Round",
+    "RoundTime",
+    "contraction_and_floor",
+    "corollary_bound",
+    "corollary_lr",
+    "descent_bound",
+    "deviation_bound",
+    "deviation_bound_sharp",
+    "expected_global_bound",
+    "expected_group_time",
+    "expected_idle",
+    "expected_iterations",
+    "expected_rounds",
+    "fixed_point",
+    "global_bound",
+    "global_bound_direct",
+    "group_bound",
+    "group_lr",
+    "group_moments",
+    "group_time_tail",
+    "imbalance",
+    "is_group_bound_vacuous",
+    "is_step_small",
+    "iteration_law",
+    "linear_delays",
+    "loss_at",
+    "max_iterations",
+    "one_round",
+    "optimal_sync_time",
+    "round_time",
+    "time_to",
+]

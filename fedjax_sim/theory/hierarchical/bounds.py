@@ -1,16 +1,26 @@
-"""Bounds of delay-sensitive hierarchical federated learning (Ali, Arafa, arXiv 2302.04851), as inequalities to be tested; float64.
+"""Bounds of delay-sensitive hierarchical federated learning, as inequalities to be tested.
 
-Dimension letters: `M` groups, `U` global rounds. Equation numbers are the paper's; "derived" marks what it does not state. Expectations
-are over gradient noise, given the whole path of delays and so all iteration counts t_i^u. Constants: every client's loss is L-smooth, its
-stochastic gradient unbiased with second moment at most G^2 and variance at most sigma^2. Neither convexity nor equal data is needed.
+The paper is Ali and Arafa, arXiv 2302.04851. Equation numbers are the paper's. "Derived" marks what
+the paper does not state; "Deviation:" marks where this module corrects it. Results are float64.
 
-    alpha -> `lr`    t_i^u -> `iterations`    |N_i| -> `group_size`    N -> their sum    L, sigma, G -> `Constants`
+Dimension letters: `M` groups, `U` global rounds.
+
+Expectations are over gradient noise, given the whole path of delays and with it all iteration
+counts t_i^u. Every client's loss is L-smooth; its stochastic gradient is unbiased, with second
+moment at most G^2 and variance at most sigma^2. Neither convexity nor equally distributed data is
+needed. Symbols and names:
+
+    alpha -> `lr`            t_i^u -> `iterations`        L, sigma^2, G^2 -> `Constants`
+    |N_i| -> `group_size`    N -> the sum of `group_size`
 
 Corrected or sharpened here:
+
 - The fourth term of Theorem 2 lacks G^2; see `global_bound`.
-- Its second and fourth terms come from a detour; see `global_bound_direct`.
-- The bound on one group says nothing after two rounds; see `is_group_bound_vacuous`.
-- As a function of the sync time Theorem 2 is least at 0 (`expected_global_bound`), so it does not explain local iterations.
+- The second and fourth terms of Theorem 2 come from a detour of the proof; see
+  `global_bound_direct`.
+- The bound on one group says nothing from two rounds on; see `is_group_bound_vacuous`.
+- As a function of the sync time, the bound of Theorem 2 is smallest at 0
+  (`expected_global_bound`), so it does not explain why local iterations help.
 """
 
 import math
@@ -29,29 +39,51 @@ from fedjax_sim.theory.hierarchical.timing import (
 
 
 class Constants(NamedTuple):
-    """What the assumptions (14)-(17) bound."""
+    """The constants of assumptions (14)-(17).
 
-    smoothness: float  # L
-    gradient_square: float  # G^2
-    gradient_variance: float  # sigma^2
+    Attributes:
+        smoothness: L, of every client's loss.
+        gradient_square: G^2, bound on the second moment of a client's stochastic gradient.
+        gradient_variance: sigma^2, bound on the variance of a client's stochastic gradient.
+    """
+
+    smoothness: float
+    gradient_square: float
+    gradient_variance: float
 
 
 class GlobalBound(NamedTuple):
-    """The right side of (20), term by term; units of a squared gradient."""
+    """The right side of (20), term by term, in units of a squared gradient.
 
-    descent: float  # B_1
-    others: float  # B_2
-    noise: float  # B_3
-    previous: float  # B_4
-    drift: float  # B_5
+    Attributes:
+        descent: B_1, from the decrease of the loss.
+        others: B_2, from the moves of all groups in the previous round.
+        noise: B_3, from gradient noise.
+        previous: B_4, from each group's iteration counts in the previous round.
+        drift: B_5, from each group's local iterations within the round.
+    """
+
+    descent: float
+    others: float
+    noise: float
+    previous: float
+    drift: float
 
     @property
     def total(self) -> float:
+        """The sum of the terms."""
         return sum(self)
 
 
 class GroupBound(NamedTuple):
-    """The right side of (19), term by term."""
+    """The right side of (19), term by term, in units of a squared gradient.
+
+    Attributes:
+        descent: From the decrease of the group's loss.
+        noise: From gradient noise.
+        restarts: The term in (U - 1) G^2, from restarting at the global model.
+        iterations: The term in the squared iteration counts.
+    """
 
     descent: float
     noise: float
@@ -60,24 +92,50 @@ class GroupBound(NamedTuple):
 
     @property
     def total(self) -> float:
+        """The sum of the terms."""
         return sum(self)
 
 
 def imbalance(group_size: npt.ArrayLike) -> float:
-    """Compute kappa = M sum_i |N_i|^2 / N^2: 1 for equal groups, at most M."""
+    """Compute kappa = M sum_i |N_i|^2 / N^2.
+
+    Args:
+        group_size: `i64[M]`, number of clients of each group.
+
+    Returns:
+        kappa, between 1 and M; 1 for equal groups.
+    """
     size = np.asarray(group_size, np.float64)
     return float(len(size) * np.sum(size**2) / np.sum(size) ** 2)
 
 
 def is_step_small(constants: Constants, *, lr: float) -> bool:
-    """Whether alpha <= 1 / L, as all theorems ask."""
+    """Tell whether alpha <= 1 / L, which all theorems require.
+
+    Args:
+        constants: Constants of the assumptions.
+        lr: alpha.
+
+    Returns:
+        Whether it is.
+    """
     return lr * constants.smoothness <= 1
 
 
 def deviation_bound(
     iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_size: npt.ArrayLike
 ) -> Numbers:
-    """Bound E||x^(u+1) - x_i^(u, t_i)||^2, Lemma 1, eq. (18): 2 alpha^2 (t_i^2 + kappa) G^2. iterations, result: `f64[...]`."""
+    """Bound E||x^(u+1) - x_i^(u, t_i)||^2 by 2 alpha^2 (t_i^2 + kappa) G^2, Lemma 1, eq. (18).
+
+    Args:
+        iterations: `f64[...]`, t_i.
+        lr: alpha.
+        gradient_square: G^2.
+        group_size: `i64[M]`, number of clients of each group.
+
+    Returns:
+        `f64[...]`, the bound.
+    """
     t = np.asarray(iterations, np.float64)
     return 2 * lr**2 * (t**2 + imbalance(group_size)) * gradient_square
 
@@ -85,17 +143,36 @@ def deviation_bound(
 def deviation_bound_sharp(
     iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_weight: npt.ArrayLike
 ) -> Numbers:
-    """Bound the same by (alpha G (t_i + 1 - 2 w_i))^2, w_i the group's share of the clients. Derived.
+    """Bound the same as `deviation_bound` by (alpha G (t_i + 1 - 2 w_i))^2. Derived.
 
-    iterations, group_weight, result: `f64[..., M]`. Attained by a gradient v in group i and -v in all others; 0 for one group with t = 1.
+    It is attained if the gradient is v in group i and -v in all other groups.
+
+    Args:
+        iterations: `f64[..., M]`, t_i.
+        lr: alpha.
+        gradient_square: G^2.
+        group_weight: `f64[..., M]`, w_i, the group's share of all clients.
+
+    Returns:
+        `f64[..., M]`, the bound; 0 for a single group with t = 1.
     """
     t, w = np.asarray(iterations, np.float64), np.asarray(group_weight, np.float64)
     return lr**2 * gradient_square * (t + 1 - 2 * w) ** 2
 
 
 def group_lr(most_iterations: npt.ArrayLike, *, gradient_square: float, num_groups: int) -> Numbers:
-    """Compute the group's own learning rate for which Lemma 1 gives at most 1 (Remark 3). most_iterations: t_i^max, `f64[M]`."""
-    # Deviation: Remark 3 takes t_i itself, which is not known before the round has been played; its bound serves as well.
+    """Compute the learning rate of each group with which Lemma 1 gives at most 1 (Remark 3).
+
+    Args:
+        most_iterations: `f64[M]`, t_i^max.
+        gradient_square: G^2.
+        num_groups: M.
+
+    Returns:
+        `f64[M]`, alpha_i.
+    """
+    # Deviation: Remark 3 takes t_i itself, which is not known before the round has been played. The
+    # bound t_i^max on it serves as well.
     return 1 / np.sqrt(
         2 * (np.asarray(most_iterations, np.float64) ** 2 + num_groups) * gradient_square
     )
@@ -111,7 +188,16 @@ def descent_bound(
 ) -> Numbers:
     """Bound the expected loss of a group after one local iteration, eq. (28).
 
-    loss, gradient_square: f_i and ||grad f_i||^2 before it, `f64[...]`; the latter is the true gradient's at this very point.
+    Args:
+        loss: `f64[...]`, f_i before the iteration.
+        gradient_square: `f64[...]`, ||grad f_i||^2 before the iteration: the true gradient at this
+            very point, not its bound G^2.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[...]`, number of clients of the group.
+
+    Returns:
+        `f64[...]`, the bound.
     """
     noise = (
         lr**2
@@ -131,9 +217,18 @@ def group_bound(
     group: int,
     descent: float,
 ) -> GroupBound:
-    """Compute the right side of Theorem 1, eq. (19): on the mean squared gradient of f_i over all local iterations of group i.
+    """Bound the mean squared gradient of f_i over all local iterations of group i, Theorem 1.
 
-    iterations: `i64[U, M]`. descent: E f_i(x^1) - E f_i at the group's model at the end of the last round.
+    Args:
+        iterations: `i64[U, M]`, t_i^u.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        group: i, the index of the group.
+        descent: E f_i(x^1) minus E f_i at the group's model at the end of the last round.
+
+    Returns:
+        The terms of (19).
     """
     t = np.asarray(iterations, np.float64)[:, group]
     total, rounds = float(np.sum(t)), len(t)
@@ -150,10 +245,18 @@ def group_bound(
 
 
 def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: int) -> bool:
-    """Whether (19) exceeds G^2, and with it any squared gradient, for every alpha, unless f_i has increased. Derived.
+    """Tell whether (19) exceeds G^2 for every alpha, and with it any squared gradient. Derived.
 
-    The two terms of G^2 sum to at least 2 sqrt(2) (1 - t^U / sum_u t^u) G^2: so it is for all runs of two rounds and more, unless the last
-    one holds more than 64 % of all iterations.
+    The two terms in G^2 sum to at least 2 sqrt(2) (1 - t^U / sum_u t^u) G^2. So (19) is vacuous for
+    every run of two rounds or more, unless f_i has increased or the last round holds more than 64 %
+    of all iterations.
+
+    Args:
+        iterations: `i64[U, M]`, t_i^u.
+        group: i, the index of the group.
+
+    Returns:
+        Whether it does, provided that f_i has not increased.
     """
     t = np.asarray(iterations, np.float64)[:, group]
     return bool(2 * math.sqrt(2) * (1 - t[-1] / np.sum(t)) >= 1)
@@ -168,9 +271,18 @@ def global_bound(
     descent: float,
     as_printed: bool = False,
 ) -> GlobalBound:
-    """Compute the right side of Theorem 2, eq. (20): on the mean over rounds of E||grad f(x^u)||^2.
+    """Bound the mean over rounds of E||grad f(x^u)||^2, Theorem 2, eq. (20).
 
-    iterations: `i64[U, M]`, whose row before the first counts as 0. descent: E f(x^1) - E f(x^(U+1)). as_printed: without the correction.
+    Args:
+        iterations: `i64[U, M]`, t_i^u. The counts before the first round are taken as 0.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        descent: E f(x^1) - E f(x^(U+1)).
+        as_printed: Whether to leave out the factor G^2 of the fourth term, as the paper does.
+
+    Returns:
+        The terms of (20).
     """
     t = np.asarray(iterations, np.float64)
     previous = np.vstack([np.zeros_like(t[:1]), t[:-1]])
@@ -187,7 +299,7 @@ def global_bound(
 
 
 def _drift(iterations: Numbers) -> Numbers:
-    """The mean over rounds of (t - 1) (2t - 1) / 6, the mean of l^2 over l < t: `f64[M]`."""
+    """Average (t - 1) (2t - 1) / 6, which is the mean of l^2 over l < t, over rounds: `f64[M]`."""
     return np.mean((iterations - 1) * (2 * iterations - 1) / 6, axis=0)
 
 
@@ -201,11 +313,13 @@ def _global_bound(
     descent: float,
     as_printed: bool,
 ) -> GlobalBound:
+    """Compute the terms of (20) from the means over rounds of squared counts and of drift."""
     smooth, square, variance = constants
     size = np.asarray(group_size, np.float64)
     kappa, share = imbalance(size), len(size) * size**2 / np.sum(size) ** 2
     scale = 4 * lr**2 * smooth**2
-    # Deviation: (20), (39), (40) and (41) print the fourth term without G^2, which the use of Lemma 1 there brings in.
+    # Deviation: (20), (39), (40) and (41) print the fourth term without G^2, a factor that comes
+    # with the use of Lemma 1 there.
     return GlobalBound(
         descent=2 * descent / (lr * rounds),
         others=3 * scale * square * kappa**2,
@@ -223,9 +337,20 @@ def global_bound_direct(
     group_size: npt.ArrayLike,
     descent: float,
 ) -> GlobalBound:
-    """Compute the bound that the same proof gives without its detour through the previous round's group models. Derived.
+    """Bound the same as `global_bound`, without a detour of the proof. Derived.
 
-    Its drift is a quarter of (20)'s, and the second and fourth terms are 0. At S = 0 only descent and noise are left.
+    The paper's proof goes through the group models of the previous round. Without this detour the
+    drift term is a quarter of that in (20), and the second and fourth terms are 0.
+
+    Args:
+        iterations: `i64[U, M]`, t_i^u.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        descent: E f(x^1) - E f(x^(U+1)).
+
+    Returns:
+        The terms. At S = 0 only the terms of descent and noise are left.
     """
     whole = global_bound(
         iterations, lr=lr, constants=constants, group_size=group_size, descent=descent
@@ -243,9 +368,23 @@ def expected_global_bound(
     group_size: npt.ArrayLike,
     initial_gap: float,
 ) -> GlobalBound:
-    """Compute (20) before a run, from the law of its delays: f(x^1) - inf f for the descent, E[U] rounds, expected iterations. Derived.
+    """Compute (20) before a run, from the law of its delays. Derived.
 
-    Descent and drift grow with the sync time, and nothing falls but by the first round's share of the fourth term: the least is at S = 0.
+    Takes f(x^1) - inf f for the descent, E[U] for the number of rounds, and expectations for the
+    iteration counts. As the sync time grows, descent and drift grow. Nothing falls, apart from the
+    first round's share of the fourth term. So the bound is smallest at S = 0.
+
+    Args:
+        sync_time: S, in units of time.
+        delays: Laws of the delays.
+        system_time: T, in units of time.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        initial_gap: f(x^1) - inf f.
+
+    Returns:
+        The terms.
     """
     laws = [
         iteration_law(sync_time, shift=float(c), mean_exp=float(m))
@@ -270,7 +409,15 @@ def expected_global_bound(
 
 
 def corollary_lr(rounds: int, *, smoothness: float) -> float:
-    """Compute alpha = min(1 / sqrt(U), 1 / L) of Corollary 1."""
+    """Compute alpha = min(1 / sqrt(U), 1 / L) of Corollary 1.
+
+    Args:
+        rounds: U.
+        smoothness: L.
+
+    Returns:
+        The learning rate.
+    """
     return min(1 / math.sqrt(rounds), 1 / smoothness)
 
 
@@ -283,7 +430,24 @@ def corollary_bound(
     group_size: npt.ArrayLike,
     descent: float,
 ) -> float:
-    """Bound the mean squared gradient over U rounds at `corollary_lr`, from (41) with G^2 restored; for U >= L^2. O(1 / sqrt(U))."""
+    """Bound the mean squared gradient over U rounds at `corollary_lr`, Corollary 1.
+
+    From (41) with the factor G^2 restored.
+
+    Args:
+        rounds: U, at least L^2.
+        sync_time: S, in units of time.
+        delays: Laws of the delays.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        descent: E f(x^1) - E f(x^(U+1)).
+
+    Returns:
+        The bound, in units of a squared gradient; it is O(1 / sqrt(U)).
+
+    Raises:
+        ValueError: If `rounds` is below L^2.
+    """
     smooth, square, variance = constants
     if rounds < smooth**2:
         raise ValueError(f"rounds is {rounds}, but must be at least L^2 = {smooth**2:g}")
