@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.fald.claims import verdict
 from experiments.fald.gaussian import clients_of, floor, r1, r2, random_clients
-from experiments.harness import Arguments, Outcome, Verdict, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -26,15 +26,11 @@ FOREVER = 10**12
 """A number of steps after which nothing is left of the start."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    problems: int
-    followed: int  # steps of constant size
-    steps: int  # of decreasing size
-
-
-FULL, SMOKE = Sizes(300, 200, 20_000), Sizes(40, 40, 4000)
+STUDY = Study(
+    full=Sizes(problems=300, followed=200, steps=20_000),
+    smoke=Sizes(problems=40, followed=40, steps=4000),
+)
+"""Random problems, steps followed at a constant step size, and steps of decreasing size."""
 
 
 class Case(NamedTuple):
@@ -429,9 +425,9 @@ def picture(late: Decreasing) -> Figure:
 
 def run(arguments: Arguments) -> Outcome:
     """Compute and judge."""
-    sizes = SMOKE if arguments.smoke else FULL
+    sizes = STUDY.choose(arguments)
     late = long_runs(sizes.steps)
     verdicts = [judge_bounds(sizes, late), judge_constant(), judge_decreasing(late)]
     return Outcome(
-        {}, {"bounds.png": picture(late["R1"])}, verdicts, sizes._asdict(), verdict_table(verdicts)
+        {}, {"bounds.png": picture(late["R1"])}, verdicts, sizes.config(), verdict_table(verdicts)
     )

@@ -35,7 +35,7 @@ from experiments.fald.gaussian import (
     repeated,
     spread,
 )
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -52,20 +52,28 @@ FLOOR = 2e-3
 """What W2 of samples may be at most for a close match (panels d and e)."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of chains (three at least, to fit a law)."""
-
-    chains: int
-    sets: int
-    alphas: tuple[float, ...]
-    local_steps: tuple[int, ...]  # of panel a; 10 is panel b's
-    rhos: tuple[float, ...]
-    rounds: int  # of panel c
-    longest: float = np.inf  # steps
-
-
-FULL = Sizes(300, 10, ALPHAS, (10, 30, 100, 300, 1000, 3000, 10_000, 30_000), RHOS, 60)
-SMOKE = Sizes(20, 2, (0.0, 100.0), (10,), (0.0, 1.0), 3, longest=200)
+STUDY = Study(
+    full=Sizes(
+        seeds=300,
+        sets=10,
+        alphas=ALPHAS,
+        local_steps=(10, 30, 100, 300, 1000, 3000, 10_000, 30_000),
+        rhos=RHOS,
+        rounds=60,
+        longest=np.inf,
+    ),
+    smoke=Sizes(
+        seeds=20,
+        sets=2,
+        alphas=(0.0, 100.0),
+        local_steps=(10,),
+        rhos=(0.0, 1.0),
+        rounds=3,
+        longest=200,
+    ),
+)
+"""Seeds are chains per set, at least three to fit a law. Local steps are those of panel (a), 10
+being panel (b)'s; rounds are those of panel (c); `longest` limits a run, in local steps."""
 
 
 class Panels(NamedTuple):
@@ -103,12 +111,12 @@ def run_panels(
 
     # A second model within reach for long rounds: the first may miss the accuracy by its sampling error.
     length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
-    ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.chains * sizes.sets)
+    ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     for local_steps in sizes.local_steps:
         ran[local_steps] = repeated(
             problems,
             sets=sizes.sets if local_steps <= LONG else min(3, sizes.sets),
-            num_chains=sizes.chains,
+            num_chains=sizes.seeds,
             num_rounds=int(np.ceil(length / local_steps)) + 1,
             options=arguments.kept,
             name=f"K = {local_steps}",
@@ -120,7 +128,7 @@ def run_panels(
         mixed[rho] = repeated(
             problems[:1],
             sets=sizes.sets,
-            num_chains=sizes.chains,
+            num_chains=sizes.seeds,
             num_rounds=sizes.rounds,
             options=arguments.kept,
             name=f"rho = {rho:g}",
@@ -153,13 +161,13 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
                 "not judged: a smoke run is too short to reach the accuracy",
             )
         ]
-    if panels.sizes.chains < LEAST_CHAINS:
+    if panels.sizes.seeds < LEAST_CHAINS:
         return [
             verdict(
                 12,
                 {"exact": panels.exact},
                 None,
-                f"not judged: {panels.sizes.chains} chains are too few",
+                f"not judged: {panels.sizes.seeds} chains are too few",
             )
         ]
     means = {
@@ -227,7 +235,7 @@ def largest_deviation(panels: Panels) -> float:
         law = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
         found.append(
             deviations(
-                law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.chains
+                law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.seeds
             ).max()
         )
     return largest(*found)
@@ -307,7 +315,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         ]
     )
     config = {
-        **sizes._asdict(),
+        **sizes.config(),
         "step_size": STEP_SIZE,
         "gamma_squared": squares,
         "w2_of_samples": match,
@@ -316,15 +324,9 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     return Outcome(curves, {picture: figure}, verdicts, config, text)
 
 
-def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:
-    """The sizes of a run."""
-    sizes = smoke if arguments.smoke else full
-    return sizes if arguments.seeds is None else sizes._replace(chains=max(3, arguments.seeds))
-
-
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    panels = run_panels(sizes_of(arguments, FULL, SMOKE), arguments, equal_problem)
+    panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, equal_problem)
     return outcome(panels, judge(panels, smoke=arguments.smoke), "fig1.png")
 
 

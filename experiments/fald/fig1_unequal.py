@@ -11,10 +11,12 @@ from experiments.fald import fig1
 from experiments.fald.claims import verdict
 from experiments.fald.fig1 import MIXED_STEPS, STEP_SIZE, Panels, largest_deviation
 from experiments.fald.gaussian import FAR, LEAST_CHAINS, floor, unequal_problem
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Outcome, Study, Verdict
 
-FULL = fig1.FULL._replace(sets=3, local_steps=(1, 2, 5, 10, 20, 50))
-SMOKE = fig1.SMOKE._replace(chains=100)
+STUDY = Study(
+    full=fig1.STUDY.full.replace(sets=3, local_steps=(1, 2, 5, 10, 20, 50)),
+    smoke=fig1.STUDY.smoke.replace(seeds=100),
+)
 
 
 def judge(panels: Panels) -> list[Verdict]:
@@ -43,8 +45,8 @@ def judge(panels: Panels) -> list[Verdict]:
         ),
         8: ({"floors": by_rho, "rhos": sizes.rhos}, bool((np.diff(by_rho) < 0).all()), falls),
     }
-    if sizes.chains < LEAST_CHAINS:
-        few = f"not judged: {sizes.chains} chains are too few; "
+    if sizes.seeds < LEAST_CHAINS:
+        few = f"not judged: {sizes.seeds} chains are too few; "
         return [
             verdict(number, measured, None, few + why)
             for number, (measured, _, why) in found.items()
@@ -57,5 +59,5 @@ def judge(panels: Panels) -> list[Verdict]:
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    panels = fig1.run_panels(fig1.sizes_of(arguments, FULL, SMOKE), arguments, unequal_problem)
+    panels = fig1.run_panels(STUDY.choose(arguments, least_seeds=3), arguments, unequal_problem)
     return fig1.outcome(panels, judge(panels), "fig1_unequal.png")

@@ -31,7 +31,7 @@ from experiments.fald.gaussian import (
     repeated,
     spread,
 )
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -58,21 +58,14 @@ FLOORS_AT = (1e-6, 3e-7, 1e-7, 1e-8)
 """The step sizes of those means over draws of the data; derived. A single draw is off by up to a tenth."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of chains (three at least, to fit a law)."""
-
-    chains: int
-    sets: int
-    step_sizes: tuple[float, ...]
-    rounds: int
-    panels: str
-    """Those with chains; all have exact laws."""
-
-
-FULL, SMOKE = (
-    Sizes(300, 10, (1e-6, 3e-7, 1e-7, 3e-8, 1e-8), 120, "abcde"),
-    Sizes(20, 2, (1e-6, 1e-7), 3, "b"),
+STUDY = Study(
+    full=Sizes(
+        seeds=300, sets=10, step_sizes=(1e-6, 3e-7, 1e-7, 3e-8, 1e-8), rounds=120, panels="abcde"
+    ),
+    smoke=Sizes(seeds=20, sets=2, step_sizes=(1e-6, 1e-7), rounds=3, panels="b"),
 )
+"""Seeds are chains per set, at least three to fit a law. Chains are run for these panels only, exact
+laws for all."""
 
 
 def name_of(participation: Participation) -> str:
@@ -112,7 +105,7 @@ def largest_deviation(
             shape = 3.0 if who == EVERYONE else kurtosis(own.models[0, i][:, at])
             found.append(
                 deviations(
-                    fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.chains, shape
+                    fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.seeds, shape
                 ).max()
             )
         far[panel] = largest(*found)
@@ -178,10 +171,10 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
     holds: bool | None = (
         ordered and largest_share < 1.6 and vanishing > 5 and as_usual and max(far.values()) < FAR
     )
-    if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
+    if sizes.seeds < LEAST_CHAINS or set(ran) != set(PANELS):
         holds, why = (
             None,
-            f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}",
+            f"not judged: {sizes.seeds} chains of {len(ran)} panels are too few; {why}",
         )
     measured = {
         "exact": exact,
@@ -200,8 +193,8 @@ def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> 
         panel: repeated(
             [problem],
             sets=sizes.sets,
-            num_chains=sizes.chains,
-            first_seed=place * sizes.sets * sizes.chains,
+            num_chains=sizes.seeds,
+            first_seed=place * sizes.sets * sizes.seeds,
             num_rounds=sizes.rounds,
             settings={"step_size": sizes.step_sizes},
             options=arguments.kept,
@@ -258,19 +251,13 @@ def outcome(
     text = table(header, rows) + "\n\n" + verdict_table([judged])
     curves = {f"panel {panel}": kept(own) for panel, own in ran.items()}
     return Outcome(
-        curves, {picture: figure}, [judged], {**sizes._asdict(), "local_steps": LOCAL_STEPS}, text
+        curves, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
     )
-
-
-def sizes_of(arguments: Arguments, full: Sizes, smoke: Sizes) -> Sizes:
-    """The sizes of a run."""
-    sizes = smoke if arguments.smoke else full
-    return sizes if arguments.seeds is None else sizes._replace(chains=max(3, arguments.seeds))
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    sizes, problem = sizes_of(arguments, FULL, SMOKE), equal_problem(0.0)
+    sizes, problem = STUDY.choose(arguments, least_seeds=3), equal_problem(0.0)
     clients = clients_of(problem)
     ran = run_panels(sizes, arguments, problem)
     late = late_distances(clients, sizes, ran)

@@ -9,12 +9,12 @@ import itertools
 
 from experiments.fald import fig2
 from experiments.fald.claims import verdict
-from experiments.fald.fig2 import ORDER, PANELS, Late, Sizes, floors, largest_deviation, name_of
+from experiments.fald.fig2 import ORDER, PANELS, Late, floors, largest_deviation, name_of
 from experiments.fald.gaussian import FAR, LEAST_CHAINS, Repeated, clients_of, unequal_problem
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 
-FULL = fig2.FULL._replace(sets=3)
+STUDY = Study(full=fig2.STUDY.full.replace(sets=3), smoke=fig2.STUDY.smoke)
 
 
 def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
@@ -34,10 +34,10 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
         f"{sizes.step_sizes[-1]:g}; chains up to {max(far.values()):.1f} standard errors off their exact laws"
     )
     holds: bool | None = ordered and max(far.values()) < FAR
-    if sizes.chains < LEAST_CHAINS or set(ran) != set(PANELS):
+    if sizes.seeds < LEAST_CHAINS or set(ran) != set(PANELS):
         holds, why = (
             None,
-            f"not judged: {sizes.chains} chains of {len(ran)} panels are too few; {why}",
+            f"not judged: {sizes.seeds} chains of {len(ran)} panels are too few; {why}",
         )
     measured = {
         "exact": exact,
@@ -50,7 +50,7 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    sizes, problem = fig2.sizes_of(arguments, FULL, fig2.SMOKE), unequal_problem(0.0)
+    sizes, problem = STUDY.choose(arguments, least_seeds=3), unequal_problem(0.0)
     clients = clients_of(problem)
     ran = fig2.run_panels(sizes, arguments, problem)
     late = fig2.late_distances(clients, sizes, ran)

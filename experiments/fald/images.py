@@ -24,7 +24,7 @@ from scipy import stats
 
 import fedjax_sim
 from experiments.fald.claims import verdict
-from experiments.harness import Arguments, Verdict, table
+from experiments.harness import Arguments, Sizes, Study, Verdict, table
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import LogisticRegression
@@ -42,26 +42,38 @@ DOUBT, LEAST_SEEDS = 1e-3, 5
 """p-value, of all comparisons together, and number of seeds that a verdict asks for."""
 
 
-class Sizes(NamedTuple):
-    """How large the study is."""
-
-    data: tuple[str, ...]
-    rounds: int
-    warm_up: int  # rounds
-    local_steps: tuple[int, ...]
-    step_sizes: tuple[float, ...]  # to choose from
-    further: tuple[float, ...]  # tried one by one while the largest is the best
-    seeds: int
-    num_clients: int = 10
-    batch_size: int = 200
-    every: int = 10  # rounds from one sample to the next
-
-
 GRID = (5e-8, 1e-7, 2e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5)
 FURTHER = (5e-5, 1e-4, 2e-4, 5e-4)
-FULL = Sizes(("mnist", "fashion_mnist"), 1000, 500, (1, 10, 20, 50, 100), GRID, FURTHER, 5)
-REDUCED = FULL._replace(rounds=300, warm_up=100, step_sizes=(2e-7, 1e-6, 5e-6, 2e-5), seeds=2)
-SMOKE = Sizes(("digits",), 40, 10, (1, 5), (1e-4, 5e-4), (1e-3,), 2, num_clients=5, batch_size=20)
+FULL = Sizes(
+    seeds=5,
+    datasets=("mnist", "fashion_mnist"),
+    rounds=1000,
+    warm_up=500,
+    local_steps=(1, 10, 20, 50, 100),
+    step_sizes=GRID,
+    further=FURTHER,
+    num_clients=10,
+    batch_size=200,
+    every=10,
+)
+"""`warm_up` is in rounds; `further` step sizes are tried one by one while the largest one is best;
+`every` is the number of rounds from one sample to the next."""
+STUDY = Study(
+    full=FULL,
+    reduced=FULL.replace(rounds=300, warm_up=100, step_sizes=(2e-7, 1e-6, 5e-6, 2e-5), seeds=2),
+    smoke=Sizes(
+        seeds=2,
+        datasets=("digits",),
+        rounds=40,
+        warm_up=10,
+        local_steps=(1, 5),
+        step_sizes=(1e-4, 5e-4),
+        further=(1e-3,),
+        num_clients=5,
+        batch_size=20,
+        every=10,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -107,15 +119,13 @@ def study(arguments: Arguments) -> Study:
             found.config["chosen"],
             {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")},
         )
-    sizes = SMOKE if arguments.smoke else REDUCED if arguments.reduced else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(seeds=arguments.seeds)
+    sizes = STUDY.choose(arguments)
     if arguments.dataset is not None:
-        sizes = sizes._replace(data=(arguments.dataset,))
+        sizes = sizes.replace(datasets=(arguments.dataset,))
     curves: dict[str, xr.Dataset] = {}
     chosen: dict[str, dict[str, float]] = {}
     held_out: dict[str, Any] = {}
-    for data in sizes.data:
+    for data in sizes.datasets:
         whole = datasets.load(data, data_dir=arguments.data_dir)
         tuning, final = [
             _problems(part, sizes, num)
@@ -137,7 +147,7 @@ def study(arguments: Arguments) -> Study:
         if arguments.reduced
         else ""
     )
-    config = {**sizes._asdict(), "chosen": chosen, "held_out": held_out, "words": words}
+    config = {**sizes.config(), "chosen": chosen, "held_out": held_out, "words": words}
     return Study(curves, chosen, config)
 
 

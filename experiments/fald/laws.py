@@ -31,7 +31,7 @@ from experiments.fald.gaussian import (
     r2,
     random_clients,
 )
-from experiments.harness import Arguments, Outcome, Verdict, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.settings import ConfigError
@@ -49,13 +49,8 @@ COUNTS = (2, 3, 4, 5, 6)
 """Unequal numbers of examples of R2's clients: weights 0.1 to 0.3."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of chains (three at least)."""
-
-    chains: int
-
-
-FULL, SMOKE = Sizes(10_000), Sizes(1000)
+STUDY = Study(full=Sizes(seeds=10_000), smoke=Sizes(seeds=1000))
+"""Seeds are chains, at least three."""
 
 
 class Agreement(NamedTuple):
@@ -115,12 +110,12 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
             oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)
         ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
-    agreement = compare(r1(), sizes.chains, local_steps=1)
+    agreement = compare(r1(), sizes.seeds, local_steps=1)
     why = f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to {agreement.far:.1f} standard errors off"
     measured = {
         "largest difference": off,
         "largest deviation": agreement.far,
-        "chains": sizes.chains,
+        "chains": sizes.seeds,
     }
     return verdict(1, measured, off < EXACT and agreement.far < FAR, why), agreement.ran
 
@@ -135,7 +130,7 @@ def judge_noise(sizes: Sizes) -> Verdict:
         "num_evals": ROUNDS,
         "keep_models": True,
     }
-    options |= {"reports": False, "layout": LAYOUT, "seeds": sizes.chains}
+    options |= {"reports": False, "layout": LAYOUT, "seeds": sizes.seeds}
     hyper = langevin.system.Hyper(
         num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4
     )
@@ -148,10 +143,10 @@ def judge_noise(sizes: Sizes) -> Verdict:
             **options,
         )
         moved = np.diff(
-            np.asarray(run.samples, float)[..., 0].reshape(3, sizes.chains, ROUNDS + 1), axis=-1
+            np.asarray(run.samples, float)[..., 0].reshape(3, sizes.seeds, ROUNDS + 1), axis=-1
         )
         drawn = np.stack([timeline.clients[:, 0] for timeline in run.timelines]).reshape(
-            3, sizes.chains, ROUNDS
+            3, sizes.seeds, ROUNDS
         )
         for j, rho in enumerate(RHOS):
             groups = [(moved[j].ravel(), 1.0)]
@@ -166,7 +161,7 @@ def judge_noise(sizes: Sizes) -> Verdict:
         f"variances of the average and of each client's increments at most {far:.1f} standard errors off, for rho = 0, 0.5, 1 and weights "
         f"of 0.1 to 0.3"
     )
-    return verdict(2, {"largest deviation": far, "chains": sizes.chains}, far < FAR, why)
+    return verdict(2, {"largest deviation": far, "chains": sizes.seeds}, far < FAR, why)
 
 
 def judge_invariance() -> Verdict:
@@ -191,7 +186,7 @@ def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
     law = oracle.stationary(
         oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0)
     )
-    agreement = compare(r1(), sizes.chains, local_steps=100)
+    agreement = compare(r1(), sizes.seeds, local_steps=100)
     mean = float(law.mean[0])
     why = f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to {agreement.far:.1f} standard errors off"
     holds = abs(mean - 0.002969) < 6e-7 and agreement.far < FAR
@@ -214,11 +209,9 @@ def judge_alone(sizes: Sizes) -> Verdict:
         "reports": False,
         "layout": LAYOUT,
     }
-    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.chains, **options)
-    models = np.asarray(run.models, float).reshape(3, sizes.chains)
-    drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(
-        3, sizes.chains
-    )
+    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)
+    models = np.asarray(run.models, float).reshape(3, sizes.seeds)
+    drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(3, sizes.seeds)
     clients = clients_of(problem)
     far, wide = 0.0, 0.0
     for (j, rho), c in itertools.product(enumerate(RHOS), range(2)):
@@ -314,7 +307,7 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
     """Claim 11: unequal weights, R2; and what a uniform subset's average would have for its mean."""
     problem = r2(COUNTS)
     who = Participation("with_replacement", 2)
-    agreement = compare(problem, sizes.chains, local_steps=4, who=who)
+    agreement = compare(problem, sizes.seeds, local_steps=4, who=who)
     clients = clients_of(problem)
     mean = agreement.ran.models[0, :, :, -1, 0].astype(float).mean(axis=1)
     after = oracle.iterate_rounds(
@@ -380,7 +373,7 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
         far[name], ran[name] = (
             unequal
             if name.endswith("weights")
-            else compare(problem, sizes.chains, local_steps=4, who=who)
+            else compare(problem, sizes.seeds, local_steps=4, who=who)
         )
     printed = {
         "with replacement": (1.630862, 1.115072, 0.578230),
@@ -403,9 +396,7 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge."""
-    sizes = SMOKE if arguments.smoke else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(chains=max(3, arguments.seeds))
+    sizes = STUDY.choose(arguments, least_seeds=3)
     sgld, sgld_ran = judge_sgld(sizes)
     modes, modes_ran = judge_modes(sizes)
     mean, agreement = judge_mean(sizes)
@@ -420,8 +411,8 @@ def run(arguments: Arguments) -> Outcome:
         *(judge() for judge in alone),
         *(judge(sizes) for judge in sized),
     ]
-    if sizes.chains < LEAST_CHAINS:
-        few = f"not judged: {sizes.chains} chains are too few; "
+    if sizes.seeds < LEAST_CHAINS:
+        few = f"not judged: {sizes.seeds} chains are too few; "
         of_chains = {f"fald-{number}" for number in (1, 2, 11, 18, 19, 20)}
         verdicts = [
             each._replace(holds=None, why=few + each.why) if each.id in of_chains else each
@@ -434,4 +425,4 @@ def run(arguments: Arguments) -> Outcome:
         **{f"R2, {name}": own for name, own in inflation_ran.items()},
     }
     curves: dict[str, xr.Dataset] = {name: own.curves for name, own in ran.items()}
-    return Outcome(curves, {}, verdicts, sizes._asdict(), verdict_table(verdicts))
+    return Outcome(curves, {}, verdicts, sizes.config(), verdict_table(verdicts))

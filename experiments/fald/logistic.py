@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
-from experiments.harness import Arguments, Estimate, Outcome, estimate, table
+from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, estimate, table
 from fedjax_sim import datasets
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.partition import dirichlet
@@ -38,17 +38,12 @@ NOTHING = 1e-6
 LAYOUT = fedjax_sim.Layout(slots_at_once=NUM_CLIENTS, lanes_at_once=True)
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of chains (four at least)."""
-
-    chains: int
-    burn_in: int  # of samples, the initial model included
-    samples: int
-    draws: int  # of each of four chains of NUTS
-    local_steps: tuple[int, ...]
-
-
-FULL, SMOKE = Sizes(150, 10, 70, 20_000, (1, 2, 5, 10, 20, 50)), Sizes(8, 2, 4, 200, (1, 50))
+STUDY = Study(
+    full=Sizes(seeds=150, burn_in=10, samples=70, draws=20_000, local_steps=(1, 2, 5, 10, 20, 50)),
+    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=200, local_steps=(1, 50)),
+)
+"""Seeds are chains, at least four. The burn-in is a number of samples, the initial model included;
+`draws` are those of each of the four chains of NUTS."""
 
 
 class Moments(NamedTuple):
@@ -209,7 +204,7 @@ def chains(
         langevin.Hyper(
             num_clients=NUM_CLIENTS, local_steps=local_steps, step_size=STEP_SIZE, gradient="exact"
         ),
-        seeds=sizes.chains,
+        seeds=sizes.seeds,
         settings={"rho": RHOS},
         num_ticks=(num_samples - 1) * EVERY // local_steps,
         num_evals=num_samples - 1,
@@ -219,7 +214,7 @@ def chains(
         **options,
     )
     models = posterior.thinned(run.samples, burn_in=sizes.burn_in)
-    return models.reshape(len(RHOS), sizes.chains, sizes.samples, -1), run.curves.isel(eval=[-1])
+    return models.reshape(len(RHOS), sizes.seeds, sizes.samples, -1), run.curves.isel(eval=[-1])
 
 
 class Compared(NamedTuple):
@@ -335,9 +330,7 @@ def rows(compared: list[Compared]) -> list[list[str]]:
 
 def run(arguments: Arguments) -> Outcome:
     """Run, compare, draw."""
-    sizes = SMOKE if arguments.smoke else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(chains=max(4, arguments.seeds))
+    sizes = STUDY.choose(arguments, least_seeds=4)
     problem = split_problem()
     exact = nuts(problem, sizes.draws)
     compared, curves = compare(problem, sizes, exact, arguments)
@@ -362,5 +355,5 @@ def run(arguments: Arguments) -> Outcome:
         )
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
     text = table(header, rows(compared)) + "\n\n" + "\n".join(words)
-    config = {**sizes._asdict(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
+    config = {**sizes.config(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
     return Outcome(curves, {"logistic.png": figure_of(compared)}, [], config, text)

@@ -31,7 +31,7 @@ from experiments.fald.gaussian import (
     repeated,
     unequal_problem,
 )
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -54,20 +54,13 @@ SCHEMES = {
 }
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of chains (three at least, to fit a law)."""
-
-    chains: int
-    sets: int
-    runs: dict[int, int]  # rounds by number of local steps, at rho = 0 and 1, alpha = 0 and 1
-    tuned: int  # rounds at the best step size of each of these numbers, at rho = 0, alpha = 0
-    counted: tuple[int, ...]
-
-
-FULL, SMOKE = (
-    Sizes(300, 10, {1: 400, 10: 80, 100: 20}, 20, COUNTED),
-    Sizes(100, 2, {10: 3, 100: 3}, 3, (1, 10, 100)),
+STUDY = Study(
+    full=Sizes(seeds=300, sets=10, runs={1: 400, 10: 80, 100: 20}, tuned=20, counted=COUNTED),
+    smoke=Sizes(seeds=100, sets=2, runs={10: 3, 100: 3}, tuned=3, counted=(1, 10, 100)),
 )
+"""Seeds are chains per set, at least three to fit a law. `runs` has the number of rounds by number of
+local steps, for rho = 0 and 1 and alpha = 0 and 1; `tuned` is the number of rounds at the best step
+size for each of these numbers of local steps, for rho = 0 and alpha = 0."""
 RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
@@ -81,10 +74,10 @@ class Runs(NamedTuple):
 def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float]) -> Runs:
     """Run all chains; those at different rho have common draws, others have not. step_sizes: the best, by number of local steps."""
     problems = [unequal_problem(alpha) for alpha in RUN_ALPHAS]
-    seeds = itertools.count(0, len(problems) * sizes.chains * sizes.sets)
+    seeds = itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     common: dict[str, Any] = {
         "sets": sizes.sets,
-        "num_chains": sizes.chains,
+        "num_chains": sizes.seeds,
         "options": arguments.kept,
     }
     fixed, tuned = {}, {}
@@ -277,17 +270,15 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
 
 def run(arguments: Arguments) -> Outcome:
     """Run, draw, judge."""
-    sizes = SMOKE if arguments.smoke else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(chains=max(3, arguments.seeds))
+    sizes = STUDY.choose(arguments, least_seeds=3)
     counted = count_rounds(sizes)
     ran = run_chains(sizes, arguments, counted.step_sizes)
-    far = largest_deviation(ran, sizes.chains, counted.step_sizes)
+    far = largest_deviation(ran, sizes.seeds, counted.step_sizes)
     by_alpha, floors = judge_heterogeneity(far)
     by_steps = judge_rounds(sizes, ran, counted)
     by_rho, widths = judge_rho(far)
-    if sizes.chains < LEAST_CHAINS:
-        few = f"not judged: {sizes.chains} chains are too few; "
+    if sizes.seeds < LEAST_CHAINS:
+        few = f"not judged: {sizes.seeds} chains are too few; "
         by_alpha, by_rho = (
             each._replace(holds=None, why=few + each.why) for each in (by_alpha, by_rho)
         )
@@ -376,7 +367,7 @@ def run(arguments: Arguments) -> Outcome:
         for name, values in counted.rounds.items()
     ]
     text = table(header, rows) + "\n\n" + verdict_table(verdicts)
-    config: dict[str, Any] = {**sizes._asdict(), "step_size": STEP_SIZE, "noise": NOISE}
+    config: dict[str, Any] = {**sizes.config(), "step_size": STEP_SIZE, "noise": NOISE}
     curves = {f"K = {k}": kept(own) for k, own in ran.fixed.items()} | {
         f"K = {k}, tuned": kept(own) for k, own in ran.tuned.items()
     }

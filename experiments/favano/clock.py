@@ -4,7 +4,7 @@ n = 100 clients, s = 20 contacted, K = 20 local steps, Z = 10 and the paper's sp
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,6 +15,8 @@ from experiments.harness import (
     Arguments,
     Estimate,
     Outcome,
+    Sizes,
+    Study,
     Verdict,
     are_fast,
     by_speed,
@@ -39,14 +41,8 @@ READINGS = {
 """When a FedBuff client goes on, see `fedbuff`."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of lanes (two at least, for standard errors)."""
-
-    lanes: int
-    slow_arrivals: int  # of claim 18, per lane
-
-
-FULL, SMOKE = Sizes(48, 60), Sizes(12, 20)
+STUDY = Study(full=Sizes(seeds=48, slow_arrivals=60), smoke=Sizes(seeds=12, slow_arrivals=20))
+"""Seeds are lanes, at least two; `slow_arrivals` are those of claim 18 per lane."""
 STATED_STEPS = {"blocked": {THIRD: 767, MOST: 236}, "own finish": {THIRD: 858, MOST: 271}}
 """FedBuff's server steps within 5000 units, by an independent simulation, to a percent."""
 WARM = 60
@@ -177,7 +173,7 @@ def judge_step_time(
         bool(np.all(np.diff(each.time, prepend=0.0) == PERIOD)) for each in (favano_run, quafl_run)
     )
     rounds = np.diff(
-        at_shares(fedavg.system, fedavg.system.Hyper(), sizes.lanes, FEDAVG_TICKS).time, prepend=0.0
+        at_shares(fedavg.system, fedavg.system.Hyper(), sizes.seeds, FEDAVG_TICKS).time, prepend=0.0
     )
     found = {"FedAvg": estimate(rounds.mean(-1).T)}
     for reading, timeline in fedbuff_runs.items():
@@ -354,7 +350,7 @@ def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:
     for reading, timeline in fedbuff_runs.items():
         fast = np.stack(
             [
-                are_fast(READINGS[reading].replace(slow_fraction=share), sizes.lanes)
+                are_fast(READINGS[reading].replace(slow_fraction=share), sizes.seeds)
                 for share in SHARES
             ]
         )
@@ -396,17 +392,15 @@ def _begins_within(timeline: Timeline) -> np.ndarray:
 
 def run(arguments: Arguments) -> Outcome:
     """Draw and judge."""
-    sizes = SMOKE if arguments.smoke else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(lanes=max(2, arguments.seeds))
+    sizes = STUDY.choose(arguments, least_seeds=2)
     fedbuff_runs = {
-        reading: at_shares(fedbuff.system, hyper, sizes.lanes, FEDBUFF_TICKS)
+        reading: at_shares(fedbuff.system, hyper, sizes.seeds, FEDBUFF_TICKS)
         for reading, hyper in READINGS.items()
     }
     favano_run = at_shares(
         favano.system,
         favano.system.Hyper(),
-        sizes.lanes,
+        sizes.seeds,
         BUDGET // PERIOD,
         (SHARES[THIRD], SHARES[MOST]),
     )
@@ -421,4 +415,4 @@ def run(arguments: Arguments) -> Outcome:
         judge_shares(sizes, fedbuff_runs),
     ]
     figures = {"contacts.png": laws, "step_time.png": times, "staleness.png": staleness}
-    return Outcome({}, figures, verdicts, sizes._asdict(), verdict_table(verdicts))
+    return Outcome({}, figures, verdicts, sizes.config(), verdict_table(verdicts))

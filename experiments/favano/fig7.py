@@ -27,7 +27,7 @@ CLOSE = 5.0
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read all pairs, draw the figure, judge claim 15."""
-    num_clients = CIFAR10.sizes(arguments._replace(seeds=None)).shared.get("num_clients", 100)
+    num_clients = CIFAR10.study.choose(arguments).shared.get("num_clients", 100)
     sizes = [max(1, round(share * num_clients)) for share in SHARES]
     methods = {
         f"{bits}, s = {s}": Method(favano.system, {"num_selected": s}, BITS[bits])

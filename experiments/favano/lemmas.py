@@ -7,7 +7,7 @@ Server steps are the package's own (`systems/favano.py`), step counts and alpha 
 import itertools
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from experiments.harness import (
     FAR,
     Arguments,
     Outcome,
+    Sizes,
+    Study,
     Verdict,
     are_fast,
     by_speed,
@@ -35,16 +37,12 @@ from fedjax_sim.types import EMPTY, Array, Event, Key, Plan
 REWEIGHTINGS = ("stochastic", "deterministic")
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of lanes (two at least, for standard errors)."""
-
-    problems: int  # of claim 1, per shape
-    lanes: int  # of claim 2
-    instances: int  # of claim 3, per number of clients
-
-
-FULL = Sizes(10, 64, 400)
-SMOKE = Sizes(2, 16, 60)
+STUDY = Study(
+    full=Sizes(seeds=64, problems=10, instances=400),
+    smoke=Sizes(seeds=16, problems=2, instances=60),
+)
+"""Seeds are the lanes of claim 2, at least two; `problems` are those of claim 1 per shape, `instances`
+those of claim 3 per number of clients."""
 
 
 @struct.dataclass
@@ -154,14 +152,14 @@ def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verd
     measured, far = {}, []
     for reweighting in REWEIGHTINGS:
         hyper = favano.system.Hyper(reweight=reweighting)
-        timeline = draw(favano.system, [hyper], sizes.lanes, ticks)
+        timeline = draw(favano.system, [hyper], sizes.seeds, ticks)
         clients, steps, weight = (
             leaf[0, :, warm:] for leaf in (timeline.clients, timeline.steps, timeline.weight)
         )
         noise = deviation * (random.gamma(np.maximum(steps, 1)) - steps) * (steps > 0)
         reweighted = weight * (steps * mean + noise)
         found = [
-            estimate(by_speed(x, clients, are_fast(hyper, sizes.lanes)))
+            estimate(by_speed(x, clients, are_fast(hyper, sizes.seeds)))
             for x in (reweighted, (reweighted - mean) ** 2)
         ]
         stated = theory.reweighted_variance(
@@ -176,7 +174,7 @@ def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verd
             "stated_mean": mean,
             "stated_variance": stated,
         }
-    draws = sizes.lanes * (ticks - warm) * 20
+    draws = sizes.seeds * (ticks - warm) * 20
     why = f"means and variances of fast and slow at most {max(far):.1f} standard errors from the stated ones, {draws} contacts each"
     return verdict(
         2, {"largest_deviation": max(far), "contacts": draws, **measured}, max(far) < FAR, why
@@ -296,11 +294,9 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge."""
-    sizes = SMOKE if arguments.smoke else FULL
-    if arguments.seeds is not None:
-        sizes = sizes._replace(lanes=max(2, arguments.seeds))
+    sizes = STUDY.choose(arguments, least_seeds=2)
     contraction, figure = judge_contraction(sizes)
     verdicts = [judge_identity(sizes), judge_reweighting(sizes), contraction]
     return Outcome(
-        {}, {"contraction.png": figure}, verdicts, sizes._asdict(), verdict_table(verdicts)
+        {}, {"contraction.png": figure}, verdicts, sizes.config(), verdict_table(verdicts)
     )

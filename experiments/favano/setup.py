@@ -7,7 +7,7 @@ methods, and evaluation is on the official test set (validation set of TinyImage
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments
+from experiments.harness import Arguments, Sizes, Study
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
@@ -69,78 +69,81 @@ COLUMNS: dict[str, Column] = {
 }
 
 
-class Sizes(NamedTuple):
-    """How large a study is run."""
-
-    dataset: str
-    num_seeds: int
-    time_budget: float
-    shared: Mapping[str, Any]
-    """Settings of all methods."""
-    network: Callable[[int], Any]
-    """From the number of classes."""
-    words: str = ""
-    """How it is smaller than the paper's."""
-
-
-class Study(NamedTuple):
+class Images(NamedTuple):
     """A data set's experiments: at full size, smaller on the same data (`--reduced`), and in a few seconds (`--smoke`)."""
 
-    full: Sizes
-    smoke: Sizes
-    reduced: Sizes | None = None
+    study: Study
     augmentation: Augmentation | None = None
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
 
-    def sizes(self, arguments: Arguments) -> Sizes:
-        """The sizes asked for on the command line."""
-        if arguments.reduced and self.reduced is None:
-            raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
-        sizes = self.smoke if arguments.smoke else self.reduced if arguments.reduced else self.full
-        assert sizes is not None
-        return sizes._replace(
-            num_seeds=arguments.seeds or sizes.num_seeds, dataset=arguments.dataset or sizes.dataset
-        )
-
 
 TINY = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "local_steps": 5, "batch_size": 16}
-MNIST = Study(
-    full=Sizes("mnist", 10, 5000.0, {}, partial(models.MLP, (32,))),
-    smoke=Sizes(
-        "digits", 2, 350.0, TINY, partial(models.MLP, (32,)), "handwritten digits, 20 clients"
-    ),
+MNIST = Images(
+    Study(
+        full=Sizes(
+            10, dataset="mnist", time_budget=5000.0, shared={}, network=partial(models.MLP, (32,))
+        ),
+        smoke=Sizes(
+            2,
+            dataset="digits",
+            time_budget=350.0,
+            shared=TINY,
+            network=partial(models.MLP, (32,)),
+            words="handwritten digits, 20 clients",
+        ),
+    )
 )
 SMALLER = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "batch_size": 32, "lr": 0.1}
-CIFAR10 = Study(
-    full=Sizes("cifar10", 3, 10_000.0, {"lr": 0.005}, models.resnet20),
-    reduced=Sizes(
-        "cifar10",
-        2,
-        4200.0,
-        SMALLER,
-        models.LeNet,
-        "LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200",
-    ),
-    smoke=Sizes(
-        "digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"
+SMALL_CNN = Sizes(
+    1,
+    dataset="digits",
+    time_budget=100.0,
+    shared=TINY,
+    network=models.SmallCNN,
+    words="handwritten digits, 20 clients, a small CNN",
+)
+CIFAR10 = Images(
+    Study(
+        full=Sizes(
+            3,
+            dataset="cifar10",
+            time_budget=10_000.0,
+            shared={"lr": 0.005},
+            network=models.resnet20,
+        ),
+        reduced=Sizes(
+            2,
+            dataset="cifar10",
+            time_budget=4200.0,
+            shared=SMALLER,
+            network=models.LeNet,
+            words="LeNet-5, 20 clients, batch 32, lr 0.1, T = 4200",
+        ),
+        smoke=SMALL_CNN,
     ),
     augmentation=Augmentation(),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2023, 0.1994, 0.2010),
 )
-TINY_IMAGENET = Study(
-    full=Sizes("tiny_imagenet", 3, 10_000.0, {"lr": 0.1}, models.resnet18),
-    reduced=Sizes(
-        "tiny_imagenet",
-        1,
-        1400.0,
-        SMALLER,
-        models.LeNet,
-        "LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400",
-    ),
-    smoke=Sizes(
-        "digits", 1, 100.0, TINY, models.SmallCNN, "handwritten digits, 20 clients, a small CNN"
+TINY_IMAGENET = Images(
+    Study(
+        full=Sizes(
+            3,
+            dataset="tiny_imagenet",
+            time_budget=10_000.0,
+            shared={"lr": 0.1},
+            network=models.resnet18,
+        ),
+        reduced=Sizes(
+            1,
+            dataset="tiny_imagenet",
+            time_budget=1400.0,
+            shared=SMALLER,
+            network=models.LeNet,
+            words="LeNet-5, 20 clients, batch 32, lr 0.1, T = 1400",
+        ),
+        smoke=SMALL_CNN,
     ),
     augmentation=Augmentation(pad=0),
     mean=(0.485, 0.456, 0.406),
@@ -172,15 +175,15 @@ class Runs(NamedTuple):
 
 
 def runs(
-    arguments: Arguments, study: Study, columns: Sequence[str], methods: Mapping[str, Method]
+    arguments: Arguments, images: Images, columns: Sequence[str], methods: Mapping[str, Method]
 ) -> Runs:
     """Run methods x columns x seeds, or read them from an earlier results folder."""
     if arguments.results is not None:
         return _earlier(
             arguments, [f"{method} | {column}" for column in columns for method in methods]
         )
-    sizes = study.sizes(arguments)
-    tasks = _tasks(study, sizes, arguments.data_dir, columns, methods)
+    sizes = images.study.choose(arguments)
+    tasks = _tasks(images, sizes, arguments.data_dir, columns, methods)
     curves, resolved = {}, {}
     for name, method in methods.items():
         system, settings, low_bit = method
@@ -197,7 +200,7 @@ def runs(
                 system,
                 tasks[split, low_bit],
                 hyper,
-                seeds=sizes.num_seeds,
+                seeds=sizes.seeds,
                 time_budget=sizes.time_budget,
                 num_evals=NUM_EVALS,
                 progress=True,
@@ -207,7 +210,7 @@ def runs(
     network = sizes.network(10)
     facts = {
         "dataset": Path(sizes.dataset).stem,
-        "seeds": sizes.num_seeds,
+        "seeds": sizes.seeds,
         "time_budget": sizes.time_budget,
         "model": type(network).__name__,
         "smoke": arguments.smoke,
@@ -240,7 +243,7 @@ def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
 
 
 def _tasks(
-    study: Study,
+    images: Images,
     sizes: Sizes,
     data_dir: str | None,
     columns: Sequence[str],
@@ -250,19 +253,19 @@ def _tasks(
     data = datasets.load(sizes.dataset, data_dir=data_dir)
     num_clients = sizes.shared.get("num_clients", 100)
     splits = sorted({COLUMNS[column].partition for column in columns})
-    names = [(split, seed) for split in splits for seed in range(sizes.num_seeds)]
+    names = [(split, seed) for split in splits for seed in range(sizes.seeds)]
     shares = [
         partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
         for split, seed in names
     ]
-    in_color = data.train_images.shape[-1] == np.size(study.mean)
-    scaling: dict[str, Any] = {"mean": study.mean, "std": study.std} if in_color else {}
+    in_color = data.train_images.shape[-1] == np.size(images.mean)
+    scaling: dict[str, Any] = {"mean": images.mean, "std": images.std} if in_color else {}
     made: dict[tuple[str, tuple[int, int, int] | None], list[Problem]] = {}
     for low_bit in {method.low_bit for method in methods.values()}:
         network = sizes.network(data.num_classes)
         network = network if low_bit is None else LowBit(network, *low_bit)
         tasks = problems.make_classifications(
-            network, data, shares, augmentation=study.augmentation, **scaling
+            network, data, shares, augmentation=images.augmentation, **scaling
         )
         for split in splits:
             made[split, low_bit] = [

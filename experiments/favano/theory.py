@@ -16,7 +16,17 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.favano.claims import verdict
-from experiments.harness import FAR, Arguments, Outcome, Verdict, are_fast, estimate, verdict_table
+from experiments.harness import (
+    FAR,
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    are_fast,
+    estimate,
+    verdict_table,
+)
 from fedjax_sim.compression import luq
 from fedjax_sim.models.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
@@ -30,18 +40,14 @@ LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 """These models are single numbers: lanes are worth batching even on a CPU."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the numbers of lanes and seeds (two at least, for standard errors)."""
-
-    lanes: int  # of claim 6
-    step_curvatures: tuple[float, ...]  # eta a, of claim 6
-    ticks: int  # of claim 6
-    cases: int  # of claim 7
-    seeds: int  # of claim 7
-
-
-FULL = Sizes(40, (0.02, 0.05, 0.1, 0.2, 0.4), 6000, 3, 20)
-SMOKE = Sizes(16, (0.2, 0.4), 2000, 1, 8)
+STUDY = Study(
+    full=Sizes(
+        seeds=20, lanes=40, step_curvatures=(0.02, 0.05, 0.1, 0.2, 0.4), ticks=6000, cases=3
+    ),
+    smoke=Sizes(seeds=8, lanes=16, step_curvatures=(0.2, 0.4), ticks=2000, cases=1),
+)
+"""Claim 7 has seeds and cases; claim 6 has lanes, values of eta a, and ticks. `--seeds` replaces the
+numbers of seeds and of lanes, which are at least two."""
 
 
 @struct.dataclass
@@ -363,9 +369,9 @@ def judge_rounding() -> tuple[Verdict, dict[str, xr.Dataset]]:
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge."""
-    sizes = SMOKE if arguments.smoke else FULL
+    sizes = STUDY.choose(arguments, least_seeds=2)
     if arguments.seeds is not None:
-        sizes = sizes._replace(lanes=max(2, arguments.seeds), seeds=max(2, arguments.seeds))
+        sizes = sizes.replace(lanes=sizes.seeds)
     mean, mean_curves, mean_figure = judge_long_run_mean(sizes)
     bound, bound_curves, bound_figure = judge_bound(sizes)
     rounding, rounding_curves = judge_rounding()
@@ -375,6 +381,6 @@ def run(arguments: Arguments) -> Outcome:
         {"long_run_mean": mean_curves, **bound_curves, **rounding_curves},
         figures,
         verdicts,
-        sizes._asdict(),
+        sizes.config(),
         verdict_table(verdicts),
     )

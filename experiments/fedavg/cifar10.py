@@ -8,23 +8,24 @@ from typing import Any
 
 import fedjax_sim
 from experiments.favano.setup import CIFAR10
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.reporting import plots
 from fedjax_sim.systems import fedavg
 
-ROUNDS, CLIENTS, COHORT, BATCH, EPOCH = 100, 1000, 50, 10, 5
-"""EPOCH: local steps through a client's images."""
+BATCH, EPOCH = 10, 5
+"""An epoch through the images of a client takes five local steps."""
+STUDY = Study(
+    full=Sizes(seeds=1, dataset="cifar10", rounds=100, clients=1000, cohort=50),
+    smoke=Sizes(seeds=1, dataset="digits", rounds=5, clients=40, cohort=5),
+)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run one seed (or more), report speed and accuracy."""
-    rounds, clients, cohort = (5, 40, 5) if arguments.smoke else (ROUNDS, CLIENTS, COHORT)
-    data = datasets.load(
-        arguments.dataset or ("digits" if arguments.smoke else "cifar10"),
-        data_dir=arguments.data_dir,
-    )
-    seeds = arguments.seeds or 1
+    sizes = STUDY.choose(arguments)
+    seeds, rounds, clients, cohort = sizes.seeds, sizes.rounds, sizes.clients, sizes.cohort
+    data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     shares = [
         partition.iid(data.train_labels, num_clients=clients, seed=seed) for seed in range(seeds)
     ]

@@ -15,18 +15,16 @@ import xarray as xr
 from experiments.fedem.claims import verdict
 from experiments.fedem.setup import (
     BLOCKS,
-    FULL_MIXTURE,
+    MIXTURE,
     PAPER,
-    SMALL_MIXTURE,
     SPLITS,
-    Mixture,
     Toy,
     clients_apart,
     curves_of,
     figure_of,
     span,
 )
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory.fedem import bounds as theory
@@ -39,22 +37,28 @@ PARTICIPATIONS = (0.25, 0.5, 0.75, 1.0)
 OMEGAS = (0.0, 1.0, 3.0, 9.0)
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
+STUDY = Study(
+    full=Sizes(
+        seeds=100,
+        rounds=400,
+        blocks=(1, 4, 9, 36),
+        examples=(25, 100, 400),
+        inner=(4, 8, 14, 24, 50),
+        mixture=MIXTURE.full,
+    ),
+    smoke=Sizes(
+        seeds=10,
+        rounds=150,
+        blocks=(1, 4),
+        examples=(25, 100),
+        inner=(4, 14, 50),
+        mixture=MIXTURE.smoke,
+    ),
+)
+"""Blocks of the quantizer, examples per client, and inner steps are those that are compared."""
 
-    seeds: int
-    rounds: int
-    blocks: tuple[int, ...]
-    examples: tuple[int, ...]  # per client
-    inner: tuple[int, ...]
-    mixture: Mixture
 
-
-FULL = Sizes(100, 400, (1, 4, 9, 36), (25, 100, 400), (4, 8, 14, 24, 50), FULL_MIXTURE)
-SMOKE = Sizes(10, 150, (1, 4), (25, 100), (4, 14, 50), SMALL_MIXTURE)
-
-
-class Study(NamedTuple):
+class Ablation(NamedTuple):
     """What one ablation leaves."""
 
     verdicts: list[Verdict]
@@ -63,7 +67,7 @@ class Study(NamedTuple):
     figure: Any
 
 
-def floors(sizes: Sizes) -> Study:
+def floors(sizes: Sizes) -> Ablation:
     """Claim 9: exact statistics, three aggregations, two step sizes, centers twice as far apart."""
     text, rows, curves, kept, far = [], {}, {}, [], []
     lines = {}
@@ -129,7 +133,7 @@ def floors(sizes: Sizes) -> Study:
     why = f"FedEM ends at {max(kept):.0e} at most; floors of the others within {max(far):.0%} of gamma and spread's prediction"
     judged = verdict(9, rows, bool(max(kept) < 1e-20 and max(far) < 0.35), why)
     shown = table(["exact statistics", "||h||^2 at gamma_max, gamma_max / 2", "expected"], text)
-    return Study(
+    return Ablation(
         [judged],
         curves,
         shown,
@@ -139,7 +143,7 @@ def floors(sizes: Sizes) -> Study:
     )
 
 
-def participation_study(sizes: Sizes) -> Study:
+def participation_study(sizes: Sizes) -> Ablation:
     """Claim 15: the level at which FedEM stays with noise, by p, at one step size; dEM's beside it."""
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     sigma2, gamma = float(toy.known.noise.mean()) / BATCH, 0.1
@@ -200,7 +204,7 @@ def participation_study(sizes: Sizes) -> Study:
     header = ["p", "FedEM", "exact", "dEM, not compressed", "over p = 1", "(1 + 2 omega_p) / 3"]
     places = np.array(PARTICIPATIONS)
     lines = {"FedEM, exact": (places, np.array(exact)), "dEM": (places, np.array(levels["dEM"]))}
-    return Study(
+    return Ablation(
         [judged], curves, table(header, rows), figure_of(lines, x="p", y="stationary E||h||^2")
     )
 
@@ -210,7 +214,7 @@ def first_below(mean: np.ndarray, ticks: np.ndarray, level: float) -> float:
     return float(ticks[np.argmax(mean <= level)]) if (mean <= level).any() else math.nan
 
 
-def blocks_study(sizes: Sizes) -> Study:
+def blocks_study(sizes: Sizes) -> Ablation:
     """Claim 16: rounds and bits to an accuracy, with little noise by blocks of the quantizer, with much by omega at the best step."""
     dim, num, ratio = 36, 400, 1e-6
     toy = Toy(clients_apart(num, 4, dim, spread=2.0), KAPPA)
@@ -289,7 +293,7 @@ def blocks_study(sizes: Sizes) -> Study:
     shown = table(
         ["block", "omega", "n that suffices", "gamma_max", "rounds", "bits up per client"], rows
     )
-    return Study(
+    return Ablation(
         [judged],
         curves,
         shown,
@@ -297,7 +301,7 @@ def blocks_study(sizes: Sizes) -> Study:
     )
 
 
-def clients_study(sizes: Sizes) -> Study:
+def clients_study(sizes: Sizes) -> Ablation:
     """Claim 17: the level with noise, for twice as many clients of the same data's law."""
     numbers, gamma = (10, 20, 40, 80), 0.1
     exact, found, curves = [], {}, {}
@@ -337,7 +341,7 @@ def clients_study(sizes: Sizes) -> Study:
         for num, level in zip(numbers, exact, strict=True)
     ]
     lines = {"exact": (np.array(numbers), np.array(exact))}
-    return Study(
+    return Ablation(
         [judged],
         curves,
         table(["n", "E||h||^2 / sigma^2, exact", "simulated"], rows),
@@ -345,7 +349,7 @@ def clients_study(sizes: Sizes) -> Study:
     )
 
 
-def alpha_study(sizes: Sizes) -> Study:
+def alpha_study(sizes: Sizes) -> Ablation:
     """Claim 11: memories under exact omega = 1 and exact statistics, by alpha; the border of a frozen iterate is 1."""
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     gamma = theory.largest_step_size(theory.FedEMSetup(toy.known.constants, N, 1.0))
@@ -384,7 +388,7 @@ def alpha_study(sizes: Sizes) -> Study:
         for i, a in enumerate(alphas[:4])
     }
     shown = table(["alpha", "factor of frozen memories", "largest ||h||^2 at the end"], rows)
-    return Study(
+    return Ablation(
         [judged],
         {"FedEM by alpha": own},
         shown,
@@ -392,7 +396,7 @@ def alpha_study(sizes: Sizes) -> Study:
     )
 
 
-def mixture_study(sizes: Sizes) -> Study:
+def mixture_study(sizes: Sizes) -> Ablation:
     """No claim: alpha of the paper's experiments and of its theory on both splits of the mixture of Fig. 1, at its other settings."""
     mixture, alphas = sizes.mixture, [PAPER["alpha"], theory.memory_step(1.0)]
     rows, curves, lines = [], {}, {}
@@ -423,7 +427,7 @@ def mixture_study(sizes: Sizes) -> Study:
                     own.mean_field.values[i, 0],
                 )
     header = ["FedEM over the second half, VR-FedEM at the end", "alpha", "||H||^2", "||h||^2", "G"]
-    return Study(
+    return Ablation(
         [],
         curves,
         table(header, rows),
@@ -431,7 +435,7 @@ def mixture_study(sizes: Sizes) -> Study:
     )
 
 
-def inner_study(sizes: Sizes) -> Study:
+def inner_study(sizes: Sizes) -> Ablation:
     """Claim 13: E-steps per client to an accuracy of many outer loops, over k_in at 100 examples, and over examples at the best k_in."""
     epsilon, rows = 1e-20, list[list[Any]]()
     curves: dict[str, xr.Dataset] = {}
@@ -487,7 +491,7 @@ def inner_study(sizes: Sizes) -> Study:
         for name, own in curves.items()
     }
     shown = table(["m", "k_in", "gamma", "E-steps per client"], rows)
-    return Study(
+    return Ablation(
         [judged],
         curves,
         shown,
@@ -497,8 +501,7 @@ def inner_study(sizes: Sizes) -> Study:
 
 def run(arguments: Arguments) -> Outcome:
     """Run all ablations."""
-    sizes = SMOKE if arguments.smoke else FULL
-    sizes = sizes._replace(seeds=arguments.seeds or sizes.seeds)
+    sizes = STUDY.choose(arguments)
     makers = {
         "floors": floors,
         "participation": participation_study,
@@ -521,5 +524,5 @@ def run(arguments: Arguments) -> Outcome:
     figures = {f"{name}.png": study.figure for name, study in studies.items()}
     text = "\n\n".join([verdict_table(verdicts), *(study.text for study in studies.values())])
     return Outcome(
-        curves, figures, verdicts, {**sizes._asdict(), "mixture": sizes.mixture._asdict()}, text
+        curves, figures, verdicts, {**sizes.config(), "mixture": sizes.mixture.config()}, text
     )

@@ -12,24 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.harness import Sizes, Study
 from fedjax_sim.problems.latent.missing_values import Matrix, make_matrices
 from fedjax_sim.settings import ConfigError
 
 SERVERS = 10
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    sites: int
-    months: int
-    observers: int
-    rounds: int
-
-
-FULL, SMALL = Sizes(200, 60, 200, 2000), Sizes(40, 24, 60, 300)
-SPARSE, SPARSE_SMALL = Sizes(2000, 100, 43, 2000), SMALL._replace(observers=2)
-"""Fewer visits than sites: J = 2000, L = 100, N about 1300, as the paper's N / J of 0.6."""
+COUNTS = Study(
+    full=Sizes(sites=200, months=60, observers=200, rounds=2000),
+    smoke=Sizes(sites=40, months=24, observers=60, rounds=300),
+)
+SPARSE = Study(
+    full=Sizes(sites=2000, months=100, observers=43, rounds=2000),
+    smoke=COUNTS.smoke.replace(observers=2),
+)
+"""Fewer visits than sites: J = 2000, L = 100, N about 1300, with the paper's N / J of 0.6."""
 
 
 class Visits(NamedTuple):

@@ -13,13 +13,15 @@ import xarray as xr
 
 from experiments.fedem.claims import SMOKE, verdict
 from experiments.fedem.setup import (
-    FULL_MIXTURE,
-    SMALL_MIXTURE,
+    MIXTURE,
     SPLITS,
     curves_of,
+    fedem_of_fig1,
     figure_of,
     mean_after,
+    mixture_problems,
     span,
+    vr_fedem_of_fig1,
 )
 from experiments.harness import Arguments, Outcome, table
 from fedjax_sim.systems import fedem, vr_fedem
@@ -35,13 +37,12 @@ LEVELS = {
 
 def run(arguments: Arguments) -> Outcome:
     """Run both systems on both splits and judge claim 18 on the first."""
-    sizes = SMALL_MIXTURE if arguments.smoke else FULL_MIXTURE
-    sizes = sizes._replace(seeds=arguments.seeds or sizes.seeds)
+    sizes = MIXTURE.choose(arguments)
     curves: dict[str, xr.Dataset] = {}
     for split, is_sorted in list(SPLITS.items())[: 1 if arguments.smoke else None]:
-        problems = sizes.problems(is_sorted=is_sorted)
+        problems = mixture_problems(sizes, is_sorted=is_sorted)
         options: dict[str, Any] = {"seeds": sizes.seeds, "num_evals": 250}
-        hyper, ticks = sizes.fedem()
+        hyper, ticks = fedem_of_fig1(sizes)
         kept = arguments.kept(f"FedEM, {split}")
         ways = {"aggregation": ["fedem", "naive"]}
         both = curves_of(
@@ -51,7 +52,7 @@ def run(arguments: Arguments) -> Outcome:
             f"FedEM, {split}": both.sel(aggregation="fedem"),
             f"naive, {split}": both.sel(aggregation="naive"),
         }
-        reduced, ticks = sizes.vr_fedem()
+        reduced, ticks = vr_fedem_of_fig1(sizes)
         kept = arguments.kept(f"VR-FedEM, {split}")
         curves[f"VR-FedEM, {split}"] = curves_of(
             vr_fedem.system, problems, reduced, num_ticks=ticks, **options, **kept
@@ -90,7 +91,7 @@ def run(arguments: Arguments) -> Outcome:
         18, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
     )
     config = {
-        **sizes._asdict(),
+        **sizes.config(),
         "second half": {name: {k: list(v) for k, v in own.items()} for name, own in half.items()},
     }
     text = (

@@ -25,11 +25,8 @@ from matplotlib.figure import Figure
 import fedjax_sim
 from experiments.fedem.claims import SMOKE, verdict
 from experiments.fedem.counts import (
-    FULL,
-    SMALL,
+    COUNTS,
     SPARSE,
-    SPARSE_SMALL,
-    Sizes,
     Visits,
     poisson,
     read,
@@ -37,7 +34,7 @@ from experiments.fedem.counts import (
     synthetic,
 )
 from experiments.fedem.setup import even, figure_of
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Sizes, table
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.problems import latent
 from fedjax_sim.reporting.plots import FACE, dress
@@ -278,7 +275,7 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
         + f"\n\n{judged.id}: {judged.why}"
     )
     config = {
-        **sizes._asdict(),
+        **sizes.config(),
         "visits": len(visits.value),
         "share of cells seen": float(seen.mean()),
         "EM's steps": steps,
@@ -303,7 +300,8 @@ class Variant(NamedTuple):
 
 def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], dict[str, Any]]:
     """Our run, and EM for so many steps or to its end, on counts of other kinds: the text, curves, and what was found."""
-    sizes, sparse, most = (SMALL, SPARSE_SMALL, 300) if arguments.smoke else (FULL, SPARSE, 6000)
+    sizes, sparse = COUNTS.choose(arguments), SPARSE.choose(arguments)
+    most = 300 if arguments.smoke else 6000
     # Without a ridge some sites' intensities run off, and so do sites that are seen once.
     kinds = {
         "Poisson counts": Variant(poisson(sizes), 1.0, sizes.rounds),
@@ -456,7 +454,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run on your own counts if there are any, else on synthetic ones."""
     if arguments.dataset is not None:
         return counts_study(Path(arguments.dataset).expanduser(), arguments)
-    outcome = synthetic_study(SMALL if arguments.smoke else FULL, arguments)
+    outcome = synthetic_study(COUNTS.choose(arguments), arguments)
     text, curves, found = variants_study(arguments)
     return outcome._replace(
         curves={**outcome.curves, **curves},

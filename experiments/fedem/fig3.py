@@ -6,7 +6,7 @@ omega = 1, alpha = 0.01, p = 0.75, k_in = 35, and 1000 epochs, as VR-FedEM makes
 on the bundled digits, 10 clients.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.fedem.claims import SMOKE, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.features import principal_components
@@ -23,24 +23,15 @@ from fedjax_sim.systems import fedem, vr_fedem
 COMPONENTS, DIMENSIONS, GAMMA, BATCH, INNER = 10, 20, 0.001, 20, 35
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    dataset: str
-    num_clients: int
-    epochs: int
-    seeds: int
-
-
-FULL, SMALL = Sizes("mnist", 100, 1000, 1), Sizes("digits", 10, 12, 1)
+STUDY = Study(
+    full=Sizes(1, dataset="mnist", num_clients=100, epochs=1000),
+    smoke=Sizes(1, dataset="digits", num_clients=10, epochs=12),
+)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run both systems from the same starts."""
-    sizes = SMALL if arguments.smoke else FULL
-    sizes = sizes._replace(
-        seeds=arguments.seeds or sizes.seeds, dataset=arguments.dataset or sizes.dataset
-    )
+    sizes = STUDY.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     images = np.concatenate([data.train_images, data.test_images])
     pixels = int((images.reshape(len(images), -1) == 0).all(axis=0).sum())
@@ -114,7 +105,7 @@ def run(arguments: Arguments) -> Outcome:
         ]
         for name, own in curves.items()
     ]
-    config = {**sizes._asdict(), "images": len(order), "pixels always 0": pixels}
+    config = {**sizes.config(), "images": len(order), "pixels always 0": pixels}
     text = table(["", "||H||^2, second half", "||H||^2, end", "||h||^2, end", "F, end"], rows)
     return Outcome(
         curves,

@@ -5,7 +5,7 @@ quantizer is block-2 in blocks of 4, memories start at h_i(S_0), mini-batches ar
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments.harness import Sizes, Study
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
@@ -30,45 +31,51 @@ WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])
 
 
-class Mixture(NamedTuple):
-    """A size of the synthetic mixture of Fig. 1, and how long it is fitted."""
-
-    num_clients: int
-    examples: int
-    epochs: int
-    seeds: int
-
-    def problems(self, *, is_sorted: bool) -> list[latent.Estimation]:
-        """One for each seed."""
-        return [
-            synthetic(
-                seed, num_clients=self.num_clients, examples=self.examples, is_sorted=is_sorted
-            )
-            for seed in range(self.seeds)
-        ]
-
-    def fedem(self) -> tuple[fedem.Hyper, int]:
-        """The settings of FedEM in Fig. 1, and rounds of so many epochs."""
-        hyper = fedem.Hyper(
-            num_clients=self.num_clients, batch_size=self.examples // 5, gamma=0.01, **PAPER
-        )
-        return hyper, 5 * self.epochs
-
-    def vr_fedem(self) -> tuple[vr_fedem.Hyper, int]:
-        """The settings of VR-FedEM in Fig. 1, and inner steps of so many epochs, an outer loop being three."""
-        batch = self.examples // 20
-        inner = self.examples // batch
-        hyper = vr_fedem.Hyper(
-            num_clients=self.num_clients,
-            batch_size=batch,
-            inner_steps=float(inner),
-            gamma=0.01,
-            **PAPER,
-        )
-        return hyper, -(-self.epochs // 3) * inner
+MIXTURE = Study(
+    full=Sizes(seeds=5, num_clients=100, examples=100, epochs=500),
+    smoke=Sizes(seeds=2, num_clients=20, examples=20, epochs=12),
+)
+"""The synthetic mixture of Fig. 1, with the number of examples per client."""
 
 
-FULL_MIXTURE, SMALL_MIXTURE = Mixture(100, 100, 500, 5), Mixture(20, 20, 12, 2)
+def mixture_problems(sizes: Sizes, *, is_sorted: bool) -> list[latent.Estimation]:
+    """Make the synthetic mixture of Fig. 1, one problem for each seed.
+
+    Args:
+      sizes: One of the sizes of `MIXTURE`.
+      is_sorted: Whether all clients but one have examples of a single component.
+    """
+    return [
+        synthetic(seed, num_clients=sizes.num_clients, examples=sizes.examples, is_sorted=is_sorted)
+        for seed in range(sizes.seeds)
+    ]
+
+
+def fedem_of_fig1(sizes: Sizes) -> tuple[fedem.Hyper, int]:
+    """Return the settings of FedEM in Fig. 1, and the number of rounds in `sizes.epochs` epochs."""
+    hyper = fedem.Hyper(
+        num_clients=sizes.num_clients, batch_size=sizes.examples // 5, gamma=0.01, **PAPER
+    )
+    return hyper, 5 * sizes.epochs
+
+
+def vr_fedem_of_fig1(sizes: Sizes) -> tuple[vr_fedem.Hyper, int]:
+    """Return the settings of VR-FedEM in Fig. 1, and its number of inner steps.
+
+    They take `sizes.epochs` epochs, where one outer loop takes three.
+    """
+    batch = sizes.examples // 20
+    inner = sizes.examples // batch
+    hyper = vr_fedem.Hyper(
+        num_clients=sizes.num_clients,
+        batch_size=batch,
+        inner_steps=float(inner),
+        gamma=0.01,
+        **PAPER,
+    )
+    return hyper, -(-sizes.epochs // 3) * inner
+
+
 SPLITS = {"iid": False, "sorted": True}
 """Whether the mixture's clients have examples of one component, but for one of them."""
 

@@ -6,7 +6,7 @@ clients of twenty examples, ridge 0.25, kappa 1/2 ("toy A"), or a hundred exampl
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import xarray as xr
 
 from experiments.fedem.claims import verdict
 from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
-from experiments.harness import Arguments, Outcome, Verdict, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.problems import latent
 from fedjax_sim.streams import stream
@@ -32,16 +32,12 @@ SPARSE = parse_compressor("sparsification:keep=0.5")
 """Omega is 1 for every vector."""
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    repetitions: int  # of the theorems
-    draws: int  # of one step, and of quantizers
-    rounds: tuple[int, ...]  # of Theorems 1 and 3
-    loops: tuple[int, ...]  # outer ones of Theorem 2
-
-
-FULL, SMOKE = Sizes(400, 40_000, (50, 200, 1000), (1, 5, 20)), Sizes(60, 4000, (20, 60), (1, 5))
+STUDY = Study(
+    full=Sizes(seeds=400, draws=40_000, rounds=(50, 200, 1000), loops=(1, 5, 20)),
+    smoke=Sizes(seeds=60, draws=4000, rounds=(20, 60), loops=(1, 5)),
+)
+"""Seeds, rounds and outer loops are those of the theorems; draws are those of one step and of the
+quantizers."""
 
 
 # Fixed points: claims 1 to 3 ------------------------------------------------------------------------------------------------------------
@@ -345,7 +341,7 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
         gammas = [theory.largest_step_size(setting) / factor for factor in (1, 4)]
         hyper = fedem.Hyper(num_clients=N, batch_size=BATCH, participation=p, compression=BLOCKS)
         options: dict[str, Any] = {
-            "seeds": sizes.repetitions,
+            "seeds": sizes.seeds,
             "num_ticks": sizes.rounds[-1],
             "num_evals": sizes.rounds[-1],
         }
@@ -384,14 +380,12 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
         gamma=gamma,
         compression=BLOCKS,
     )
-    reduced = curves_of(
-        vr_fedem.system, toy.problem, hyper, seeds=sizes.repetitions // 2, **options
-    )
+    reduced = curves_of(vr_fedem.system, toy.problem, hyper, seeds=sizes.seeds // 2, **options)
     plain = curves_of(
         fedem.system,
         toy.problem,
         fedem.Hyper(num_clients=N, batch_size=20, gamma=gamma, compression=BLOCKS),
-        seeds=sizes.repetitions // 2,
+        seeds=sizes.seeds // 2,
         **options,
     )
     exact = curves_of(
@@ -511,8 +505,7 @@ def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 
 
 def run(arguments: Arguments) -> Outcome:
     """Judge the claims."""
-    sizes = SMOKE if arguments.smoke else FULL
-    sizes = sizes._replace(repetitions=max(4, arguments.seeds or sizes.repetitions))
+    sizes = STUDY.choose(arguments, least_seeds=4)
     fixed, curves = fixed_point_claims()
     theorems, more = theorem_claims(sizes)
     verdicts = [
@@ -524,9 +517,7 @@ def run(arguments: Arguments) -> Outcome:
         spider_claim(),
     ]
     verdicts.sort(key=lambda each: int(each.id.rsplit("-", 1)[1]))
-    return Outcome(
-        curves | more, _figures(more), verdicts, sizes._asdict(), verdict_table(verdicts)
-    )
+    return Outcome(curves | more, _figures(more), verdicts, sizes.config(), verdict_table(verdicts))
 
 
 def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:

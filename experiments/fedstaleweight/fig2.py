@@ -5,16 +5,16 @@ work of hours; CIFAR-10 16,000, 551,722 parameters, meant for an accelerator. `-
 file whose name begins with "cifar10" for the second; without it both are run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 import fedjax_sim
 from experiments.fedstaleweight.claims import verdict
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim import datasets, models, problems
 from fedjax_sim.models import DoubleConvNet
 from fedjax_sim.partition import label_groups
@@ -39,51 +39,52 @@ T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9:
 SMOKE = "not judged: a smoke run on digits is too small"
 
 
-class Panel(NamedTuple):
-    """One data set's runs."""
-
-    dataset: str
-    num_ticks: int
-    num_seeds: int
-    network: Callable[[int], Any]
-    claim: int
-
-
+SMALL = Sizes(seeds=2, dataset="digits", num_ticks=60, network=models.LogisticRegression, claim=8)
 PANELS = {
-    "fashion_mnist": Panel("fashion_mnist", 4000, 5, lambda num: DoubleConvNet(num, (32, 64)), 8),
-    "cifar10": Panel("cifar10", 16_000, 5, lambda num: DoubleConvNet(num, (32, 64, 128)), 9),
+    "fashion_mnist": Study(
+        full=Sizes(
+            seeds=5,
+            dataset="fashion_mnist",
+            num_ticks=4000,
+            network=lambda num_classes: DoubleConvNet(num_classes, (32, 64)),
+            claim=8,
+        ),
+        smoke=SMALL,
+    ),
+    "cifar10": Study(
+        full=Sizes(
+            seeds=5,
+            dataset="cifar10",
+            num_ticks=16_000,
+            network=lambda num_classes: DoubleConvNet(num_classes, (32, 64, 128)),
+            claim=9,
+        ),
+        smoke=SMALL.replace(claim=9),
+    ),
 }
-SMALL = Panel("digits", 60, 2, lambda num: models.LogisticRegression(num), 8)
+"""The network is made from the number of classes; `claim` is the claim on the panel's accuracies."""
 
 
-def panels(arguments: Arguments) -> list[Panel]:
+def panels(arguments: Arguments) -> list[Sizes]:
     """What is asked for on the command line."""
     if arguments.smoke:
-        return [
-            SMALL._replace(num_seeds=arguments.seeds or 2),
-            SMALL._replace(num_seeds=arguments.seeds or 2, claim=9),
-        ]
+        return [panel.choose(arguments._replace(dataset=None)) for panel in PANELS.values()]
     asked = (
         list(PANELS)
         if arguments.dataset is None
         else ["cifar10" if Path(arguments.dataset).stem.startswith("cifar10") else "fashion_mnist"]
     )
-    return [
-        PANELS[name]._replace(
-            dataset=arguments.dataset or name, num_seeds=arguments.seeds or PANELS[name].num_seeds
-        )
-        for name in asked
-    ]
+    return [PANELS[name].choose(arguments) for name in asked]
 
 
-def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
+def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
     """All methods on the same partitions, initial models, schedules and mini-batches."""
     data = datasets.load(panel.dataset, data_dir=arguments.data_dir)
     shares = [
         label_groups(
             data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed
         )
-        for seed in range(panel.num_seeds)
+        for seed in range(panel.seeds)
     ]
     tasks = problems.make_classifications(
         panel.network(data.num_classes), data, shares, mean=0.5, std=0.5, per_class=True
@@ -95,7 +96,7 @@ def train(panel: Panel, arguments: Arguments) -> dict[str, xr.Dataset]:
             SYSTEM,
             tasks,
             SYSTEM.Hyper(**settings),
-            seeds=panel.num_seeds,
+            seeds=panel.seeds,
             num_ticks=num_evals * -(-panel.num_ticks // NUM_EVALS)
             if name == ALG1
             else panel.num_ticks,
@@ -137,11 +138,11 @@ def first_reached(data: xr.Dataset, level: float) -> int | None:
 
 
 def judge(
-    panel: Panel, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
+    panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
 ) -> dict[int, tuple[Any, bool | None, str]]:
     """What one panel says of the claims: measured, verdict, and why."""
     gain, half = interval(final(curves[OURS]) - final(curves[BASELINE]))
-    where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.num_seeds} seeds"
+    where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.seeds} seeds"
     means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
     sooner = first_reached(curves[OURS], means[BASELINE] / 100)
     groups = {
@@ -174,7 +175,7 @@ def judge(
         19: (
             {"diverged": fails},
             fails[OURS] == 0,
-            f"{fails[OURS]} of {panel.num_seeds} runs diverged; {where}",
+            f"{fails[OURS]} of {panel.seeds} runs diverged; {where}",
         ),
         20: (
             {"difference": between},
@@ -246,7 +247,7 @@ def run(arguments: Arguments) -> Outcome:
         )
     )
     told = [
-        {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.num_seeds}
+        {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.seeds}
         for panel in asked
     ]
     config = {"panels": told, "smoke": arguments.smoke}

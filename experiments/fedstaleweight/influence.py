@@ -6,7 +6,7 @@ throttling, and influence against the buffer's size and the ratio of speeds.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +20,8 @@ from experiments.harness import (
     FAR,
     Arguments,
     Outcome,
+    Sizes,
+    Study,
     Verdict,
     draw,
     estimate,
@@ -52,7 +54,6 @@ AVERAGES: dict[str, dict[str, Any]] = {
 }
 STATED = {"mean": 0.0698, "eq8": 0.2021, "alg1": 0.1830}
 """Of 4000 server steps and six seeds."""
-BUFFERS, FEW_BUFFERS = (1, 2, 3, 5, 8, 10, 15, 30, 60), (1, 5, 30, 60)
 THROTTLES = (1.0, 0.7, 0.5, 0.25, 0.1)
 RATIOS = (1.0, 2.0, 4.0, 20 / 3, 15.0, 40.0)
 """How many times as fast the fast clients are."""
@@ -70,21 +71,25 @@ class Watched(Quadratic):
         return {**super().evaluate(params), "model": params[0]}
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small; --seeds replaces the number of lanes (two at least, for standard errors)."""
-
-    lanes: int
-    ticks: int
-    buffers: tuple[int, ...]
-    buffer_ticks: int
-    quadratic_ticks: int
-    counterexample_ticks: int
-
-
-FULL, SMOKE = (
-    Sizes(6, 16_000, BUFFERS, 6000, 8000, 300_000),
-    Sizes(3, 4000, FEW_BUFFERS, 1000, 4000, 30_000),
+STUDY = Study(
+    full=Sizes(
+        seeds=6,
+        ticks=16_000,
+        buffers=(1, 2, 3, 5, 8, 10, 15, 30, 60),
+        buffer_ticks=6000,
+        quadratic_ticks=8000,
+        counterexample_ticks=300_000,
+    ),
+    smoke=Sizes(
+        seeds=3,
+        ticks=4000,
+        buffers=(1, 5, 30, 60),
+        buffer_ticks=1000,
+        quadratic_ticks=4000,
+        counterexample_ticks=30_000,
+    ),
 )
+"""Seeds are lanes, at least two for standard errors."""
 
 
 def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline:
@@ -149,10 +154,10 @@ def staleness_of(drawn: Timeline) -> np.ndarray:
 def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
     """Staleness, shares and influence under the weightings."""
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "alg1": ALG1, "raw": RAW}
-    alone = arrivals(sizes.lanes, 5 * sizes.ticks)
+    alone = arrivals(sizes.seeds, 5 * sizes.ticks)
     drawn = {name: buffered(alone, **settings) for name, settings in ways.items()}
     reports = {
-        name: [fairness_report(lane(each, i), NUM, GROUPS) for i in range(sizes.lanes)]
+        name: [fairness_report(lane(each, i), NUM, GROUPS) for i in range(sizes.seeds)]
         for name, each in drawn.items()
     }
     slow = {
@@ -274,7 +279,7 @@ def _bounds(drawn: Timeline) -> Verdict:
 
 def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
     """Influence of the slow group against the buffer's size, with both averages."""
-    alone = arrivals(min(sizes.lanes, 3), sizes.buffer_ticks * max(sizes.buffers))
+    alone = arrivals(min(sizes.seeds, 3), sizes.buffer_ticks * max(sizes.buffers))
     found = {}
     for average in ("cumulative", "window 5"):
         cut = {
@@ -421,7 +426,7 @@ def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
         "reverse exponential": REVERSE,
     }
     found = {
-        name: throttled_influence(HYPER.replace(**settings), THROTTLES, sizes.lanes, sizes.ticks)
+        name: throttled_influence(HYPER.replace(**settings), THROTTLES, sizes.seeds, sizes.ticks)
         .mean(axis=1)
         .tolist()
         for name, settings in ways.items()
@@ -517,7 +522,7 @@ def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
             SYSTEM,
             problem,
             HYPER.replace(**settings),
-            seeds=sizes.lanes,
+            seeds=sizes.seeds,
             num_ticks=sizes.quadratic_ticks,
             num_evals=EVALS,
         )
@@ -582,8 +587,7 @@ def stability_claim(sizes: Sizes) -> Verdict:
 
 def run(arguments: Arguments) -> Outcome:
     """Judge the claims."""
-    sizes = SMOKE if arguments.smoke else FULL
-    sizes = sizes._replace(lanes=max(2, arguments.seeds or sizes.lanes))
+    sizes = STUDY.choose(arguments, least_seeds=2)
     verdicts, clients = influence_claims(sizes)
     by_buffer, buffers = buffer_claim(sizes)
     ratios, speeds = ratio_study(sizes)
@@ -606,7 +610,7 @@ def run(arguments: Arguments) -> Outcome:
         "throttling.png": throttling,
     }
     config = {
-        "seeds": sizes.lanes,
+        "seeds": sizes.seeds,
         "ticks": sizes.ticks,
         "influence of the slow group by ratio of speeds": {"ratio": list(RATIOS), **ratios},
     }

@@ -24,20 +24,19 @@ class Sizes:
 
     Attributes:
       seeds: Number of independent repetitions: seeds, lanes or chains. `--seeds` replaces it.
-      dataset: Name or file of the data set, or None for a study without one. `--dataset`
+        0 for a study that repeats nothing.
+      dataset: Name or file of the data set; empty for a study without one. `--dataset`
         replaces it.
       words: How this size is smaller than the paper's; empty if it is not.
       extras: Further numbers by name, such as ticks, rounds or a time budget.
     """
 
-    seeds: int
-    dataset: str | None = None
+    seeds: int = 0
+    dataset: str = ""
     words: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(
-        self, seeds: int = 1, *, dataset: str | None = None, words: str = "", **extras: Any
-    ):
+    def __init__(self, seeds: int = 0, *, dataset: str = "", words: str = "", **extras: Any):
         for name, value in (
             ("seeds", seeds),
             ("dataset", dataset),
@@ -58,18 +57,15 @@ class Sizes:
         Raises:
           AttributeError: If the sizes have no number of this name.
         """
-        own = {name: changes.pop(name) for name in ("seeds", "dataset", "words") if name in changes}
         for name in changes:
             getattr(self, name)
         known = {"seeds": self.seeds, "dataset": self.dataset, "words": self.words}
-        return Sizes(**{**known, **self.extras, **own, **changes})
+        return Sizes(**{**known, **self.extras, **changes})
 
     def config(self) -> dict[str, Any]:
         """Return all numbers by name, as an experiment writes them to `config.json`."""
-        known = {"seeds": self.seeds}
-        if self.dataset is not None:
-            known["dataset"] = self.dataset  # type: ignore[assignment]
-        return {**known, **self.extras}
+        known: dict[str, Any] = {"seeds": self.seeds, "dataset": self.dataset}
+        return {**{name: value for name, value in known.items() if value}, **self.extras}
 
 
 class Study(NamedTuple):
@@ -100,8 +96,8 @@ class Study(NamedTuple):
             raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
         size = self.smoke if arguments.smoke else self.reduced if arguments.reduced else self.full
         assert size is not None
-        if arguments.dataset is not None and size.dataset is not None:
+        if arguments.dataset is not None and size.dataset:
             size = size.replace(dataset=arguments.dataset)
-        if arguments.seeds is not None:
+        if arguments.seeds is not None and size.seeds:
             size = size.replace(seeds=max(least_seeds, arguments.seeds))
         return size

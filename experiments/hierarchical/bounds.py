@@ -16,7 +16,7 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Verdict, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from experiments.hierarchical.claims import verdict
 from experiments.hierarchical.setup import fixed_clock
 from fedjax_sim.systems import fedavg, hierarchical
@@ -27,6 +27,7 @@ from fedjax_sim.types import Algorithm, Array, Key, Plan, State
 
 SIZES, SHIFTS = (3, 5), (1.0, 0.5)
 DELAYS = Delays(np.array(SHIFTS), np.zeros(2), 4.0)
+STUDY = Study(full=Sizes(seeds=400), smoke=Sizes(seeds=60))
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 
 
@@ -357,7 +358,8 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge."""
-    seeds = max(2, arguments.seeds or (60 if arguments.smoke else 400))
+    sizes = STUDY.choose(arguments, least_seeds=2)
+    seeds = sizes.seeds
     problem, lr = Logistic.make(2), 0.5
     data = play(problem, seeds, {}, {"sync_time": 6.0, "lr": lr, "ticks_per_round": 12}, 12 * 20)
     means = means_of(data, problem, (6, 12), 12)

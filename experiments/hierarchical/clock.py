@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, draw, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, draw, table, verdict_table
 from experiments.hierarchical.claims import verdict
 from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
 from fedjax_sim.reporting.plots import COLORS
@@ -21,6 +21,9 @@ from fedjax_sim.types import Timeline
 FAR = 5.0
 """Standard errors beyond which a difference counts as real."""
 TIE = 1e-9
+
+STUDY = Study(full=Sizes(seeds=400), smoke=Sizes(seeds=40))
+"""Seeds are lanes."""
 
 
 class DelaySetup(NamedTuple):
@@ -168,7 +171,7 @@ def sample_path() -> Figure:
 
 def run(arguments: Arguments) -> Outcome:
     """Draw schedules of every setting, compare, judge."""
-    lanes = arguments.seeds or (40 if arguments.smoke else 400)
+    lanes = STUDY.choose(arguments).seeds
     rows, found, shares, share_off, monotone = [], {}, {}, 0.0, True
     for name, setting in SETTINGS.items():
         # One at a time, so that settings of as many groups share a program.

@@ -9,13 +9,14 @@ from matplotlib.figure import Figure
 from experiments.harness import Arguments, Outcome
 from experiments.hierarchical import setup
 
+STUDY = setup.study(setup.MNIST, reduced=None)
 SIZES = ((10, 20), (15, 15), (20, 10))
 SHIFTS = {"a": (1.0, 7.0), "b": (7.0, 1.0)}
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run sizes by shifts."""
-    size = setup.size_of(arguments, setup.MNIST, reduced=None)
+    size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 30)
     curves = {}
     for panel, shift in SHIFTS.items():
@@ -48,7 +49,7 @@ def run(arguments: Arguments) -> Outcome:
             20,
             measured,
             more,
-            f"20 clients on the slow server ahead of 15: {told} points at T; judged at lr {lr:g}; {size.words}",
+            f"20 clients on the slow server ahead of 15: {told} points at T; judged at lr {lr:g}; {setup.words_of(size)}",
         ),
         (
             28,
@@ -62,6 +63,6 @@ def run(arguments: Arguments) -> Outcome:
     for panel in SHIFTS:
         shown = {name: data.sel(lr=lr) for name, data in curves.items() if name.startswith(panel)}
         figures |= setup.pictures(
-            shown, f"fig10{panel}", f"{size.words}, shifts {SHIFTS[panel]}, lr {lr:g}"
+            shown, f"fig10{panel}", f"{setup.words_of(size)}, shifts {SHIFTS[panel]}, lr {lr:g}"
         )
     return setup.outcome(size, curves, figures, verdicts)

@@ -10,17 +10,24 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.harness import Arguments, Outcome
+from experiments.harness import Arguments, Outcome, Sizes, Study
 from experiments.hierarchical import setup
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.datasets import Text
 from fedjax_sim.models import CharacterRNN
 from fedjax_sim.theory.hierarchical.timing import expected_idle, expected_rounds, linear_delays
 
-FULL = setup.Size("tiny_shakespeare", 5, 1000.0, (0.5, 2.0), CharacterRNN)
-REDUCED = FULL._replace(seeds=2, network=partial(CharacterRNN, hidden=(64,), cell="gru"))
-TINY = setup.Size(
-    "a made-up play", 2, 60.0, (1.0,), partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru")
+FULL = Sizes(5, dataset="tiny_shakespeare", time=1000.0, lrs=(0.5, 2.0), network=CharacterRNN)
+STUDY = Study(
+    full=FULL,
+    reduced=FULL.replace(seeds=2, network=partial(CharacterRNN, hidden=(64,), cell="gru")),
+    smoke=Sizes(
+        2,
+        dataset="a made-up play",
+        time=60.0,
+        lrs=(1.0,),
+        network=partial(CharacterRNN, embedding=4, hidden=(8,), cell="gru"),
+    ),
 )
 SMOKE = "not judged: a smoke run on a made-up play is too small"
 NUM_CLIENTS = 40
@@ -50,10 +57,7 @@ def deal(data: Text, seed: int) -> Any:
 
 def run(arguments: Arguments) -> Outcome:
     """Run both associations."""
-    size = TINY if arguments.smoke else REDUCED if arguments.reduced else FULL
-    size = size._replace(
-        seeds=arguments.seeds or size.seeds, dataset=arguments.dataset or size.dataset
-    )
+    size = STUDY.choose(arguments)
     data = (
         made_up_play()
         if arguments.smoke
@@ -80,13 +84,13 @@ def run(arguments: Arguments) -> Outcome:
     leads = setup.leads(own["symmetric"], own["asymmetric"])
     why = (
         f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time {idle['symmetric']} and {idle['asymmetric']}, "
-        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr {lr:g}; {size.words}"
+        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr {lr:g}; {setup.words_of(size)}"
     )
     measured = {"leads": setup.numbers(leads), "idle": idle, "rounds": rounds}
     verdicts = [setup.settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]
     figures = setup.pictures(
         {name: each.sel(lr=lr) for name, each in curves.items()},
         "fig11",
-        f"{size.words}, S = 12, lr {lr:g}",
+        f"{setup.words_of(size)}, S = 12, lr {lr:g}",
     )
     return setup.outcome(size, curves, figures, verdicts)

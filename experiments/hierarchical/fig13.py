@@ -10,13 +10,13 @@ from experiments.harness import Arguments, Outcome
 from experiments.hierarchical import setup
 from fedjax_sim.models import LogisticRegression
 
+STUDY = setup.study(setup.MNIST.replace(network=LogisticRegression), reduced=None)
 SYNC_TIMES = [5.0, 10.0, 20.0]
-FULL = setup.MNIST._replace(network=LogisticRegression)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run both schedules for three final sync times."""
-    size = setup.size_of(arguments, FULL, reduced=None)
+    size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 20 if arguments.smoke else 1000)
     swept = {"sync_growth": [0.0, 1.0], "sync_time": SYNC_TIMES}
     curves = setup.play(arguments, size, "fig13", tasks, setup.clock([500, 500], setup.FIG6), swept)
@@ -36,11 +36,15 @@ def run(arguments: Arguments) -> Outcome:
     )
     told = "; ".join(f"S = {s:g}: {setup.by_lr(each)}" for s, each in leads.items())
     measured = {f"{s:g}": setup.numbers(each) for s, each in leads.items()}
-    why = f"growing ahead of fixed at T, points, {told}; judged at lr {lr:g}; {size.words}"
+    why = (
+        f"growing ahead of fixed at T, points, {told}; judged at lr {lr:g}; {setup.words_of(size)}"
+    )
     verdicts = [setup.settle(arguments, size, 23, measured, holds, why)]
     figures: dict[str, Figure] = {}
     for s in SYNC_TIMES:
         chosen = curves.sel(lr=lr, sync_time=s)
         shown = {word: chosen.sel(sync_growth=g) for word, g in (("fixed", 0.0), ("growing", 1.0))}
-        figures |= setup.pictures(shown, f"fig13_S{s:g}", f"{size.words}, S = {s:g}, lr {lr:g}")
+        figures |= setup.pictures(
+            shown, f"fig13_S{s:g}", f"{setup.words_of(size)}, S = {s:g}, lr {lr:g}"
+        )
     return setup.outcome(size, {"fig13": curves}, figures, verdicts)

@@ -11,6 +11,7 @@ from experiments.harness import Arguments, Outcome, verdict_table
 from experiments.hierarchical import setup
 from fedjax_sim.reporting.plots import COLORS
 
+STUDY = setup.study(setup.CIFAR10)
 LOOKS = 5
 """A round's ticks."""
 
@@ -64,7 +65,7 @@ def picture(data: xr.Dataset, title: str) -> Figure:
 
 def run(arguments: Arguments) -> Outcome:
     """Run, compare how accuracies change early and late."""
-    size = setup.size_of(arguments, setup.CIFAR10)
+    size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 20)
     changes = setup.clock(
         [10, 10], setup.FIG3, sync_time=5.0, ticks_per_round=LOOKS, group_metrics=True
@@ -84,7 +85,7 @@ def run(arguments: Arguments) -> Outcome:
     words = ", ".join(
         f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items()
     )
-    why = f"points lost between looks in the first and the last fifth of T: {words}; judged at lr {lr:g}, every seed; {size.words}"
+    why = f"points lost between looks in the first and the last fifth of T: {words}; judged at lr {lr:g}, every seed; {setup.words_of(size)}"
     verdicts = [
         setup.settle(
             arguments,
@@ -95,11 +96,11 @@ def run(arguments: Arguments) -> Outcome:
             why,
         )
     ]
-    figures = {"fig3.png": picture(data.sel(lr=lr), f"{size.words}, lr {lr:g}")}
+    figures = {"fig3.png": picture(data.sel(lr=lr), f"{setup.words_of(size)}, lr {lr:g}")}
     return Outcome(
         {"fig3": data},
         figures,
         verdicts,
-        {"size": size.words, "lrs": size.lrs},
+        {"size": setup.words_of(size), "lrs": size.lrs},
         verdict_table(verdicts),
     )

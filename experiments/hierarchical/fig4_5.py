@@ -14,6 +14,7 @@ from experiments.harness import Arguments, Outcome, table
 from experiments.hierarchical import setup
 from fedjax_sim.reporting import plots
 
+STUDY = setup.study(setup.CIFAR10)
 PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig4": ((5, 15), "dirichlet_groups", {"alpha": 0.1}),
     "fig5a": ((10, 10), "disjoint_groups", {"classes": 2}),
@@ -40,7 +41,7 @@ def alone(time: float) -> dict[str, Any]:
 
 def run(arguments: Arguments) -> Outcome:
     """Run the three panels."""
-    size = setup.size_of(arguments, setup.CIFAR10)
+    size = setup.choose(arguments, STUDY)
     data = setup.load(arguments, size)
     curves: dict[str, xr.Dataset] = {}
     figures, rows, words = {}, [], {}
@@ -61,7 +62,7 @@ def run(arguments: Arguments) -> Outcome:
             f"{label}, lr {own[label]:g}": each.sel(lr=own[label]) for label, each in groups.items()
         }
         figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy")
-        figures[f"{name}.png"].suptitle(size.words)
+        figures[f"{name}.png"].suptitle(setup.words_of(size))
         best = setup.final(together.sel(lr=lr), size.time)
         gains[name] = [
             setup.lead(best, setup.final(each.sel(lr=own[label]), size.time))
@@ -98,7 +99,7 @@ def run(arguments: Arguments) -> Outcome:
     measured["accuracy at T"] = {
         f"{name}, {label}, lr {rate}": found for name, label, rate, found in rows
     }
-    tail = f"points at T, each model at its best learning rate; {size.words}"
+    tail = f"points at T, each model at its best learning rate; {setup.words_of(size)}"
     verdicts = [
         setup.settle(arguments, size, number, measured, holds, f"{text}: {tail}")
         for number, holds, text in judged

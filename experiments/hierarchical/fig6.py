@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 from experiments.harness import Arguments, Outcome, table
 from experiments.hierarchical import setup
 
+STUDY = setup.study(setup.MNIST.replace(lrs=(0.1, 0.2, 0.5, 2.0)), reduced=None)
 SYNC_TIMES = [0.0, 5.0]
-FULL = setup.MNIST._replace(lrs=(0.1, 0.2, 0.5, 2.0))
 """At 0.5, the baseline's best of the other figures' three, the ends of single runs are some points apart: too much to compare them."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run both sync times under both aggregations."""
-    size = setup.size_of(arguments, FULL, reduced=None)
+    size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 20 if arguments.smoke else 1000)
     curves = {
         rule: setup.play(
@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> Outcome:
         "fewer rounds, %": fewer,
     }
     told = f"S = 5 ahead of S = 0 at T by {setup.by_lr(leads)} points, {fewer:.1f} % fewer rounds"
-    why = f"{told}; judged at lr {lr:g}, within a point; {size.words}"
+    why = f"{told}; judged at lr {lr:g}, within a point; {setup.words_of(size)}"
     verdicts = [
         setup.settle(
             arguments, size, 14, measured, setup.all_of([leads[lr].is_none, 12 <= fewer <= 21]), why
@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> Outcome:
         figures |= setup.pictures(
             setup.each_setting(data, "sync_time", best, "S"),
             f"fig6_{rule}",
-            f"{size.words}, {rule}, lr {best:g}",
+            f"{setup.words_of(size)}, {rule}, lr {best:g}",
         )
     return setup.outcome(
         size, curves, figures, verdicts, table(["aggregation", "lr", "S", "accuracy at T, %"], rows)

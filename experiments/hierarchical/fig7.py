@@ -7,10 +7,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Outcome, Sizes, Verdict
 from experiments.hierarchical import setup
 from fedjax_sim.theory.hierarchical.timing import expected_rounds, linear_delays
 
+STUDY = setup.study(setup.CIFAR10)
 SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 30.0, 60.0]
 
 
@@ -20,11 +21,9 @@ def saving(data: xr.Dataset, delay: float) -> float:
     return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
 
 
-def judge(
-    arguments: Arguments, size: setup.Size, data: xr.Dataset, swept: xr.Dataset
-) -> list[Verdict]:
+def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
     """Claims 15, 16 and 22 at the learning rate with which S = 0 ends best, claim 17 by rounds alone."""
-    time, words, lrs = size.time, size.words, size.lrs
+    time, words, lrs = size.time, setup.words_of(size), size.lrs
     own = setup.final(data, time)
     grid = np.linspace(0, time, 101)[5:]
     best = {delay: setup.best_lr(own.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
@@ -88,7 +87,7 @@ def judge(
 
 def run(arguments: Arguments) -> Outcome:
     """Run both sweeps."""
-    size = setup.size_of(arguments, setup.CIFAR10)
+    size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 30)
     changes = setup.clock([15, 15], setup.FIG7)
     data = setup.play(
@@ -125,13 +124,13 @@ def run(arguments: Arguments) -> Outcome:
         lr = setup.best_lr(setup.final(own, size.time).sel(sync_time=0.0))
         shown = setup.each_setting(own, "sync_time", lr, "S")
         figures |= setup.pictures(
-            shown, f"fig7_cg{delay:g}", f"{size.words}, c_g = {delay:g}, lr {lr:g}"
+            shown, f"fig7_cg{delay:g}", f"{setup.words_of(size)}, c_g = {delay:g}, lr {lr:g}"
         )
     lr = setup.best_lr(setup.final(swept, size.time).sel(exchange_shift=SWEPT_DELAYS[0]))
     figures |= setup.pictures(
         setup.each_setting(swept, "exchange_shift", lr, "c_g"),
         "fig12",
-        f"{size.words}, S = 10, lr {lr:g}",
+        f"{setup.words_of(size)}, S = 10, lr {lr:g}",
     )
     curves = {"fig7": data, "fig12": swept}
     return setup.outcome(size, curves, figures, verdicts)

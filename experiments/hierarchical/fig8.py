@@ -12,6 +12,7 @@ from experiments.harness import Arguments, Outcome
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import verdict
 
+STUDY = setup.study(setup.FEMNIST, setup.MNIST)
 SYNC_TIMES = [0.0, 12.0, 24.0]
 ACTIVE = 16
 EARLY = (100.0, 200.0, 300.0)
@@ -21,7 +22,7 @@ CROSSES = (200.0, 450.0)
 
 def run(arguments: Arguments) -> Outcome:
     """Run the printed setting and the one that can be."""
-    size = setup.size_of(arguments, setup.FEMNIST, setup.MNIST)
+    size = setup.choose(arguments, STUDY)
     data = setup.load(arguments, size)
     if data.train_clients is None:
         tasks = setup.dirichlet(data, size, 80 if arguments.smoke else 340)
@@ -64,7 +65,7 @@ def run(arguments: Arguments) -> Outcome:
         f"{' '.join(f'{each.time:g} (S = {0 if each.led_before else s:g} ahead before)' for each in changes[s]) or 'no time'}"
         for s, leads in early.items()
     )
-    why = f"S = 0 is ahead {before}; {told} points; 16 clients a round; judged at lr {lr:g}; {size.words}"
+    why = f"S = 0 is ahead {before}; {told} points; 16 clients a round; judged at lr {lr:g}; {setup.words_of(size)}"
     measured = {
         "early": {
             f"S = {s:g} at {time:g}": e._asdict()
@@ -96,12 +97,12 @@ def run(arguments: Arguments) -> Outcome:
     figures = setup.pictures(
         setup.each_setting(active, "sync_time", lr, "S"),
         "fig8",
-        f"{size.words}, 16 active, lr {lr:g}",
+        f"{setup.words_of(size)}, 16 active, lr {lr:g}",
     )
     figures |= setup.pictures(
         setup.each_setting(printed, "sync_time", lr, "S"),
         "fig8_printed",
-        f"{size.words}, as printed, lr {lr:g}",
+        f"{setup.words_of(size)}, as printed, lr {lr:g}",
     )
     curves = {"printed": printed, "active": active}
     return setup.outcome(size, curves, figures, verdicts)

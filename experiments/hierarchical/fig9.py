@@ -7,13 +7,14 @@ CIFAR-10, with the CNN). Dirichlet(0.5) over clients, the same for every cluster
 from experiments.harness import Arguments, Outcome
 from experiments.hierarchical import setup
 
+STUDY = setup.study(setup.MNIST, reduced=None)
 ROUNDS = {2: 59.6, 4: 68.2, 8: 56.9}
 """Expected within 1000 units of time, by number of groups."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run the three clusterings."""
-    size = setup.size_of(arguments, setup.MNIST, reduced=None)
+    size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 64)
     curves = {
         f"M{m}": setup.play(
@@ -31,12 +32,12 @@ def run(arguments: Arguments) -> Outcome:
     counts = ", ".join(f"{value:.1f} ({name})" for name, value in rounds.items())
     holds = setup.all_of(each[lr].is_clear for each in leads.values())
     expected = ", ".join(f"{value:g}" for value in ROUNDS.values())
-    why = f"{told} points; rounds {counts}, expected {expected} at T = 1000; judged at lr {lr:g}; {size.words}"
+    why = f"{told} points; rounds {counts}, expected {expected} at T = 1000; judged at lr {lr:g}; {setup.words_of(size)}"
     measured = {
         "rounds": rounds,
         "leads": {other: setup.numbers(each) for other, each in leads.items()},
     }
     verdicts = [setup.settle(arguments, size, 19, measured, holds, why)]
     shown = {f"{name}, {rounds[name]:.1f} rounds": data.sel(lr=lr) for name, data in curves.items()}
-    figures = setup.pictures(shown, "fig9", f"{size.words}, S = 6, lr {lr:g}")
+    figures = setup.pictures(shown, "fig9", f"{setup.words_of(size)}, S = 6, lr {lr:g}")
     return setup.outcome(size, curves, figures, verdicts)

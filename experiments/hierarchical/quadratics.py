@@ -15,7 +15,16 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import FAR, Arguments, Outcome, Verdict, estimate, verdict_table
+from experiments.harness import (
+    FAR,
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    estimate,
+    verdict_table,
+)
 from experiments.hierarchical.claims import verdict
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
 from fedjax_sim.reporting.plots import COLORS
@@ -61,14 +70,7 @@ class Diagonal:
         return {"loss": each.mean(), "model": params[0]}
 
 
-class Sizes(NamedTuple):
-    """What --smoke makes small."""
-
-    seeds: int
-    time: float
-
-
-FULL, SMOKE = Sizes(200, 1500.0), Sizes(24, 800.0)
+STUDY = Study(full=Sizes(seeds=200, time=1500.0), smoke=Sizes(seeds=24, time=800.0))
 
 
 def curved(noise_variance: float, num_clients: int = NUM_CLIENTS) -> Diagonal:
@@ -332,8 +334,7 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge."""
-    sizes = SMOKE if arguments.smoke else FULL
-    sizes = sizes._replace(seeds=max(2, arguments.seeds or sizes.seeds))
+    sizes = STUDY.choose(arguments, least_seeds=2)
     curves = run_all(sizes)
     verdicts = [
         judge_fixed_points(),
@@ -360,6 +361,6 @@ def run(arguments: Arguments) -> Outcome:
         curves._asdict(),
         {"best_sync_time.png": figure},
         verdicts,
-        {**sizes._asdict(), "best_sync_time": best},
+        {**sizes.config(), "best_sync_time": best},
         text,
     )

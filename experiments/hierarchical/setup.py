@@ -6,7 +6,7 @@ paper's CNN, MNIST its perceptron of 50 units. Accuracy at a time is that of the
 evaluated. A diverged lane has none, and claims that need it, or the spread over seeds of a single one, are not judged.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +16,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from experiments.hierarchical.claims import verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.reporting import plots
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical.timing import linear_delays
 
@@ -38,47 +37,42 @@ FIG9 = (0.1, 1.4, 0.01, 0.14, 0.5, 5, 0.05, 0.5)
 FIG11 = (0.1, 0.7, 0.001, 0.13, 3, 3, 0.01, 0.2)
 
 
-class Size(NamedTuple):
-    """How large a figure is run."""
-
-    dataset: str
-    seeds: int
-    time: float
-    """T, units of virtual time."""
-    lrs: tuple[float, ...]
-    network: Callable[[int], Any]
-    """From the number of classes."""
-
-    @property
-    def words(self) -> str:
-        network = self.network(2)
-        return f"{Path(self.dataset).stem}, {type(network).__name__}, T = {self.time:g}, {self.seeds} seeds"
+CIFAR10 = Sizes(5, dataset="cifar10", time=1000.0, lrs=(0.05, 0.2, 0.5), network=models.LeNet)
+MNIST = Sizes(
+    5, dataset="mnist", time=1000.0, lrs=(0.1, 0.5, 2.0), network=partial(models.MLP, (50,))
+)
+FEMNIST = CIFAR10.replace(dataset="federated_emnist")
+DIGITS = Sizes(2, dataset="digits", time=200.0, lrs=(0.5,), network=models.LogisticRegression)
 
 
-CIFAR10 = Size("cifar10", 5, 1000.0, (0.05, 0.2, 0.5), models.LeNet)
-MNIST = Size("mnist", 5, 1000.0, (0.1, 0.5, 2.0), partial(models.MLP, (50,)))
-FEMNIST = CIFAR10._replace(dataset="federated_emnist")
-DIGITS = Size("digits", 2, 200.0, (0.5,), models.LogisticRegression)
+def study(full: Sizes, reduced: Sizes | None = MNIST) -> Study:
+    """Return the sizes of a figure, whose smoke run is on handwritten digits."""
+    return Study(full, DIGITS, reduced)
 
 
-def size_of(arguments: Arguments, full: Size, reduced: Size | None = MNIST) -> Size:
-    """The size asked for on the command line.
+def choose(arguments: Arguments, sizes: Study) -> Sizes:
+    """Return the size asked for on the command line.
 
-    A data set in place of the figure's brings its own learning rates, and its own network unless the figure has one that is not its data
-    set's.
+    A data set in place of the figure's brings its learning rates, and its network unless the figure
+    has another network than is usual for the figure's data set.
     """
-    if arguments.reduced and reduced is None:
-        raise ConfigError("reduced", True, "left out: the full size is meant for a CPU")
-    size = DIGITS if arguments.smoke else reduced if arguments.reduced else full
-    assert size is not None
-    if arguments.dataset is not None:
-        own, usual = _of_dataset(arguments.dataset, size), _of_dataset(size.dataset, size)
-        network = own.network if size.network is usual.network else size.network
-        size = size._replace(dataset=arguments.dataset, lrs=own.lrs, network=network)
-    return size._replace(seeds=arguments.seeds or size.seeds)
+    size = sizes.choose(arguments._replace(dataset=None))
+    if arguments.dataset is None:
+        return size
+    given, usual = _of_dataset(arguments.dataset, size), _of_dataset(size.dataset, size)
+    network = given.network if size.network is usual.network else size.network
+    return size.replace(dataset=arguments.dataset, lrs=given.lrs, network=network)
 
 
-def _of_dataset(dataset: str, unknown: Size) -> Size:
+def words_of(size: Sizes) -> str:
+    """Describe a size: data set, network, time and number of seeds."""
+    return (
+        f"{Path(size.dataset).stem}, {type(size.network(2)).__name__}, "
+        f"T = {size.time:g}, {size.seeds} seeds"
+    )
+
+
+def _of_dataset(dataset: str, unknown: Sizes) -> Sizes:
     known = {
         "cifar10": CIFAR10,
         "fashion": MNIST,
@@ -91,7 +85,7 @@ def _of_dataset(dataset: str, unknown: Size) -> Size:
     )
 
 
-def load(arguments: Arguments, size: Size) -> Dataset:
+def load(arguments: Arguments, size: Sizes) -> Dataset:
     """The data set of a size."""
     return datasets.load(size.dataset, data_dir=arguments.data_dir)
 
@@ -130,7 +124,7 @@ def fixed_clock(
 
 
 def split(
-    data: Dataset, size: Size, kind: str, num_clients: int, network: Any = None, **options: Any
+    data: Dataset, size: Sizes, kind: str, num_clients: int, network: Any = None, **options: Any
 ) -> list[Any]:
     """One problem per seed over the same images."""
     parts = [
@@ -143,7 +137,7 @@ def split(
 
 
 def dirichlet(
-    data: Dataset, size: Size, num_clients: int, alpha: float = 0.5, network: Any = None
+    data: Dataset, size: Sizes, num_clients: int, alpha: float = 0.5, network: Any = None
 ) -> list[Any]:
     """The benchmark's split: Dirichlet over clients with ten examples each at least; clients that stay poor are topped up."""
     least = min(10, len(data.train_labels) // num_clients)
@@ -154,7 +148,7 @@ def dirichlet(
 
 def play(
     arguments: Arguments,
-    size: Size,
+    size: Sizes,
     name: str,
     tasks: Sequence[Any],
     changes: Mapping[str, Any],
@@ -253,7 +247,7 @@ def all_of(judgements: Iterable[bool | None]) -> bool | None:
 
 def settle(
     arguments: Arguments,
-    size: Size,
+    size: Sizes,
     number: int,
     measured: Any,
     holds: bool | None,
@@ -349,7 +343,7 @@ def by_lr(leads: Mapping[float, Lead]) -> str:
 
 
 def outcome(
-    size: Size,
+    size: Sizes,
     curves: Mapping[str, xr.Dataset],
     figures: Mapping[str, Figure],
     verdicts: Sequence[Verdict],
@@ -359,4 +353,4 @@ def outcome(
     text = (
         (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
     )
-    return Outcome(curves, figures, verdicts, {"size": size.words, "lrs": size.lrs}, text)
+    return Outcome(curves, figures, verdicts, {"size": words_of(size), "lrs": size.lrs}, text)
