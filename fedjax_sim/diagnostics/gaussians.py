@@ -1,4 +1,8 @@
-"""Gaussian laws: the distance between two of them, and the one that samples suggest. NumPy, in float64; leading axes are a batch."""
+"""Normal laws: fit one to samples, and measure the distance between two.
+
+Everything is NumPy in float64. Leading axes `...` are a batch. Dimension letters: `P` coordinates,
+`R` samples.
+"""
 
 from typing import NamedTuple
 
@@ -9,14 +13,26 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Gaussian(NamedTuple):
-    """A normal law in P dimensions."""
+    """A normal law in P dimensions, or the first two moments of another law.
 
-    mean: Numbers  # f64[..., P]
-    covariance: Numbers  # f64[..., P, P]
+    Attributes:
+        mean: `f64[..., P]`.
+        covariance: `f64[..., P, P]`, symmetric and positive semidefinite.
+    """
+
+    mean: Numbers
+    covariance: Numbers
 
 
 def fit(samples: npt.ArrayLike) -> Gaussian:
-    """Compute the mean and the covariance (divisor R - 1) of R samples `[..., R, P]`."""
+    """Compute the mean and the covariance of samples.
+
+    Args:
+        samples: `[..., R, P]`, R samples of P coordinates, R at least 2.
+
+    Returns:
+        The sample mean and the sample covariance, whose divisor is R - 1.
+    """
     samples = np.asarray(samples, float)
     mean = samples.mean(axis=-2)
     centred = samples - mean[..., None, :]
@@ -26,10 +42,21 @@ def fit(samples: npt.ArrayLike) -> Gaussian:
 def wasserstein2(
     mean1: npt.ArrayLike, cov1: npt.ArrayLike, mean2: npt.ArrayLike, cov2: npt.ArrayLike
 ) -> Numbers:
-    """Compute the 2-Wasserstein distance W2 (not its square) between two Gaussians; symmetric, 0 for equal ones.
+    """Compute the 2-Wasserstein distance W2 (not its square) between two normal laws.
 
-    mean1, mean2: `[..., P]`. cov1, cov2: `[..., P, P]`, symmetric and positive semidefinite: a point mass has the covariance 0. Leading
-    axes broadcast. Returns `f64[...]`. For laws that are not Gaussian but have these moments it is a lower bound (Gelbrich 1990).
+    The distance is symmetric, and 0 for equal laws up to the square root of rounding. Between laws
+    that are not Gaussian but have these moments, it is a lower bound of W2 (Gelbrich 1990). Leading
+    axes broadcast. A `Gaussian` can be passed as `*law`.
+
+    Args:
+        mean1: `[..., P]`, mean of the first law.
+        cov1: `[..., P, P]`, its covariance, symmetric and positive semidefinite. A point mass has
+            the covariance 0.
+        mean2: `[..., P]`, mean of the second law.
+        cov2: `[..., P, P]`, its covariance.
+
+    Returns:
+        `f64[...]`, in the unit of the coordinates.
     """
     mean1, cov1, mean2, cov2 = (np.asarray(x, float) for x in (mean1, cov1, mean2, cov2))
     root = _square_root(cov2)
@@ -43,6 +70,7 @@ def wasserstein2(
 
 
 def _square_root(covariance: Numbers) -> Numbers:
+    """Compute the symmetric square root of symmetric positive semidefinite matrices."""
     values, vectors = np.linalg.eigh(covariance)
     return (vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]) @ np.swapaxes(
         vectors, -1, -2

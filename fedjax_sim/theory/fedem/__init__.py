@@ -1,1 +1,14 @@
-"""The theory of FedEM and VR-FedEM."""
+"""The theory of FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin, arXiv 2111.02083), float64.
+
+- `bounds`: FedEM's step sizes, convergence bounds, regimes and cost (Theorems 1 and 3).
+- `variance_reduction`: the same for VR-FedEM (Theorem 2 and Appendix E).
+- `oracles`: closed forms and exact moments on the noisy-mean model, as a reference for runs and
+  bounds.
+
+The modules are exported rather than their functions, because `bounds` and `variance_reduction`
+use the same function names, e.g. `rounds_needed`.
+"""
+
+from fedjax_sim.theory.fedem import bounds, oracles, variance_reduction
+
+__all__ = ["bounds", "oracles", "variance_reduction"]

@@ -1,13 +1,28 @@
-"""The theory of FedEM (Dieuleveut, Fort, Moulines, Robin, arXiv 2111.02083): step sizes, bounds, regimes, cost; float64.
+"""FedEM's step sizes, convergence bounds, regimes and cost (arXiv 2111.02083), in float64.
 
-    L -> `smoothness`      L_W, v_min, v_max -> `lyapunov_smoothness`, `least`, `most`      W(S_0) - min W -> `gap`
-    omega, p, alpha, gamma, sigma^2, b, k_max by their names in `systems/fedem.py`
+Symbols of the paper and their names here:
 
-Bounds are on the mean of E||h(S_k)||^2 over the rounds of a run, k = 0, ..., k_max - 1. "Derived" marks what the paper does not state.
-VR-FedEM's are in `vr_fedem.py`. Corrected here:
-- (9) lacks the factor v_min on its left and doubles the noise; it is false, see `uncompressed_bound`.
-- The memories' recursion with partial participation (D.3) lacks a 1 in its last term; see `memory_step_bound`.
-- Noise dominates where gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1; the paper prints n / epsilon; see `is_noisy`.
+    L                      `Constants.smoothness`
+    L_W                    `Constants.lyapunov_smoothness`
+    v_min, v_max           `Constants.least`, `Constants.most`
+    W(S_0) - min W         `gap`
+    n, omega, p, alpha     `num_clients`, `omega`, `participation`, `alpha` of `FedEMSetup`
+    gamma, b, k_max        `gamma`, `batch_size`, `k_max`, as in `fedjax_sim.systems.fedem`
+    sigma^2                `sigma2`, mean over clients of the variance of a mini-batch statistic
+    h, h_i                 mean field, and that of client i; H is the field that the server uses
+    G_k                    `memory_error`, mean over clients of ||V_i - h_i(S_k)||^2
+
+Bounds are on the mean of E||h(S_k)||^2 over the rounds k = 0, ..., k_max - 1 of a run. "Derived"
+marks what the paper does not state. VR-FedEM's bounds are in
+`fedjax_sim.theory.fedem.variance_reduction`.
+
+Corrections of the paper:
+- (9) lacks the factor v_min on its left side and doubles the noise; it is false. See
+  `uncompressed_bound`.
+- The recursion of the memories with partial participation (D.3) lacks a 1 in its last term. See
+  `memory_step_bound`.
+- Noise dominates where gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1. The paper
+  prints n / epsilon in place of n epsilon. See `is_noisy`.
 """
 
 import math
@@ -20,86 +35,155 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Constants(NamedTuple):
-    """Assumptions A4, A5 and A8 in numbers."""
+    """The constants of assumptions A4, A5 and A8.
 
-    smoothness: float  # L, quadratic mean of the Lipschitz constants of the clients' h_i (of the examples' in Theorem 2)
-    lyapunov_smoothness: float  # L_W, Lipschitz constant of the gradient of W
-    least: float  # v_min, least eigenvalue of B(s)
-    most: float  # v_max, largest
+    Attributes:
+        smoothness: L, positive. Quadratic mean of the Lipschitz constants of the clients' mean
+            fields h_i (A5). For VR-FedEM it is the quadratic mean over all examples (A8).
+        lyapunov_smoothness: L_W, positive. Lipschitz constant of the gradient of W.
+        least: v_min, positive. Lower bound on the eigenvalues of B(s), where grad W = -B h.
+        most: v_max, at least v_min. Upper bound on the eigenvalues of B(s).
+    """
+
+    smoothness: float
+    lyapunov_smoothness: float
+    least: float
+    most: float
 
 
 class FedEMSetup(NamedTuple):
-    """A run of FedEM."""
+    """The problem's constants and the settings of a FedEM run that the bounds depend on.
+
+    Attributes:
+        constants: Constants of the problem.
+        num_clients: n, at least 1.
+        omega: Variance constant of the compressor alone, at least 0; 0 is no compression.
+        participation: p, in (0, 1]. Probability with which a client takes part in a round.
+        alpha: Step size of the memories, positive. None is 1 / (1 + omega), as in the theorems.
+    """
 
     constants: Constants
-    num_clients: int  # n
+    num_clients: int
     omega: float
-    participation: float = 1.0  # p
-    alpha: float | None = None  # None: 1 / (1 + omega)
+    participation: float = 1.0
+    alpha: float | None = None
 
     @property
     def memory_step(self) -> float:
-        """alpha."""
+        """Step size of the memories, alpha, with the default filled in."""
         return memory_step(self.omega) if self.alpha is None else self.alpha
 
     @property
     def total_omega(self) -> float:
-        """omega_p."""
+        """Variance constant omega_p of compression and partial participation together."""
         return total_omega(self.omega, self.participation)
 
 
 class BoundTerms(NamedTuple):
-    """The right side of a bound, divided by what multiplies E||h||^2 on its left: all terms are bounds on that."""
+    """The terms of a bound on the mean E||h||^2.
 
-    initial: float  # of W(S_0) - min W
-    noise: float  # of sigma^2
-    memory: float  # of G_0, the mean squared distance of the memories to h_i(S_0)
+    The factor that multiplies E||h||^2 in the theorem is already divided out.
+
+    Attributes:
+        initial: Term of W(S_0) - min W.
+        noise: Term of sigma^2.
+        memory: Term of G_0, the mean squared distance of the first memories to h_i(S_0).
+    """
+
+    initial: float
+    noise: float
+    memory: float
 
     @property
     def total(self) -> float:
+        """The bound, the sum of its terms."""
         return sum(self)
 
 
 def memory_step(omega: float) -> float:
-    """Compute alpha = 1 / (1 + omega), with partial participation too; omega that of the compressor alone."""
+    """Compute the theorems' step size of the memories, alpha = 1 / (1 + omega).
+
+    Args:
+        omega: Variance constant of the compressor alone, at least 0. Partial participation does
+            not change alpha.
+
+    Returns:
+        alpha, in (0, 1].
+    """
     return 1 / (1 + omega)
 
 
 def total_omega(omega: float, participation: float = 1.0) -> float:
-    """Compute omega_p = (1 - p) (1 + omega) / p + omega, the constant of a compressor that also drops the whole message (Sec. 2)."""
+    """Compute omega_p = (1 - p) (1 + omega) / p + omega (Sec. 2).
+
+    It is the variance constant of a compressor that also drops the whole message with probability
+    1 - p.
+
+    Args:
+        omega: Variance constant of the compressor alone, at least 0.
+        participation: p, in (0, 1].
+
+    Returns:
+        omega_p, at least omega; equal to it for p = 1.
+    """
     return (1 + omega) / participation - 1
 
 
-# Theorems 1 and 3: FedEM ----------------------------------------------------------------------------------------------------------------
+# Theorems 1 and 3: FedEM --------------------------------------------------------------------------
 
 
-def largest_step_size(setting: FedEMSetup) -> float:
-    """Compute gamma_max of Theorem 3, and for p = 1 of Theorem 1 (7); without compression the first term, half of what (29) allows."""
-    if setting.memory_step > memory_step(setting.omega) * (1 + 1e-12):
-        raise ValueError("the bounds need alpha of at most 1 / (1 + omega)")
-    constants = setting.constants
+def largest_step_size(setup: FedEMSetup) -> float:
+    """Compute the largest step size gamma_max of Theorem 3, which is (7) of Theorem 1 for p = 1.
+
+    Without compression and partial participation only the first of its two terms remains, a
+    quarter of what (29) allows.
+
+    Args:
+        setup: The run.
+
+    Returns:
+        gamma_max, positive.
+
+    Raises:
+        ValueError: If alpha exceeds 1 / (1 + omega).
+    """
+    limit = memory_step(setup.omega)
+    if setup.memory_step > limit * (1 + 1e-12):
+        raise ValueError(
+            f"alpha is {setup.memory_step:g}, but must be at most 1 / (1 + omega) = {limit:g}."
+        )
+    constants = setup.constants
     descent = constants.least / (2 * constants.lyapunov_smoothness)
-    if setting.total_omega == 0:
+    if setup.total_omega == 0:
         return descent
-    scale = setting.memory_step * setting.participation * math.sqrt(setting.num_clients)
+    scale = setup.memory_step * setup.participation * math.sqrt(setup.num_clients)
     return min(
-        descent, scale / (2 * math.sqrt(2) * constants.smoothness * math.sqrt(setting.total_omega))
+        descent, scale / (2 * math.sqrt(2) * constants.smoothness * math.sqrt(setup.total_omega))
     )
 
 
-def step_size_for_descent(setting: FedEMSetup) -> float:
-    """Compute the largest gamma, O(1 / omega), that meets both conditions of remark (30): ||h||^2 keeps v_min / 2 in W's descent.
+def step_size_for_descent(setup: FedEMSetup) -> float:
+    """Compute the largest gamma that meets both conditions of remark (30).
 
-    Not enough for the bounds: the recursion of the memories' error (`memory_step_bound`) still needs `largest_step_size`, which is
-    O(omega^-1.5). With p < 1 derived: omega_p and alpha p take the places of omega and alpha.
+    Up to this gamma, the expected decrease per round of W plus the proof's multiple of G keeps at
+    least gamma v_min ||h||^2 / 2. The gamma is O(1 / omega), but it does not suffice for the
+    bounds: the recursion of the memories' error (`memory_step_bound`) still needs
+    `largest_step_size`, which is O(omega^-1.5). For p < 1 the formula is derived: omega_p and
+    alpha p take the places of omega and alpha.
+
+    Args:
+        setup: The run.
+
+    Returns:
+        gamma, positive.
     """
-    constants, n, omega = setting.constants, setting.num_clients, setting.total_omega
+    constants, n, omega = setup.constants, setup.num_clients, setup.total_omega
     descent = constants.least / (2 * constants.lyapunov_smoothness)
     if omega == 0:
         return descent
-    pace = setting.memory_step * setting.participation
+    memory_rate = setup.memory_step * setup.participation
     cube = (
-        pace**2
+        memory_rate**2
         * n
         * constants.least
         / (16 * constants.lyapunov_smoothness * omega * constants.smoothness**2)
@@ -108,7 +192,7 @@ def step_size_for_descent(setting: FedEMSetup) -> float:
 
 
 def bound(
-    setting: FedEMSetup,
+    setup: FedEMSetup,
     *,
     gamma: float,
     k_max: int,
@@ -116,20 +200,24 @@ def bound(
     sigma2: float,
     memory_error: float = 0.0,
 ) -> BoundTerms:
-    """Bound the mean E||h(S_k)||^2 by Theorem 3, and for p = 1 by Theorem 1 (8); for gamma up to `largest_step_size`.
+    """Bound the mean E||h(S_k)||^2 by Theorem 3, which is (8) of Theorem 1 for p = 1.
 
-    memory_error: G_0, 0 if memories start at h_i(S_0); its term is (28) and (D.4).
+    Args:
+        setup: The run.
+        gamma: Step size, positive and at most `largest_step_size`; the limit is not checked.
+        k_max: Number of rounds, at least 1.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+        memory_error: G_0; 0 if the memories start at h_i(S_0). Its term is that of (28) and (D.4).
+
+    Returns:
+        The terms of the bound; `total` is the bound.
     """
-    constants, omega = setting.constants, setting.total_omega
+    constants, omega = setup.constants, setup.total_omega
     left = constants.least - gamma * constants.lyapunov_smoothness
-    per_client = gamma * constants.lyapunov_smoothness / setting.num_clients
+    per_client = gamma * constants.lyapunov_smoothness / setup.num_clients
     of_memory = (
-        2
-        * per_client
-        * omega
-        / (setting.memory_step * setting.participation)
-        * memory_error
-        / k_max
+        2 * per_client * omega / (setup.memory_step * setup.participation) * memory_error / k_max
     )
     return BoundTerms(
         gap / (gamma * k_max) / left, per_client * (1 + 5 * omega) * sigma2 / left, of_memory / left
@@ -146,91 +234,178 @@ def uncompressed_bound(
     sigma2: float,
     printed: bool = False,
 ) -> float:
-    """Bound the mean E||h(S_k)||^2 with omega = 0 and p = 1 by (29), for gamma below 2 v_min / L_W and any memories.
+    """Bound the mean E||h(S_k)||^2 by (29), for omega = 0, p = 1 and any memories.
 
-    An equality where W is quadratic, B a multiple of the identity and W(S_{k_max}) = min W. printed: (9) as the paper has it.
+    The bound is an equality if W is quadratic, B is a multiple of the identity and
+    W(S_{k_max}) = min W.
+
+    Args:
+        constants: Constants of the problem.
+        num_clients: n, at least 1.
+        gamma: Step size, positive and less than 2 v_min / L_W; the limit is not checked.
+        k_max: Number of rounds, at least 1.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+        printed: Whether to return (9) as the paper prints it, which is false.
+
+    Returns:
+        The bound.
     """
-    per_step, noise = (
-        gap / (gamma * k_max),
-        gamma * constants.lyapunov_smoothness * sigma2 / num_clients,
-    )
+    per_step = gap / (gamma * k_max)
+    noise = gamma * constants.lyapunov_smoothness * sigma2 / num_clients
     if printed:
         return (per_step + noise) / (
             1 - gamma * constants.lyapunov_smoothness / (2 * constants.least)
         )
-    # Deviation: (9) divides by a quantity without v_min, and fails for one step of size 1 / a of the noisy mean with ridge > 0.
+    # Deviation: (9) divides by a quantity that lacks v_min. It fails for one step of size 1 / a on
+    # the noisy mean with ridge > 0.
     return (per_step + noise / 2) / (constants.least - gamma * constants.lyapunov_smoothness / 2)
 
 
-def balanced_step_size(setting: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
-    """Compute the step size of the corollary of Theorem 1, with omega_p for omega of Theorem 3; gamma_max without noise."""
-    largest = largest_step_size(setting)
-    noise = k_max * setting.constants.lyapunov_smoothness * (1 + 5 * setting.total_omega) * sigma2
-    return largest if noise == 0 else min(largest, math.sqrt(gap * setting.num_clients / noise))
+def balanced_step_size(setup: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
+    """Compute the step size of Theorem 1's corollary, with Theorem 3's omega_p in place of omega.
+
+    Args:
+        setup: The run.
+        k_max: Number of rounds, at least 1.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+
+    Returns:
+        gamma, at most `largest_step_size`, and equal to it without noise.
+
+    Raises:
+        ValueError: If alpha exceeds 1 / (1 + omega).
+    """
+    largest = largest_step_size(setup)
+    noise = k_max * setup.constants.lyapunov_smoothness * (1 + 5 * setup.total_omega) * sigma2
+    return largest if noise == 0 else min(largest, math.sqrt(gap * setup.num_clients / noise))
 
 
-def balanced_bound(setting: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
-    """Bound the mean E||h(S_k)||^2 at `balanced_step_size`, the corollary."""
-    constants = setting.constants
+def balanced_bound(setup: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
+    """Bound the mean E||h(S_k)||^2 at `balanced_step_size`, by the corollary of Theorem 1.
+
+    Args:
+        setup: The run.
+        k_max: Number of rounds, at least 1.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: If alpha exceeds 1 / (1 + omega).
+    """
+    constants = setup.constants
     noise = (
         gap
         * constants.lyapunov_smoothness
-        * (1 + 5 * setting.total_omega)
+        * (1 + 5 * setup.total_omega)
         * sigma2
-        / (setting.num_clients * k_max)
+        / (setup.num_clients * k_max)
     )
-    return 4 / constants.least * max(math.sqrt(noise), gap / (largest_step_size(setting) * k_max))
+    return 4 / constants.least * max(math.sqrt(noise), gap / (largest_step_size(setup) * k_max))
 
 
 def rounds_needed(
-    setting: FedEMSetup, *, epsilon: float, gap: float, sigma2: float
+    setup: FedEMSetup, *, epsilon: float, gap: float, sigma2: float
 ) -> tuple[float, float]:
-    """Rounds after which the corollary promises epsilon, K_opt with its constants: the larger of a term of noise and one of the step size.
+    """Compute K_opt with its constants: after how many rounds the corollary guarantees epsilon.
 
-    Derived; the paper has O((1 + omega) sigma^2 / (n epsilon^2)) and O(1 / (gamma_max epsilon)) for p = 1, else with omega_p.
+    Derived. The paper gives the orders O((1 + omega) sigma^2 / (n epsilon^2)) and
+    O(1 / (gamma_max epsilon)) for p = 1; for p < 1 omega_p takes the place of omega.
+
+    Args:
+        setup: The run.
+        epsilon: Required mean E||h||^2, positive.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+
+    Returns:
+        The rounds that the noise requires and those that the step size requires; K_opt is the
+        larger of the two.
+
+    Raises:
+        ValueError: If alpha exceeds 1 / (1 + omega).
     """
-    constants = setting.constants
+    constants = setup.constants
     noise = (
         gap
         * constants.lyapunov_smoothness
-        * (1 + 5 * setting.total_omega)
+        * (1 + 5 * setup.total_omega)
         * sigma2
-        / setting.num_clients
+        / setup.num_clients
     )
     scale = 4 / (constants.least * epsilon)
-    return scale**2 * noise, scale * gap / largest_step_size(setting)
+    return scale**2 * noise, scale * gap / largest_step_size(setup)
 
 
 def evaluations_needed(
-    setting: FedEMSetup, *, batch_size: int, epsilon: float, gap: float, sigma2: float
+    setup: FedEMSetup, *, batch_size: int, epsilon: float, gap: float, sigma2: float
 ) -> float:
-    """Expected statistics of single examples for epsilon, K_CE = n b K_opt, with `rounds_needed`. Derived.
+    """Count how many expected statistics of single examples are needed for epsilon.
 
-    sigma2: of mini-batches of batch_size = b. Clients who do not take part are counted, as in Algorithm 4, and memories' start is not.
+    Derived: K_CE = n b K_opt with K_opt of `rounds_needed`. Clients that do not take part in a
+    round are counted, as they compute in Algorithm 4. The pass that initialises the memories is
+    not counted.
+
+    Args:
+        setup: The run.
+        batch_size: b, examples of a mini-batch.
+        epsilon: Required mean E||h||^2, positive.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of statistics of mini-batches of this size.
+
+    Returns:
+        K_CE, summed over all clients.
+
+    Raises:
+        ValueError: If alpha exceeds 1 / (1 + omega).
     """
     return (
-        setting.num_clients
+        setup.num_clients
         * batch_size
-        * max(rounds_needed(setting, epsilon=epsilon, gap=gap, sigma2=sigma2))
+        * max(rounds_needed(setup, epsilon=epsilon, gap=gap, sigma2=sigma2))
     )
 
 
-def is_noisy(setting: FedEMSetup, *, epsilon: float, sigma2: float) -> bool:
-    """Tell the "high noise" regime, where the term of noise dominates K_opt, up to constants: omega_p takes omega's place."""
-    # Deviation: printed with n / epsilon for n epsilon; this is the ratio of the two terms.
+def is_noisy(setup: FedEMSetup, *, epsilon: float, sigma2: float) -> bool:
+    """Tell whether noise dominates K_opt up to constants, the paper's "high noise" regime.
+
+    For p < 1 omega_p takes the place of omega.
+
+    Args:
+        setup: The run.
+        epsilon: Required mean E||h||^2, positive.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+
+    Returns:
+        True in the high-noise regime.
+
+    Raises:
+        ValueError: If alpha exceeds 1 / (1 + omega).
+    """
+    # Deviation: the paper prints n / epsilon in place of n epsilon. This is the ratio of the two
+    # terms of K_opt.
     return (
-        largest_step_size(setting)
-        * (1 + setting.total_omega)
-        * sigma2
-        / (setting.num_clients * epsilon)
+        largest_step_size(setup) * (1 + setup.total_omega) * sigma2 / (setup.num_clients * epsilon)
         >= 1
     )
 
 
 def clients_for_free_compression(constants: Constants, omega: float) -> float:
-    """Compute n from which on compression leaves gamma_max of Theorem 1 as it is. Derived.
+    """Compute the number of clients from which compression no longer reduces Theorem 1's gamma_max.
 
-    With constants of 1 and omega = 2.5 that is 61.25, where the paper says 16, in orders of magnitude.
+    Derived. With all constants 1 and omega = 2.5 it is 61.25. The paper says 16, which is meant as
+    an order of magnitude.
+
+    Args:
+        constants: Constants of the problem.
+        omega: Variance constant of the compressor, at least 0.
+
+    Returns:
+        The smallest such n, as a real number.
     """
     return (
         2
@@ -241,9 +416,17 @@ def clients_for_free_compression(constants: Constants, omega: float) -> float:
 
 
 def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: bool) -> float:
-    """Look up by what compression multiplies K_opt, in orders of magnitude (Sec. 2's table).
+    """Look up by which factor compression multiplies K_opt, as an order of magnitude (Sec. 2).
 
-    free: whether `clients_for_free_compression` are reached. 1 stands for omega = 0.
+    Args:
+        omega: Variance constant of the compressor, at least 0.
+        num_clients: n, at least 1.
+        noisy: Whether the run is in the high-noise regime, see `is_noisy`.
+        free: Whether there are at least `clients_for_free_compression` clients. Ignored if noisy.
+
+    Returns:
+        The factor, at least 1, and 1 for omega = 0. It is 1 + omega where the table of Sec. 2 has
+        omega, and (1 + omega) sqrt(omega / n) where the table has omega^1.5 / sqrt(n).
     """
     return (
         (1 + omega)
@@ -254,12 +437,23 @@ def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: boo
     )
 
 
-# One step -------------------------------------------------------------------------------------------------------------------------------
+# One step -----------------------------------------------------------------------------------------
 
 
-def field_variance_bound(setting: FedEMSetup, *, delta2: float, sigma2: float) -> float:
-    """Bound E||H - h||^2 at a given state (C.3.2, D.3); delta2: mean of E||Delta_i||^2. Equality if omega is exact for every vector."""
-    return (setting.total_omega * delta2 + sigma2) / setting.num_clients
+def field_variance_bound(setup: FedEMSetup, *, delta2: float, sigma2: float) -> float:
+    """Bound E||H - h||^2 at a given state (Prop. C.3.2 and D.3).
+
+    The bound is an equality if the compressor has the variance omega ||x||^2 for every vector x.
+
+    Args:
+        setup: The run.
+        delta2: Mean over clients of E||Delta_i||^2, where Delta_i is what client i compresses.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+
+    Returns:
+        The bound.
+    """
+    return (setup.total_omega * delta2 + sigma2) / setup.num_clients
 
 
 def field_variance(
@@ -270,7 +464,14 @@ def field_variance(
 ) -> float:
     """Compute E||H - h||^2 at a given state exactly. Derived.
 
-    Per client, `f64[N]` each: E||Quant(Delta) - Delta||^2, E||Quant(Delta)||^2, and the true variance of its oracle.
+    Args:
+        message_variance: `f64[N]`, E||Quant(Delta_i) - Delta_i||^2 of each of the N clients.
+        message_square: `f64[N]`, E||Quant(Delta_i)||^2 of each client.
+        sigma2: `f64[N]`, true variance of each client's mini-batch statistic.
+        participation: p, in (0, 1].
+
+    Returns:
+        The variance of H.
     """
     per_client = (
         np.asarray(sigma2)
@@ -281,7 +482,7 @@ def field_variance(
 
 
 def memory_step_bound(
-    setting: FedEMSetup,
+    setup: FedEMSetup,
     *,
     gamma: float,
     memory_error: float,
@@ -289,18 +490,40 @@ def memory_step_bound(
     sigma2: float,
     printed: bool = False,
 ) -> float:
-    """Bound E G_{k+1} from G_k and ||h(S_k)||^2 (C.3.4, D.3). printed: with the paper's last term."""
-    pace, omega = setting.memory_step * setting.participation, setting.total_omega
-    scale = 2 * (gamma * setting.constants.smoothness) ** 2 / pace
-    kept = (1 - pace / 2 + scale * omega / setting.num_clients) * memory_error
-    # Deviation: D.3 prints omega_p for 1 + omega_p, which is false without compression; (33) has it right.
-    of_noise = scale * (omega if printed else 1 + omega) / setting.num_clients
-    return kept + scale * mean_field + (2 * pace + of_noise) * sigma2
+    """Bound E G_{k+1} given G_k and ||h(S_k)||^2 (Prop. C.3.4 and D.3).
+
+    Args:
+        setup: The run; alpha must be at most 1 / (1 + omega), which is not checked.
+        gamma: Step size, at least 0.
+        memory_error: G_k.
+        mean_field: ||h(S_k)||^2.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+        printed: Whether to use the last term as D.3 prints it, which is false.
+
+    Returns:
+        The bound.
+    """
+    memory_rate, omega = setup.memory_step * setup.participation, setup.total_omega
+    scale = 2 * (gamma * setup.constants.smoothness) ** 2 / memory_rate
+    kept = (1 - memory_rate / 2 + scale * omega / setup.num_clients) * memory_error
+    # Deviation: D.3 prints omega_p in place of 1 + omega_p, which is false without compression.
+    # (33) has it right.
+    of_noise = scale * (omega if printed else 1 + omega) / setup.num_clients
+    return kept + scale * mean_field + (2 * memory_rate + of_noise) * sigma2
 
 
 def frozen_memory_factor(omega: float, alpha: float) -> float:
-    """Compute by what E||V_i - h_i||^2 shrinks in a round at a fixed S and with exact statistics, at most. Derived.
+    """Bound by which factor E||V_i - h_i||^2 changes in a round at a fixed S. Derived.
 
-    With equality if omega is exact for every vector. It is 1 - alpha at alpha = 1 / (1 + omega), and 1 at twice that.
+    Statistics are exact and all clients take part. The factor is attained if the compressor has
+    the variance omega ||x||^2 for every vector x. It is 1 - alpha at alpha = 1 / (1 + omega), and 1
+    at twice that alpha.
+
+    Args:
+        omega: Variance constant of the compressor, at least 0.
+        alpha: Step size of the memories.
+
+    Returns:
+        The factor; above 1 the memories may diverge.
     """
     return (1 - alpha) ** 2 + alpha**2 * omega
