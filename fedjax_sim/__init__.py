@@ -1,11 +1,52 @@
-"""Federated-learning simulation as one array program: the schedule first, learning second."""
+"""Simulate federated learning as one array program: the schedule first, learning second.
 
-from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
-from fedjax_sim.engine.sweeps import Run, simulate, sweep
-from fedjax_sim.settings import ConfigError
-from fedjax_sim.systems import SYSTEMS
-from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
-from fedjax_sim.version import __version__
+Start with `sweep`, which runs a system (see `SYSTEMS`) on a problem for many settings and seeds,
+or with `simulate`, which runs one. Where to look for the rest:
+
+    types            what timelines, systems, problems and the engine agree on
+    settings         typed, documented and checked settings of systems
+    streams          named streams of random numbers
+    batching         maps over the slots of a tick and over lanes
+    timelines        when the server acts and whose work it receives
+    clients, server  what happens on each side; compression: what they send to each other
+    systems          one algorithm per file
+    engine           draws schedules, places lanes on devices, and replays schedules
+    problems         what is learnt, from models, datasets and a partition among clients
+    diagnostics      fairness, averaged predictions, samples
+    theory           bounds, timing and exact laws of the papers, as functions
+    reporting        results folders and pictures
+    cli              the command line
+
+Everything is loaded when it is first used. `import fedjax_sim` loads none of it, nor JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedjax_sim import batching as batching
+    from fedjax_sim import cli as cli
+    from fedjax_sim import clients as clients
+    from fedjax_sim import compression as compression
+    from fedjax_sim import datasets as datasets
+    from fedjax_sim import diagnostics as diagnostics
+    from fedjax_sim import engine as engine
+    from fedjax_sim import models as models
+    from fedjax_sim import partition as partition
+    from fedjax_sim import problems as problems
+    from fedjax_sim import reporting as reporting
+    from fedjax_sim import server as server
+    from fedjax_sim import settings as settings
+    from fedjax_sim import streams as streams
+    from fedjax_sim import systems as systems
+    from fedjax_sim import theory as theory
+    from fedjax_sim import timelines as timelines
+    from fedjax_sim import types as types
+    from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
+    from fedjax_sim.engine.sweeps import Run, simulate, sweep
+    from fedjax_sim.settings import ConfigError
+    from fedjax_sim.systems import SYSTEMS
+    from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
 
 __all__ = [
     "SYSTEMS",
@@ -24,3 +65,52 @@ __all__ = [
     "sweep",
     "use_cores",
 ]
+
+__version__ = "0.1.0"
+
+_ROOMS = (
+    "batching",
+    "cli",
+    "clients",
+    "compression",
+    "datasets",
+    "diagnostics",
+    "engine",
+    "models",
+    "partition",
+    "problems",
+    "reporting",
+    "server",
+    "settings",
+    "streams",
+    "systems",
+    "theory",
+    "timelines",
+    "types",
+)
+_HOMES = {
+    "fedjax_sim.engine.placement": ("Layout", "keep_compiled", "use_cores"),
+    "fedjax_sim.engine.sweeps": ("Run", "simulate", "sweep"),
+    "fedjax_sim.settings": ("ConfigError",),
+    "fedjax_sim.systems": ("SYSTEMS",),
+    "fedjax_sim.types": ("Algorithm", "Event", "Plan", "Problem", "System", "Timeline"),
+}
+"""The module of each public name."""
+
+# A type checker that saw `__getattr__` would accept every name, misspelt ones too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Load a room, or the module of a public name, when it is first asked for."""
+        if name in _ROOMS:
+            return importlib.import_module(f"fedjax_sim.{name}")
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(importlib.import_module(home), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module 'fedjax_sim' has no attribute {name!r}")
+
+    def __dir__():
+        """List the public names and the rooms, loaded or not."""
+        return sorted({*globals(), *__all__, *_ROOMS})

@@ -1,4 +1,4 @@
-"""`python -m fedjax_sim`, the same as `fedjax-sim`."""
+"""Run the command line by `python -m fedjax_sim`, which does the same as `fedjax-sim`."""
 
 import sys
 

@@ -1,200 +1,43 @@
-"""The command line's words, read into values; every mistake becomes one sentence."""
+"""Read the texts of flags into values. Every mistake becomes one sentence."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
+from fedjax_sim.cli.parser import PARTITION_FLAGS
 from fedjax_sim.engine.placement import Layout
 from fedjax_sim.settings import ConfigError
 
 MOST_SEEDS = 10_000
-OF_GRADIENTS = ("convolution", "augmentation", "low_bit")
-OF_MIXTURES = ("components", "dimensions")
-"""Flags of one kind of systems."""
+GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit")
+"""Flags of `run` that only systems of gradient steps use."""
+MIXTURE_FLAGS = ("components", "dimensions")
+"""Flags of `run` that only systems of expectation maximisation use."""
 
 
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split("+"))
+def read_seeds(text: str | None) -> list[int]:
+    """Read a number of seeds, or a list of them.
 
+    Args:
+      text: A number such as "5" (also the default), which stands for the seeds 0 to 4, or a list
+        such as "3,7"; "3," is the list of one seed.
 
-PARTITION_OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "classes": (int, "a whole number"),
-    "alpha": (float, "a number"),
-    "shards_per_client": (int, "a whole number"),
-    "min_examples": (int, "a whole number"),
-    "group_sizes": (_whole_numbers, "whole numbers joined by +, such as 5+15"),
-}
-
-
-class UsageError(ConfigError):
-    """A mistake in the words themselves."""
-
-    def __init__(self, sentence: str):
-        ValueError.__init__(self, sentence)
-
-
-class Parser(argparse.ArgumentParser):
-    """Parses one command, and raises ConfigError where argparse would print its usage and exit.
-
-    argparse rather than tyro, which answers a mistake with a box of many lines where one sentence is wanted, and cannot tell `--set` of
-    several systems from a type.
+    Raises:
+      ConfigError: If the text is neither, or if the list has duplicates or seeds out of range.
     """
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse complains of as a sentence."""
-        raise UsageError(
-            message.removeprefix("argument ")[:1].lower()
-            + message.removeprefix("argument ")[1:].rstrip(".")
-            + "."
-        )
-
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse words, flags and names in any order."""
-        known, unknown = self.parse_known_intermixed_args(words)
-        flags = sorted(
-            flag
-            for action in self._actions
-            for flag in action.option_strings
-            if flag.startswith("--")
-        )
-        for word in unknown:
-            allowed = (
-                "one of " + ", ".join(flags)
-                if word.startswith("-")
-                else "left out: this command takes no such name"
-            )
-            raise ConfigError("flag" if word.startswith("-") else "argument", word, allowed)
-        return known
-
-
-class Once(argparse.Action):
-    """Stores a flag's value, and refuses the flag a second time."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: Any = None,
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            raise ConfigError(
-                f"second {option_string}",
-                values,
-                f"left out: it is already {getattr(namespace, self.dest)!r}",
-            )
-        setattr(namespace, self.dest, values)
-
-
-def parser_of(command: str, summary: str) -> Parser:
-    """The parser of a command; all values stay text, for `seeds`, `number` and the like to read."""
-    parser = Parser(prog=f"fedjax-sim {command}", description=summary, allow_abbrev=False)
-    if command == "list":
-        parser.add_argument(
-            "systems",
-            nargs="*",
-            metavar="SYSTEM",
-            help="list its settings, with defaults and what is allowed",
-        )
-        return parser
-
-    def flag(name: str, help: str, metavar: str) -> None:
-        parser.add_argument(name, action=Once, help=help, metavar=metavar)
-
-    parser.add_argument(
-        "systems",
-        nargs="*",
-        metavar="SYSTEM",
-        help="systems to compare (default: fedavg quafl fedbuff favano)",
+    allowed = (
+        f"a number of seeds from 1 to {MOST_SEEDS}, or a list of different whole numbers "
+        "from 0 to 2147483647 such as 3,7"
     )
-    flag("--dataset", "data set, see list (default: digits)", "NAME")
-    if command == "run":
-        flag("--data-dir", "folder with the data set's raw files", "DIR")
-        flag("--model", "model, see list", "NAME")
-        flag("--convolution", "how networks convolve: auto, patches or lax (default: auto)", "NAME")
-        flag(
-            "--augmentation",
-            "of training images: none, flip, crop or crop_flip (default: by data set)",
-            "NAME",
-        )
-        flag(
-            "--low-bit",
-            "train with so many bits of weights, activations and gradients, such as 3,3,4 (default: none)",
-            "W,A,G",
-        )
-        flag(
-            "--components",
-            "of the mixture that systems of expectation maximisation fit (default: 10)",
-            "NUMBER",
-        )
-        flag(
-            "--dimensions",
-            "principal components of the images that it is fitted to (default: 20)",
-            "NUMBER",
-        )
-        flag(
-            "--partition",
-            "who holds which examples, see list (default: classes; iid for expectation maximisation)",
-            "NAME",
-        )
-        for option in PARTITION_OPTIONS:
-            flag(
-                "--" + option.replace("_", "-"),
-                "option of the partition",
-                "N+N..." if option == "group_sizes" else "NUMBER",
-            )
-        flag("--evals", "evaluations, besides the initial one (default: 25)", "NUMBER")
-        flag(
-            "--layout",
-            "fields of Layout: slots_at_once, lanes_at_once, settings_at_once, lane_batches, lane_devices, client_devices",
-            "NAME=VALUE,...",
-        )
-        flag("--checkpoint-every", "least seconds between two checkpoints (default: 20)", "SECONDS")
-        parser.add_argument(
-            "--resume",
-            action="store_true",
-            help="go on with the unfinished run in the results folder",
-        )
-    flag(
-        "--seeds",
-        "a number of seeds, from 0, or a list such as 3,7 or 3, (default: 5)",
-        "NUMBER|LIST",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help="set, or with several values sweep, a field of the settings of those systems that have a use for it",
-    )
-    flag("--time-budget", "virtual time", "T")
-    flag(
-        "--trace", "CSV file with columns client, start, finish, in place of the delay law", "FILE"
-    )
-    flag(
-        "--out",
-        f"results folder (default: {'results' if command == 'run' else 'results-timeline'}, or a numbered one if in use)",
-        "DIR",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace what is in the results folder"
-    )
-    return parser
-
-
-def seeds(text: str | None) -> list[int]:
-    """Read a number of seeds, or a list of them."""
-    allowed = f"a number of seeds from 1 to {MOST_SEEDS}, or a list of different whole numbers from 0 to 2147483647 such as 3,7"
-    words = (text or "5").rstrip(",").split(",")
+    text = text or "5"
     try:
-        values = [int(word) for word in words]
+        values = [int(word) for word in text.rstrip(",").split(",")]
     except ValueError:
         raise ConfigError("seeds", text, allowed) from None
-    is_list = "," in (text or "")
-    if is_list:
+    if "," in text:
         if len(set(values)) < len(values) or min(values) < 0 or max(values) >= 2**31:
             raise ConfigError("seeds", text, allowed)
         return values
@@ -203,8 +46,17 @@ def seeds(text: str | None) -> list[int]:
     return list(range(values[0]))
 
 
-def number(name: str, text: str | None, default: float) -> float:
-    """Read a finite number above 0."""
+def read_number(name: str, text: str | None, default: float) -> float:
+    """Read a finite number above 0.
+
+    Args:
+      name: The flag's name, for the error message.
+      text: What the user gave; None for the default.
+      default: The value if no text is given.
+
+    Raises:
+      ConfigError: If the text is no finite number above 0.
+    """
     allowed = "a finite number above 0"
     try:
         value = default if text is None else float(text)
@@ -215,8 +67,17 @@ def number(name: str, text: str | None, default: float) -> float:
     return value
 
 
-def whole(name: str, text: str | None, default: int) -> int:
-    """Read a whole number of at least 1."""
+def read_whole(name: str, text: str | None, default: int) -> int:
+    """Read a whole number of at least 1.
+
+    Args:
+      name: The flag's name, for the error message.
+      text: What the user gave; None for the default.
+      default: The value if no text is given.
+
+    Raises:
+      ConfigError: If the text is no whole number of at least 1.
+    """
     try:
         value = default if text is None else int(text)
     except ValueError:
@@ -226,19 +87,33 @@ def whole(name: str, text: str | None, default: int) -> int:
     return value
 
 
-def left_out(arguments: argparse.Namespace, names: Iterable[str], system: str) -> None:
-    """Raise ConfigError if one of these flags was given, for which a system has no use."""
+def refuse_flags(arguments: argparse.Namespace, names: Iterable[str], system: str) -> None:
+    """Refuse flags that a system does not use.
+
+    Args:
+      arguments: The flags given.
+      names: The flags that the system does not use.
+      system: The system's name, for the error message.
+
+    Raises:
+      ConfigError: If one of these flags was given.
+    """
     for name in names:
         if (value := getattr(arguments, name)) is not None:
             raise ConfigError(name, value, f"left out for {system}, which has no use for it")
 
 
-def partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of the partition that were given."""
+def read_partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read the options of the partition that were given, by name.
+
+    Raises:
+      ConfigError: If a text is no value of its option.
+    """
     options = {}
-    for name, (read, allowed) in PARTITION_OPTIONS.items():
+    for name in PARTITION_FLAGS:
         text = getattr(arguments, name)
         if text is not None:
+            read, allowed = _PARTITION_READERS.get(name, (int, "a whole number"))
             try:
                 options[name] = read(text)
             except ValueError:
@@ -246,16 +121,23 @@ def partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    """The texts of `--set` and `--trace` by name of the field."""
+def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Collect the texts of `--set` and `--trace` by name of the setting.
+
+    Returns:
+      One text per value: several for a setting that is swept.
+
+    Raises:
+      ConfigError: If a text is not of the form name=value,value,... or a setting is given twice.
+    """
     found: dict[str, list[str]] = {}
-    traces = [] if arguments.trace is None else [("trace", [arguments.trace])]
+    given = [] if arguments.trace is None else [("trace", [arguments.trace])]
     for word in arguments.set:
         name, equals, values = word.partition("=")
         if not equals or not name or not all(values.split(",")):
             raise ConfigError("--set", word, "name=value, or name=value,value,... for a sweep")
-        traces.append((name, values.split(",")))
-    for name, texts in traces:
+        given.append((name, values.split(",")))
+    for name, texts in given:
         if name in found:
             raise ConfigError(
                 f"second setting of {name}",
@@ -266,8 +148,12 @@ def settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
     return found
 
 
-def low_bit(text: str) -> tuple[int, int, int] | None:
-    """Read the bits of weights, activations and gradients; None for "none"."""
+def read_bit_widths(text: str) -> tuple[int, int, int] | None:
+    """Read the bits of weights, activations and gradients; "none" gives None.
+
+    Raises:
+      ConfigError: If the text is neither "none" nor three whole numbers within their limits.
+    """
     if text == "none":
         return None
     try:
@@ -281,50 +167,77 @@ def low_bit(text: str) -> tuple[int, int, int] | None:
     return weights, activations, gradients
 
 
-def layout(text: str | None) -> Layout:
-    """Read fields of a Layout."""
-    readers: Mapping[str, Callable[[str], Any]] = {
-        "slots_at_once": int,
-        "settings_at_once": int,
-        "lanes_at_once": lambda text: {"true": True, "false": False}[text.lower()],
-        "lane_batches": int,
-        "lane_devices": int,
-        "client_devices": int,
-    }
+def read_layout(text: str | None) -> Layout:
+    """Read fields of a `Layout`, such as "lanes_at_once=true,lane_devices=2".
+
+    Fields that are not given keep the defaults of `Layout`.
+
+    Raises:
+      ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
+    """
+    kinds = get_type_hints(Layout)
     chosen: dict[str, Any] = {}
     for word in text.split(",") if text is not None else []:
         name, equals, value = word.partition("=")
-        if name not in readers or not equals or name in chosen:
+        if name not in Layout._fields or not equals or name in chosen:
             raise ConfigError(
-                "--layout", word, "name=value with different names of " + ", ".join(readers)
+                "--layout", word, "name=value with different names of " + ", ".join(Layout._fields)
             )
+        is_switch = bool in (kinds[name], *get_args(kinds[name]))
         try:
-            chosen[name] = readers[name](value)
+            chosen[name] = _SWITCH[value.lower()] if is_switch else int(value)
         except (ValueError, KeyError):
-            raise ConfigError(
-                f"layout.{name}",
-                value,
-                "true or false" if name == "lanes_at_once" else "a whole number",
-            ) from None
+            allowed = "true or false" if is_switch else "a whole number"
+            raise ConfigError(f"layout.{name}", value, allowed) from None
     return Layout(**chosen)
 
 
-def named(field: str, name: str, known: Iterable[str]) -> str:
-    """Pass on a name that is known."""
+def check_name(field: str, name: str, known: Iterable[str]) -> str:
+    """Return a name if it is known.
+
+    Args:
+      field: What the name is of, for the error message.
+      name: The name.
+      known: The names there are.
+
+    Raises:
+      ConfigError: If the name is not known.
+    """
     if name not in known:
         raise ConfigError(field, name, "one of " + ", ".join(known))
     return name
 
 
-def free_folder(base: str, *, resume: bool) -> Path:
-    """The results folder where none is given: the first free one of base, base-2, ...; to resume, the last with an unfinished run."""
+def choose_folder(base: str, *, resume: bool) -> Path:
+    """Choose the results folder if the user names none.
+
+    Args:
+      base: The name of the first folder; the next are base-2, base-3, ...
+      resume: Whether an unfinished run is to be continued.
+
+    Returns:
+      The first folder that does not exist or is empty. To resume: the last folder before it that
+      has an unfinished run, or the first of all if none has.
+    """
     taken: list[Path] = []
     while True:
         path = Path(base if not taken else f"{base}-{len(taken) + 1}")
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             break
         taken.append(path)
+    if not resume:
+        return path
     unfinished = [old for old in taken if (old / "checkpoint" / "run.json").is_file()]
-    if resume:
-        return unfinished[-1] if unfinished else Path(base)
-    return path
+    return unfinished[-1] if unfinished else Path(base)
+
+
+def _read_sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split("+"))
+
+
+_PARTITION_READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "alpha": (float, "a number"),
+    "group_sizes": (_read_sizes, "whole numbers joined by +, such as 5+15"),
+}
+"""How to read the options that are no whole numbers, and what is allowed."""
+_SWITCH = {"true": True, "false": False}

@@ -1,4 +1,4 @@
-"""What one command compares: systems with their settings, on common data, partitions and timeline seeds."""
+"""What one command compares: systems with their settings, on shared data, partitions and seeds."""
 
 import argparse
 import hashlib
@@ -6,13 +6,24 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_sim import datasets, partition, problems
-from fedjax_sim.cli import arguments as words
+from fedjax_sim.cli.arguments import (
+    GRADIENT_FLAGS,
+    MIXTURE_FLAGS,
+    check_name,
+    choose_folder,
+    read_bit_widths,
+    read_number,
+    read_partition_options,
+    read_whole,
+    refuse_flags,
+)
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine.drawing import request_timelines
@@ -22,25 +33,31 @@ from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
-from fedjax_sim.reporting.results import label
+from fedjax_sim.reporting.results import Folder, label
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace
 from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
-"""The systems compared where none is named."""
+"""The systems compared if none is named."""
 
 
 class Contender(NamedTuple):
-    """A system with its settings, and those that are swept."""
+    """A system with its settings.
+
+    Attributes:
+      system: The system.
+      hyper: Its settings; those that are swept have the system's defaults here.
+      swept: The values of each setting that is swept, by name.
+    """
 
     system: System
     hyper: Hyper
     swept: dict[str, list[Any]]
 
     def points(self) -> list[tuple[str, Hyper]]:
-        """Every combination of the swept settings: a label, and the whole settings."""
+        """List every combination of the swept values: a label, and the complete settings."""
         combinations = [
             dict(zip(self.swept, values, strict=True))
             for values in itertools.product(*self.swept.values())
@@ -49,8 +66,8 @@ class Contender(NamedTuple):
             (label(self.system.name, point), self.hyper.replace(**point)) for point in combinations
         ]
 
-    def without_use(self) -> set[str]:
-        """Settings that others of its own decide, at every point."""
+    def unused_settings(self) -> set[str]:
+        """List the settings that have no effect at any of the points."""
         return set.intersection(
             *(
                 set(hyper.decided() if isinstance(hyper, ClientDelays) else ())
@@ -59,12 +76,12 @@ class Contender(NamedTuple):
         )
 
     def resolved(self) -> dict[str, Any]:
-        """All settings, the swept ones as lists."""
+        """Return all settings by name as plain values for config.json, lists for those swept."""
         values = {
             name: getattr(self.hyper, name) for name in fields(self.system.Hyper)
         } | self.swept
         return {
-            name: [_plain(x) for x in value] if name in self.swept else _plain(value)
+            name: [_plain(each) for each in value] if name in self.swept else _plain(value)
             for name, value in values.items()
         }
 
@@ -72,14 +89,27 @@ class Contender(NamedTuple):
 def contenders(
     names: Sequence[str], texts: Mapping[str, list[str]], defaults: Defaults
 ) -> list[Contender]:
-    """Resolve systems and settings given as text; every system takes the settings that it has.
+    """Resolve systems and settings given as text.
 
-    Of these it leaves those for which it has no use, such as speeds of clients where delays are drawn for groups, to the systems that have
-    one; where none has, they are refused.
+    A setting is applied only to systems that use it: a system may lack it, or have no use for it,
+    such as the speeds of clients if delays are drawn for groups. If no system uses it, it is an
+    error.
+
+    Args:
+      names: Names of systems; those of `MAIN_JOB` if empty.
+      texts: One text per value, by name of the setting; several values are swept over.
+      defaults: Defaults of the data set.
+
+    Returns:
+      One contender per system, in the order of the names.
+
+    Raises:
+      ConfigError: For an unknown or repeated system or setting, for systems that cannot share a
+        problem, and for values that are not allowed.
     """
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
-    systems = [SYSTEMS[words.named("system", name, SYSTEMS)] for name in names or MAIN_JOB]
+    systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
     kinds = {system.learns: system.name for system in systems}
     if len(kinds) > 1:
         raise ConfigError(
@@ -89,19 +119,20 @@ def contenders(
         )
     known = [fields(system.Hyper) for system in systems]
     for name in texts:
-        if not any(name in own for own in known):
+        if not any(name in settings for settings in known):
             raise ConfigError(
                 "setting name", name, "one of " + ", ".join(sorted(set().union(*known)))
             )
-    if "trace" in texts and (
-        without := [
-            system.name for system, own in zip(systems, known, strict=True) if "trace" not in own
-        ]
-    ):
+    without_trace = [
+        system.name
+        for system, settings in zip(systems, known, strict=True)
+        if "trace" not in settings
+    ]
+    if "trace" in texts and without_trace:
         raise ConfigError(
             "trace",
             ",".join(texts["trace"]),
-            f"left out with {', '.join(without)}, which cannot follow one",
+            f"left out with {', '.join(without_trace)}, which cannot follow one",
         )
     if len(texts.get("num_clients", [])) > 1:
         raise ConfigError(
@@ -111,22 +142,23 @@ def contenders(
         )
     drafts = [_contender(system, texts, defaults) for system in systems]
     used = set().union(
-        *(own.keys() - draft.without_use() for own, draft in zip(known, drafts, strict=True))
+        *(
+            settings.keys() - draft.unused_settings()
+            for settings, draft in zip(known, drafts, strict=True)
+        )
     )
     found = []
     for system, draft in zip(systems, drafts, strict=True):
-        left = draft.without_use() & used
-        found.append(
-            _contender(
-                system, {name: each for name, each in texts.items() if name not in left}, defaults
-            )
-        )
+        left_to_others = draft.unused_settings() & used
+        applied = {name: values for name, values in texts.items() if name not in left_to_others}
+        found.append(_contender(system, applied, defaults))
         for _, hyper in found[-1].points():
             check(hyper)
     return found
 
 
 def _contender(system: System, texts: Mapping[str, list[str]], defaults: Defaults) -> Contender:
+    """Make a contender of those settings that the system has."""
     known = fields(system.Hyper)
     values = {
         name: [parse(system.Hyper, name, text) for text in each]
@@ -149,66 +181,88 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
 
 
 class Data(NamedTuple):
-    """What all contenders learn from."""
+    """What all contenders learn from.
+
+    Attributes:
+      dataset: The examples.
+      partitions: Who holds which of them: one partition per seed, by number of clients.
+      partition: Name and options of the partition.
+      model: Name of the model.
+      facts: What else decides about the problem, for config.json.
+      make: Makes problems, one for each of several partitions.
+    """
 
     dataset: Dataset | Text
-    partitions: dict[int, list[Partition]]  # by number of clients, one per seed
-    partition: dict[str, Any]  # name and options
+    partitions: dict[int, list[Partition]]
+    partition: dict[str, Any]
     model: str
-    facts: dict[str, Any]  # what else decides about the problem
-    make: Callable[[Sequence[Partition]], Sequence[Any]]  # problems from partitions
+    facts: dict[str, Any]
+    make: Callable[[Sequence[Partition]], Sequence[Any]]
 
     def problems(self, num_clients: int) -> list[Any]:
-        """One problem per seed."""
+        """Make one problem per seed, for one of the numbers of clients in `partitions`."""
         return list(self.make(self.partitions[num_clients]))
 
     def digest(self) -> str:
-        """A hash of the examples."""
+        """Hash the shapes, types and bytes of the examples; returns SHA-256 in hex."""
         digest = hashlib.sha256()
-        for leaf in self.dataset[:4]:
-            digest.update(
-                repr((leaf.shape, str(leaf.dtype))).encode() + np.ascontiguousarray(leaf).tobytes()
-            )
+        for array in self.dataset[:4]:
+            digest.update(repr((array.shape, str(array.dtype))).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
 
-def data(
+def load_data(
     arguments: argparse.Namespace,
     defaults: Defaults,
     entrants: Sequence[Contender],
     seeds: Sequence[int],
 ) -> Data:
-    """Load and partition the data; raises ConfigError for what is not allowed."""
+    """Load the data set, and partition it for every seed and number of clients.
+
+    Args:
+      arguments: The parsed words of `run`.
+      defaults: Defaults of the data set.
+      entrants: The contenders, all of gradients or all of expectation maximisation.
+      seeds: Seeds of the partitions.
+
+    Raises:
+      ConfigError: For a flag, a name or a number that is not allowed, or that does not fit the
+        data set or the systems.
+    """
     system = entrants[0].system
     is_latent = system.learns is LatentProblem
-    words.left_out(arguments, words.OF_GRADIENTS if is_latent else words.OF_MIXTURES, system.name)
+    refuse_flags(arguments, GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS, system.name)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
-    kind = words.named(
+    kind = check_name(
         "partition",
         arguments.partition or ("iid" if is_latent else defaults.partition),
         partition.PARTITIONS,
     )
-    known = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
+    parameters = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
     options = {
-        p.name: p.default for p in known if p.default is not p.empty
-    } | words.partition_options(arguments)
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    } | read_partition_options(arguments)
     name = arguments.dataset or "digits"
-    dataset = (datasets.load_text if datasets.is_text(name) else datasets.load)(
-        name, data_dir=arguments.data_dir
-    )
-    own: dict[str, Any] = {}
+    load = datasets.load_text if datasets.is_text(name) else datasets.load
+    dataset = load(name, data_dir=arguments.data_dir)
+    client_ids: dict[str, Any] = {}
     if kind == "natural":
         if dataset.train_clients is None:
             raise ConfigError("partition", kind, f"another one, as {name} comes without clients")
-        own = {"client_ids": dataset.train_clients}
-    # Of a text, whose each sequence is serves as its label.
+        client_ids = {"client_ids": dataset.train_clients}
+    # In a text, the speaker of a sequence serves as its label.
     labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
     partitions = {
-        num: [
-            partition.make(kind, labels, num_clients=num, seed=seed, **options, **own)
+        num_clients: [
+            partition.make(
+                kind, labels, num_clients=num_clients, seed=seed, **options, **client_ids
+            )
             for seed in seeds
         ]
-        for num in sorted({entrant.hyper.num_clients for entrant in entrants})
+        for num_clients in sorted({entrant.hyper.num_clients for entrant in entrants})
     }
     if isinstance(dataset, Text):
         if is_latent:
@@ -220,33 +274,37 @@ def data(
 
 
 def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
-    """The network's name; the convolution's, the augmentation's, low-bit widths, mean and standard deviation."""
-    model = words.named("model", arguments.model or defaults.model, MODELS)
+    """Name the network, its convolution, augmentation, bits and normalisation of images."""
+    model = check_name("model", arguments.model or defaults.model, MODELS)
+    convolution, augmentation = arguments.convolution, arguments.augmentation
     facts = {
-        "convolution": words.named("convolution", arguments.convolution or "auto", CONVOLUTIONS),
-        "augmentation": words.named(
-            "augmentation", arguments.augmentation or defaults.augmentation, AUGMENTATIONS
+        "convolution": check_name("convolution", convolution or "auto", CONVOLUTIONS),
+        "augmentation": check_name(
+            "augmentation", augmentation or defaults.augmentation, AUGMENTATIONS
         ),
         "low_bit": arguments.low_bit or "none",
     }
-    words.low_bit(facts["low_bit"])
+    read_bit_widths(facts["low_bit"])
     return model, {**facts, "mean": defaults.mean, "std": defaults.std}
 
 
 def _classifications(
     dataset: Dataset | Text, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
 ) -> Sequence[Problem]:
+    """Make problems of training a network, one per partition."""
     network: Any = MODELS[model].make(dataset.num_classes, CONVOLUTIONS[facts["convolution"]])
-    widths = words.low_bit(facts["low_bit"])
+    widths = read_bit_widths(facts["low_bit"])
     network = LowBit(network, *widths) if widths else network
     if isinstance(dataset, Text):
         return problems.make_next_characters(network, dataset, partitions)
-    how = {
-        "augmentation": AUGMENTATIONS[facts["augmentation"]],
-        "mean": facts["mean"],
-        "std": facts["std"],
-    }
-    made = problems.make_classifications(network, dataset, partitions, **how)
+    made = problems.make_classifications(
+        network,
+        dataset,
+        partitions,
+        augmentation=AUGMENTATIONS[facts["augmentation"]],
+        mean=facts["mean"],
+        std=facts["std"],
+    )
     try:
         jax.eval_shape(made[0].init, jax.random.key(0))
     except (TypeError, ValueError):
@@ -258,10 +316,10 @@ def _classifications(
 
 
 def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
-    """The latent-variable model's name, its number of components and of dimensions."""
-    model = words.named("model", arguments.model or "gaussian_mixture", latent.MODELS)
+    """Name the latent-variable model, its number of components and of dimensions."""
+    model = check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
     sizes = {
-        name: words.whole(name, getattr(arguments, name), usual)
+        name: read_whole(name, getattr(arguments, name), usual)
         for name, usual in (("components", 10), ("dimensions", 20))
     }
     return model, sizes
@@ -270,12 +328,13 @@ def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[st
 def _mixtures(
     dataset: Any, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
 ) -> Sequence[LatentProblem]:
+    """Make problems of fitting a mixture to the images' features, one per partition."""
     entry = latent.MODELS[model]
     features = entry.features(dataset.train_images, facts["dimensions"])
-    least = min(int(part.counts.sum()) for part in partitions)
-    if facts["components"] > least:
+    fewest = min(int(part.counts.sum()) for part in partitions)
+    if facts["components"] > fewest:
         raise ConfigError(
-            "components", facts["components"], f"at most {least}, the examples of all clients"
+            "components", facts["components"], f"at most {fewest}, the examples of all clients"
         )
     return latent.make_estimations(
         entry.make(facts["components"]), features.astype("float32"), partitions
@@ -283,17 +342,33 @@ def _mixtures(
 
 
 def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:
-    """Raise ConfigError if settings do not fit the problems."""
+    """Check that the settings of a contender fit the problems.
+
+    Raises:
+      ConfigError: If they do not.
+    """
     for (_, hyper), problem in itertools.product(contender.points(), problems):
         contender.system.complete(hyper, problem)
 
 
-def timelines(
+def draw_schedules(
     contender: Contender, seeds: Sequence[int], time_budget: float
 ) -> list[list[Timeline]]:
-    """Each point's and seed's schedule, cut to the budget; raises ConfigError for a budget too short or too long.
+    """Draw the schedule of every point and seed.
 
-    Points of equal static parts are drawn together, as `sweep` does, which then finds the drawing program compiled.
+    Points that differ in numbers alone are drawn together, as `sweep` does, which then finds the
+    drawing program compiled.
+
+    Args:
+      contender: A system with its settings.
+      seeds: Seeds of the schedules.
+      time_budget: Virtual time at which they end.
+
+    Returns:
+      One list per point, in the order of `Contender.points`, with one schedule per seed.
+
+    Raises:
+      ConfigError: If the time budget is too short for one tick, or too long.
     """
     hypers = [contender.system.complete(hyper, None) for _, hyper in contender.points()]
     static_parts: list[Any] = [jax.tree.structure(hyper) for hyper in hypers]
@@ -309,6 +384,7 @@ def timelines(
 def _draw(
     system: System, hypers: list[Hyper], seeds: Sequence[int], time_budget: float
 ) -> list[Timeline]:
+    """Draw the schedules of settings with equal static parts: seeds of the first, then the next."""
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
     drawn, ticks = request_timelines(
         system,
@@ -319,15 +395,49 @@ def _draw(
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 
 
+def read_time_budget(arguments: argparse.Namespace, defaults: Defaults) -> float:
+    """Read the virtual time to simulate.
+
+    Raises:
+      ConfigError: If it is no finite number above 0.
+    """
+    is_latent = any(
+        name in SYSTEMS and SYSTEMS[name].learns is LatentProblem for name in arguments.systems
+    )
+    usual = defaults.em_time_budget if is_latent else defaults.time_budget
+    return read_number("time_budget", arguments.time_budget, usual)
+
+
+def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Folder:
+    """Find the results folder, without creating it.
+
+    Args:
+      arguments: The parsed words of a command.
+      base: The folder's name if the user gives none; see `arguments.choose_folder`.
+      resume: Whether to continue an unfinished run.
+
+    Raises:
+      ConfigError: If the folder is in use, or cannot be used.
+    """
+    path = choose_folder(base, resume=resume) if arguments.out is None else Path(arguments.out)
+    return Folder(path, resume=resume, overwrite=arguments.overwrite)
+
+
+def describe(
+    contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float
+) -> dict[str, Any]:
+    """Collect what config.json says about any command: systems with settings, seeds and time."""
+    systems = {contender.system.name: contender.resolved() for contender in contenders}
+    return {"systems": systems, "seeds": list(seeds), "time_budget": time_budget}
+
+
 def _plain(value: Any) -> Any:
-    """A value as JSON and labels show it."""
+    """Turn a setting into a value that JSON and labels can show."""
     if isinstance(value, Trace):
         digest = hashlib.sha256(
             b"".join(leaf.tobytes() for leaf in (value.client, value.start, value.finish))
         ).hexdigest()
         return f"trace of {value.client.size} rows, sha256 {digest[:16]}"
-    return (
-        value
-        if value is None or isinstance(value, bool | int | float | str)
-        else getattr(value, "__name__", str(value))
-    )
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__name__", str(value))

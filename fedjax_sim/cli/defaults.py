@@ -1,4 +1,4 @@
-"""What the command line fills in for a data set where the user says nothing."""
+"""What the command line fills in for each data set if the user does not say."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,21 +8,36 @@ from fedjax_sim.datasets import is_text
 
 
 class Defaults(NamedTuple):
-    """Defaults of one data set; fields of the systems' Hyper that do not stand here keep the systems' own values, the papers'."""
+    """Defaults of one data set.
+
+    Settings that are not listed here keep the defaults of the systems, which are the papers'.
+
+    Attributes:
+      model: Name of the network.
+      time_budget: Virtual time to simulate.
+      settings: Fields of `Hyper`; each system takes those that it has.
+      augmentation: Name of the augmentation of training images.
+      mean: Subtracted from images scaled to [0, 1]: one number, or one per channel.
+      std: Divides what is left: one number, or one per channel.
+      em_time_budget: Virtual time for systems of expectation maximisation, whose rounds take 1.
+      em_settings: Fields of `Hyper` for systems of expectation maximisation.
+      partition: Name of the partition.
+    """
 
     model: str
-    time_budget: float  # units of virtual time
-    settings: dict[str, Any]  # fields of Hyper; every system takes those that it has
+    time_budget: float
+    settings: dict[str, Any]
     augmentation: str = "none"
-    mean: float | tuple[float, ...] = 0.0  # of images scaled to [0, 1]: one, or one per channel
+    mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
-    em_time_budget: float = 2000.0  # of systems of expectation maximisation, whose rounds take 1
-    em_settings: Mapping[str, Any] = {}  # theirs
+    em_time_budget: float = 2000.0
+    em_settings: Mapping[str, Any] = {}
     partition: str = "classes"
 
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={"temperature": 0.05})
-"""Any data set without an entry of its own: FAVANO's experiment on MNIST (arXiv 2305.16099, Sec. 5); FA-LD's temperature there."""
+"""Defaults of any data set that is not listed: FAVANO's experiment on MNIST (arXiv 2305.16099,
+Sec. 5), with FA-LD's temperature."""
 
 CIFAR10 = Defaults(
     model="resnet20",
@@ -42,7 +57,8 @@ TINY_IMAGENET = Defaults(
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
 )
-"""FAVANO's experiment on TinyImageNet; the usual normalisation of ImageNet, as the paper only says "standard"."""
+"""FAVANO's experiment on TinyImageNet. The normalisation is the usual one of ImageNet, as the paper
+only calls it "standard"."""
 
 TEXT = Defaults(
     model="char_lstm",
@@ -50,15 +66,18 @@ TEXT = Defaults(
     settings={"num_clients": 40, "batch_size": 32},
     partition="natural",
 )
-"""Any text: the network and the number of clients of hierarchical FL's Fig. 11 (arXiv 2302.04851); learning rates are untried."""
+"""Any text: the network and the number of clients of hierarchical FL's Fig. 11 (arXiv 2302.04851).
+Learning rates have not been tuned."""
 
 DEFAULTS: dict[str, Defaults] = {
-    # 1437 training images are too few for the papers' 100 clients: two classes each would leave 14 images a client. Kept of FAVANO's
-    # experiment are learning rate 0.5, time budget, speeds and the selected fifth; sizes are smaller. Learning rates 0.02, 0.05, 0.1, 0.2
-    # and 0.5 were tried with three seeds: all four systems learn at all of them, and three of four best at 0.5 (final accuracy: fedavg
-    # 0.87, quafl 0.86, fedbuff 0.96, favano 0.90; fedbuff reaches 0.97 at 0.2,
-    # and at 0.5 two of twelve seeds collapse). FA-LD's step size is a learning rate of 0.07 over n;
-    # 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), the larger the sooner.
+    # 1437 training images are too few for the papers' 100 clients: with two classes each, a
+    # client would hold 14 images. Kept from FAVANO's experiment are the learning rate 0.5, the
+    # time budget, the speeds and the fifth of the clients that is selected; the sizes are smaller.
+    # Learning rates 0.02, 0.05, 0.1, 0.2 and 0.5 were tried with three seeds: all four systems
+    # learn at each of them, and three of the four learn best at 0.5 (final accuracy: fedavg 0.87,
+    # quafl 0.86, fedbuff 0.96, favano 0.90; fedbuff reaches 0.97 at 0.2, and at 0.5 two of twelve
+    # seeds collapse). FA-LD's step size equals a learning rate of 0.07 divided by n; 2e-5, 5e-5,
+    # 1e-4 and 2e-4 all reach 0.96 (two seeds), larger ones sooner.
     "digits": Defaults(
         model="mlp32",
         time_budget=5000.0,
@@ -81,7 +100,12 @@ DEFAULTS: dict[str, Defaults] = {
 
 
 def defaults_of(dataset: str) -> Defaults:
-    """The defaults of a data set by its name on the command line; an own .npz file has those of its name without path and ending."""
+    """Look up the defaults of a data set.
+
+    Args:
+      dataset: Its name on the command line. A user's own .npz file gets the defaults of the data
+        set that is called like the file, without path and ending.
+    """
     if is_text(dataset):
         return TEXT
     name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset

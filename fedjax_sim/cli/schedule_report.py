@@ -1,4 +1,7 @@
-"""What a schedule tells without any learning: work, staleness, who is heard and how much it counts."""
+"""What schedules tell without any learning: work, staleness, who is heard and how much it counts.
+
+Dimension letters: `N` clients (or groups), `T` ticks, `S` slots of a tick.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,8 +11,7 @@ import numpy as np
 import xarray as xr
 from rich.table import Table
 
-from fedjax_sim import timelines as laws
-from fedjax_sim.cli.comparison import Contender, timelines
+from fedjax_sim.cli.comparison import Contender, draw_schedules
 from fedjax_sim.diagnostics.fairness import (
     entropy,
     influence,
@@ -17,10 +19,10 @@ from fedjax_sim.diagnostics.fairness import (
     time_to_first,
     update_share,
 )
-from fedjax_sim.reporting.plots import Row, timeline_figure
-from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
+from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.reporting.results import Folder, environment
 from fedjax_sim.streams import stream
+from fedjax_sim.timelines import ClientDelays, Groups, client_rates
 from fedjax_sim.types import EMPTY, Hyper, Timeline
 
 COLUMNS = {
@@ -36,53 +38,86 @@ COLUMNS = {
     "fast_influence": "fast influence",
     "jain_index": "Jain index",
 }
+"""Facts in the printed table, with their titles."""
 SHARES = ("fast_clients", "fast_reports", "fast_steps", "fast_influence")
+"""Facts that are printed in percent."""
 
 
 class Entry(NamedTuple):
-    """The schedules of one system and setting."""
+    """The schedules of one system at one point of a sweep.
+
+    Attributes:
+      label: The system's name, and the values of swept settings.
+      seeds: One seed per schedule.
+      timelines: The schedules.
+      num_clients: N, the number of senders that slots name: clients, or groups.
+      is_fast: Which clients are fast, `bool[N]` per seed; None if speeds are not known, as in a
+        recorded trace.
+      senders: What the senders are called: "clients" or "groups".
+    """
 
     label: str
     seeds: list[int]
-    timelines: list[Timeline]  # per seed
-    num_clients: int  # whom the slots name: clients, or groups
-    is_fast: (
-        list[np.ndarray] | None
-    )  # bool[N] per seed; None where speeds are not known, as in a recorded trace
+    timelines: list[Timeline]
+    num_clients: int
+    is_fast: list[np.ndarray] | None
     senders: str
 
     def facts(self) -> dict[str, float | None]:
-        """Means over seeds; the largest staleness is that of all."""
+        """Measure the schedules, by name of the fact.
+
+        Returns:
+          Means over seeds, but the largest staleness of all. None for facts that need speeds if
+          these are not known.
+        """
         speeds = [None] * len(self.timelines) if self.is_fast is None else self.is_fast
-        each = [
-            _facts(timeline, self.num_clients, own)
-            for timeline, own in zip(self.timelines, speeds, strict=True)
+        by_seed = [
+            _facts(timeline, self.num_clients, is_fast)
+            for timeline, is_fast in zip(self.timelines, speeds, strict=True)
         ]
         means = {
-            name: None if each[0][name] is None else float(np.mean([facts[name] for facts in each]))
-            for name in each[0]
+            name: None
+            if by_seed[0][name] is None
+            else float(np.mean([facts[name] for facts in by_seed]))
+            for name in by_seed[0]
         }
-        return means | {"staleness_max": max(facts["staleness_max"] for facts in each)}
+        return means | {"staleness_max": max(facts["staleness_max"] for facts in by_seed)}
 
 
-def entries(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[Entry]:
-    """Work out the schedules of a system, for each of its swept settings."""
-    drawn = timelines(contender, seeds, time_budget)
+def work_out(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[Entry]:
+    """Draw the schedules of a system, for each of its points.
+
+    Args:
+      contender: A system with its settings.
+      seeds: Seeds of the schedules.
+      time_budget: Virtual time at which they end.
+
+    Raises:
+      ConfigError: If the time budget is too short for one tick, or too long.
+    """
     return [
         Entry(
             label,
             list(seeds),
-            own,
+            timelines,
             hyper.num_senders,
-            _speeds(hyper, seeds),
-            "groups" if isinstance(hyper, laws.Groups) else "clients",
+            _fast_clients(hyper, seeds),
+            "groups" if isinstance(hyper, Groups) else "clients",
         )
-        for (label, hyper), own in zip(contender.points(), drawn, strict=True)
+        for (label, hyper), timelines in zip(
+            contender.points(), draw_schedules(contender, seeds, time_budget), strict=True
+        )
     ]
 
 
 def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) -> None:
-    """Write the schedules as arrays (padded by nan and EMPTY), their facts, and a picture of the first seed."""
+    """Write schedules as arrays, their facts, and pictures of the first seed.
+
+    Args:
+      folder: An open results folder.
+      entries: The schedules. In results.nc, shorter ones are padded with nan and `EMPTY`.
+      config: The content of config.json apart from versions and device.
+    """
     folder.write_arrays(
         "results.nc", {entry.label.replace("/", "_"): _arrays(entry) for entry in entries}
     )
@@ -97,12 +132,14 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
         for entry in entries
     ]
     folder.write_figure("timeline.png", timeline_figure(rows))
-    first = {entry.label: (entry.timelines[0], entry.num_clients) for entry in entries}
-    clients = {
-        label: ClientShares(update_share(own, num), relative_influence(own, num))
-        for label, (own, num) in first.items()
+    shares = {
+        row.label: ClientShares(
+            update_share(row.timeline, row.num_clients),
+            relative_influence(row.timeline, row.num_clients),
+        )
+        for row in rows
     }
-    folder.write_figure("influence.png", influence_figure(clients))
+    folder.write_figure("influence.png", influence_figure(shares))
     facts = {entry.label: entry.facts() for entry in entries}
     folder.finish(
         {**config, **environment()},
@@ -111,7 +148,7 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
 
 
 def table(entries: Sequence[Entry]) -> Table:
-    """The facts of all entries, to print."""
+    """Tabulate the facts of all entries, to print."""
     made = Table(box=None, padding=(0, 1))
     made.add_column("system", min_width=max(len(entry.label) for entry in entries))
     for title in COLUMNS.values():
@@ -119,43 +156,65 @@ def table(entries: Sequence[Entry]) -> Table:
     for entry in entries:
         facts = entry.facts()
         cells = (
-            "-" if (x := facts[name]) is None else f"{x:.0%}" if name in SHARES else f"{x:.4g}"
+            "-"
+            if (value := facts[name]) is None
+            else f"{value:.0%}"
+            if name in SHARES
+            else f"{value:.4g}"
             for name in COLUMNS
         )
         made.add_row(entry.label, *cells)
     return made
 
 
-def _speeds(hyper: Hyper, seeds: Sequence[int]) -> list[np.ndarray] | None:
+def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
+    """Compute each client's share of the server's progress, as far as the schedule fixes it.
+
+    Args:
+      timeline: A schedule.
+      num_clients: N.
+
+    Returns:
+      `f64[N]`: the sum of a client's local steps, each times the weight of its slot, divided by the
+      sum of all clients; 0 if nothing was received.
+    """
+    weighted = timeline._replace(weight=np.asarray(timeline.weight) * timeline.steps)
+    by_client = influence(weighted, num_clients)
+    return by_client / max(by_client.sum(), np.finfo(float).tiny)
+
+
+def _fast_clients(hyper: Hyper, seeds: Sequence[int]) -> list[np.ndarray] | None:
+    """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
     if (
-        not isinstance(hyper, laws.ClientDelays)
-        or isinstance(hyper, laws.Groups)
+        not isinstance(hyper, ClientDelays)
+        or isinstance(hyper, Groups)
         or hyper.trace is not None
         or hyper.client_table is not None
     ):
         return None
     with jax.enable_x64(True):
         rates = [
-            np.asarray(laws.client_rates(stream(jax.random.key(seed), "timeline"), hyper))
+            np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper))
             for seed in seeds
         ]
-    return [own > min(hyper.rate_fast, hyper.rate_slow) for own in rates]
-
-
-def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
-    """Each client's share of all local steps received, times the weights that the schedule gives them: `f64[N]`."""
-    each = influence(
-        timeline._replace(weight=np.asarray(timeline.weight) * timeline.steps), num_clients
-    )
-    return each / max(each.sum(), np.finfo(float).tiny)
+    return [each > min(hyper.rate_fast, hyper.rate_slow) for each in rates]
 
 
 def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> dict[str, Any]:
+    """Measure one schedule."""
     present = np.asarray(timeline.clients) != EMPTY
     clients, steps = np.asarray(timeline.clients)[present], np.asarray(timeline.steps)[present]
     staleness = (np.arange(len(timeline.time))[:, None] - np.asarray(timeline.version))[present]
     num_ticks = len(timeline.time)
-    counts = relative_influence(timeline, num_clients)
+    shares = relative_influence(timeline, num_clients)
+    fast = dict.fromkeys(SHARES)
+    if is_fast is not None:
+        fast = {
+            "fast_clients": float(is_fast.mean()),
+            "fast_reports": float(is_fast[clients].mean()),
+            "fast_steps": float(steps[is_fast[clients]].sum() / max(steps.sum(), 1)),
+            "fast_influence": float(shares[is_fast].sum()),
+        }
     return {
         "virtual_time": float(timeline.time[-1]),
         "ticks": num_ticks,
@@ -165,29 +224,29 @@ def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> 
         "steps_per_tick": float(steps.sum()) / num_ticks,
         "staleness_mean": float(staleness.mean()),
         "staleness_max": int(staleness.max()),
-        "fast_clients": None if is_fast is None else float(is_fast.mean()),
-        "fast_reports": None if is_fast is None else float(is_fast[clients].mean()),
-        "fast_steps": None
-        if is_fast is None
-        else float(steps[is_fast[clients]].sum() / max(steps.sum(), 1)),
-        "fast_influence": None if is_fast is None else float(counts[is_fast].sum()),
-        "jain_index": jain_index(counts),
-        "entropy": entropy(counts),
+        **fast,
+        "jain_index": jain_index(shares),
+        "entropy": entropy(shares),
         "largest_time_to_first": float(time_to_first(timeline, num_clients).max()),
     }
 
 
 def _arrays(entry: Entry) -> xr.Dataset:
+    """Stack the schedules of an entry with dimensions (seed, tick, slot), padded to the longest."""
     longest = max(len(timeline.time) for timeline in entry.timelines)
     data: dict[str, Any] = {}
     for name in Timeline._fields:
         leaves = [np.asarray(getattr(timeline, name)) for timeline in entry.timelines]
         fill = np.nan if leaves[0].dtype.kind == "f" else EMPTY
-        full = [
-            np.pad(x, ((0, longest - len(x)), *((0, 0) for _ in x.shape[1:])), constant_values=fill)
-            for x in leaves
+        padded = [
+            np.pad(
+                leaf,
+                ((0, longest - len(leaf)), *((0, 0) for _ in leaf.shape[1:])),
+                constant_values=fill,
+            )
+            for leaf in leaves
         ]
-        data[name] = (("seed", "tick", "slot")[: 1 + leaves[0].ndim], np.stack(full))
+        data[name] = (("seed", "tick", "slot")[: 1 + leaves[0].ndim], np.stack(padded))
     for name, measure in {
         "influence": relative_influence,
         "update_share": update_share,

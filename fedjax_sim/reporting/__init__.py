@@ -1,1 +1,9 @@
-"""Results folders and pictures."""
+"""Write, read and draw the results of runs.
+
+`results` has the results folder and its files. `plots` draws pictures; it is not imported here,
+because matplotlib is slow to load.
+"""
+
+from fedjax_sim.reporting.results import Folder, Results, load, save, summary
+
+__all__ = ["Folder", "Results", "load", "save", "summary"]

@@ -1,14 +1,16 @@
-"""The results folder: labelled arrays, a summary, the configuration behind them, pictures.
+"""The results folder: what is in it, how it is written, and how it is read back.
 
-    results.nc     all curves, one netCDF group per system (they differ in evaluations, swept settings and metrics, so a common
-                   dimension would be mostly padding): `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
+    results.nc     all curves, one netCDF group per system: systems differ in evaluations, swept
+                   settings and metrics, so that shared dimensions would be mostly padding;
+                   `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
     summary.json   final values, see `summary`
     config.json    resolved settings, versions, commit, device
     *.png          pictures
     checkpoint/    only while a run is unfinished
 
-Files are written beside their place and renamed into it, so one that stands there is complete, and an older one is lost only to a
-complete newer one. `summary.json` comes last.
+Each file is written under another name in its folder and then renamed. A file under its final name
+is therefore complete, and an older one is replaced only by a complete newer one. `summary.json`
+comes last.
 """
 
 import contextlib
@@ -34,12 +36,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIELD = "results folder"
+"""What error messages call it."""
 LEAST_FREE_BYTES = 2**24
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "xarray")
+"""Packages whose versions config.json records."""
 
 
 class Results(NamedTuple):
-    """What `load` reads."""
+    """The content of a results folder.
+
+    Attributes:
+      curves: The curves of `sweep`, by system.
+      summary: The content of summary.json.
+      config: The content of config.json.
+    """
 
     curves: dict[str, xr.Dataset]
     summary: dict[str, Any]
@@ -47,13 +57,24 @@ class Results(NamedTuple):
 
 
 class Folder:
-    """A results folder that may be written to: new or empty, with an unfinished run to resume, or to be overwritten.
+    """A results folder to write to.
 
-    Making one only looks; `open` creates it. Raises ConfigError for a file in its place, and for a folder in use that is neither to be
-    resumed nor overwritten.
+    It is new or empty, or has an unfinished run to resume, or is to be overwritten. Making a
+    `Folder` changes nothing on the disk; `open` creates the folder.
     """
 
     def __init__(self, path: str | Path, *, resume: bool = False, overwrite: bool = False):
+        """Check that the folder may be used.
+
+        Args:
+          path: The folder.
+          resume: Whether to continue the unfinished run in it.
+          overwrite: Whether to replace what is in it.
+
+        Raises:
+          ConfigError: If a file is in its place; if the folder is in use and neither `resume` nor
+            `overwrite` is set; if it has no unfinished run to resume; if both flags are set.
+        """
         self.path = Path(path)
         self._overwrite = overwrite
         self._written: list[str] = []
@@ -80,7 +101,7 @@ class Folder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie until `finish`."""
+        """The folder of checkpoints, which `finish` removes."""
         return self.path / "checkpoint"
 
     @property
@@ -88,7 +109,14 @@ class Folder:
         return self.checkpoints / "run.json"
 
     def check_resumable(self, identity: Mapping[str, Any]) -> None:
-        """Raise ConfigError unless the unfinished run has the given identity."""
+        """Check that the unfinished run in the folder is the run that is about to resume it.
+
+        Args:
+          identity: What must be equal, as it was given to `open`.
+
+        Raises:
+          ConfigError: If something differs, or if the checkpoint is damaged.
+        """
         try:
             saved = json.loads(self._identity.read_text())
         except (OSError, ValueError):
@@ -98,23 +126,25 @@ class Folder:
         ours = json.loads(_to_json(identity))
         for name in sorted(saved.keys() | ours.keys()):
             if saved.get(name) != ours.get(name):
-                where, theirs, mine = _first_difference(name, saved.get(name), ours.get(name))
+                place, theirs, mine = _first_difference(name, saved.get(name), ours.get(name))
                 raise ConfigError(
-                    f"{where} of the checkpoint in {self.path}",
+                    f"{place} of the checkpoint in {self.path}",
                     theirs,
                     f"{mine!r}, as in this run, for it to resume",
                 )
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
-        """Create the folder and try to write to it. identity: what must be equal for a later run to resume this one, if it may be."""
-        missing = next(
-            (
-                p
-                for p in [*reversed(self.path.absolute().parents), self.path.absolute()]
-                if not p.exists()
-            ),
-            None,
-        )
+        """Create the folder and try to write to it.
+
+        Args:
+          identity: What must be equal for a later run to resume this one; None if none may.
+
+        Raises:
+          ConfigError: If the folder cannot be written to, or the disk is full. Folders that were
+            created are removed again.
+        """
+        path = self.path.absolute()
+        missing = next((p for p in [*reversed(path.parents), path] if not p.exists()), None)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.path).free
@@ -139,35 +169,58 @@ class Folder:
             raise
 
     def withdraw(self) -> None:
-        """Remove what `open` made, if nothing has been written since: a run that was refused leaves no trace."""
+        """Remove what `open` made if nothing has been written since.
+
+        A run that is refused then leaves no trace.
+        """
         if self.checkpoints.is_dir() and [path.name for path in self.checkpoints.iterdir()] == [
             self._identity.name
         ]:
             shutil.rmtree(self.checkpoints)
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file; numbers that are not finite become null."""
+        """Write a JSON file.
+
+        Args:
+          name: Name of the file.
+          content: What to write; numbers that are not finite become null.
+
+        Raises:
+          ConfigError: If the disk refuses. An older file is then kept. This holds for all files.
+        """
         self._put(name, lambda path: path.write_text(_to_json(content)))
 
     def write_arrays(self, name: str, groups: Mapping[str, xr.Dataset]) -> None:
-        """Write a netCDF file with a group for each data set."""
+        """Write a netCDF file.
+
+        Args:
+          name: Name of the file.
+          groups: The content, by name of the group.
+        """
         tree = xr.DataTree.from_dict(dict(groups))
         self._put(name, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
     def write_figure(self, name: str, figure: "Figure") -> None:
-        """Write a PNG file."""
+        """Write a figure as a PNG file of the given name."""
         self._put(name, lambda path: figure.savefig(path, dpi=160, format="png"))
 
     def finish(self, config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Write config.json and summary.json, remove checkpoints and what an overwritten run had written besides."""
+        """Write config.json and summary.json, then remove checkpoints and files of an older run.
+
+        Only those files of an overwritten run are removed that its config.json lists and that this
+        run has not written itself.
+
+        Args:
+          config: The content of config.json, to which the list of files is added.
+          summary: The content of summary.json.
+        """
         files = [*self._written, "config.json", "summary.json"]
         old: list[str] = []
         if self._overwrite:
-            with contextlib.suppress(
-                OSError, ValueError, KeyError, TypeError
-            ):  # not a results folder of ours: nothing to remove
+            # Errors mean that the folder did not hold results, so that there is nothing to remove.
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 old = json.loads((self.path / "config.json").read_text())["files"]
         self.write_json("config.json", {**config, "files": files})
         self.write_json("summary.json", summary)
@@ -177,6 +230,7 @@ class Folder:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
+        """Write a file under another name, and rename it once it is complete."""
         target = self.path / name
         scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
@@ -196,7 +250,20 @@ def save(
     config: Mapping[str, Any],
     figures: Mapping[str, "Figure"] | None = None,
 ) -> dict[str, Any]:
-    """Write the curves of `sweep` runs by system, their summary and configuration, and pictures by file name; returns the summary."""
+    """Write everything that belongs to finished runs.
+
+    Args:
+      folder: An open results folder.
+      curves: The curves of `sweep`, by system.
+      config: The content of config.json apart from versions, commit and device.
+      figures: Pictures by file name.
+
+    Returns:
+      The content of summary.json.
+
+    Raises:
+      ConfigError: If the disk refuses.
+    """
     folder.write_arrays("results.nc", curves)
     for name, figure in (figures or {}).items():
         folder.write_figure(name, figure)
@@ -206,7 +273,14 @@ def save(
 
 
 def load(path: str | Path) -> Results:
-    """Read a results folder; raises ConfigError if it is none, or unfinished."""
+    """Read the results folder of a finished run.
+
+    Args:
+      path: The folder.
+
+    Raises:
+      ConfigError: If it is no results folder, or its run is unfinished.
+    """
     path = Path(path)
     try:
         tables = [json.loads((path / name).read_text()) for name in ("summary.json", "config.json")]
@@ -220,12 +294,19 @@ def load(path: str | Path) -> Results:
 
 
 def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
-    """Final values by system, in the form of summary.json.
+    """Summarise final values by system, in the form of summary.json.
 
-    Under a system stand its means over seeds, with standard deviations (of the lanes themselves, divided by their number) for metrics;
-    where settings were swept, there stands only `settings`, a list with one such entry for each, and its values under `set`. Numbers
-    of ticks, local steps and bits are rounded to whole ones. Failed lanes are counted and left out of metrics; without any other
-    lane these are null.
+    An entry has the means over seeds of the final metrics, with their standard deviations (of the
+    lanes, with divisor n, not of the mean), and of virtual time, ticks, local steps and bits, the
+    last three rounded to whole numbers. Failed lanes are counted, and left out of the metrics,
+    which are null if no other lane is left.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+
+    Returns:
+      A mapping with `lanes`, `failed_lanes`, `seconds` and `systems`. A system has one entry or, if
+      settings were swept, a list of entries under `settings`, each with its values under `set`.
     """
     lanes = sum(data["failed"].size for data in curves.values())
     failed = sum(int(data["failed"].sum()) for data in curves.values())
@@ -244,7 +325,14 @@ def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
 
 
 def settings_of(data: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
-    """Go through the swept settings of a system's curves: their values, and the curves with dimensions (seed, eval)."""
+    """Go through the points of a sweep.
+
+    Args:
+      data: The curves of one system.
+
+    Yields:
+      The values of the swept settings by name, and the curves there, with dimensions (seed, eval).
+    """
     data = data if "seed" in data.dims else data.expand_dims("seed")
     swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
     for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
@@ -256,21 +344,26 @@ def settings_of(data: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]
 
 
 def label(system: str, point: Mapping[str, Any]) -> str:
-    """Name a system with the settings that set it apart."""
+    """Name a system together with settings, such as "favano lr=0.5".
+
+    Args:
+      system: Name of the system.
+      point: Values of settings by name.
+    """
     shown = {
         name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value)
         for name, value in point.items()
     }
-    words = (f"{name}={value}" for name, value in shown.items())
-    return " ".join([system, *words])
+    return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
 
 
 def metrics_of(data: xr.Dataset) -> list[str]:
-    """Names of what was evaluated."""
+    """List the metrics of a system's curves: the variables with a dimension eval."""
     return [str(name) for name, values in data.data_vars.items() if "eval" in values.dims]
 
 
 def _final(lanes: xr.Dataset) -> dict[str, Any]:
+    """Summarise the last evaluation of the lanes of one point."""
     last = lanes.isel(eval=-1)
     good = ~last["failed"].values
     final = {}
@@ -289,7 +382,7 @@ def _final(lanes: xr.Dataset) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and device, for config.json."""
+    """Collect versions, commit and device, for config.json."""
     from fedjax_sim import __version__
 
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -307,8 +400,11 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def _commit() -> str | None:
-    """The commit of the package's own repository, with "-dirty" if its files differ from it; None if it is in none."""
-    here = Path(__file__).parent
+    """Find the commit of the repository that holds the package; None if no repository does.
+
+    "-dirty" is appended if files differ from the commit.
+    """
+    here = Path(__file__).parents[1]
     try:
         for command in (
             ["ls-files", "--error-unmatch", "__init__.py"],
@@ -323,7 +419,7 @@ def _commit() -> str | None:
 
 
 def _first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
-    """Where two JSON values first differ, and the value of each there."""
+    """Find where two JSON values first differ: the place, and what each has there."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key):
@@ -332,6 +428,8 @@ def _first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]
 
 
 def _to_json(content: Any) -> str:
+    """Write a value as JSON: arrays become lists, functions their names, nan and inf null."""
+
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {str(key): plain(x) for key, x in value.items()}
@@ -351,12 +449,13 @@ def _to_json(content: Any) -> str:
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
+    """Make the error for a folder that cannot be written to."""
     return ConfigError(
         FIELD, str(path), f"a folder that can be created and written ({error.strerror or error})"
     )
 
 
 def _remove_empty(path: Path | None) -> None:
-    """Remove a folder that was made in vain, if nothing is in it."""
+    """Remove a folder that was made in vain, unless there are files in it."""
     if path is not None and path.is_dir() and not any(p.is_file() for p in path.rglob("*")):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""Pictures of the clients' influence."""
+"""Draw how much each client counts.
+
+Dimension letters: `N` clients.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,20 +9,29 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_sim.reporting.plots import COLORS, FACE, GREY, dress
+from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, dress
 
 
 class ClientShares(NamedTuple):
-    """One system's clients."""
+    """What each client of one system contributes.
 
-    share: np.ndarray  # f64[N]  of all updates received
-    influence: np.ndarray  # f64[N]
+    Attributes:
+      share: `f64[N]`, each client's share of all updates received.
+      influence: `f64[N]`, each client's influence on the server's model.
+    """
+
+    share: np.ndarray
+    influence: np.ndarray
 
 
 def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
-    """Draw each client's influence against its share of the updates, which is its speed; equal influence and equal weights as lines.
+    """Draw each client's influence against its share of the updates, which follows its speed.
 
-    On the diagonal influence is what speed makes it; on the horizontal line all clients count the same.
+    On the diagonal, every update counts the same, so influence is proportional to speed. On the
+    horizontal line, every client counts the same.
+
+    Args:
+      systems: The clients of each system, by name.
     """
     figure = Figure(figsize=(7, 4.8), layout="constrained")
     axes = figure.subplots()

@@ -1,0 +1,90 @@
+"""`fedjax-sim list`: what can be named on the command line, and the settings of a system."""
+
+import argparse
+import ast
+from dataclasses import Field
+from pathlib import Path
+
+from rich.table import Table
+
+from fedjax_sim import datasets, partition
+from fedjax_sim.cli.arguments import check_name
+from fedjax_sim.cli.tables import make_console
+from fedjax_sim.models import MODELS
+from fedjax_sim.problems import latent
+from fedjax_sim.settings import default_text, fields
+from fedjax_sim.systems import SYSTEMS
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the settings of the systems named, or everything there is if none is named.
+
+    Args:
+      arguments: The parsed words of `list`.
+
+    Raises:
+      ConfigError: If there is no system of a name.
+    """
+    console = make_console()
+    for name in arguments.systems:
+        console.print(_settings_table(check_name("system", name, SYSTEMS)))
+    if not arguments.systems:
+        for title, entries in _everything().items():
+            if entries:
+                table = Table(
+                    title=title, title_justify="left", box=None, show_header=False, padding=(0, 2)
+                )
+                for name, summary in entries.items():
+                    table.add_row(name, summary)
+                console.print(table)
+
+
+def _settings_table(name: str) -> Table:
+    """Tabulate the settings of a system: name, default, meaning and allowed values."""
+    system = SYSTEMS[name]
+    table = Table(title=f"{name}: {system.summary}", title_justify="left", box=None, padding=(0, 2))
+    for column in ("setting", "default", "meaning and allowed values"):
+        table.add_column(column, overflow="fold")
+    for field in fields(system.Hyper).values():
+        meaning, allowed = field.metadata["meaning"], field.metadata["allowed"]
+        table.add_row(field.name, _default(field), f"{meaning} Allowed: {allowed}.")
+    return table
+
+
+def _default(field: Field) -> str:
+    """Write a default as a user would type it after `--set`."""
+    return field.default if isinstance(field.default, str) else default_text(field)
+
+
+def _everything() -> dict[str, dict[str, str]]:
+    """Collect everything that can be named, with a line about each."""
+    return {
+        "systems": {name: system.summary for name, system in SYSTEMS.items()},
+        "data sets": datasets.names(),
+        "models": {name: entry.summary for name, entry in MODELS.items()},
+        "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
+        "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
+        "experiments (python -m experiments run NAME)": _experiments(),
+    }
+
+
+def _experiments() -> dict[str, str]:
+    """Find the experiments of a clone, with the first lines of their docstrings; none in a wheel.
+
+    Their packages list them in a tuple `EXPERIMENTS`. They are read, not imported.
+    """
+    found = {}
+    for package in sorted((Path(__file__).parents[2] / "experiments").glob("*/__init__.py")):
+        for name in _tuple_in(package, "EXPERIMENTS"):
+            module = ast.parse((package.parent / f"{name}.py").read_text())
+            summary = (ast.get_docstring(module) or "").partition("\n")[0]
+            found[f"{package.parent.name}/{name}"] = summary
+    return found
+
+
+def _tuple_in(path: Path, name: str) -> tuple[str, ...]:
+    """Read a tuple of texts that a source file assigns to a name; empty if it does not."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return tuple(ast.literal_eval(node.value))
+    return ()

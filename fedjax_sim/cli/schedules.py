@@ -1,0 +1,44 @@
+"""`fedjax-sim timeline`: work out schedules without training, measure them, and draw them."""
+
+import argparse
+
+from fedjax_sim import datasets
+from fedjax_sim.cli import comparison, schedule_report
+from fedjax_sim.cli.arguments import check_name, read_seeds, read_settings
+from fedjax_sim.cli.defaults import defaults_of
+from fedjax_sim.cli.tables import make_console
+from fedjax_sim.engine.placement import keep_compiled, use_cores
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print what the schedules of the systems named say, and write arrays and pictures.
+
+    Args:
+      arguments: The parsed words of `timeline`.
+
+    Raises:
+      ConfigError: For input that is not allowed.
+    """
+    defaults = defaults_of(arguments.dataset or "digits")
+    if arguments.dataset is not None and not arguments.dataset.endswith((".npz", ".txt")):
+        check_name("dataset", arguments.dataset, datasets.names())
+    seeds = read_seeds(arguments.seeds)
+    time_budget = comparison.read_time_budget(arguments, defaults)
+    contenders = comparison.contenders(arguments.systems, read_settings(arguments), defaults)
+    folder = comparison.find_folder(arguments, "results-timeline", resume=False)
+    keep_compiled()
+    use_cores()
+    entries = [
+        entry
+        for contender in contenders
+        for entry in schedule_report.work_out(contender, seeds, time_budget)
+    ]
+    folder.open()
+    schedule_report.save(folder, entries, comparison.describe(contenders, seeds, time_budget))
+    console = make_console()
+    console.print(schedule_report.table(entries))
+    console.print(
+        f"Means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. Written to {folder.path}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,88 @@
+"""What the command line prints after a run: the table of final values, and lanes that diverged."""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import xarray as xr
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_sim.reporting import results
+
+SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
+"""Metrics in the table, for classification and for expectation maximisation."""
+TITLES = {"mean_field": "||h||^2"}
+PLAIN_WIDTH = 150
+
+
+def make_console() -> Console:
+    """Make a console that never breaks a table's lines if its output is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+
+def final_table(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) -> Table:
+    """Tabulate the final values of every system and swept setting, as means over seeds.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+      summary: The content of summary.json for these curves.
+    """
+    table = Table(box=None, padding=(0, 2), title_justify="left")
+    shown = next(names for names in SHOWN if names[0] in next(iter(curves.values())))
+    table.add_column("system", justify="left")
+    for title in (
+        *(f"final {TITLES.get(name, name)}" for name in shown),
+        "virtual time",
+        "server steps",
+        "local steps",
+        "sent up",
+        "sent down",
+    ):
+        table.add_column(title, justify="right")
+    for system, data in curves.items():
+        entry = summary["systems"][system]
+        for (point, lanes), final in zip(
+            results.settings_of(data), entry.get("settings", [entry]), strict=True
+        ):
+            table.add_row(
+                results.label(system, point),
+                *(_mean_and_std(final["final"].get(name)) for name in shown),
+                f"{final['virtual_time']:.0f}",
+                str(final["ticks"]),
+                str(final["local_steps"]),
+                _bits(final["uplink_bits"]),
+                _bits(float(lanes["downlink_bits"].isel(eval=-1).mean())),
+            )
+    return table
+
+
+def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
+    """Say in a sentence for each system and setting which of its lanes diverged, if any did."""
+    sentences = []
+    for system, data in curves.items():
+        for point, lanes in results.settings_of(data):
+            seeds = lanes["seed"].values[lanes["failed"].values]
+            if seeds.size:
+                sentences.append(
+                    f"{results.label(system, point)}: {seeds.size} of {lanes.sizes['seed']} lanes "
+                    f"diverged (seeds {', '.join(map(str, seeds))}) "
+                    "and are left out of its means."
+                )
+    return sentences
+
+
+def _mean_and_std(value: Mapping[str, float | None] | None) -> str:
+    if value is None:
+        return "-"
+    mean = value["mean"]
+    if mean is None:
+        return "diverged"
+    digits = ".3f" if mean == 0 or 1e-3 <= abs(mean) < 1000 else ".3g"
+    return f"{mean:{digits}} +- {value['std']:{digits}}"
+
+
+def _bits(bits: float) -> str:
+    power = min(4, int(math.log10(max(bits, 1)) // 3))
+    return f"{bits / 1000**power:.3g} {('', 'k', 'M', 'G', 'T')[power]}bit"

@@ -1,0 +1,121 @@
+"""`fedjax-sim run`: train systems on one data set, compare them, and write the results folder."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import xarray as xr
+
+from fedjax_sim import __version__
+from fedjax_sim.cli import comparison
+from fedjax_sim.cli.arguments import (
+    read_layout,
+    read_number,
+    read_seeds,
+    read_settings,
+    read_whole,
+)
+from fedjax_sim.cli.defaults import defaults_of
+from fedjax_sim.cli.tables import failures, final_table, make_console
+from fedjax_sim.engine.placement import check_layout, keep_compiled, use_cores
+from fedjax_sim.engine.sweeps import sweep
+from fedjax_sim.reporting import results
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train the systems named, print a table, and write curves, summary and pictures.
+
+    Everything that can be wrong with the input is checked before any training.
+
+    Args:
+      arguments: The parsed words of `run`.
+
+    Raises:
+      ConfigError: For input that is not allowed.
+    """
+    defaults = defaults_of(arguments.dataset or "digits")
+    seeds = read_seeds(arguments.seeds)
+    time_budget = comparison.read_time_budget(arguments, defaults)
+    num_evals = read_whole("evals", arguments.evals, 25)
+    checkpoint_every = read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
+    layout = read_layout(arguments.layout)
+    contenders = comparison.contenders(arguments.systems, read_settings(arguments), defaults)
+    folder = comparison.find_folder(arguments, "results", resume=arguments.resume)
+    data = comparison.load_data(arguments, defaults, contenders, seeds)
+    config = comparison.describe(contenders, seeds, time_budget) | {
+        "dataset": {"name": data.dataset.name, "sha256": data.digest()},
+        "partition": data.partition,
+        "model": data.model,
+        **data.facts,
+        "evals": num_evals,
+        "layout": layout._asdict(),
+    }
+    if arguments.resume:
+        folder.check_resumable(_identity(config))
+    keep_compiled()
+    use_cores()
+    check_layout(layout)
+    problems = {num: data.problems(num) for num in data.partitions}
+    for contender in contenders:
+        comparison.check_problems(contender, problems[contender.hyper.num_clients])
+        # Some errors show in the schedule alone. They shall come before any training.
+        comparison.draw_schedules(contender, seeds, time_budget)
+    folder.open(_identity(config))
+    curves = {}
+    for contender in contenders:
+        name = contender.system.name
+        curves[name] = sweep(
+            contender.system,
+            problems[contender.hyper.num_clients],
+            contender.hyper,
+            seeds=seeds,
+            settings=contender.swept,
+            time_budget=time_budget,
+            num_evals=num_evals,
+            layout=layout,
+            checkpoint=folder.checkpoints / name,
+            checkpoint_every=checkpoint_every,
+            resume=arguments.resume,
+            progress=True,
+        ).curves
+    summary = results.save(folder, curves, config, _figures(curves))
+    console = make_console()
+    console.print(
+        f"{data.dataset.name}, partition {data.partition['name']}, model {data.model}, "
+        f"{len(seeds)} seeds, means +- std:",
+        highlight=False,
+    )
+    console.print(final_table(curves, summary))
+    for sentence in failures(curves):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    spent = summary["seconds"]
+    console.print(
+        f"Written to {folder.path} ({spent['compile']:.1f} s compiling, {spent['run']:.1f} s "
+        "running)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect what must be equal for a run to resume another and end with the same bits."""
+    versions = {"fedjax_sim": __version__, "jax": jax.__version__}
+    return {**config, "versions": versions}
+
+
+def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
+    """Draw a picture of every metric, by file name."""
+    from fedjax_sim.reporting import plots
+
+    def is_entry(metric: str) -> bool:
+        """Tell whether a metric is one of many, such as the weight of a mixture's component."""
+        return metric.rsplit("_", 1)[-1].isdigit()
+
+    metrics = dict.fromkeys(
+        metric
+        for data in curves.values()
+        for metric in results.metrics_of(data)
+        if not is_entry(metric)
+    )
+    return {f"{metric}.png": plots.curves_figure(curves, metric) for metric in metrics}
