@@ -1,4 +1,18 @@
-"""Schedules: when the server acts, whose work it receives, and from which of its models that work started."""
+"""Schedules: when the server acts, whose work it receives, and from which model that work started.
+
+A schedule is drawn from a random key and settings, before any learning. Each kind has a settings
+struct and a function that draws its `fedjax_sim.types.Timeline`:
+
+- `rounds`: synchronous rounds (`Rounds`, `WeightedRounds`).
+- `coin_rounds`: synchronous rounds with Bernoulli participation (`CoinRounds`).
+- `contacts`: a server that interrupts clients periodically (`Contacts`).
+- `arrivals`: a server that acts when its buffer is full (`Arrivals`), with the search for arrivals
+  of clients that never wait in `free_arrivals`.
+- `groups` and `group_rounds`: groups of clients behind local servers (`Groups`).
+
+The clients' delays are in `laws` (`ClientDelays`, `ClientTable`), recorded ones in `trace`, draws
+of participants in `cohorts`, and closed forms of FAVANO's step counts in `step_counts`.
+"""
 
 from fedjax_sim.timelines.arrivals import Arrivals, arrivals_within, schedule_arrivals
 from fedjax_sim.timelines.coin_rounds import CoinRounds, schedule_coin_rounds
@@ -27,28 +41,28 @@ __all__ = [
     "RUNTIME_LAWS",
     "STEP_COUNT_LAWS",
     "Arrivals",
-    "ClientTable",
     "ClientDelays",
+    "ClientTable",
+    "CoinRounds",
     "Contacts",
     "Groups",
     "Members",
-    "CoinRounds",
     "Rounds",
     "Speeds",
     "Trace",
     "WeightedRounds",
-    "schedule_arrivals",
     "arrivals_within",
     "client_rates",
     "client_speeds",
-    "schedule_contacts",
-    "schedule_group_rounds",
     "group_rounds_within",
     "members",
     "paper_delays",
-    "schedule_coin_rounds",
     "read_trace",
-    "schedule_rounds",
     "runtimes",
+    "schedule_arrivals",
+    "schedule_coin_rounds",
+    "schedule_contacts",
+    "schedule_group_rounds",
+    "schedule_rounds",
     "schedule_weighted_rounds",
 ]

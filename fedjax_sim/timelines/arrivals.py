@@ -1,4 +1,11 @@
-"""Client arrivals: the server acts whenever its buffer of Z updates is full."""
+"""Buffered arrivals: the server acts whenever its buffer of Z updates is full.
+
+Papers differ on when a client that has sent its update starts the next one, and from which model.
+The setting `restart` chooses between six readings; `Arrivals` explains them.
+
+Dimension letters: `N` clients, `T` ticks, `S` slots of a tick. A slot is a place in the buffer, so
+S = Z.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,56 +23,91 @@ from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, updat
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = ("after_interaction", "own_finish", "free", "before_aggregation", "new_version", "fresh")
+"""Readings of when a client starts its next update; `Arrivals` explains them."""
 FREE = ("free", "before_aggregation")
-"""Readings in which nobody waits for the server, so that it does not change the clients' clocks."""
-AT_ONCE = (*FREE, "new_version")
+"""Readings in which no client waits, so that the server does not influence the clients' clocks."""
+IMMEDIATE = (*FREE, "new_version")
 """Readings in which the server acts as soon as its buffer is full."""
 
 
 @struct
 class Arrivals(ClientDelays):
-    """Settings of buffered arrivals."""
+    """Settings of buffered arrivals.
 
-    buffer_size: int = count(10, "Z (or b): updates that make the server act.")
+    `restart` says when a client that has finished an update starts the next one:
+
+    - "after_interaction": when the exchange of the tick that took its update is over.
+    - "own_finish": when it finishes, or at the start of the tick that took its update if that is
+      later. This is the rule of QuAFL's public simulator.
+    - "free": when it finishes, without waiting, from the model that is then current (Nguyen et al.
+      2022). If its update filled the buffer, that model already contains the update. A client may
+      fill several slots of one buffer.
+    - "before_aggregation": like "free", but a client whose update fills the buffer starts from the
+      model before that tick.
+    - "new_version": when it finishes if the server has a newer model than the one the client worked
+      from, otherwise as soon as there is one. This is the rule of FedStaleWeight's public
+      benchmark.
+    - "fresh": all clients start anew, with newly drawn running times, after every tick, so that
+      mostly fast clients report. This takes literally the counter in FAVANO's App. C.2, which is
+      reset at each server step. Clients that did not report keep their model.
+    """
+
+    buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
     server_interact: float = real(
         3.0,
-        'Time that the exchange takes once the buffer is full; nothing under "free", "before_aggregation" and "new_version".',
+        "Duration of the exchange once the buffer is full, in units of virtual time. Has no effect "
+        'under restart "free", "before_aggregation" and "new_version".',
         least=0,
     )
     restart: str = choice(
         "after_interaction",
         RESTARTS,
-        'When a client that has finished goes on. "after_interaction": when the exchange of the tick that took its update is over. "own_finish": at its own finish, or at the start of that tick if later (the public simulator of QuAFL). "free": at its own finish, at once, from the model that is then current (Nguyen et al. 2022), with its own update in it if that filled the buffer; a client may fill several slots of one buffer. "before_aggregation": the same, but with the model from before the tick that its update makes. "new_version": at its own finish if there is a newer model than the one it worked from, else as soon as there is (the public bench of FedStaleWeight). "fresh": all clients, with running times drawn anew, whenever a tick is over, which only fast clients survive (the counter that FAVANO\'s App. C.2 resets at each server step, taken literally); those that did not report keep the model they had.',
+        "When a client that finished an update starts the next one, and from which model; the "
+        "readings are explained at `fedjax_sim.timelines.Arrivals`.",
     )
     send_old_model: bool = switch(
         False,
-        'Whether reporting clients get the model from before the tick that took their update (the public simulator of QuAFL; the only causal reading with "own_finish").',
+        "Whether reporting clients get the model from before the tick that took their update, as "
+        'in QuAFL\'s public simulator. This is the only causal choice under restart "own_finish".',
     )
     throttle: float = real(
         1.0,
-        "Share of its own rate at which client 0 works, its times longer in proportion: what it gets by reporting less than it could.",
+        "Share of its rate at which client 0 works; its times grow in proportion. Used to measure "
+        "what a client gains by reporting less often than it could.",
         above=0,
         most=1,
     )
     ties: str = choice(
         "random",
         ("random", "client"),
-        "Who comes first among updates that arrive at one time: one drawn at random, or the client of the lowest number.",
+        "Order of updates that arrive at the same time: drawn at random, or by client number.",
     )
     drop_rate: float = real(
         0.0,
-        "Share of finished updates that are lost on their way; their clients go on with the model that is then current.",
+        "Share of finished updates that are lost on the way to the server. The client continues "
+        "from the model that is then current.",
         least=0,
         most=0.99,
     )
     on_time: float = real(
         1.0,
-        "Length of the windows in which a client works, each followed by a break of `off_time`, from a place in that cycle of its own.",
+        "Length of the windows in which a client works, in units of virtual time. A break of "
+        "`off_time` follows each window, and each client starts at a random place of this cycle.",
         above=0,
     )
-    off_time: float = real(0.0, "Off time.", least=0)
+    off_time: float = real(
+        0.0,
+        "Length of the break after each working window, in units of virtual time; 0 for no breaks.",
+        least=0,
+    )
 
     def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the buffer can never fill, or a setting does not fit the reading of
+            `restart`.
+        """
         super().check_together()
         if self.restart not in FREE and self.trace is None and self.buffer_size > self.num_clients:
             raise ConfigError(
@@ -83,13 +125,14 @@ class Arrivals(ClientDelays):
             raise ConfigError(
                 "send_old_model",
                 False,
-                'true under restart = "own_finish", where clients go on before the tick\'s model is made',
+                'true under restart = "own_finish", '
+                "where clients continue before the tick's model is made",
             )
-        if self.restart in AT_ONCE and self.send_old_model:
+        if self.restart in IMMEDIATE and self.send_old_model:
             raise ConfigError(
                 "send_old_model",
                 True,
-                f'false under restart = "{self.restart}", where a client takes what is current',
+                f'false under restart = "{self.restart}", where a client takes the current model',
             )
         if self.restart == "new_version" and self.ties == "random":
             raise ConfigError("ties", "random", '"client" under restart = "new_version"')
@@ -99,16 +142,33 @@ class Arrivals(ClientDelays):
                 raise ConfigError(
                     name,
                     value,
-                    f'0 under restart = "{self.restart}", or restart one of {", ".join(FREE)}',
+                    f'0 under restart = "{self.restart}"; other values need restart to be one of '
+                    + ", ".join(FREE),
                 )
 
     def decided(self) -> dict[str, str]:
-        own = ("restart", "send_old_model", "throttle", "ties", "drop_rate", "on_time", "off_time")
-        return super().decided() | self.decided_by_trace(*own)
+        """Name the settings that have no effect, and what takes their place."""
+        names = (
+            *("restart", "send_old_model", "throttle", "ties"),
+            *("drop_rate", "on_time", "off_time"),
+        )
+        return super().decided() | self.decided_by_trace(*names)
 
 
 def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule buffered arrivals of updates of K steps each; weights are 1/Z."""
+    """Schedule buffered arrivals: each tick receives Z updates of K local steps.
+
+    The first ticks do not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings. With a recorded trace its rows are the updates, and no delay is drawn.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      A timeline with S = Z slots and all weights 1/Z. Ticks after the end of a recorded trace have
+      the time `inf`.
+    """
     if hyper.trace is not None:
         return _recorded(hyper, num_ticks)
     schedules = {
@@ -121,20 +181,31 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def arrivals_within(hyper: Arrivals, time: float) -> float:
-    """About how many ticks fit in a stretch of virtual time: updates arrive at the sum of the clients' rates, and exchanges take theirs."""
+    """Estimate how many ticks fit into a stretch of virtual time.
+
+    Updates arrive at the sum of the clients' rates. Unless the server acts immediately, a tick
+    takes at least the time of the exchange.
+
+    Args:
+      hyper: Settings with concrete values.
+      time: Length of the stretch, in units of virtual time.
+
+    Returns:
+      The approximate number of ticks.
+    """
     working = hyper.on_time / (hyper.on_time + hyper.off_time) * (1 - hyper.drop_rate)
     fill = (
         hyper.buffer_size * hyper.times_per_update / (hyper.num_clients * hyper.mean_rate * working)
     )
-    return time / (fill if hyper.restart in AT_ONCE else np.maximum(hyper.server_interact, fill))
+    return time / (fill if hyper.restart in IMMEDIATE else np.maximum(hyper.server_interact, fill))
 
 
 Clocks = tuple[Array, Array, Array, Array]
-"""The server's clock, and per client the finish, the version and the number of its update."""
+"""The server's clock `f64[]`, and per client `[N]` the finish, version and number of its update."""
 
 
 def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """One scan over ticks: the server takes the Z earliest finishes, and decides when their clients go on."""
+    """Schedule readings in which the server takes the Z earliest finishes and restarts clients."""
     everyone = jnp.arange(hyper.num_clients)
     speeds = _speeds(key, hyper)
     time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
@@ -166,10 +237,11 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """All arrivals at once: nobody waits for the server."""
+    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks."""
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
-    # One lane after the other: loops of unlike lengths over large arrays.
+    # Lanes run one after another: a batch would run each lane's loops, which work on large arrays,
+    # for as long as the slowest lane needs.
     @jax.custom_batching.sequential_vmap
     def first(key: Key, hyper: Arrivals) -> Arrived:
         speeds = _speeds(key, hyper)
@@ -181,14 +253,17 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
             speeds,
             hyper,
         )
-        lots = _per_update(stream(key, "ties"), lambda own: jax.random.bits(own, (), "uint32"))
+        lots = _per_update(
+            stream(key, "ties"), lambda update_key: jax.random.bits(update_key, (), "uint32")
+        )
         return first_arrivals(
             follow, lots if hyper.ties == "random" else None, num_clients=hyper.num_clients, num=num
         )
 
     time, client, before, at_own = first(key, hyper)
     shape = (num_ticks, size)
-    # After its own arrival, the last of the tick it makes, a client takes the new model or the one before.
+    # A client whose own arrival filled the buffer starts from the new model under "free", and from
+    # the model before it under "before_aggregation".
     is_late = at_own if hyper.restart == "before_aggregation" else 0
     version = (before - is_late) // size
     holds = (jnp.arange(num) + (hyper.restart == "free")) // size
@@ -202,6 +277,7 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _speeds(key: Key, hyper: Arrivals) -> Speeds:
+    """Draw every client's speed and throttle client 0."""
     speeds = client_speeds(key, hyper)
     return speeds._replace(rate=speeds.rate.at[0].multiply(hyper.throttle))
 
@@ -216,14 +292,15 @@ def _next_update(
     attempt: Array,
     time: Array,
 ) -> Update:
-    """The next update that gets through, of clients whose last attempt arrived at a time."""
+    """Find the next update that is not lost, of clients whose last attempt arrived at `time`."""
     is_lost = _per_update(
-        loss_key, lambda own: jax.random.uniform(own, dtype=time.dtype) < hyper.drop_rate
+        loss_key,
+        lambda update_key: jax.random.uniform(update_key, dtype=time.dtype) < hyper.drop_rate,
     )
     on, off = jnp.asarray(hyper.on_time, float), jnp.asarray(hyper.off_time, float)
 
     def place(client: Array, time: Array) -> Array:
-        """Where in its cycle of work and break a client is."""
+        """Compute how far a client is in its cycle of window and break, in units of time."""
         phase = jax.vmap(
             lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=time.dtype)
         )(client)
@@ -234,7 +311,8 @@ def _next_update(
 
         def with_breaks() -> tuple[Array, Array]:
             at = place(client, time)
-            # A time that fills a window ends with it, before the break, whatever the last bits of sums.
+            # Work that exactly fills a window ends with the window, before the break. The tolerance
+            # absorbs rounding in the sums.
             is_on = at < on * (1 - 1e-9)
             start = time + jnp.where(is_on, 0, on + off - at)
             left = jnp.where(is_on, on - at, on)
@@ -260,14 +338,18 @@ def _next_update(
 
 
 def _per_update(key: Key, draw: Callable[[Key], Array]) -> Callable[[Array, Array], Array]:
-    """A draw for every client and number of its update `[...]`."""
+    """Make a function that draws one value for every client `i32[...]` and update `i32[...]`."""
     return jnp.vectorize(
         lambda client, update: draw(jax.random.fold_in(jax.random.fold_in(key, client), update))
     )
 
 
 def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """One scan over ticks. In a tick a client arrives once with an older model and once with the current one at most, and then waits."""
+    """Schedule the reading "new_version".
+
+    Within one tick a client arrives at most twice: once with an older model and once with the
+    current one. Then it waits for the tick's model.
+    """
     num, size = hyper.num_clients, hyper.buffer_size
     everyone = jnp.arange(num)
     speeds = _speeds(key, hyper)
@@ -284,12 +366,13 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         acts = times[order[-1]]
         clients, is_second = order % num, order >= num
         came = jnp.zeros(num, int).at[clients].add(1)
-        # Whoever fills the buffer finds the new model there; whoever worked from the current one has waited for it.
-        goes_on = (came == 1) & ~is_current & (everyone != clients[-1])
+        # The client that fills the buffer finds the new model on arrival. A client that worked from
+        # the current model has waited for the new one.
+        continues = (came == 1) & ~is_current & (everyone != clients[-1])
         updates = updates + came
-        finish = jnp.where(came == 0, finish, jnp.where(goes_on, second, acts + taken(updates)))
+        finish = jnp.where(came == 0, finish, jnp.where(continues, second, acts + taken(updates)))
         row = (acts, clients, jnp.where(is_second, t, version[clients]))
-        version = jnp.where(came == 0, version, jnp.where(goes_on, t, t + 1))
+        version = jnp.where(came == 0, version, jnp.where(continues, t, t + 1))
         return (finish, version, updates), (*row, version[clients])
 
     start = (taken(jnp.zeros_like(everyone)), jnp.zeros_like(everyone), jnp.zeros_like(everyone))
@@ -298,7 +381,7 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Every tick by itself: of running times drawn anew for everyone, the Z shortest report, ties at random."""
+    """Schedule the reading "fresh": at each tick the Z shortest of newly drawn times report."""
     everyone, ticks = jnp.arange(hyper.num_clients), jnp.arange(num_ticks)
     speeds = _speeds(key, hyper)
     time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
@@ -322,9 +405,11 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Buffer the rows of a trace in order of finish; an update starts from the version made by its recorded start.
+    """Buffer the rows of a trace in order of finish.
 
-    After a tick that took its update a client holds the model of that tick, or the older one that its next row started from.
+    An update starts from the newest version that was made by its recorded start. After the tick
+    that took its update a client holds that tick's model, or the older one from which its next row
+    started.
     """
     trace, size = hyper.trace, hyper.buffer_size
     known = trace.client.size // size
@@ -357,6 +442,7 @@ def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
 def _timeline(
     time: Array, clients: Array, version: Array, holds: Array, hyper: Arrivals
 ) -> Timeline:
+    """Complete a timeline with K steps and the weight 1/Z in every slot."""
     steps = jnp.full(clients.shape, hyper.local_steps)
     return Timeline(
         time, clients, steps, version, jnp.full(clients.shape, 1 / hyper.buffer_size), holds

@@ -1,7 +1,11 @@
-"""Who takes part in a tick."""
+"""Draws of the clients that take part in a tick, and a look-up of their earlier visits.
+
+Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
+"""
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -9,27 +13,55 @@ from fedjax_sim.streams import shuffle_bits, shuffled_index
 from fedjax_sim.types import EMPTY, Array, Key
 
 
-def cohorts(key: Key, num_clients: int, num_selected: int, num_ticks: int) -> Array:
-    """Draw a uniform cohort without replacement for every tick: `i32[T, S]`, distinct within a row.
+def draw_cohorts(key: Key, num_clients: int, num_selected: int, num_ticks: int) -> Array:
+    """Draw a uniform cohort without replacement for every tick.
 
-    Work and memory are proportional to the cohorts, not to the number of clients; row t depends on key and t alone.
+    Work and memory are proportional to the cohorts, not to the number of clients. Row t depends
+    only on `key` and t.
+
+    Args:
+      key: Key of the cohorts.
+      num_clients: Number of clients N.
+      num_selected: Clients in a cohort, S, at most N.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      Client numbers, `i32[T, S]`, distinct within a row.
     """
     ticks, slots = jnp.arange(num_ticks)[:, None], jnp.arange(num_selected)
     return shuffled_index(shuffle_bits(key), slots, num_clients, ticks)
 
 
 class Draws(NamedTuple):
-    """Multisets of clients, one for each tick, every client in at most one slot of it."""
+    """One multiset of clients per tick. A client fills at most one slot, whatever its count.
 
-    clients: Array  # i32[T, S]  EMPTY in the slots that are left
-    times: Array  # i32[T, S]  how often it was drawn; sums to S over a tick
-
-
-def draws(key: Key, share: Array, num_draws: int, num_ticks: int) -> Draws:
-    """Draw clients independently, with replacement, for every tick; row t depends on key and t alone.
-
-    share: `f[N]`, the clients' probabilities.
+    Attributes:
+      clients: `i32[T, S]`, the drawn clients; `EMPTY` in unused slots.
+      times: `i32[T, S]`, how often the client was drawn; 0 in unused slots. A row sums to S.
     """
+
+    clients: Array
+    times: Array
+
+
+def draw_with_replacement(key: Key, share: Array, num_draws: int, num_ticks: int) -> Draws:
+    """Draw clients independently and with replacement for every tick.
+
+    Row t depends only on `key` and t.
+
+    Args:
+      key: Key of the draws.
+      share: `f[N]`, probabilities of the clients, up to a common factor.
+      num_draws: Draws per tick, S.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      The drawn clients and how often each was drawn.
+
+    Raises:
+      AssertionError: If `share` is not a vector.
+    """
+    chex.assert_rank(share, 1)
     ends = jnp.cumsum(share)
     place = jax.vmap(
         lambda t: jax.random.uniform(jax.random.fold_in(key, t), (num_draws,), ends.dtype)
@@ -49,11 +81,20 @@ def draws(key: Key, share: Array, num_draws: int, num_ticks: int) -> Draws:
 
 
 def previous_visits(clients: Array) -> tuple[Array, Array]:
-    """Find each slot's last earlier tick with the same client, and how many there were.
+    """Find the last earlier tick of each slot's client, and its number of earlier visits.
 
-    clients: `i32[T, S]`, none EMPTY; a client may stand several times in a tick, which then counts as an earlier visit, in slot order.
-    Returns the tick `i32[T, S]`, -1 for none, and the number of earlier visits `i32[T, S]`.
+    Args:
+      clients: `i32[T, S]`, none of them `EMPTY`. If a client fills several slots of a tick, the
+        earlier slots count as earlier visits.
+
+    Returns:
+      Two arrays `[T, S]` of the integer type of `clients`: the tick of the last earlier visit, -1
+      if there was none, and the number of earlier visits.
+
+    Raises:
+      AssertionError: If `clients` is not a matrix.
     """
+    chex.assert_rank(clients, 2)
     flat = clients.ravel()
     order = jnp.argsort(flat, stable=True)
     place = jnp.arange(flat.size)

@@ -1,4 +1,7 @@
-"""Rounds of all clients, each of which takes part by a coin of its own."""
+"""Rounds of all clients in which each takes part independently, with probability p.
+
+Dimension letters: `N` clients, `T` ticks. A tick is a round, and slot i belongs to client i.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +15,28 @@ from fedjax_sim.types import Array, Key, Timeline
 class CoinRounds:
     """Settings of rounds with Bernoulli participation."""
 
-    num_clients: int = count(100, "Num clients.")
+    num_clients: int = count(100, "Number of clients, N.")
     participation: float = real(
         1.0,
-        "p: chance that a client takes part in a round, independent of everything else.",
+        "Probability p that a client takes part in a round, independently of all else.",
         above=0,
         most=1,
     )
-    round_time: float = real(1.0, "Virtual time of a round.", above=0)
+    round_time: float = real(1.0, "Duration of a round, in units of virtual time.", above=0)
 
 
 def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: int) -> Timeline:
-    """Schedule rounds: slot i is client i's; those who take part do one step and have weight 1, the others none and 0."""
+    """Schedule rounds in which each client takes part with probability p.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of rounds T.
+
+    Returns:
+      A timeline with one slot per client. Clients that take part do one step and have weight 1;
+      the other slots have no step and weight 0, but are not `EMPTY`.
+    """
     shape = (num_ticks, hyper.num_clients)
     present = takes_part(stream(key, "participation"), hyper.participation, shape).astype("int32")
     version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)
@@ -33,7 +46,18 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: int) -> Timelin
 
 
 def takes_part(key: Key, chance: Array | float, shape: tuple[int, int]) -> Array:
-    """Toss the coins of `(T, N)` rounds and clients: `bool[T, N]`; row t depends on key and t alone."""
+    """Draw which clients take part in which rounds.
+
+    Row t depends only on `key` and t.
+
+    Args:
+      key: Key of the coins.
+      chance: Probability that a client takes part, `f[]`.
+      shape: Numbers of rounds and of clients, (T, N).
+
+    Returns:
+      `bool[T, N]`.
+    """
 
     def tick(t: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, t), (shape[1],)) < chance

@@ -1,4 +1,8 @@
-"""Periodic contacts: the server's own clock decides when clients are interrupted, and nobody waits."""
+"""Periodic contacts: the server interrupts clients whenever its own clock says so, without waiting.
+
+Dimension letters: `N` clients, `T` ticks, `S` slots of a tick, `K` most local steps of a client
+between two contacts, `R` rows of a recorded trace.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,42 +10,61 @@ import numpy as np
 
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.cohorts import cohorts, previous_visits
+from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct
 class Contacts(ClientDelays):
-    """Settings of a server that contacts a uniform cohort every `server_wait + server_interact` units of time."""
+    """Settings of a server that contacts a uniform cohort periodically.
 
-    num_selected: int = count(20, "S: clients contacted per tick, without replacement.")
-    server_wait: float = real(4.0, "Server wait.", least=0)
-    server_interact: float = real(3.0, "Server interact.", least=0)
+    The period is `server_wait + server_interact` units of virtual time.
+    """
+
+    num_selected: int = count(20, "Clients contacted per tick, S, drawn without replacement.")
+    server_wait: float = real(
+        4.0, "Time that the server waits between two exchanges, in units of virtual time.", least=0
+    )
+    server_interact: float = real(
+        3.0,
+        "Duration of the exchange with the contacted clients, in units of virtual time.",
+        least=0,
+    )
     first_contact: float = real(
         1.0,
-        "Clock of the first contact in ticks: 1 waits for a first window of work; 0 makes contact at time 0, with no steps done.",
+        "Time of the first contact, in periods. 1 gives clients a first window of work; 0 makes "
+        "contact at time 0, when no step is done.",
         least=0,
     )
     carry_residual: bool = switch(
         False,
-        "Whether the running time drawn for an unfinished step survives the contact, counted anew from it; else it is redrawn.",
+        "Whether an unfinished step keeps its running time at a contact, counted anew from then; "
+        "otherwise the time is drawn again.",
     )
     busy_during_interaction: bool = switch(
         False,
-        "Whether a contacted client starts to compute only when the exchange is over, which shortens the window between contacts.",
+        "Whether a contacted client starts to compute only when the exchange is over, which "
+        "shortens the window between contacts.",
     )
     strict_deadline: bool = switch(
         False,
-        "Whether a step must end strictly before the contact to count; else one that ends with it counts.",
+        "Whether a step counts only if it ends strictly before the contact; otherwise a step that "
+        "ends at the contact counts too.",
     )
 
     @property
     def period(self) -> float:
-        """D: virtual time between two contacts of the server."""
+        """Virtual time between two contacts of the server, D."""
         return self.server_wait + self.server_interact
 
     def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the cohort exceeds the clients, the period is not positive, or a setting
+            does not fit the delay law.
+        """
         super().check_together()
         if self.num_selected > self.num_clients:
             raise ConfigError(
@@ -63,21 +86,33 @@ class Contacts(ClientDelays):
                 )
 
     def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
         return super().decided() | self.decided_by_trace("carry_residual")
 
 
 def schedule_contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
-    """Schedule periodic contacts; weights are 1. Also returns the window of work behind each slot, `f64[T, S]` units of time.
+    """Schedule periodic contacts of a uniform cohort.
 
-    All clients start at time 0. A client contacted at a tick restarts from the model made there. Of a recorded trace, whose rows are
-    single local steps, those count that finish in the window.
+    All clients start at time 0. A client contacted at a tick restarts from the model made there.
+    The rows of a recorded trace are single local steps; those count that finish in the window. The
+    first ticks do not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      The timeline, with all weights 1, and the length of the window of work behind each slot,
+      `f64[T, S]`, in units of virtual time.
     """
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
     clock = (jnp.arange(num_ticks) + hyper.first_contact) * period
-    clients = cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
+    clients = draw_cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
     previous, _ = previous_visits(clients)
     delay = hyper.server_interact if hyper.busy_during_interaction else 0.0
-    # Whole ticks times the period, as the difference of two large clocks would be rounded; and whole windows whole.
+    # Multiply a whole number of ticks by the period, because a difference of two large clock times
+    # would be rounded. A window that is whole up to rounding is made whole.
     window = jnp.where(
         previous >= 0, (tick - previous) * period - delay, (tick + hyper.first_contact) * period
     )
@@ -96,7 +131,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeli
 
 
 def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
-    """Count the steps done in each window, at most K: `i32[T, S]`."""
+    """Count the steps, at most K, that the delay law gives in each window: `i32[T, S]`."""
     speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
     key = stream(key, "runtimes")
     num = 1 if hyper.runtime_law == "count_geom" else hyper.local_steps
@@ -114,9 +149,9 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
 
 
 def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
-    """Count the steps of running times `f64[..., K]` that end within the window `f64[...]`."""
+    """Count the steps with running times `f64[..., K]` that end within the window `f64[...]`."""
     finish = jnp.cumsum(times, axis=-1)
-    # Sums of equal times are off by their last bits.
+    # A sum of K equal times may miss the window's end by its last bits.
     slack = 1e-12 * window[..., None]
     done = (
         finish < window[..., None] - slack
@@ -127,7 +162,7 @@ def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
 
 
 def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts) -> Array:
-    """As `_completed`, but the first running time of a visit is the one left unfinished at the client's last visit."""
+    """Count steps like `_completed`, where a visit begins with the time left unfinished before."""
 
     def visit(unfinished: Array, tick: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         clients, times, window = tick
@@ -146,11 +181,12 @@ def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts)
 
 
 def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> Array:
+    """Count the recorded steps, at most K, that finish between start and end `f64[T, S]`."""
     rows = hyper.trace.by_client(hyper.num_clients)
     first, finish = jnp.asarray(rows.first), jnp.asarray(rows.finish)
 
     def rows_until(client: Array, time: Array, side_right: bool) -> Array:
-        """Number of rows with a finish before `time` (or at it) among all rows of clients up to this one, by bisection."""
+        """Find the end of the client's rows that finish before a time, or at it, by bisection."""
 
         def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bounds
@@ -162,7 +198,8 @@ def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> A
 
         return jax.lax.fori_loop(0, 32, halve, (first[client], first[client + 1]))[0]
 
-    # A step that ended with the previous contact was counted there unless the deadline is strict.
+    # A step that ended exactly at the previous contact was counted there, unless the deadline is
+    # strict.
     inclusive = not hyper.strict_deadline
     steps = rows_until(clients, end, inclusive) - rows_until(clients, start, inclusive)
     return jnp.minimum(steps, hyper.local_steps).astype("int32")

@@ -1,8 +1,12 @@
-"""The first arrivals of many clients that never wait for the server, in order.
+"""Find the first A arrivals, in order, of many clients that never wait for the server.
 
-A queue of arrivals is worked off in blocks: each is followed by its client's next one, which joins the queue if it can still be among the
-first. Whenever the queue is full all but the first are dropped, which bounds the time of those that can join. So time and memory are
-proportional to the arrivals asked for and the number of clients, however unlike the clients' speeds are, and nothing is cut off.
+The search processes a queue of arrivals in blocks. Each arrival is followed by the next arrival of
+the same client, which joins the queue if it can still be among the first A. Whenever the queue is
+full, all but the first A are dropped; this bounds the time of arrivals that can still join. Time
+and memory are therefore proportional to A plus the number of clients, however different the
+clients' speeds are, and the result is exact.
+
+Dimension letters: `N` clients, `A` arrivals asked for, `C` capacity of the queue.
 """
 
 from collections.abc import Callable
@@ -14,40 +18,62 @@ import jax.numpy as jnp
 from fedjax_sim.types import Array
 
 BLOCK = 2**16
-"""Most arrivals that are followed at once."""
+"""Most arrivals in one block of the search."""
 LARGEST = 2**63 - 1
+"""Largest 64-bit integer: a place after all others."""
 
 
 class Update(NamedTuple):
-    """The next update of a client that gets through."""
+    """A client's next update that reaches the server.
 
-    attempt: Array  # i32[...]  number of the update, lost ones counted
-    start: Array  # f64[...]  when its client took the server's model
-    finish: Array  # f64[...]  when it arrives
+    Attributes:
+      attempt: `i32[...]`, number of the update, counting lost ones, from 0.
+      start: `f64[...]`, virtual time at which its client took the server's model.
+      finish: `f64[...]`, virtual time at which it arrives.
+    """
+
+    attempt: Array
+    start: Array
+    finish: Array
 
 
 class Arrived(NamedTuple):
-    """The first `A` arrivals, in order."""
+    """The first arrivals, in order of time.
 
-    time: Array  # f64[A]
-    client: Array  # i32[A]
-    before: Array  # i32[A]  arrivals that the server had taken when the client took its model, its own last one included
-    at_own: Array  # bool[A]  whether it took the model at its own last arrival
+    Attributes:
+      time: `f64[A]`, virtual time of the arrival.
+      client: `i32[A]`, client whose update arrives.
+      before: `i32[A]`, arrivals that the server had received when the client took the model for
+        this update, including the client's own previous one.
+      at_own: `bool[A]`, whether the client took that model at its own previous arrival.
+    """
+
+    time: Array
+    client: Array
+    before: Array
+    at_own: Array
 
 
 class _Queue(NamedTuple):
+    """Arrivals in the order in which they joined the queue."""
+
     client: Array  # i32[C]
     attempt: Array  # i32[C]
-    visit: Array  # i32[C]  number of the client's arrival
-    tie: Array  # u32[C]
+    visit: Array  # i32[C]  number of the arrival among its client's, from 0
+    tie: Array  # u32[C]  lot that orders arrivals at the same time
     start: Array  # f64[C]
     finish: Array  # f64[C]
 
 
 class _Search(NamedTuple):
-    read: Array  # i32[]  arrivals before this have been followed
-    write: Array  # i32[]  arrivals in the queue
-    latest: Array  # f64[]  no arrival after this time (at it: of a larger place) is among the first
+    """The queue, how far it has been processed, and the bound on arrivals that may still join.
+
+    An arrival after `latest`, or at it with a place beyond `latest_place`, is not among the first.
+    """
+
+    read: Array  # i32[]  entries of the queue before this have been followed
+    write: Array  # i32[]  entries in the queue
+    latest: Array  # f64[]
     latest_place: Array  # i64[]
     queue: _Queue
 
@@ -61,9 +87,18 @@ def first_arrivals(
 ) -> Arrived:
     """Find the first `num` arrivals.
 
-    follow: from clients, attempts (-1: none yet) `i32[...]` and times `f64[...]` at which these arrived to the next updates. tie: from
-    clients and attempts to lots `u32[...]`, the smaller first among arrivals at one time; None for order by client. An update of no length
-    arrives after the one it follows, whatever its lot.
+    An update that takes no time arrives after the one it follows, whatever its lot.
+
+    Args:
+      follow: Function from clients `i32[...]`, the numbers of their last attempts `i32[...]` (-1
+        before the first) and the times `f64[...]` at which these arrived, to their next updates.
+      tie: Function from clients and attempts to lots `u32[...]`. Of arrivals at the same time the
+        one with the smaller lot comes first. None orders them by client number.
+      num_clients: Number of clients N.
+      num: Number of arrivals A.
+
+    Returns:
+      The arrivals, in order.
     """
     block = min(BLOCK, num_clients)
     capacity = num + max(num_clients, num // 4) + 2 * block
@@ -77,15 +112,16 @@ def first_arrivals(
 
     def one_block(search: _Search) -> _Search:
         read, write, latest, latest_place, queue = search
-        own = _Queue(*(jax.lax.dynamic_slice(leaf, (read,), (block,)) for leaf in queue))
-        # A branch sets them apart before the queue is written to, which would else be copied as a whole for every block.
-        own = jax.lax.cond(
-            read >= 0, lambda own: own, lambda own: jax.tree.map(jnp.zeros_like, own), own
+        followed = _Queue(*(jax.lax.dynamic_slice(leaf, (read,), (block,)) for leaf in queue))
+        # The branch makes XLA materialise the block before the queue is written to. Without it, the
+        # whole queue would be copied for every block.
+        followed = jax.lax.cond(
+            read >= 0, lambda rows: rows, lambda rows: jax.tree.map(jnp.zeros_like, rows), followed
         )
-        attempt, start, finish = follow(own.client, own.attempt, own.finish)
-        lot = lots(own.client, attempt)
-        lot = jnp.where(finish == own.finish, jnp.maximum(lot, own.tie), lot)
-        following = _Queue(own.client, attempt, own.visit + 1, lot, start, finish)
+        attempt, start, finish = follow(followed.client, followed.attempt, followed.finish)
+        lot = lots(followed.client, attempt)
+        lot = jnp.where(finish == followed.finish, jnp.maximum(lot, followed.tie), lot)
+        following = _Queue(followed.client, attempt, followed.visit + 1, lot, start, finish)
         joins = _is_first(following, latest, latest_place) & (jnp.arange(block) < write - read)
         packed = _packed(following, joins, block)
         queue = _Queue(
@@ -116,25 +152,26 @@ def first_arrivals(
 
 
 def _place(queue: _Queue) -> Array:
-    """Order of arrivals at one time: by their lots; those of one client, if they share one, by their numbers. `i64[...]`."""
+    """Order arrivals at the same time, `i64[...]`: by lot, then by the number of the visit."""
     return (queue.tie.astype("int64") << 31) | queue.visit
 
 
 def _is_first(queue: _Queue, latest: Array, latest_place: Array) -> Array:
+    """Tell which arrivals are not beyond the bound."""
     return (queue.finish < latest) | ((queue.finish == latest) & (_place(queue) <= latest_place))
 
 
 def _packed(queue: _Queue, keep: Array, size: int) -> _Queue:
-    """What is kept, in its order, at the beginning of arrays of a size."""
+    """Move the entries to keep, in their order, to the beginning of arrays of the given size."""
     place = jnp.where(keep, jnp.cumsum(keep, dtype="int32") - 1, size)
     return _Queue(*(jnp.zeros(size, leaf.dtype).at[place].set(leaf, mode="drop") for leaf in queue))
 
 
 def _only_first(search: _Search, num: int) -> _Search:
-    """Drop all arrivals but the first `num`, if there are more."""
+    """Drop all arrivals but the first `num` if there are more, and tighten the bound."""
     read, write, _, _, queue = search
     index = jnp.arange(queue.client.size)
-    # Times are not negative, and in the order of their bits.
+    # Times are not negative, so they are in the order of their bits read as integers.
     bits = jnp.where(
         index < write, jax.lax.bitcast_convert_type(queue.finish, "int64"), jnp.iinfo("int64").max
     )
@@ -158,7 +195,7 @@ def _only_first(search: _Search, num: int) -> _Search:
 
 
 def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -> Array:
-    """Find an x with count(x) = num, else the least with at least so many, by bisection."""
+    """Find by bisection an x with count(x) = num, or else the smallest x with count(x) >= num."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -174,13 +211,14 @@ def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -
 def _in_order(
     search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool
 ) -> Arrived:
-    # Only clients who draw one and the same lot at one time can be more than were asked for.
+    """Sort the arrivals found by time, and count what each client's model knew of."""
+    # More than `num` arrivals remain only if clients drew the same lot at the same time.
     size = num + spare
     queue = _Queue(*(leaf[:size] for leaf in search.queue))
     is_there = jnp.arange(size) < search.write
     counts = jnp.zeros(num_clients, "int32").at[queue.client].add(is_there.astype("int32"))
     place = jnp.where(is_there, (jnp.cumsum(counts) - counts)[queue.client] + queue.visit, size)
-    # A table of all arrivals: client by client, each in order.
+    # Rearrange the arrivals client by client, each client's in order.
     client = jnp.full(size, -1, "int32").at[place].set(queue.client, mode="drop")
     start = jnp.zeros(size).at[place].set(queue.start, mode="drop")
     finish = jnp.full(size, jnp.inf).at[place].set(queue.finish, mode="drop")
@@ -192,7 +230,8 @@ def _in_order(
     rank = jnp.zeros(size, "int32").at[order].set(jnp.arange(size, dtype="int32"))
     at_own = jnp.append(False, (client[1:] == client[:-1]) & (start[1:] == finish[:-1]))
     in_between = ~at_own & (start > 0)
-    # A model that is not taken at an arrival of one's own is taken after all arrivals until then, but for those after its own update.
+    # A model taken between the client's arrivals contains all arrivals up to then, but none after
+    # the update that is computed from it.
     until = jax.lax.cond(
         in_between.any(),
         lambda: jnp.searchsorted(finish[order], start, side="right").astype("int32"),
@@ -206,9 +245,11 @@ def _in_order(
 
 
 def _argsort(times: Array) -> Array:
-    """Sort times, none negative, equal ones by index: several times as fast as the library's `argsort` of 64-bit numbers on a CPU.
+    """Sort non-negative times, equal ones by index: a stable argsort `i32[size]`.
 
-    One sort of whole numbers, that hold a rounded time and the index; then neighbours of one rounded time change places as they must.
+    On a CPU this is several times faster than JAX's `argsort` of 64-bit numbers. It sorts integers
+    that hold a rounded time and the index, and then exchanges neighbours whose rounded times are
+    equal until their exact times are in order.
     """
     size = times.size
     index_bits = size.bit_length()
@@ -224,7 +265,7 @@ def _argsort(times: Array) -> Array:
     order = (jnp.sort(key) & (2**index_bits - 1)).astype("int32")
 
     def is_inverted(order: Array) -> Array:
-        """`bool[size]`, whether an entry and the next one should change places."""
+        """Tell which entries should change places with the next one: `bool[size]`."""
         time = times[order]
         return jnp.append(
             (time[:-1] > time[1:]) | ((time[:-1] == time[1:]) & (order[:-1] > order[1:])), False

@@ -1,17 +1,23 @@
-"""Rounds of groups: as many local iterations as begin before a sync time, then a global exchange.
+"""Rounds of groups: local iterations until a sync time has passed, then a global exchange.
 
-    S -> `sync_times`    tau_{i,l}^u -> `iteration_times`    t_i^u -> `GroupWork.steps`    tau_g^u -> `exchange_times`
+Ali and Arafa, arXiv 2302.04851, Sec. II. In round u every group does local iterations until a time
+S has passed since the round began: t_i = min{n >= 1: tau_{i,1} + ... + tau_{i,n} >= S} (Eq. 7). An
+iteration that has begun is completed and counted, so t_i >= 1 always. Groups that are done wait for
+the last one; then the exchange takes tau_g (Eq. 9 and 13). The slots of a tick are the groups.
 
-Ali and Arafa, arXiv 2302.04851, Sec. II. In round u every group does local iterations until a time S has passed since the round began:
-t_i = min{n >= 1: tau_{i,1} + ... + tau_{i,n} >= S} (Eq. 7). An iteration begun is completed and counted, so t_i >= 1 always. Groups that
-are done wait for the last one; then the exchange takes tau_g (Eq. 9 and 13). The slots of a tick are the groups.
+A delay is drawn for its round, iteration and group (or client), whatever S is. Schedules that
+differ in S or c_g therefore see the same delays, and on every path t_i and the length of a round
+grow with S.
 
-Draws belong to a round, an iteration and a group (or client), whatever S is: schedules that differ in S or c_g see the same ones, and t_i
-and the length of a round grow with S path by path. Dimension letters: `U` rounds, `M` groups, `J` ticks of a round.
+The paper's symbols: S is `sync_times`, tau_{i,l}^u is `iteration_times`, t_i^u is
+`GroupWork.steps`, and tau_g^u is `exchange_times`.
+
+Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,49 +29,89 @@ from fedjax_sim.types import Array, Key, Timeline
 
 
 def iteration_times(key: Key, groups: Groups, round_number: Array, iteration: Array) -> Array:
-    """Draw how long every group's local iteration takes, tau_{i,l}^u: `f64[M]`. round_number, iteration: `i[]`, from 0."""
-    own = jax.random.fold_in(jax.random.fold_in(stream(key, "iterations"), round_number), iteration)
+    """Draw how long one local iteration of every group takes, tau_{i,l}^u.
+
+    Args:
+      key: The lane's timeline key.
+      groups: Settings.
+      round_number: Number of the round from 0, `i[]`.
+      iteration: Number of the iteration in its round from 0, `i[]`.
+
+    Returns:
+      Virtual times, `f64[M]`. With delays of clients a group takes as long as its slowest client.
+    """
+    iteration_key = jax.random.fold_in(
+        jax.random.fold_in(stream(key, "iterations"), round_number), iteration
+    )
     if groups.delays == "client":
-        times = runtimes(own, client_speeds(key, groups), 1, groups.runtime_law)[:, 0]
+        times = runtimes(iteration_key, client_speeds(key, groups), 1, groups.runtime_law)[:, 0]
         return times[members(groups).clients].max(axis=1)
     shift, mean = iteration_law(groups)
-    return shift + mean * jax.random.exponential(own, shift.shape)
+    return shift + mean * jax.random.exponential(iteration_key, shift.shape)
 
 
 def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
-    """Draw how long the global exchange of every round takes, tau_g^u: `f64[U]`."""
+    """Draw how long the global exchange of every round takes, tau_g^u.
+
+    Args:
+      key: The lane's timeline key.
+      groups: Settings.
+      num_rounds: Number of rounds U.
+
+    Returns:
+      Virtual times, `f64[U]`.
+    """
     shift, mean = exchange_law(groups)
-    own = stream(key, "exchange")
-    standard = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(own, u)))(
+    exchange_key = stream(key, "exchange")
+    standard = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(exchange_key, u)))(
         jnp.arange(num_rounds)
     )
     return shift + mean * standard
 
 
 def sync_times(groups: Groups, num_rounds: int) -> Array:
-    """The sync time S_u of every round: `f64[U]`."""
+    """Compute the sync time S_u of every round, in units of virtual time: `f64[U]`."""
     final, growth = jnp.asarray(groups.sync_time, float), jnp.asarray(groups.sync_growth, float)
     return jnp.where(growth > 0, jnp.minimum(final, growth * (1 + jnp.arange(num_rounds))), final)
 
 
 Progress = tuple[Array, Array, Array, Array]
-"""Within a round: the iteration, and for every group the time passed, iterations done, and those done by each mark."""
+"""Progress within a round.
+
+The number of the iteration `i[]`; and for every group the time passed `f64[M]`, the iterations done
+`i[M]`, and the iterations done by the end of each tick but the last `i[J - 1, M]`.
+"""
 
 
 class GroupWork(NamedTuple):
-    """What every group did in every round."""
+    """What every group did in every round.
 
-    steps: Array  # i[U, J, M]  t_i^u so far, at the end of each of the round's ticks
-    busy: Array  # f64[U, M]  time from the round's beginning until the group was done
+    Attributes:
+      steps: `i[U, J, M]`, iterations of the round done by the end of each of its ticks; at the last
+        tick these are t_i^u.
+      busy: `f64[U, M]`, virtual time from the beginning of the round until the group was done.
+    """
+
+    steps: Array
+    busy: Array
 
 
 def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
-    """Count local iterations, round by round: until the sync time has passed, and at least one (Eq. 7).
+    """Count each group's local iterations in every round.
 
-    Deviation: Algorithm 1 goes on while the time passed is at most S, which differs from Eq. 7 where it equals S; and Eq. 7 alone would
-    give no iteration for S = 0, where the paper's baseline has one.
+    A group iterates until the sync time has passed, and at least once (Eq. 7). Deviation: Algorithm
+    1 continues while the time passed is at most S, which differs from Eq. 7 where it equals S. Eq.
+    7 without "at least once" would give no iteration for S = 0, where the paper's baseline has one.
+
+    Args:
+      key: The lane's timeline key.
+      groups: Settings.
+      num_rounds: Number of rounds U.
+
+    Returns:
+      Iterations and times of every group.
     """
-    # Each tick but the last of a round counts what was done by its part of the sync time.
+    # Each tick of a round but the last counts what was done by its part of the sync time.
     parts = jnp.arange(1, groups.ticks_per_round) / groups.ticks_per_round
 
     def one_round(number: Array, sync_time: Array) -> tuple[Array, Array]:
@@ -77,10 +123,11 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
 
         def iterate(progress: Progress) -> Progress:
             iteration, busy, steps, by_mark = progress
-            goes_on = (iteration == 0) | (busy < sync_time)
-            busy = jnp.where(goes_on, busy + iteration_times(key, groups, number, iteration), busy)
-            is_before = goes_on[None] & (busy[None] <= marks[:, None])
-            return iteration + 1, busy, steps + goes_on, by_mark + is_before
+            continues = (iteration == 0) | (busy < sync_time)
+            taken = iteration_times(key, groups, number, iteration)
+            busy = jnp.where(continues, busy + taken, busy)
+            is_before = continues[None] & (busy[None] <= marks[:, None])
+            return iteration + 1, busy, steps + continues, by_mark + is_before
 
         nothing = jnp.zeros(groups.num_groups, int)
         begin = (
@@ -96,10 +143,23 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
 
 
 def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
-    """Weights of the groups' progress. shares: `f[M]`, sum 1. steps: `i[U, M]`, at least 1. Returns `f[U, M]`.
+    """Compute the weights of the groups' progress in every round.
 
-    With one step everywhere these are the shares, whatever the aggregation.
+    With one step everywhere the weights are the shares, whatever the aggregation.
+
+    Args:
+      shares: `f[M]`, the groups' weights in the global model, of sum 1.
+      steps: `i[U, M]`, local iterations t_i, at least 1.
+      aggregation: A name of `groups.AGGREGATIONS`. "divide_by_steps" is Eq. 12.
+
+    Returns:
+      Weights, `f[U, M]`.
+
+    Raises:
+      AssertionError: If the shapes do not fit together.
     """
+    chex.assert_rank([shares, steps], [1, 2])
+    chex.assert_shape(steps, (None, shares.size))
     shares, steps = jnp.broadcast_to(shares, steps.shape), steps.astype(shares.dtype)
     match aggregation:
         case "average":
@@ -110,16 +170,28 @@ def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
 
 
 def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
-    """Schedule rounds of groups. A slot is a group, its client index the group's number; the exchange after the initial model is free.
+    """Schedule rounds of groups.
 
-    All ticks of a round have the version that it began with, and its last one makes the next; before it the weights are 0.
+    A slot belongs to a group, and its client number is the group's number. All ticks of a round
+    have the version with which the round began. Only the last tick of a round aggregates; the
+    weights of the other ticks are 0. Distributing the initial model takes no time. The first ticks
+    do not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of ticks T; every `ticks_per_round` of them are a round.
+
+    Returns:
+      A timeline with one slot per group; a slot's steps are the group's iterations in that tick.
     """
     per_round = hyper.ticks_per_round
     num_rounds = -(-num_ticks // per_round)
     work = group_work(key, hyper, num_rounds)
     length = work.busy.max(axis=1) + exchange_times(key, hyper, num_rounds)
-    # Deviation: Algorithm 1 sets the clock to the length of the last round; it adds up (Eq. 13). One by one, as sums of more rounds may be
-    # taken in another order.
+    # Deviation: Algorithm 1 sets the clock to the length of the last round; here the lengths add up
+    # (Eq. 13). They are added one by one, because a cumulative sum of more rounds may add in
+    # another order and change the first ticks.
     end = jax.lax.scan(lambda clock, length: (clock + length,) * 2, jnp.zeros(()), length)[1]
     parts = jnp.arange(1, per_round) / per_round
     within = (end - length)[:, None] + sync_times(hyper, num_rounds)[:, None] * parts[None]
@@ -140,7 +212,7 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
         "steps": jnp.diff(work.steps, axis=1, prepend=0),
         "version": version,
         "weight": weight,
-        # At a round's end the groups have the new model.
+        # The groups receive the new model at the end of a round.
         "holds": version + per_round * is_last[None, :, None],
     }
     return Timeline(
@@ -149,7 +221,15 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
 
 
 def group_rounds_within(hyper: Groups, time: float) -> float:
-    """About how many ticks fit in a stretch of virtual time; not inside a trace."""
+    """Estimate how many ticks fit into a stretch of virtual time.
+
+    Args:
+      hyper: Settings with concrete values, not traced ones.
+      time: Length of the stretch, in units of virtual time.
+
+    Returns:
+      The approximate number of ticks; the largest if settings are arrays.
+    """
     sync_time = np.where(np.asarray(hyper.sync_growth) > 0, 0.0, np.asarray(hyper.sync_time, float))
     length = np.maximum(sync_time, np.max(hyper.mean_iteration())) + np.add(*exchange_law(hyper))
     return float(np.max(time / length)) * hyper.ticks_per_round

@@ -1,9 +1,13 @@
-"""Groups of clients behind local servers: who is in which, how long their iterations take, and what each counts for.
+"""Groups of clients behind local servers: their members, their delays and their weights.
 
-    N_i -> `members`    |N_i| -> `Members.size`    |N_i| / N -> `group_shares`    c_i, 1 / lambda_i -> `iteration_law`
-    S -> `sync_time`    c_g, 1 / lambda_g -> `exchange_law`    {d, b, e, f, d_g, b_g, e_g, f_g} -> `paper_delays`
+Ali and Arafa, arXiv 2302.04851, Sec. II and V. The paper's symbols:
 
-Ali and Arafa, arXiv 2302.04851, Sec. II and V. Dimension letters: `M` groups, `C` members of the largest, `N` clients.
+- N_i, the clients of group i, are `members`; |N_i| is `Members.size`, and |N_i| / N `group_shares`.
+- c_i and 1 / lambda_i are `iteration_law`; c_g and 1 / lambda_g are `exchange_law`.
+- S is the setting `sync_time`.
+- The coefficients {d, b, e, f, d_g, b_g, e_g, f_g} are named by `paper_delays`.
+
+Dimension letters: `M` groups, `C` members of the largest group, `N` clients.
 """
 
 from typing import Any, NamedTuple
@@ -26,16 +30,20 @@ from fedjax_sim.timelines.laws import RATES, SPREADS, ClientDelays
 from fedjax_sim.types import EMPTY, Array
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
+"""Rules for the weight of a group's progress; the setting `aggregation` explains them."""
 GROUP_WEIGHTS = ("clients", "equal")
+"""Named weights of groups: in proportion to their numbers of clients, or equal."""
 MOST_ITERATIONS = 1_000_000
-"""Local iterations that a group may be expected to do in a round."""
+"""Largest expected number of local iterations of a group in a round."""
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
+    """Read whole numbers joined by +."""
     return tuple(int(word) for word in text.split("+"))
 
 
 def _are_whole(value: Any, least: int) -> bool:
+    """Tell whether a value is None or a tuple of whole numbers of at least `least`."""
     if value is None:
         return True
     return (
@@ -46,6 +54,7 @@ def _are_whole(value: Any, least: int) -> bool:
 
 
 def _are_weights(value: Any) -> bool:
+    """Tell whether a value names weights, or is a tuple of non-negative ones that are not all 0."""
     if isinstance(value, str):
         return value in GROUP_WEIGHTS
     return (
@@ -57,80 +66,145 @@ def _are_weights(value: Any) -> bool:
 
 @struct
 class Groups(ClientDelays):
-    """Groups of clients, the delays of their local iterations and of the global exchange, and how progress is weighted.
+    """Settings of groups of clients: members, delays, sync time and weights.
 
-    An iteration of a group of n clients takes c + Exp(mean m), c = `shift_per_client` n + `shift` and m = `mean_per_client` n + `mean`; the
-    exchange between M groups and the global server c_g + Exp(mean m_g) likewise, with the settings whose names begin with `exchange`. The
-    defaults are those of the paper's Fig. 7(a): c = 1, m = 0.1, c_g = 10, m_g = 1 for two groups of 15 clients.
+    A local iteration of a group of n clients takes a constant time c plus an exponential time of
+    mean m, where c = `shift_per_client` n + `shift` and m = `mean_per_client` n + `mean`. The
+    exchange between M groups and the global server takes c_g plus an exponential time of mean m_g,
+    where c_g = `exchange_shift_per_group` M + `exchange_shift` and m_g = `exchange_mean_per_group`
+    M + `exchange_mean`.
+
+    The defaults are those of the paper's Fig. 7(a): c = 1, m = 0.1, c_g = 10 and m_g = 1 for two
+    groups of 15 clients.
     """
 
     num_clients: int = redefault(ClientDelays, "num_clients", 30)
     local_steps: int = fixed(1)
     time_of: str = fixed("step")
     trace: Any = fixed(None)
-    num_groups: int = count(2, "Num groups.")
+    num_groups: int = count(2, "Number of groups, M.")
     group_sizes: Any = static(
         None,
         "whole numbers from 1 joined by +, such as 5+15, one per group",
         lambda x: _are_whole(x, 1),
         _whole_numbers,
-        meaning="Clients of each group, in order of their numbers; None: equal parts, of which the first have one more if need be.",
+        meaning="Number of clients of each group, who are taken in order of their numbers. None "
+        "splits the clients evenly; the first groups get one more where the division leaves a "
+        "remainder.",
     )
     association: Any = static(
         None,
         "whole numbers joined by +, such as 0+1+1, one group per client or -1",
         lambda x: _are_whole(x, EMPTY),
         _whole_numbers,
-        meaning="Each client's group, in place of sizes; -1: takes no part.",
+        meaning="Group of each client, instead of group sizes; -1 for a client that does not take "
+        "part.",
     )
     active_per_group: int = count(
         0,
-        "Clients of a group that take part in a round, drawn anew for each, and the size of its group for the delays; 0: all of them, as in the paper.",
+        "Clients of a group that take part in a round, drawn anew for each round; delays count "
+        "only these. 0 for all of them, as in the paper.",
         least=0,
     )
     sync_time: float = real(
         5.0,
-        "S, in units of virtual time. 0: one local iteration a round; the whole time budget: groups that are isolated until its end.",
+        "Sync time S, in units of virtual time. 0 gives one local iteration per round; the whole "
+        "time budget keeps the groups isolated until its end.",
         least=0,
     )
     sync_growth: float = real(
-        0.0, "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth).", least=0
+        0.0,
+        "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth), in units of "
+        "virtual time.",
+        least=0,
     )
     delays: str = choice(
         "group",
         ("group", "client"),
-        "Whether a group's iteration takes one draw, as in the paper; or, beyond it, the longest of its clients' running times of one local step, by the laws and speeds of `timelines.Clients`. Settings of the other kind of delays must be left at their defaults.",
+        'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
+        "the longest running time of one local step among its clients, by the laws and speeds of "
+        "`fedjax_sim.timelines.ClientDelays` (not in the paper). Settings of the other kind must "
+        "be left at their defaults.",
     )
-    shift_per_client: float = real(0.01, "Shift per client.", least=0)
-    shift: Any = reals(0.85, "One number for all groups, or one per group; so is `mean`.", least=0)
-    mean_per_client: float = real(0.001, "Mean per client.", least=0)
-    mean: Any = reals(0.085, "Mean.", least=0)
-    exchange_shift_per_group: float = real(4.0, "Exchange shift per group.", least=0)
-    exchange_shift: float = real(2.0, "Exchange shift.", least=0)
-    exchange_mean_per_group: float = real(0.4, "Exchange mean per group.", least=0)
-    exchange_mean: float = real(0.2, "Exchange mean.", least=0)
+    shift_per_client: float = real(
+        0.01,
+        "Constant part of an iteration's delay per client of the group, in units of virtual time.",
+        least=0,
+    )
+    shift: Any = reals(
+        0.85,
+        "Constant part of an iteration's delay that does not depend on the group's size, in units "
+        "of virtual time: one number for all groups, or one per group.",
+        least=0,
+    )
+    mean_per_client: float = real(
+        0.001,
+        "Mean of the exponential part of an iteration's delay per client of the group, in units of "
+        "virtual time.",
+        least=0,
+    )
+    mean: Any = reals(
+        0.085,
+        "Mean of the exponential part of an iteration's delay that does not depend on the group's "
+        "size, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+    )
+    exchange_shift_per_group: float = real(
+        4.0,
+        "Constant part of the global exchange's delay per group, in units of virtual time.",
+        least=0,
+    )
+    exchange_shift: float = real(
+        2.0,
+        "Constant part of the global exchange's delay that does not depend on the number of "
+        "groups, in units of virtual time.",
+        least=0,
+    )
+    exchange_mean_per_group: float = real(
+        0.4,
+        "Mean of the exponential part of the global exchange's delay per group, in units of "
+        "virtual time.",
+        least=0,
+    )
+    exchange_mean: float = real(
+        0.2,
+        "Mean of the exponential part of the global exchange's delay that does not depend on the "
+        "number of groups, in units of virtual time.",
+        least=0,
+    )
     aggregation: str = choice(
         "divide_by_steps",
         AGGREGATIONS,
-        "The weight of the progress that a group of weight w made in t iterations: w / t (Eq. 12); w; or w T / t with T the mean of the groups' t by weight (FedNova).",
+        "Weight of the progress that a group of weight w made in t iterations. "
+        '"divide_by_steps": w / t (Eq. 12); "average": w; "fednova": w T / t, where T is the '
+        "weighted mean of the groups' t.",
     )
     group_weights: Any = static(
         "clients",
         "clients, equal, or numbers from 0 joined by +, one per group",
         _are_weights,
-        lambda x: _weights(x),
-        meaning="Of each group: its number of clients (the paper's), 1, or as given; their sum is made 1.",
+        lambda x: _parse_weights(x),
+        meaning='Weights of the groups, scaled to sum 1. "clients": their numbers of clients, as '
+        'in the paper; "equal": 1 each; or the given numbers.',
     )
     ticks_per_round: int = count(
         1,
-        "Ticks that a round is cut into, at equal parts of its sync time, so that the groups' models can be looked at on the way: only the last aggregates.",
+        "Number of ticks J into which a round is cut, at equal parts of its sync time, so that the "
+        "groups' models can be evaluated before the round ends. Only the last tick aggregates.",
     )
 
     @property
     def num_senders(self) -> int:
+        """Number of groups: a slot of the timeline names a group instead of a client."""
         return self.num_groups
 
     def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the grouping does not fit the numbers of clients and groups, delays are
+            not positive, or a setting has no effect under the chosen kind of delays.
+        """
         for name, value in (("local_steps", 1), ("time_of", "step"), ("trace", None)):
             if getattr(self, name) != value:
                 raise ConfigError(name, getattr(self, name), f"left at {value!r} with groups")
@@ -140,7 +214,7 @@ class Groups(ClientDelays):
             raise ConfigError(
                 "active_per_group",
                 self.active_per_group,
-                "0 with delays of clients, which all take part in them",
+                "0 with delays of clients, because all clients of a group count there",
             )
         for name in ("shift", "mean"):
             if np.size(getattr(self, name)) not in (1, self.num_groups):
@@ -159,6 +233,7 @@ class Groups(ClientDelays):
             raise ConfigError("sync_time", self.sync_time, allowed)
 
     def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
         if self.delays == "client":
             return super().decided() | dict.fromkeys(
                 ("shift_per_client", "shift", "mean_per_client", "mean"), 'delays "client"'
@@ -174,6 +249,7 @@ class Groups(ClientDelays):
         return super().decided() | dict.fromkeys(of_clients, 'delays "group"')
 
     def _check_grouping(self) -> None:
+        """Check that sizes or association fit the numbers of clients and groups."""
         sizes, association = self.group_sizes, self.association
         if sizes is not None and association is not None:
             raise ConfigError(
@@ -183,7 +259,8 @@ class Groups(ClientDelays):
             raise ConfigError(
                 "group_sizes",
                 sizes,
-                f"num_groups = {self.num_groups} numbers with the sum num_clients = {self.num_clients}",
+                f"num_groups = {self.num_groups} numbers with the sum "
+                f"num_clients = {self.num_clients}",
             )
         if association is not None and (
             len(association) != self.num_clients or max(association) >= self.num_groups
@@ -205,7 +282,12 @@ class Groups(ClientDelays):
             )
 
     def mean_iteration(self) -> np.ndarray:
-        """Mean time of a local iteration of each group (of a client alone, with delays of clients): `f64[M]`; not inside a trace."""
+        """Compute the mean time of a local iteration of each group; not inside a trace.
+
+        Returns:
+          Virtual times, `f64[M]`. With delays of clients these are the mean time of the fastest
+          single client.
+        """
         if self.delays == "client":
             return np.broadcast_to(
                 1 / np.max(np.asarray(self.largest_rate, float)), self.num_groups
@@ -215,34 +297,49 @@ class Groups(ClientDelays):
         return shift + np.asarray(self.mean_per_client, float) * size + np.asarray(self.mean, float)
 
 
-def _weights(text: str) -> Any:
+def _parse_weights(text: str) -> Any:
+    """Read a name of weights, or numbers joined by +."""
     return text if text in GROUP_WEIGHTS else tuple(float(word) for word in text.split("+"))
 
 
 class Members(NamedTuple):
-    """Who is in which group."""
+    """The clients of every group.
 
-    clients: (
-        np.ndarray
-    )  # i32[M, C]  in order of their numbers; beyond a group's size its first client again
-    size: np.ndarray  # i32[M]
+    Attributes:
+      clients: `i32[M, C]`, clients in order of their numbers; entries beyond a group's size repeat
+        its first client.
+      size: `i32[M]`, number of clients of each group.
+    """
+
+    clients: np.ndarray
+    size: np.ndarray
 
     @property
     def is_there(self) -> np.ndarray:
-        """`bool[M, C]`, which entries of `clients` are members rather than padding."""
+        """`bool[M, C]`, whether an entry of `clients` is a member rather than padding."""
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
 def members(groups: Groups) -> Members:
-    """List the clients of every group. Static: a grouping of its own is a program of its own."""
+    """List the clients of every group.
+
+    Groupings are static, so each grouping needs its own compiled program.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      The groups' clients and sizes, as NumPy arrays.
+    """
     group = np.asarray(groups.association) if groups.association is not None else _in_order(groups)
     size = np.bincount(group[group >= 0], minlength=groups.num_groups)
     lists = [np.flatnonzero(group == i) for i in range(groups.num_groups)]
-    padded = [np.concatenate([own, np.repeat(own[:1], size.max() - len(own))]) for own in lists]
+    padded = [np.concatenate([row, np.repeat(row[:1], size.max() - len(row))]) for row in lists]
     return Members(np.stack(padded).astype(np.int32), size.astype(np.int32))
 
 
 def _in_order(groups: Groups) -> np.ndarray:
+    """Assign clients to groups in order of their numbers: `i[N]`."""
     sizes = groups.group_sizes or [
         len(part) for part in np.array_split(np.arange(groups.num_clients), groups.num_groups)
     ]
@@ -250,7 +347,10 @@ def _in_order(groups: Groups) -> np.ndarray:
 
 
 def group_shares(groups: Groups) -> np.ndarray:
-    """Weight of every group in the global model: `f64[M]`, sum 1; with equal groups 1 / M."""
+    """Compute every group's weight in the global model: `f64[M]`, of sum 1.
+
+    With groups of equal size the weights are 1 / M, unless other weights are given.
+    """
     named = {"clients": members(groups).size, "equal": np.ones(groups.num_groups)}
     weight = np.asarray(
         named[groups.group_weights]
@@ -262,7 +362,7 @@ def group_shares(groups: Groups) -> np.ndarray:
 
 
 def delay_sizes(groups: Groups) -> np.ndarray:
-    """Number of clients of each group by which its delays go: `i32[M]`."""
+    """Count the clients of each group on which its delays depend: `i32[M]`."""
     size = members(groups).size
     return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
 
@@ -270,7 +370,21 @@ def delay_sizes(groups: Groups) -> np.ndarray:
 def paper_delays(
     d: float, b: float, e: float, f: float, d_g: float, b_g: float, e_g: float, f_g: float
 ) -> dict[str, float]:
-    """Name the coefficients {d, b, e, f, d_g, b_g, e_g, f_g} of the paper's experiments as settings of `Groups`."""
+    """Translate the delay coefficients of the paper's experiments into settings of `Groups`.
+
+    Args:
+      d: Constant part of an iteration's delay per client.
+      b: Constant part of an iteration's delay.
+      e: Mean of the exponential part of an iteration's delay per client.
+      f: Mean of the exponential part of an iteration's delay.
+      d_g: Constant part of the exchange's delay per group.
+      b_g: Constant part of the exchange's delay.
+      e_g: Mean of the exponential part of the exchange's delay per group.
+      f_g: Mean of the exponential part of the exchange's delay.
+
+    Returns:
+      Keyword arguments of `Groups`.
+    """
     names = ("shift_per_client", "shift", "mean_per_client", "mean")
     return dict(
         zip(
@@ -282,14 +396,24 @@ def paper_delays(
 
 
 def iteration_law(groups: Groups) -> tuple[Array, Array]:
-    """Shift c_i and mean 1 / lambda_i of the exponential part of every group's delay: `f64[M]` each."""
+    """Compute the delay law of every group's local iteration.
+
+    Returns:
+      The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
+      units of virtual time.
+    """
     size = jnp.asarray(delay_sizes(groups), float)
     shift = groups.shift_per_client * size + jnp.asarray(groups.shift, float)
     return shift, groups.mean_per_client * size + jnp.asarray(groups.mean, float)
 
 
 def exchange_law(groups: Groups) -> tuple[Any, Any]:
-    """Shift c_g and mean 1 / lambda_g of the exponential part of the global exchange's delay: `f64[]` each."""
+    """Compute the delay law of the global exchange.
+
+    Returns:
+      The constant part c_g and the mean 1 / lambda_g of the exponential part, `f64[]` each, in
+      units of virtual time.
+    """
     num = groups.num_groups
     shift = groups.exchange_shift_per_group * num + groups.exchange_shift
     return shift, groups.exchange_mean_per_group * num + groups.exchange_mean

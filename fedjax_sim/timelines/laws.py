@@ -1,9 +1,16 @@
-"""Delay laws: who is fast, and how long work takes. Times are virtual; all draws are 64-bit."""
+"""Delay laws: which clients are fast, and how long their work takes.
+
+Times are in units of virtual time. Draws are 64-bit floats where these are enabled, as they are
+when the engine draws timelines.
+
+Dimension letters: `N` clients, `K` local steps of an update.
+"""
 
 import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,36 +29,63 @@ SPREAD_LAWS = (
     "runtime_lognormal",
     "runtime_pareto",
 )
-"""Laws that have a spread besides the mean."""
+"""Laws with a parameter for the spread, in addition to the mean."""
 BOUNDED_SPREADS = ("runtime_uniform", "runtime_shifted_exp", "runtime_pareto")
+"""Laws whose spread is at most 1; for `runtime_pareto` it is below 1."""
 RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
-"""Settings of fast and slow clients."""
+"""Names of the settings for fast and slow clients."""
 RUNTIME_LAWS = (*STEP_COUNT_LAWS, "runtime_constant", *SPREAD_LAWS)
+"""All delay laws; `ClientDelays` explains them."""
 
 
 class ClientTable:
-    """Speeds of given clients, in place of two drawn groups: rate `f64[N]`, and spread `f64[N]` or a number (0 if left out)."""
+    """Speeds of individual clients, instead of two groups of fast and slow ones.
+
+    Attributes:
+      rate: `f64[N]`, local steps (or updates) per unit of virtual time, above 0.
+      spread: `f64[N]`, spread relative to the mean time, at least 0.
+    """
 
     def __init__(self, rate: Any, spread: Any = 0.0):
+        """Check and keep the speeds.
+
+        Args:
+          rate: Rates of the clients, `[N]`, above 0.
+          spread: Spreads of the clients, `[N]`, or one number for all, at least 0.
+
+        Raises:
+          ConfigError: If a rate or spread is not allowed, or their numbers differ.
+        """
         rate = np.asarray(rate, float)
         if rate.ndim != 1 or rate.size == 0 or not np.all(np.isfinite(rate) & (rate > 0)):
             raise ConfigError(
                 "client_table",
-                "a rate that is no finite number above 0",
+                "a rate that is not a finite number above 0",
                 "one rate above 0 per client",
             )
         spread = np.asarray(spread, float)
         if spread.shape not in ((), rate.shape) or not np.all(np.isfinite(spread) & (spread >= 0)):
             raise ConfigError(
                 "client_table",
-                "a spread that is no finite number from 0",
+                "a spread that is not a finite number of at least 0",
                 "one number, or one per client, from 0",
             )
         self.rate, self.spread = rate, np.broadcast_to(spread, rate.shape).copy()
 
 
 def read_client_table(path: str | Path) -> ClientTable:
-    """Read speeds from a CSV file with a header that names rate and perhaps spread; its rows are the clients in order."""
+    """Read speeds of clients from a CSV file.
+
+    Args:
+      path: File whose header names a column `rate` and optionally a column `spread`. Its rows are
+        the clients in order. An empty spread is 0.
+
+    Returns:
+      The table of clients.
+
+    Raises:
+      ConfigError: If the file cannot be read, or holds values that are not allowed.
+    """
     try:
         with Path(path).open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -66,72 +100,114 @@ def read_client_table(path: str | Path) -> ClientTable:
         raise ConfigError(
             "client_table",
             str(path),
-            "a CSV file with numbers in its column rate, and perhaps spread",
+            "a CSV file with numbers in a column rate, and optionally in a column spread",
         ) from None
 
 
 def _is_trace(value: Any) -> bool:
+    """Tell whether a value is a trace or None."""
     return value is None or isinstance(value, Trace)
 
 
 def _is_table(value: Any) -> bool:
+    """Tell whether a value is a table of clients or None."""
     return value is None or isinstance(value, ClientTable)
 
 
 @struct
 class ClientDelays:
-    """Clients of two speeds, or of speeds from a table.
+    """Settings of the clients' delays: two speeds, or speeds from a table, and a delay law.
 
-    A client of rate r completes a local step (or, under `time_of="update"`, a whole update) after a time of mean 1/r. Its law:
-    `runtime_geom`, geometric on {1, 2, ...}: in each unit of time it completes its step with probability r; `runtime_exp`, exponential;
-    `runtime_constant`; `runtime_uniform`, from 1 - spread to 1 + spread means; `runtime_normal`, with a standard deviation of spread
-    times the mean, and no less than 0, which adds 0.4 % to the mean at a spread of 1/2 and 8 % at 1; `runtime_shifted_exp`, whose
-    exponential part is the share `spread` of the mean; `runtime_lognormal`, whose logarithm has the standard deviation `spread`;
-    `runtime_pareto`, of tail index 1 / spread. `count_geom` draws the *number* of steps between two contacts as geometric whatever the
-    time between them (the literal sentence of FAVANO's App. C.2); where a running time is needed it stays geometric. A recorded trace
-    replaces the law.
+    A client of rate r completes a local step (or a whole update, under `time_of = "update"`) after
+    a time of mean 1/r. The laws of that time:
+
+    - "runtime_geom": geometric on {1, 2, ...}; in each unit of time the step is completed with
+      probability r.
+    - "runtime_exp": exponential.
+    - "runtime_constant": always 1/r.
+    - "runtime_uniform": uniform from 1 - spread to 1 + spread times the mean.
+    - "runtime_normal": normal, with a standard deviation of spread times the mean. Negative times
+      are replaced by 0, which adds 0.4 % to the mean at a spread of 1/2, and 8 % at a spread of 1.
+    - "runtime_shifted_exp": a constant plus an exponential time; the exponential part is the share
+      `spread` of the mean.
+    - "runtime_lognormal": log-normal; the logarithm has the standard deviation `spread`.
+    - "runtime_pareto": Pareto with tail index 1 / spread.
+    - "count_geom": the *number* of steps between two contacts is geometric, whatever the time
+      between them (the literal sentence of FAVANO's App. C.2). Where a running time is needed it is
+      geometric, as under "runtime_geom".
+
+    A recorded trace replaces the law and the speeds.
     """
 
-    num_clients: int = count(100, "Num clients.")
+    num_clients: int = count(100, "Number of clients, N.")
     local_steps: int = count(
-        20, "K: steps of a client's update, or the most it does between two contacts."
+        20, "Local steps of a client's update, or at most between two contacts, K."
     )
     slow_fraction: float = real(
-        1 / 3, "Share of slow clients, rounded up to whole clients.", least=0, most=1
+        1 / 3,
+        "Share of slow clients; their number is rounded up to a whole number.",
+        least=0,
+        most=1,
     )
     slow_clients: str = choice(
         "random",
         ("random", "last"),
-        "Which clients are slow: drawn per lane, or those of the highest numbers.",
+        "Which clients are slow: a random set per lane, or the clients with the highest numbers.",
     )
-    rate_fast: float = real(1 / 2, "Local steps per unit of virtual time.", above=0)
-    rate_slow: float = real(1 / 16, "Rate slow.", above=0)
-    runtime_law: str = choice("runtime_geom", RUNTIME_LAWS, "Runtime law.")
+    rate_fast: float = real(
+        1 / 2,
+        "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
+        above=0,
+    )
+    rate_slow: float = real(
+        1 / 16,
+        "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
+        above=0,
+    )
+    runtime_law: str = choice(
+        "runtime_geom",
+        RUNTIME_LAWS,
+        "Law of running times; the laws are explained at `fedjax_sim.timelines.ClientDelays`.",
+    )
     spread_fast: float = real(
-        0.0, "Relative to the mean, see the laws; 0 makes a time constant.", least=0
+        0.0,
+        "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
+        "on `runtime_law`. 0 makes times constant.",
+        least=0,
     )
-    spread_slow: float = real(0.0, "Spread slow.", least=0)
+    spread_slow: float = real(
+        0.0,
+        "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
+        "on `runtime_law`. 0 makes times constant.",
+        least=0,
+    )
     time_of: str = choice(
         "step",
         ("step", "update"),
-        "What takes the time of the law: each of K local steps, or their update as a whole.",
+        "What one running time covers: each of the K local steps, or the update as a whole.",
     )
     client_table: Any = static(
         None,
         "a ClientTable, or the name of a CSV file with a column rate",
         _is_table,
         read_client_table,
-        meaning="Rates and spreads by client, in place of fast and slow ones.",
+        meaning="Rate and spread of each client, instead of fast and slow clients.",
     )
     trace: Any = static(
         None,
         "a Trace, or the name of a CSV file with columns client, start, finish",
         _is_trace,
         read_trace,
-        meaning="Trace.",
+        meaning="Recorded times of the clients' work, which replace speeds and delay law.",
     )
 
     def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the table or trace does not fit the number of clients, a setting without
+            effect is not at its default, or a speed is not allowed under the law.
+        """
         table = self.client_table
         if table is not None and table.rate.size != self.num_clients:
             raise ConfigError(
@@ -157,7 +233,12 @@ class ClientDelays:
             self.trace.check(self.num_clients)
 
     def decided(self) -> dict[str, str]:
-        """Settings that have no use beside others and must be left at their defaults, by name, and what decides them."""
+        """Name the settings that have no effect, and what takes their place.
+
+        Returns:
+          A mapping from the names of settings that must be left at their defaults to words for
+          what decides them instead.
+        """
         found: dict[str, str] = {}
         if self.client_table is not None:
             found |= dict.fromkeys(
@@ -174,19 +255,22 @@ class ClientDelays:
         )
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
-        """These settings, where there is a recorded trace."""
+        """Map the given settings to words for a recorded trace if one is set, else nothing."""
         return {} if self.trace is None else dict.fromkeys(names, "a recorded trace")
 
     @property
     def mean_rate(self) -> Any:
-        """Average rate of the clients, per step or update as the law is; not inside a trace."""
+        """Average rate of the clients, in steps or updates (see `time_of`) per unit of time.
+
+        Not inside a trace.
+        """
         if self.client_table is not None:
             return self.client_table.rate.mean()
         return self.rate_fast + self.slow_fraction * (self.rate_slow - self.rate_fast)
 
     @property
     def largest_rate(self) -> Any:
-        """Rate of the fastest clients; not inside a trace."""
+        """Rate of the fastest client; not inside a trace."""
         return (
             np.maximum(self.rate_fast, self.rate_slow)
             if self.client_table is None
@@ -195,15 +279,16 @@ class ClientDelays:
 
     @property
     def num_senders(self) -> int:
-        """How many there are whom the slots of a timeline name: the clients, unless a system has others send for them."""
+        """Number of senders that the slots of a timeline can name: clients, or groups of them."""
         return self.num_clients
 
     @property
     def times_per_update(self) -> int:
-        """Times of the law that an update takes."""
+        """Number of running times that add up to the time of an update: K or 1."""
         return self.local_steps if self.time_of == "step" else 1
 
     def _check_speed(self, name: str, value: Any, *, is_rate: bool) -> None:
+        """Check that the largest of some rates or spreads is allowed under the law."""
         worst = float(np.max(value))
         if is_rate and self.runtime_law in ("runtime_geom", "count_geom") and worst > 1:
             raise ConfigError(name, worst, f"at most 1, a probability, under {self.runtime_law}")
@@ -218,14 +303,27 @@ class ClientDelays:
 
 
 class Speeds(NamedTuple):
-    """What the law needs to know of every client."""
+    """Parameters of the delay law for every client.
 
-    rate: Array  # f64[N]  steps (or updates) per unit of time
-    spread: Array  # f64[N]  relative to the mean time
+    Attributes:
+      rate: `f64[N]`, local steps (or updates) per unit of virtual time.
+      spread: `f64[N]`, spread relative to the mean time.
+    """
+
+    rate: Array
+    spread: Array
 
 
 def client_speeds(key: Key, clients: ClientDelays) -> Speeds:
-    """Draw every client's speed. key: the lane's key."""
+    """Draw every client's speed, or take it from the table.
+
+    Args:
+      key: The lane's timeline key.
+      clients: Settings.
+
+    Returns:
+      Rates and spreads, `f64[N]` each.
+    """
     if clients.client_table is not None:
         return Speeds(
             jnp.asarray(clients.client_table.rate), jnp.asarray(clients.client_table.spread)
@@ -246,12 +344,34 @@ def client_speeds(key: Key, clients: ClientDelays) -> Speeds:
 
 
 def client_rates(key: Key, clients: ClientDelays) -> Array:
-    """Draw every client's rate, in local steps per unit of time: `f64[N]`. key: the lane's key."""
+    """Draw every client's rate.
+
+    Args:
+      key: The lane's timeline key.
+      clients: Settings.
+
+    Returns:
+      Local steps (or updates) per unit of virtual time, `f64[N]`.
+    """
     return client_speeds(key, clients).rate
 
 
 def runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
-    """Draw running times, each of mean 1/rate. speeds: leaves `[...]`. Returns `f64[..., num]`, in units of virtual time."""
+    """Draw running times of mean 1/rate.
+
+    Args:
+      key: Key of the draws.
+      speeds: Rates and spreads, `f64[...]` each.
+      num: Number of times to draw for each entry of the speeds.
+      law: A name of `RUNTIME_LAWS`.
+
+    Returns:
+      Virtual times, `f64[..., num]`.
+
+    Raises:
+      AssertionError: If rates and spreads differ in shape.
+    """
+    chex.assert_equal_shape([speeds.rate, speeds.spread])
     rate, spread = (leaf[..., None] for leaf in speeds)
     shape, dtype = (*rate.shape[:-1], num), rate.dtype
     if law == "runtime_constant":
@@ -267,7 +387,7 @@ def runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
         return standard / rate
     if law == "runtime_shifted_exp":
         return (1 - spread + spread * standard) / rate
-    if law == "runtime_pareto":  # The smallest time is 1 - spread means.
+    if law == "runtime_pareto":  # The smallest time is 1 - spread times the mean.
         return (1 - spread) * jnp.exp(spread * standard) / rate
     return 1 + jnp.floor(standard / -jnp.log1p(-rate))
 
@@ -275,15 +395,25 @@ def runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
 def update_time(
     key: Key, client: Array, update: Array, speeds: Speeds, clients: ClientDelays
 ) -> Array:
-    """Draw the running time of a client's update of K steps; the same whatever the order in which updates are asked for.
+    """Draw the running time of a client's update of K local steps.
 
-    client, update: `i32[...]`, the latter counted per client from 0. speeds: leaves `[N]`. Returns `f64[...]`.
+    The time depends only on `key`, client and number of the update, not on the order of calls.
+
+    Args:
+      key: Key of the running times.
+      client: Client numbers, `i32[...]`.
+      update: Numbers of the clients' updates, from 0, `i32[...]`.
+      speeds: Rates and spreads, `f64[N]` each.
+      clients: Settings.
+
+    Returns:
+      Virtual times, `f64[...]`.
     """
 
     def one(client: Array, update: Array) -> Array:
-        own = jax.random.fold_in(jax.random.fold_in(key, client), update)
+        update_key = jax.random.fold_in(jax.random.fold_in(key, client), update)
         return runtimes(
-            own,
+            update_key,
             Speeds(*(leaf[client] for leaf in speeds)),
             clients.times_per_update,
             clients.runtime_law,

@@ -1,4 +1,8 @@
-"""Synchronous rounds: the server waits for the slowest of the clients it selected."""
+"""Synchronous rounds: the server waits for the slowest of the clients it selected.
+
+Dimension letters: `N` clients, `T` ticks (a tick is a round), `S` slots of a tick, `K` local steps
+of a client in a round.
+"""
 
 from typing import Any, cast
 
@@ -8,24 +12,32 @@ import numpy as np
 
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.cohorts import cohorts, draws, previous_visits
+from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
 from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
 class Rounds(ClientDelays):
-    """Settings of synchronous rounds."""
+    """Settings of synchronous rounds of uniform cohorts."""
 
-    num_selected: int = count(20, "S: size of the cohort.")
-    server_interact: float = real(3.0, "Time that the exchange with the cohort takes.", least=0)
+    num_selected: int = count(20, "Size of the cohort, S.")
+    server_interact: float = real(
+        3.0, "Duration of the exchange with the cohort, in units of virtual time.", least=0
+    )
     round_time: str = choice(
         "sum",
         ("sum", "one_draw", "mean"),
-        "The cohort's time: the longest sum of K running times, K times the longest single draw, or K times the longest mean.",
+        "Time that the cohort's work takes: the longest sum of K running times, K times the "
+        "longest single draw, or K times the longest mean.",
     )
 
     def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the cohort exceeds the clients, or a trace lacks rows of some client.
+        """
         super().check_together()
         self.check_cohort()
         if self.trace is not None and len(set(self.trace.client.tolist())) < self.num_clients:
@@ -36,9 +48,15 @@ class Rounds(ClientDelays):
             )
 
     def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
         return super().decided() | self.decided_by_trace("round_time")
 
     def check_cohort(self) -> None:
+        """Check that the cohort is not larger than the number of clients.
+
+        Raises:
+          ConfigError: If it is larger.
+        """
         if self.num_selected > self.num_clients:
             raise ConfigError(
                 "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
@@ -47,18 +65,23 @@ class Rounds(ClientDelays):
 
 @struct
 class WeightedRounds(Rounds):
-    """Settings of synchronous rounds of weighted clients, in lock-step by default: a unit of virtual time is a local step."""
+    """Settings of synchronous rounds of weighted clients.
+
+    By default clients work in lock-step: a unit of virtual time is a local step.
+    """
 
     num_selected: int = redefault(Rounds, "num_selected", 10)
-    """S: clients drawn for a round, under partial participation."""
-    local_steps: int = whole(20, "K.")
+    local_steps: int = whole(20, "Local steps of a client in a round, K.")
     participation: str = choice(
         "full",
         ("full", "with_replacement", "without_replacement"),
-        "Who takes part: everyone, with the weight p_c; S independent draws, each of client c with probability p_c and of weight 1/S, so that a client drawn j times has j/S; or a uniform subset of S, of weight 1/S each, for equal p_c only.",
+        'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
+        "draws of client c with probability p_c; a client drawn j times has weight j/S. "
+        '"without_replacement": a uniform subset of S clients with weights 1/S; needs equal p_c.',
     )
     client_weights: Any = weights(
-        "p_c up to a common factor: one number for all, or one per client. None: their numbers of examples, where a problem is at hand."
+        "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
+        "or equal weights for a schedule without a problem."
     )
     slow_fraction: float = redefault(Rounds, "slow_fraction", 0.0)
     rate_fast: float = redefault(Rounds, "rate_fast", 1.0)
@@ -66,17 +89,31 @@ class WeightedRounds(Rounds):
     round_time: str = choice(
         "mean",
         ("one_draw", "mean"),
-        "K times the longest single draw of the participants, or K times the longest mean.",
+        "Time that the participants' work takes: K times the longest single draw, or K times the "
+        "longest mean.",
     )
 
     def check_cohort(self) -> None:
+        """Check the size of the cohort if it is drawn without replacement.
+
+        Raises:
+          ConfigError: If it is larger than the number of clients.
+        """
         if self.participation == "without_replacement":
             super().check_cohort()
 
     def weighted(self, counts: np.ndarray) -> Any:
-        """The same settings with client_weights of sum 1: those given, else in proportion to counts `[N]`; on the host.
+        """Replace the client weights by weights of sum 1. Runs on the host.
 
-        Raises ConfigError for weights of another number, and for unequal ones under which a uniform subset would be biased.
+        Args:
+          counts: `i[N]`, the clients' numbers of examples, which are the weights if none are set.
+
+        Returns:
+          The same settings with `client_weights` `f64[N]`.
+
+        Raises:
+          ConfigError: If the number of weights is wrong, or they are unequal although a uniform
+            subset takes part, which would be biased.
         """
         weights = counts if self.client_weights is None else np.asarray(self.client_weights, float)
         if weights.shape not in ((), counts.shape):
@@ -96,7 +133,15 @@ class WeightedRounds(Rounds):
         return cast(Any, self).replace(client_weights=weights / weights.sum())
 
     def shares(self, counts: Array | None = None) -> Array:
-        """p_c: `f[N]`, sum 1. counts: `i32[N]`, the clients' numbers of examples, which count where no weights are given."""
+        """Compute the clients' weights p_c.
+
+        Args:
+          counts: `i32[N]`, the clients' numbers of examples, which are the weights if no
+            `client_weights` are set; None for equal weights.
+
+        Returns:
+          `f[N]`, of sum 1.
+        """
         given = self.client_weights if self.client_weights is not None else counts
         weight = jnp.broadcast_to(
             jnp.asarray(1.0 if given is None else given, float), (self.num_clients,)
@@ -105,16 +150,38 @@ class WeightedRounds(Rounds):
 
 
 def schedule_rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
-    """Schedule synchronous rounds: everyone selected does K steps from the current model; weights are 1/S.
+    """Schedule synchronous rounds of uniform cohorts.
 
-    A recorded trace gives the length of a client's work: its rows are used in order, over again when they are spent.
+    Every selected client does K steps from the current model. With a recorded trace a client's work
+    takes as long as its rows say, which are used in order and again from the first one after the
+    last. The first rounds do not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of rounds T.
+
+    Returns:
+      A timeline with all weights 1/S.
     """
-    clients = cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
+    clients = draw_cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
     return _synchronous(key, hyper, clients, jnp.full(clients.shape, 1 / hyper.num_selected))
 
 
 def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) -> Timeline:
-    """Schedule synchronous rounds of weighted clients; a client drawn more than once in a round works once, in one slot."""
+    """Schedule synchronous rounds of weighted clients.
+
+    A client that is drawn more than once in a round works once, in one slot.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of rounds T.
+
+    Returns:
+      A timeline whose weights sum to 1 in every round. Full participation has a slot for each
+      client. With replacement there are S slots, and those left over by repeated draws are `EMPTY`.
+    """
     if hyper.participation == "without_replacement":
         return schedule_rounds(key, hyper, num_ticks)
     share = hyper.shares()
@@ -126,26 +193,28 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) ->
             jnp.broadcast_to(jnp.arange(shape[1]), shape),
             jnp.broadcast_to(share, shape),
         )
-    drawn = draws(stream(key, "cohorts"), share, hyper.num_selected, num_ticks)
+    drawn = draw_with_replacement(stream(key, "cohorts"), share, hyper.num_selected, num_ticks)
     return _synchronous(
         key, hyper, drawn.clients, drawn.times.astype(share.dtype) / hyper.num_selected
     )
 
 
 def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Timeline:
+    """Make the timeline of rounds with given clients `i[T, S]` and weights `f[T, S]`."""
     present = clients != EMPTY
     work_time = (
         _trace_time(clients, hyper) if hyper.trace is not None else _law_time(key, clients, hyper)
     )
     time = jnp.cumsum(hyper.server_interact + jnp.where(present, work_time, 0).max(axis=1))
     version = jnp.broadcast_to(jnp.arange(clients.shape[0])[:, None], clients.shape)
-    # A client keeps the model that it started from until it is selected again.
+    # A client keeps the model from which it started until it is selected again.
     return Timeline(
         time, clients, jnp.where(present, hyper.local_steps, 0), version, weight, holds=version
     )
 
 
 def _law_time(key: Key, clients: Array, hyper: Rounds) -> Array:
+    """Draw how long each slot's work takes under the delay law: `f64[T, S]`."""
     speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
     if hyper.round_time == "mean":
         return hyper.times_per_update / speeds.rate
@@ -158,6 +227,7 @@ def _law_time(key: Key, clients: Array, hyper: Rounds) -> Array:
 
 
 def _trace_time(clients: Array, hyper: Rounds) -> Array:
+    """Look up how long each slot's work takes in the recorded trace: `f64[T, S]`."""
     rows = hyper.trace.by_client(hyper.num_clients)
     _, visit = previous_visits(clients)
     first = jnp.asarray(rows.first)

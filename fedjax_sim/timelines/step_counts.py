@@ -1,16 +1,26 @@
-"""The law of a client's local steps between two contacts, in closed form.
+"""Closed-form laws of the number of local steps that a client does between two contacts.
 
-The setting is that of FAVANO (Leconte, Nguyen, Moulines, arXiv 2305.16099, App. C): the server acts every `round_time` D and contacts each
-client with probability p = `contact_probability` (s out of n), so the window between two contacts of a client lasts D R with R geometric.
-E counts the local steps that the client could have done in the window, X = min(E, K) those it did, where K = `max_steps`. The paper needs
-P(E > 0) and moments of X for its reweighting and gives no formulas: all of them are derived here.
+The setting is that of FAVANO (Leconte, Nguyen, Moulines, arXiv 2305.16099, App. C). The server acts
+every `round_time` D and contacts each client with probability p = `contact_probability` (s out of
+n), so the window between two contacts of a client lasts D R, where R is geometric. E counts the
+local steps that the client could have done in the window, and X = min(E, K), with K = `max_steps`,
+those that it did. The paper needs P(E > 0) and moments of X for its reweighting but gives no
+formulas: all of them are derived here.
+
+Windows are stationary long after the start of a run, when R has its full geometric law. At server
+step t a window lasts min(R, t) rounds, because all clients start at time 0.
 
 Laws of the step count, by name:
-  runtime_geom  each local step takes a geometric number of time units, mean 1/rate: E is Binomial(window, rate). Windows are whole numbers.
-  runtime_exp   each local step takes an exponential time of mean 1/rate: E is Poisson(rate * window).
-  count_geom    E itself is geometric on {1, 2, ...} whatever the window, as App. C.2 literally says.
 
-Numbers broadcast against each other and may be traced; results are of JAX's default float type (64-bit where that is enabled).
+- "runtime_geom": each local step takes a geometric number of time units, of mean 1/rate, so E is
+  Binomial(window, rate). Windows must be whole numbers.
+- "runtime_exp": each local step takes an exponential time of mean 1/rate, so E is
+  Poisson(rate * window).
+- "count_geom": E itself is geometric on {1, 2, ...} with mean 1/rate, whatever the window, as App.
+  C.2 literally says.
+
+Arguments that are numbers broadcast against each other, to the shape written `[...]`, and may be
+traced. Results have JAX's default float type, which is 64-bit where that is enabled.
 """
 
 from collections.abc import Callable
@@ -34,9 +44,20 @@ def count_probabilities(
 ) -> Array:
     """Compute P(E = k) for k = 0, ..., num - 1 over stationary windows. Derived.
 
-    With b_j the probability of j steps in one round, the generating function p b(u) / (1 - (1 - p) b(u)) of E gives
+    Let b_j be the probability of j steps in one round. The generating function of E,
+    p b(u) / (1 - (1 - p) b(u)), gives the probabilities
     a_k = (p b_k + (1 - p) sum_{j=1}^k b_j a_{k-j}) / (1 - (1 - p) b_0).
-    Returns `f[..., num]`. With p = 1 these are the b_k themselves.
+    With p = 1 these are the b_k.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      num: Number of probabilities.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Probabilities, `f[..., num]`.
     """
 
     def one_client(rate: Array, p: Array, round_time: Array) -> Array:
@@ -46,7 +67,7 @@ def count_probabilities(
         in_round = _count_in_window(counts, rate, round_time, law)
 
         def next_probability(recent: Array, in_this_round: Array) -> tuple[Array, Array]:
-            """recent: a_{k-1}, a_{k-2}, ..., zeros before a_0."""
+            """Compute a_k from `recent`, which holds a_{k-1}, a_{k-2}, ... and zeros before a_0."""
             this = (p * in_this_round + (1 - p) * jnp.sum(in_round[1:] * recent)) / (
                 1 - (1 - p) * in_round[0]
             )
@@ -66,7 +87,18 @@ def tail_probabilities(
     max_steps: int,
     law: str,
 ) -> Array:
-    """Compute P(E >= k) for k = 1, ..., K over stationary windows. Returns `f[..., K]`, whose sum is the mean of X. Derived."""
+    """Compute P(E >= k) for k = 1, ..., K over stationary windows. Derived.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      max_steps: Most local steps between two contacts, K.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Probabilities, `f[..., K]`, whose sum is the mean of X.
+    """
     above_zero = prob_any(
         rate, contact_probability=contact_probability, round_time=round_time, law=law
     )[..., None]
@@ -81,7 +113,19 @@ def tail_probabilities(
 def prob_any(
     rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str
 ) -> Array:
-    """Compute P(E > 0) over stationary windows: (1 - z) / (1 - (1 - p) z), z the probability of no step in a round. Derived."""
+    """Compute P(E > 0) over stationary windows. Derived.
+
+    It is (1 - z) / (1 - (1 - p) z), where z is the probability of no step in a round.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Probabilities, `f[...]`.
+    """
 
     def one_client(rate: Array, p: Array, round_time: Array) -> Array:
         any_in_round = prob_any_given(rate, window=round_time, law=law)
@@ -99,7 +143,18 @@ def mean_steps(
     max_steps: int,
     law: str,
 ) -> Array:
-    """Compute E[X] over stationary windows, the deterministic reweighting of FAVANO eq. (3). Derived."""
+    """Compute E[X] over stationary windows: FAVANO's deterministic reweighting, eq. (3). Derived.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      max_steps: Most local steps between two contacts, K.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Means, `f[...]`.
+    """
     tails = tail_probabilities(
         rate,
         contact_probability=contact_probability,
@@ -119,7 +174,18 @@ def mean_square_steps(
     max_steps: int,
     law: str,
 ) -> Array:
-    """Compute E[X^2] over stationary windows, as sum_k (2 k - 1) P(E >= k). Derived."""
+    """Compute E[X^2] over stationary windows as sum_k (2 k - 1) P(E >= k). Derived.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      max_steps: Most local steps between two contacts, K.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Mean squares, `f[...]`.
+    """
     tails = tail_probabilities(
         rate,
         contact_probability=contact_probability,
@@ -140,7 +206,20 @@ def mean_inverse_steps(
     max_steps: int,
     law: str,
 ) -> Array:
-    """Compute E[1(E > 0) / X] over stationary windows, as P(E >= 1) - sum_{k=2}^K P(E >= k) / (k (k - 1)). Derived."""
+    """Compute E[1(E > 0) / X] over stationary windows. Derived.
+
+    It is P(E >= 1) - sum_{k=2}^K P(E >= k) / (k (k - 1)).
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      max_steps: Most local steps between two contacts, K.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Mean inverses, `f[...]`, where a window without steps counts as 0.
+    """
     tails = tail_probabilities(
         rate,
         contact_probability=contact_probability,
@@ -156,7 +235,16 @@ def mean_inverse_steps(
 
 @partial(jax.jit, static_argnames="law")
 def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> Array:
-    """Compute P(E > 0) given the window (time units). Derived."""
+    """Compute P(E > 0) given the window. Derived.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      window: Length of the window, in units of virtual time, `f[...]`.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Probabilities, `f[...]`.
+    """
 
     def one_client(rate: Array, window: Array) -> Array:
         return {
@@ -172,10 +260,19 @@ def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> A
 def mean_steps_given(
     rate: Array | float, *, window: Array | float, max_steps: int, law: str
 ) -> Array:
-    """Compute E[X] given the window (time units). Derived.
+    """Compute E[X] given the window. Derived.
 
-    With Delta the window, E[min(E, K)] = rate Delta P(E' <= K - 2) + K P(E >= K), where E' is Binomial(Delta - 1, rate), or Poisson
-    like E itself.
+    With Delta the window, E[min(E, K)] = rate Delta P(E' <= K - 2) + K P(E >= K), where E' is
+    Binomial(Delta - 1, rate) under "runtime_geom", and Poisson like E under "runtime_exp".
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      window: Length of the window, in units of virtual time, `f[...]`.
+      max_steps: Most local steps between two contacts, K.
+      law: A name from the list in this module's docstring.
+
+    Returns:
+      Means, `f[...]`.
     """
 
     def one_client(rate: Array, window: Array) -> Array:
@@ -209,9 +306,21 @@ def mean_steps_by_tick(
     law: str,
     num_ticks: int,
 ) -> Array:
-    """Compute E[X] of a client contacted at server step t = 1, ..., num_ticks of a run in which all start at time 0. Derived.
+    """Compute E[X] of a client contacted at server step t = 1, ..., T of a run. Derived.
 
-    Windows are then of min(R, t) rounds, and means rise to the stationary one. Returns `f[num_ticks, ...]`.
+    All clients start at time 0, so a window lasts min(R, t) rounds. The means rise with t to the
+    stationary mean.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      max_steps: Most local steps between two contacts, K.
+      law: A name from the list in this module's docstring.
+      num_ticks: Number of server steps T.
+
+    Returns:
+      Means, `f[T, ...]`.
     """
     return _by_tick(
         lambda rate, window: mean_steps_given(rate, window=window, max_steps=max_steps, law=law),
@@ -228,7 +337,20 @@ def prob_any_by_tick(
     law: str,
     num_ticks: int,
 ) -> Array:
-    """Compute P(E > 0) of a client contacted at server step t = 1, ..., num_ticks; see `mean_steps_by_tick`. Derived."""
+    """Compute P(E > 0) of a client contacted at server step t = 1, ..., T of a run. Derived.
+
+    Windows are those of `mean_steps_by_tick`.
+
+    Args:
+      rate: Local steps per unit of virtual time, `f[...]`.
+      contact_probability: Probability p that a round contacts the client, `f[...]`.
+      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
+      law: A name from the list in this module's docstring.
+      num_ticks: Number of server steps T.
+
+    Returns:
+      Probabilities, `f[T, ...]`.
+    """
     return _by_tick(
         lambda rate, window: prob_any_given(rate, window=window, law=law),
         *(rate, contact_probability, round_time, num_ticks),
@@ -242,7 +364,10 @@ def _by_tick(
     round_time: Array | float,
     ticks: int,
 ) -> Array:
-    """Mix g(r), the value given a window of r rounds, over the law of min(R, t): sum_{r=1}^t (1 - p)^(r-1) (g(r) - g(r-1)), g(0) = 0."""
+    """Average g(r), the value given a window of r rounds, over the law of min(R, t).
+
+    The average is sum_{r=1}^t (1 - p)^(r-1) (g(r) - g(r-1)), where g(0) = 0.
+    """
 
     def one_client(rate: Array, p: Array, round_time: Array) -> Array:
         rounds = jnp.arange(1, ticks + 1, dtype=float)
@@ -253,13 +378,14 @@ def _by_tick(
 
 
 def _count_in_window(counts: Array, rate: Array, window: Array, law: str) -> Array:
+    """Compute the probabilities of step counts `f[num]` in one window of given length."""
     if law == "runtime_geom":
         return stats.binom.pmf(counts, window, rate)
     return stats.poisson.pmf(counts, rate * window)
 
 
 def _each_client(formula: Callable[..., Array], *numbers: Array | float) -> Array:
-    """Apply a formula for scalars to numbers that broadcast; axes of its result come last."""
+    """Apply a formula for scalars to numbers that broadcast; its result's axes come last."""
     arrays = [jnp.asarray(number, float) for number in numbers]
     shape = jnp.broadcast_shapes(*(array.shape for array in arrays))
     result = jax.vmap(formula)(*(jnp.broadcast_to(array, shape).ravel() for array in arrays))

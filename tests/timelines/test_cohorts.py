@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_sim.timelines.cohorts import cohorts, draws, previous_visits
+from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
 from fedjax_sim.types import EMPTY
 
 jitted = jax.jit(previous_visits)
@@ -15,7 +15,7 @@ jitted = jax.jit(previous_visits)
 
 def test_cohorts_are_uniform_without_replacement() -> None:
     """Each of the 20 ordered pairs of 5 clients equally often: chi-square, p-value above 1e-3."""
-    drawn = np.asarray(cohorts(jax.random.key(0), 5, 2, 10_000))
+    drawn = np.asarray(draw_cohorts(jax.random.key(0), 5, 2, 10_000))
     assert (drawn[:, 0] != drawn[:, 1]).all()
     counts = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
     assert stats.chisquare(counts[counts > 0]).pvalue > 1e-3
@@ -24,7 +24,7 @@ def test_cohorts_are_uniform_without_replacement() -> None:
 
 def test_consecutive_cohorts_are_independent() -> None:
     """Whether a client is contacted says nothing about the next tick: chi-square over the four cases, for every client."""
-    drawn = np.asarray(cohorts(jax.random.key(1), 5, 2, 10_000))
+    drawn = np.asarray(draw_cohorts(jax.random.key(1), 5, 2, 10_000))
     for client in range(5):
         present = (drawn == client).any(axis=1)
         # Every second pair, so that pairs do not overlap.
@@ -34,14 +34,14 @@ def test_consecutive_cohorts_are_independent() -> None:
 
 
 def test_a_row_depends_on_key_and_tick_alone() -> None:
-    long = cohorts(jax.random.key(2), 50, 6, 40)
-    np.testing.assert_array_equal(cohorts(jax.random.key(2), 50, 6, 9), long[:9])
-    np.testing.assert_array_equal(cohorts(jax.random.key(2), 50, 2, 40), long[:, :2])
-    assert not np.array_equal(cohorts(jax.random.key(3), 50, 6, 40), long)
+    long = draw_cohorts(jax.random.key(2), 50, 6, 40)
+    np.testing.assert_array_equal(draw_cohorts(jax.random.key(2), 50, 6, 9), long[:9])
+    np.testing.assert_array_equal(draw_cohorts(jax.random.key(2), 50, 2, 40), long[:, :2])
+    assert not np.array_equal(draw_cohorts(jax.random.key(3), 50, 6, 40), long)
 
 
 def test_a_cohort_of_everyone_is_everyone() -> None:
-    drawn = np.sort(cohorts(jax.random.key(0), 7, 7, 20), axis=1)
+    drawn = np.sort(draw_cohorts(jax.random.key(0), 7, 7, 20), axis=1)
     np.testing.assert_array_equal(drawn, np.broadcast_to(np.arange(7), (20, 7)))
 
 
@@ -69,7 +69,7 @@ SHARE = np.array([0.1, 0.2, 0.3, 0.4])
 
 def shares_drawn(num_draws: int, num_ticks: int) -> np.ndarray:
     """How often each client was drawn in each tick, over the number of draws: `[T, N]`."""
-    drawn = draws(jax.random.key(4), jnp.asarray(SHARE), num_draws, num_ticks)
+    drawn = draw_with_replacement(jax.random.key(4), jnp.asarray(SHARE), num_draws, num_ticks)
     clients, times = np.asarray(drawn.clients), np.asarray(drawn.times)
     assert ((clients == EMPTY) == (times == 0)).all()
     found = np.zeros((num_ticks, len(SHARE) + 1))
@@ -102,9 +102,9 @@ def test_more_draws_than_clients() -> None:
 
 
 def test_draws_of_a_tick_depend_on_key_and_tick_alone() -> None:
-    long = draws(jax.random.key(2), jnp.asarray(SHARE), 3, 40)
+    long = draw_with_replacement(jax.random.key(2), jnp.asarray(SHARE), 3, 40)
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(a, b[:9]),
-        draws(jax.random.key(2), jnp.asarray(SHARE), 3, 9),
+        draw_with_replacement(jax.random.key(2), jnp.asarray(SHARE), 3, 9),
         long,
     )
