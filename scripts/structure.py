@@ -112,13 +112,18 @@ def floors_of(graph: Graph) -> dict[str, int]:
 
 
 def allowed_in(checkout: Path) -> dict[str, set[str]] | None:
-    """Read the table `ALLOWED` of a checkout's import test; None if it has no such table."""
+    """Read the table `ALLOWED` of a checkout's import test; None if it has no such table.
+
+    Each line of the table names a room and the rooms that it may import; "*" stands for all rooms
+    of the lines above.
+    """
     path = checkout / "tests" / "test_imports.py"
     for node in ast.parse(path.read_text()).body if path.exists() else []:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ALLOWED":
             lines: dict[str, str] = ast.literal_eval(node.value)
+            rooms = list(lines)
             return {
-                room: set(lines) if "*" in line.split() else set(line.split())
+                room: set(rooms[: rooms.index(room)] if line == "*" else line.split())
                 for room, line in lines.items()
             }
     return None

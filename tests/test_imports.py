@@ -1,133 +1,255 @@
-"""Imports go one way, as read from the source: parts, then systems; the engine knows no system, systems not each other."""
+"""The rooms of the package and the imports between them, which run one way, as the source says."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import fedjax_sim
+from scripts.structure import (
+    FACE,
+    allowed_in,
+    arrows_of,
+    circles_of,
+    floors_of,
+    imports_of,
+    modules_of,
+    upward_arrows,
+)
+
+# Each line names a room (a folder of the package or a file in its root) and the rooms that it may
+# import, which stand above it. "*" stands for all of them.
+ALLOWED = {
+    "types": "",
+    "settings": "",
+    "streams": "types",
+    "batching": "types",
+    "timelines": "types settings streams",
+    "compression": "types settings streams",
+    "clients": "types settings streams batching",
+    "server": "types settings streams timelines compression clients",
+    "models": "types settings streams compression",
+    "datasets": "settings",
+    "partition": "settings",
+    "diagnostics": "types settings",
+    "problems": "types settings streams models datasets partition compression diagnostics",
+    "systems": "types settings streams timelines compression clients server",
+    "engine": "types settings streams batching",
+    "theory": "types timelines diagnostics",
+    "__init__": "types settings systems engine",
+    "reporting": "types settings diagnostics __init__",
+    "cli": "*",
+    "__main__": "cli",
+}
+MOST_ROOT_FILES = 9
+SLOW_TO_LOAD = ("jax", "xarray", "matplotlib", "tensorflow_datasets", "orbax", "numpy")
 
 ROOT = Path(fedjax_sim.__file__).parent
-MODULES = sorted(
-    str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in ROOT.rglob("*.py")
-)
-
-FRONT = {
-    "__init__",
-    "__main__",
-    "cli",
-    "cli_arguments",
-    "comparison",
-    "defaults",
-    "incentives",
-    "plots",
-    "plots.__init__",
-    "plots.fairness",
-    "plots.posterior",
-    "results",
-    "schedule_report",
-}
-"""The package's face, its command line and its reports, which may import anything and which nothing else imports."""
-SYSTEMS = {name for name in MODULES if name.startswith("systems")}
-ENGINE = {"simulate", "sweep", "lanes", "schedule", "layout", "checkpoint", "progress", "curves"}
-THEORY = {name for name in MODULES if name.startswith("theory")}
-TIMELINES = {name for name in MODULES if name.startswith("timelines")}
+MODULES = modules_of(ROOT)
+PACKAGES = [name for name, path in MODULES.items() if path.name == "__init__.py"]
+ARROWS = arrows_of(ROOT)
+TABLE = allowed_in(ROOT.parent) or {}
 
 
-def imports_of(module: str) -> set[str]:
-    """Modules of the package that a module imports, anywhere in its source, `systems` for the package `systems` itself."""
-    found = set()
-    for node in ast.walk(ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: imports are absolute"
-            # "from fedjax_sim.timelines import step_counts" imports a module or a name: a module if there is one.
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.add(
-                    whole if whole.removeprefix("fedjax_sim.") in MODULES else str(node.module)
-                )
-    return {name.removeprefix("fedjax_sim.") for name in found if name.startswith("fedjax_sim.")}
+def tree_of(module: str) -> ast.Module:
+    """Parse a module of the package."""
+    return ast.parse(MODULES[module].read_text())
 
 
-def test_there_is_something_to_check() -> None:
-    assert {
-        "types",
-        "simulate",
-        "sweep",
-        "systems.favano",
-        "timelines.contacts",
-        "theory.favano",
-    } <= set(MODULES)
-    assert "timelines" in imports_of("systems.favano")
+def public_names(module: str) -> list[str]:
+    """Read `__all__` of a module."""
+    for node in tree_of(module).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{MODULES[module]} has no __all__")
 
 
-def test_types_import_nothing() -> None:
-    assert imports_of("types") == set()
+def run_python(source: str) -> str:
+    """Run source in a process of its own and return what it printed."""
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name not in SYSTEMS | FRONT])
-def test_only_the_front_knows_systems(module: str) -> None:
-    assert not {name for name in imports_of(module) if name.startswith("systems")}
+def test_every_room_has_a_line_and_every_line_a_room() -> None:
+    assert set(ARROWS) == set(ALLOWED) == set(TABLE)
 
 
-@pytest.mark.parametrize("module", sorted(SYSTEMS - {"systems.__init__"}))
-def test_systems_know_neither_each_other_nor_the_engine(module: str) -> None:
-    imported = imports_of(module)
-    assert not imported & SYSTEMS
-    assert "systems" not in imported
-    assert not imported & (ENGINE | FRONT)
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_line_names_only_rooms_above_it(room: str) -> None:
+    rooms = list(ALLOWED)
+    assert TABLE[room] <= set(rooms[: rooms.index(room)])
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in MODULES if name not in ENGINE | FRONT | SYSTEMS]
-)
-def test_parts_do_not_know_the_engine(module: str) -> None:
-    """But for local work of clients, gradient steps and E-steps, which lays its slots out."""
-    allowed = {"layout"} if module in ("local", "expectation") else set()
-    assert not imports_of(module) & (ENGINE - allowed | FRONT)
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_only_what_its_line_allows(room: str) -> None:
+    assert ARROWS[room] <= TABLE[room]
 
 
-@pytest.mark.parametrize("module", sorted(ENGINE))
-def test_the_engine_does_not_know_the_front(module: str) -> None:
-    assert not imports_of(module) & FRONT
+def test_the_script_counts_no_circle_and_no_upward_arrow() -> None:
+    assert circles_of(ARROWS) == []
+    assert upward_arrows(ARROWS, TABLE) == []
+    floors = floors_of(ARROWS)
+    assert floors["types"] == floors["settings"] == 1
+    assert max(floors, key=lambda room: floors[room]) == "__main__"
 
 
-@pytest.mark.parametrize("module", sorted(THEORY))
-def test_theory_knows_no_system_and_nothing_of_learning(module: str) -> None:
-    assert not {
-        name
-        for name in imports_of(module)
-        if not name.startswith(("theory", "timelines", "types", "gaussians"))
+def test_the_script_finds_planted_mistakes(tmp_path: Path) -> None:
+    """A circle of three rooms, an upward arrow, and the floors above and below the circle."""
+    files = {
+        "__init__.py": "from fedjax_sim import low as low\nfrom fedjax_sim.high import top",
+        "low.py": "import os\n\ndef late():\n    import fedjax_sim.middle.one",
+        "middle/__init__.py": "",
+        "middle/one.py": "from fedjax_sim.middle import two\nfrom fedjax_sim.bottom import stone",
+        "middle/two.py": "from fedjax_sim.high import top",
+        "high.py": "from fedjax_sim import low\nimport fedjax_sim.middle",
+        "bottom.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "fedjax_sim" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    arrows = arrows_of(tmp_path / "fedjax_sim")
+    assert arrows == {
+        FACE: {"high"},
+        "bottom": set(),
+        "high": {"low", "middle"},
+        "low": {"middle"},
+        "middle": {"bottom", "high"},
+    }
+    assert circles_of(arrows) == [{"low", "middle", "high"}]
+    assert floors_of(arrows) == {"bottom": 1, "low": 2, "middle": 2, "high": 2, FACE: 3}
+    allowed = {FACE: {"high"}, "high": {"low", "middle"}, "middle": {"bottom"}}
+    assert upward_arrows(arrows, allowed) == ["low -> middle", "middle -> high"]
+    assert len(upward_arrows(arrows, None)) == 4
+    (tmp_path / "fedjax_sim" / "bottom.py").write_text("from . import high")
+    with pytest.raises(ValueError, match="relative import"):
+        arrows_of(tmp_path / "fedjax_sim")
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Packages stand for their `__init__`."""
+    assert circles_of({name: imports_of(name, MODULES) for name in MODULES}) == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("systems.")])
+def test_systems_do_not_import_each_other(module: str) -> None:
+    imported = imports_of(module, MODULES)
+    assert not {name for name in imported if name.split(".")[0] == "systems"}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("theory.")])
+def test_the_theory_of_a_paper_does_not_import_that_of_another(module: str) -> None:
+    papers = {".".join(name.split(".")[:2]) for name in imports_of(module, MODULES)}
+    assert {name for name in papers if name.startswith("theory")} <= {
+        ".".join(module.split(".")[:2])
     }
 
 
-@pytest.mark.parametrize("module", sorted(TIMELINES))
-def test_timelines_know_nothing_of_learning(module: str) -> None:
-    assert imports_of(module) <= TIMELINES | {
-        "timelines",
-        "participation",
-        "settings",
-        "streams",
-        "types",
-    }
-
-
-def test_nothing_imports_in_a_circle() -> None:
-    """Follow imports depth first; packages stand for their `__init__`."""
-    names = {
-        name: {n if n in MODULES else f"{n}.__init__" for n in imports_of(name)} for name in MODULES
-    }
-    done: set[str] = set()
-
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join((*path, module))
-        if module in done:
-            return
-        for imported in names.get(module, set()):
-            visit(imported, (*path, module))
-        done.add(module)
-
+def test_other_rooms_take_only_the_version_from_the_face() -> None:
     for module in MODULES:
-        visit(module, ())
+        for node in ast.walk(tree_of(module)):
+            if module and isinstance(node, ast.ImportFrom) and node.module == "fedjax_sim":
+                names = {alias.name for alias in node.names}
+                assert names <= {*MODULES, "__version__"}, MODULES[module]
+
+
+def test_the_root_has_few_files() -> None:
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    assert len(files) <= MOST_ROOT_FILES, files
+    assert ROOT / "py.typed" in files
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_what_it_holds_and_defines_nothing(package: str) -> None:
+    """The face defines `__getattr__` and `__dir__`, which load what is asked for."""
+    tree = tree_of(package)
+    assert ast.get_docstring(tree)
+    names = public_names(package)
+    kinds = [(_kind(name), name) for name in names]
+    assert kinds == sorted(kinds)
+    assert len(set(names)) == len(names)
+    definitions = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    assert definitions == ({"__getattr__", "__dir__"} if package == "" else set())
+
+
+def _kind(name: str) -> int:
+    """Order constants before classes before functions, as the linter does."""
+    if len(name) > 1 and name.isupper():
+        return 0
+    return 1 if name[0].isupper() else 2
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_name_hides_a_module(package: str) -> None:
+    """A package that exports a function `sweep` cannot have a module `sweep`."""
+    prefix = f"{package}." if package else ""
+    here = f"fedjax_sim.{package}".rstrip(".")
+    for node in ast.walk(tree_of(package)):
+        if isinstance(node, ast.ImportFrom) and node.module != here:
+            for alias in node.names:
+                assert prefix + (alias.asname or alias.name) not in MODULES
+
+
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    source = f"""
+import sys
+import fedjax_sim
+from fedjax_sim.cli.commands import main
+assert main(["--version"]) == 0
+assert main(["nonsense"]) == 2
+print([name for name in {SLOW_TO_LOAD!r} if name in sys.modules])
+print([name for name in sys.modules if name.startswith("fedjax_sim.systems")])
+"""
+    version, loaded, systems = run_python(source).splitlines()
+    assert version == fedjax_sim.__version__
+    assert loaded == systems == "[]"
+
+
+def test_importing_the_engine_registers_no_listener() -> None:
+    source = """
+import jax.monitoring
+
+def refuse(*args, **kwargs):
+    raise AssertionError("registered")
+
+jax.monitoring.register_event_duration_secs_listener = refuse
+jax.monitoring.register_event_listener = refuse
+import fedjax_sim
+fedjax_sim.sweep, fedjax_sim.SYSTEMS
+"""
+    run_python(source)
+
+
+def test_the_face_loads_what_is_asked_for() -> None:
+    rooms = set(ALLOWED) - {"__init__", "__main__"}
+    assert rooms | set(fedjax_sim.__all__) <= set(dir(fedjax_sim))
+    for name in rooms:
+        assert getattr(fedjax_sim, name).__name__ == f"fedjax_sim.{name}"
+    for name in fedjax_sim.__all__:
+        assert getattr(fedjax_sim, name) is getattr(fedjax_sim, name)
+    with pytest.raises(AttributeError, match="'fedjax_sim' has no attribute 'swep'"):
+        fedjax_sim.swep  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names_as_python() -> None:
+    block = next(node for node in tree_of("").body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    homes = {
+        alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    handed_on = {name: home for name, home in homes.items() if home != "fedjax_sim"}
+    assert {*handed_on, "__version__"} == set(fedjax_sim.__all__)
+    for name, home in handed_on.items():
+        assert getattr(fedjax_sim, name) is getattr(sys.modules[home], name)
+    assert set(homes) - set(handed_on) == set(ALLOWED) - {"__init__", "__main__"}

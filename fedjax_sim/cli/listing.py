@@ -53,7 +53,12 @@ def _settings_table(name: str) -> Table:
 
 def _default(field: Field) -> str:
     """Write a default as a user would type it after `--set`."""
-    return field.default if isinstance(field.default, str) else default_text(field)
+    default = field.default
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, float):
+        return f"{default:g}"
+    return default if isinstance(default, str) else default_text(field)
 
 
 def _everything() -> dict[str, dict[str, str]]:
