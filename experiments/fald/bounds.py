@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, verdict
 from experiments.fald.gaussian import clients_of, floor, r1, r2, random_clients
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
@@ -126,7 +126,9 @@ def largest(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def are_met(worst: Mapping[str, float]) -> bool:
     """Tell whether all shares are numbers, and at most 1."""
     # Lemma F.1 can be met with equality.
-    return all(np.isfinite(ratio) and ratio <= 1 + 1e-9 for ratio in worst.values())
+    return all(
+        np.isfinite(ratio) and ratio <= 1 + CLAIMS[3].criterion.slack for ratio in worst.values()
+    )
 
 
 def tightest(case: Case, num_steps: int) -> dict[str, float]:
@@ -365,7 +367,7 @@ def judge_constant() -> Verdict:
             )
             slowest = float(np.max([slowest, *both]))
     ratios = {name: np.array(values)[:-1] / np.array(values)[1:] for name, values in floors.items()}
-    vanishing = all(bool((ratio > 3).all()) for ratio in ratios.values())
+    vanishing = all(bool((ratio > CLAIMS[4].criterion.factor).all()) for ratio in ratios.values())
     why = (
         f"distance to the law at rest at most {slowest:.3f} of what (1 - eta m / 4)^k allows; floors fall by "
         f"{min(each.min() for each in ratios.values()):.1f} to {max(each.max() for each in ratios.values()):.1f} for every fourth of the "
@@ -374,7 +376,7 @@ def judge_constant() -> Verdict:
     return verdict(
         4,
         {"floors": floors, "step sizes": sizes, "largest share": slowest},
-        slowest <= 1 + 1e-9 and vanishing,
+        slowest <= 1 + CLAIMS[4].criterion.slack and vanishing,
         why,
     )
 
@@ -389,7 +391,9 @@ def judge_decreasing(late: Mapping[str, Decreasing]) -> Verdict:
             np.polyfit(np.log(k[is_late]), np.log(each.distance[is_late, 0]), 1)[0]
         )
     why = f"W2 falls like k^{slopes['R1']:.2f} on R1 and k^{slopes['R2']:.2f} on R2, K = 5, over the last 9/10 of {num_steps} steps"
-    return verdict(5, slopes, all(slope <= -0.5 for slope in slopes.values()), why)
+    return verdict(
+        5, slopes, all(slope <= CLAIMS[5].criterion.power for slope in slopes.values()), why
+    )
 
 
 def picture(late: Decreasing) -> Figure:

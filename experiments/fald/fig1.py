@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
 from experiments.fald.gaussian import (
     ALPHAS,
-    FAR,
-    LEAST_CHAINS,
     Repeated,
     are_numbers,
     clients_of,
@@ -186,7 +184,12 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
     still_falls = all(own[10_000] <= own[3000] for own in panels.exact.values())
     highest = {kind: max(each.values()) for kind, each in gains.items()}
     lowest = {kind: min(each.values()) for kind, each in gains.items()}
-    holds = 20 <= lowest["exact"] <= highest["exact"] <= 40 and far < FAR and arrived > 0.5
+    marks = CLAIMS[12].criterion
+    holds = (
+        marks.least <= lowest["exact"] <= highest["exact"] <= marks.most
+        and far < marks.far
+        and arrived > marks.arrived
+    )
     why = (
         f"rounds at K = 100 over those at K = 3000: exactly {lowest['exact']:.1f} to {highest['exact']:.1f}, means of chains "
         f"{lowest['chains']:.1f} to {highest['chains']:.1f}, as about 3000 / 100 steps make it; but K = 3000 is no optimum: exact rounds "

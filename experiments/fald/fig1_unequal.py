@@ -8,9 +8,9 @@ chains that have to follow them; `fald/unequal` counts rounds with step sizes tu
 import numpy as np
 
 from experiments.fald import fig1
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
 from experiments.fald.fig1 import MIXED_STEPS, STEP_SIZE, Panels, largest_deviation
-from experiments.fald.gaussian import FAR, LEAST_CHAINS, floor, unequal_problem
+from experiments.fald.gaussian import floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Study, Verdict
 
 STUDY = Study(
@@ -52,7 +52,7 @@ def judge(panels: Panels) -> list[Verdict]:
             for number, (measured, _, why) in found.items()
         ]
     return [
-        verdict(number, measured, holds and far < FAR, why)
+        verdict(number, measured, holds and far < CLAIMS[number].criterion.far, why)
         for number, (measured, holds, why) in found.items()
     ]
 

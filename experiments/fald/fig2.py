@@ -13,10 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
 from experiments.fald.gaussian import (
-    FAR,
-    LEAST_CHAINS,
     Repeated,
     are_numbers,
     clients_of,
@@ -167,9 +165,14 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
         f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up to {max(far.values()):.1f} standard errors "
         "off their exact laws"
     )
-    as_usual = all(abs(x - 1) < 0.15 for own in typical.values() for x in own)
+    marks = CLAIMS[13].criterion
+    as_usual = all(abs(x - 1) < marks.usual for own in typical.values() for x in own)
     holds: bool | None = (
-        ordered and largest_share < 1.6 and vanishing > 5 and as_usual and max(far.values()) < FAR
+        ordered
+        and largest_share < marks.partial
+        and vanishing > marks.everyone
+        and as_usual
+        and max(far.values()) < marks.far
     )
     if sizes.seeds < LEAST_CHAINS or set(ran) != set(PANELS):
         holds, why = (

@@ -25,8 +25,6 @@ ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Variance of the clients' own means."""
 NUM_CLIENTS, DATA = 50, 0
 """Number of clients, and the seed of the data."""
-FAR, LEAST_CHAINS = 5.0, 100
-"""Standard errors that the largest of many deviations of chains from their exact laws may have; and how many chains are enough to tell."""
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 """These models are two numbers: chains are worth batching even on a CPU."""
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import fedjax_sim
-from experiments.fald.claims import verdict
+from experiments.fald.claims import DOUBT, LEAST_SEEDS, verdict
 from experiments.harness import Arguments, Sizes, Study, Verdict, table
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
@@ -38,8 +38,6 @@ METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
 WARM_UPS = ("", "warm_")
 """Prefixes of a metric without warm-up (Fig. 3) and with (Fig. 4)."""
 HELD_OUT = 0.1
-DOUBT, LEAST_SEEDS = 1e-3, 5
-"""p-value, of all comparisons together, and number of seeds that a verdict asks for."""
 
 
 GRID = (5e-8, 1e-7, 2e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5)
@@ -89,7 +87,7 @@ class FromZero:
         return self.network.apply(params, x)
 
 
-class Study(NamedTuple):
+class ImageRuns(NamedTuple):
     """What was run."""
 
     curves: dict[str, xr.Dataset]
@@ -104,7 +102,7 @@ def name_of(data: str, local_steps: int) -> str:
     return f"{data}, K = {local_steps}"
 
 
-def study(arguments: Arguments) -> Study:
+def study(arguments: Arguments) -> ImageRuns:
     """Run everything, or read it from an earlier results folder."""
     if arguments.results is not None:
         found = load(arguments.results)
@@ -114,7 +112,7 @@ def study(arguments: Arguments) -> Study:
                 arguments.results,
                 "the folder of a run of fald/fig3 or fald/fig4 by this version",
             )
-        return Study(
+        return ImageRuns(
             found.curves,
             found.config["chosen"],
             {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")},
@@ -148,7 +146,7 @@ def study(arguments: Arguments) -> Study:
         else ""
     )
     config = {**sizes.config(), "chosen": chosen, "held_out": held_out, "words": words}
-    return Study(curves, chosen, config)
+    return ImageRuns(curves, chosen, config)
 
 
 def tune(
@@ -244,7 +242,7 @@ def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarr
 # What was found -------------------------------------------------------------------------------------------------------------------------
 
 
-def scores(ran: Study, data: str, metric: str) -> np.ndarray:
+def scores(ran: ImageRuns, data: str, metric: str) -> np.ndarray:
     """Last values at the step sizes chosen for this metric: `f64[K, seeds]`. metric: with its prefix."""
     values = []
     for local_steps in ran.config["local_steps"]:
@@ -255,12 +253,12 @@ def scores(ran: Study, data: str, metric: str) -> np.ndarray:
     return np.array(values, float)
 
 
-def data_of(ran: Study) -> list[str]:
+def data_of(ran: ImageRuns) -> list[str]:
     """The data sets of a study, in order."""
     return list(dict.fromkeys(name.split(", ")[0] for name in ran.curves))
 
 
-def picture(ran: Study, prefix: str) -> Figure:
+def picture(ran: ImageRuns, prefix: str) -> Figure:
     """The three metrics against rounds, by K, at the step sizes chosen for each; a row for each data set."""
     rows = data_of(ran)
     figure = Figure(figsize=(15, 4.2 * len(rows)), layout="constrained")
@@ -291,7 +289,7 @@ def picture(ran: Study, prefix: str) -> Figure:
     return figure
 
 
-def text_of(ran: Study, prefix: str) -> str:
+def text_of(ran: ImageRuns, prefix: str) -> str:
     """A table of last values, mean ± standard deviation over seeds, with step sizes chosen for each metric, and at one for all three."""
     rows = []
     for data in data_of(ran):
@@ -326,7 +324,7 @@ def text_of(ran: Study, prefix: str) -> str:
     )
 
 
-def _ends(ran: Study, name: str, metric: str) -> tuple[float, float]:
+def _ends(ran: ImageRuns, name: str, metric: str) -> tuple[float, float]:
     """The smallest and the largest step size tried."""
     tried = [float(step_size) for step_size in ran.config["held_out"][name][metric]]
     return min(tried), max(tried)
@@ -340,7 +338,7 @@ def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
     )
 
 
-def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
+def judge_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
     """Claim 14: whether K = 1 is worst of all, beyond the seeds' doubt, in the eleven panels of both figures that the claim names.
 
     It fails where another K is worse beyond doubt, and is not judged where neither can be told.
@@ -368,7 +366,7 @@ def judge_worst(ran: Study, prefixes: Sequence[str]) -> Verdict:
     return verdict(14, measured, False if against else None if untold else True, why)
 
 
-def judge_best(ran: Study, prefixes: Sequence[str]) -> Verdict:
+def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
     """Claim 15: whether two metrics of one set of runs have different best K, and one metric without warm-up and with it.
 
     In each panel those K are kept that no other beats beyond doubt; all of these sets contain the true best with probability 0.999, so
@@ -434,7 +432,7 @@ def _panel(data: str, metric: str, prefix: str) -> str:
     return f"{data}, {metric}{', warm-up' if prefix else ''}"
 
 
-def _panels(ran: Study, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
+def _panels(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
     """Last values by panel, larger is better, those of runs that diverged least: `f64[K, seeds]`."""
     return {
         _panel(data, metric, prefix): np.nan_to_num(
@@ -457,7 +455,7 @@ def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
     return float(stats.t.sf(gap.mean() / error, len(gap) - 1))
 
 
-def _missing(ran: Study) -> str:
+def _missing(ran: ImageRuns) -> str:
     """What keeps a study from being judged at all."""
     return str(
         ran.config["words"]
@@ -465,5 +463,5 @@ def _missing(ran: Study) -> str:
     )
 
 
-def _words(ran: Study) -> str:
+def _words(ran: ImageRuns) -> str:
     return f"{ran.config['seeds']} seeds, {ran.config['rounds']} rounds"

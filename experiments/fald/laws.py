@@ -13,11 +13,9 @@ import numpy as np
 import xarray as xr
 
 import fedjax_sim
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
 from experiments.fald.gaussian import (
-    FAR,
     LAYOUT,
-    LEAST_CHAINS,
     Chains,
     chains,
     clients_of,
@@ -44,7 +42,6 @@ from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 
 STEP_SIZE, ROUNDS = 0.05, 8
 RHOS = (0.0, 0.5, 1.0)
-EXACT = 1e-10
 COUNTS = (2, 3, 4, 5, 6)
 """Unequal numbers of examples of R2's clients: weights 0.1 to 0.3."""
 
@@ -117,7 +114,12 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
         "largest deviation": agreement.far,
         "chains": sizes.seeds,
     }
-    return verdict(1, measured, off < EXACT and agreement.far < FAR, why), agreement.ran
+    return verdict(
+        1,
+        measured,
+        off < CLAIMS[1].criterion.exact and agreement.far < CLAIMS[1].criterion.far,
+        why,
+    ), agreement.ran
 
 
 def judge_noise(sizes: Sizes) -> Verdict:
@@ -161,7 +163,9 @@ def judge_noise(sizes: Sizes) -> Verdict:
         f"variances of the average and of each client's increments at most {far:.1f} standard errors off, for rho = 0, 0.5, 1 and weights "
         f"of 0.1 to 0.3"
     )
-    return verdict(2, {"largest deviation": far, "chains": sizes.seeds}, far < FAR, why)
+    return verdict(
+        2, {"largest deviation": far, "chains": sizes.seeds}, far < CLAIMS[2].criterion.far, why
+    )
 
 
 def judge_invariance() -> Verdict:
@@ -178,7 +182,7 @@ def judge_invariance() -> Verdict:
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
     why = f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, three rho and clients' centers apart or in one"
-    return verdict(17, {"largest relative difference": off}, off < 1e-9, why)
+    return verdict(17, {"largest relative difference": off}, off < CLAIMS[17].criterion.same, why)
 
 
 def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
@@ -189,7 +193,8 @@ def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
     agreement = compare(r1(), sizes.seeds, local_steps=100)
     mean = float(law.mean[0])
     why = f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to {agreement.far:.1f} standard errors off"
-    holds = abs(mean - 0.002969) < 6e-7 and agreement.far < FAR
+    marks = CLAIMS[19].criterion
+    holds = abs(mean - marks.mean) < marks.digits and agreement.far < marks.far
     return verdict(
         19, {"mean": mean, "largest deviation": agreement.far}, holds, why
     ), agreement.ran
@@ -224,7 +229,10 @@ def judge_alone(sizes: Sizes) -> Verdict:
         wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
     why = f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), wider by {wide:.1%} at most for the step size"
     return verdict(
-        20, {"largest deviation": far, "step size": eta, "largest excess": wide}, far < FAR, why
+        20,
+        {"largest deviation": far, "step size": eta, "largest excess": wide},
+        far < CLAIMS[20].criterion.far,
+        why,
     )
 
 
@@ -248,13 +256,16 @@ def judge_floor() -> Verdict:
             floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
             for eta in sizes
         ]
+    marks = CLAIMS[9].criterion
     stays = all(
-        values[-1] > 0.9 * values[-2] > 1e-3
+        values[-1] > marks.share * values[-2] > marks.least
         for name, values in found.items()
         if not name.endswith("rho = 1")
     )
     vanishes = all(
-        values[-1] < 0.02 * values[0] for name, values in found.items() if name.endswith("rho = 1")
+        values[-1] < marks.vanished * values[0]
+        for name, values in found.items()
+        if name.endswith("rho = 1")
     )
     shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in found.items())
     why = f"W2 at step size {sizes[-1]:g}: {shown}. With all noise shared the bias does vanish, against the bound (K = 5, S = 2 of 5)"
@@ -298,7 +309,7 @@ def judge_order() -> Verdict:
     return verdict(
         10,
         {"difference at S = 1": same, "difference at S = N": none},
-        ordered and same < 1e-7 and none < 1e-7,
+        ordered and max(same, none) < CLAIMS[10].criterion.same,
         why,
     )
 
@@ -337,7 +348,8 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
         f"{agreement.far:.1f} standard errors off; without, models would be drawn to {uniform:.3f} instead of {right:.3f}, and the system "
         f"refuses unequal weights"
     )
-    holds = agreement.far < FAR and refused and abs(uniform - right) > 0.1
+    marks = CLAIMS[11].criterion
+    holds = agreement.far < marks.far and refused and abs(uniform - right) > marks.apart
     measured = {
         "means": mean.tolist(),
         "expected": expected,
@@ -386,10 +398,11 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
         f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within {table:.0e} of the printed ones; chains "
         f"up to {worst:.1f} standard errors off"
     )
+    marks = CLAIMS[18].criterion
     return verdict(
         18,
         {"variances": variances, "largest deviation": far},
-        off < EXACT and table < 6e-7 and worst < FAR,
+        off < marks.exact and table < marks.printed and worst < marks.far,
         why,
     ), ran
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, verdict
 from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
 from fedjax_sim.theory.langevin.exact_laws import Participation
@@ -84,12 +84,13 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
         infinite = True
     accuracy = np.array([distance(rho) for rho in VARIED["rho"]])
     trades = bool((np.diff(accuracy) < 0).all() and rising["rho"])
+    marks = CLAIMS[16].criterion
     holds = (
         all(rising.values())
-        and off < 1e-5
-        and abs(at_largest - 1) < 1e-9
+        and off < marks.printed
+        and abs(at_largest - 1) < marks.exact
         and infinite
-        and near > 50
+        and near > marks.near
         and trades
     )
     with warnings.catch_warnings(record=True) as caught:

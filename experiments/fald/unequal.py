@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import verdict
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
 from experiments.fald.gaussian import (
-    FAR,
-    LEAST_CHAINS,
     Repeated,
     are_numbers,
     clients_of,
@@ -172,7 +170,12 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
         "gamma": gammas,
         "largest deviation of chains": far,
     }
-    return verdict(6, measured, rises and flat < 1e-3 and far < FAR, why), floors
+    return verdict(
+        6,
+        measured,
+        rises and flat < CLAIMS[6].criterion.flat and far < CLAIMS[6].criterion.far,
+        why,
+    ), floors
 
 
 class Counted(NamedTuple):
@@ -265,7 +268,12 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
         f"Hessian or K = 1 (by {flat:.0e} of it); chains up to {far:.1f} standard errors from exact laws"
     )
     measured = {"floors": floors, "rhos": RHOS, "largest deviation of chains": far}
-    return verdict(8, measured, falls and flat < 1e-3 and far < FAR, why), floors
+    return verdict(
+        8,
+        measured,
+        falls and flat < CLAIMS[8].criterion.flat and far < CLAIMS[8].criterion.far,
+        why,
+    ), floors
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -1,89 +1,214 @@
-"""The claims of FAVANO (arXiv 2305.16099) that can be tested, numbered, with where the paper makes them."""
+"""The testable claims of FAVANO (arXiv 2305.16099): what, where in the paper, and the pass mark."""
 
-from experiments.harness import Claims
+from experiments.harness import FAR, Claims, Criterion
 
 CLAIMS = Claims(
     "favano",
     {
         1: (
-            "The mean of all models moves by -eta/(n+1) times the sum of the reweighted progress, whatever data and alpha.",
+            "The mean of all models moves by -eta/(n+1) times the sum of the reweighted "
+            "progress, whatever data and alpha.",
             "eq. (53)",
+            Criterion(
+                "The relative error is below {error:g} in float64.",
+                error=1e-11,
+            ),
         ),
         2: (
-            "Both reweightings have the mean gradient as their mean, with the stated variances, for i.i.d. steps.",
+            "Both reweightings have the mean gradient as their mean, with the stated variances,"
+            " for i.i.d. steps.",
             "Sec. 3, App. B",
+            Criterion(
+                "All means and variances are within {far:g} standard errors of the stated ones.",
+                far=FAR,
+            ),
         ),
         3: (
-            "The noise-free expected potential equals its exact formula, and contracts by kappa and kappa'.",
+            "The noise-free expected potential equals its exact formula, and contracts by kappa"
+            " and kappa'.",
             "Lemma, eq. (6)",
+            Criterion(
+                "The formula is off by less than {error:g} of the potential, and no expected "
+                "potential exceeds its bounds.",
+                error=1e-11,
+            ),
         ),
         4: (
             "Steps between contacts: E[X] = 12.4929 and 2.1870, P(E > 0) = .998428 and .740627.",
             "App. C.2",
+            Criterion(
+                "Means are within {far:g} standard errors of the closed forms, which agree with"
+                " the paper's digits to {digits:g}.",
+                far=FAR,
+                digits=5.1e-5,
+            ),
         ),
         5: (
-            "Contact gaps are geometric(s/n); every client is contacted T s/n times in expectation, fast or slow.",
+            "Contact gaps are geometric(s/n); every client is contacted T s/n times in "
+            "expectation, fast or slow.",
             "App. C.2",
+            Criterion(
+                "Tails and means of the gaps and the contacts per client are within {far:g} "
+                "standard errors of the expected ones.",
+                far=FAR,
+            ),
         ),
         6: (
-            "On the linear two-group instance the long-run mean is 0.3166, 0.2310 and, without reweighting, -0.5441.",
+            "On the linear two-group instance the long-run mean is 0.3166, 0.2310 and, without "
+            "reweighting, -0.5441.",
             "Sec. 3",
+            Criterion(
+                "All means are within {far:g} standard errors of the closed forms, which agree "
+                "with the paper's digits to {digits:g}.",
+                far=FAR,
+                digits=5e-5,
+            ),
         ),
         7: (
             "Theorem 1's full bound holds on quadratics whenever its conditions do.",
             "Theorem 1, eqs. (225)-(227)",
+            Criterion(
+                "In every run the mean plus {far:g} standard errors is at most the bound.",
+                far=FAR,
+            ),
         ),
         8: (
-            "A server step takes 7 units for FAVANO and QuAFL; FedAvg's and FedBuff's depend on the slow share.",
+            "A server step takes 7 units for FAVANO and QuAFL; FedAvg's and FedBuff's depend on"
+            " the slow share.",
             "App. C.2",
+            Criterion(
+                "Every step of FAVANO and QuAFL takes {period} units; FedAvg's means are within"
+                " {far:g} standard errors of the closed form; the means of FedAvg and FedBuff "
+                "at 34 and 89 slow clients differ by more than {far:g} standard errors; "
+                "FedBuff's numbers of steps are within {share:.0%} of the stated ones.",
+                far=FAR,
+                period=7,
+                share=0.02,
+            ),
         ),
         9: (
-            "Non-IID MNIST: FAVANO > FedBuff > QuAFL, FedAvg; the lead grows as fast clients get rarer.",
+            "Non-IID MNIST: FAVANO > FedBuff > QuAFL, FedAvg; the lead grows as fast clients "
+            "get rarer.",
             "Table 2, Figs. 1, 2, 5",
+            Criterion(
+                "FAVANO is above FedBuff and FedBuff above QuAFL and FedAvg in both non-IID "
+                "columns, and FAVANO's lead over FedBuff is larger with 1/9 fast clients than "
+                "with 2/3.",
+            ),
         ),
         10: (
-            "FAVANO loses little when the fast share drops from 2/3 to 1/9 (88.9 to 87.3), FedBuff much (85.1 to 67.3).",
+            "FAVANO loses little when the fast share drops from 2/3 to 1/9 (88.9 to 87.3), "
+            "FedBuff much (85.1 to 67.3).",
             "Table 2",
+            Criterion(
+                "From 2/3 to 1/9 fast clients FAVANO loses less than {favano:g} points and "
+                "FedBuff more than {fedbuff:g}.",
+                favano=5,
+                fedbuff=10,
+            ),
         ),
         11: (
-            "IID MNIST: FedBuff and FAVANO within about a point, both above FedAvg and QuAFL, all above 92.",
+            "IID MNIST: FedBuff and FAVANO within about a point, both above FedAvg and QuAFL, "
+            "all above 92.",
             "Table 2",
+            Criterion(
+                "FedBuff and FAVANO are within {apart:g} point, both above FedAvg and QuAFL, "
+                "which are above {least:g} %.",
+                apart=1,
+                least=92,
+            ),
         ),
         12: (
-            "QuAFL on non-IID data is far below FAVANO; adopting the server's model closes part of the gap.",
+            "QuAFL on non-IID data is far below FAVANO; adopting the server's model closes part"
+            " of the gap.",
             "Sec. 1, 5",
+            Criterion(
+                "With 2/3 fast clients FAVANO is more than {lead:g} points above QuAFL, and "
+                "alpha = 1 is above QuAFL in both non-IID columns.",
+                lead=10,
+            ),
         ),
         13: (
-            "CIFAR-10 non-IID: FAVANO and FedBuff above FedAvg and QuAFL in time; FedBuff's accuracy varies more.",
+            "CIFAR-10 non-IID: FAVANO and FedBuff above FedAvg and QuAFL in time; FedBuff's "
+            "accuracy varies more.",
             "Fig. 3a",
+            Criterion(
+                "FAVANO (stochastic) and FedBuff (lr) end above FedAvg and QuAFL, and FedBuff's"
+                " accuracy is less steady than FAVANO's.",
+            ),
         ),
-        14: ("TinyImageNet IID: FAVANO above FedAvg, QuAFL and FedBuff in time.", "Fig. 3b"),
+        14: (
+            "TinyImageNet IID: FAVANO above FedAvg, QuAFL and FedBuff in time.",
+            "Fig. 3b",
+            Criterion(
+                "FAVANO (stochastic) ends above FedAvg, QuAFL and FedBuff (lr).",
+            ),
+        ),
         15: (
             "A larger s improves FAVANO at equal time; 3-bit and 4-bit training loses little.",
             "Fig. 7",
+            Criterion(
+                "Final accuracy grows with s in both precisions, and training in few bits loses"
+                " less than {lost:g} points at every s. The paper only shows curves.",
+                lost=5.0,
+            ),
         ),
         16: (
-            "LUQ is elementwise unbiased; the gradient floor of a quantized run scales like 2^(-2 bits).",
+            "LUQ is elementwise unbiased; the gradient floor of a quantized run scales like "
+            "2^(-2 bits).",
             "Sec. 4",
+            Criterion(
+                "LUQ's means are within {far:g} standard errors of the values, and from bit to "
+                "bit the floor falls by a factor within {share:.0%} of {factor:g}.",
+                far=FAR,
+                share=0.3,
+                factor=4,
+            ),
         ),
         17: (
-            "FAVANO's lower-order terms are linear in n, with no maximum delay; FedBuff's grows with fast clients.",
+            "FAVANO's lower-order terms are linear in n, with no maximum delay; FedBuff's grows"
+            " with fast clients.",
             "Table 1",
+            Criterion(
+                "The powers of n are 0, 1, 1 for FAVANO and 0, 1.5, 1.5 for QuAFL; FedBuff's "
+                "largest staleness with 66 fast clients exceeds that with 11 by more than "
+                "{far:g} standard errors; FAVANO's is the same at all shares of slow clients.",
+                far=FAR,
+            ),
         ),
         18: (
-            "Of two workers (1 and 1000 units a gradient) the slow one is 1000 steps late; FAVANO's gaps stay geometric.",
+            "Of two workers (1 and 1000 units a gradient) the slow one is 1000 steps late; "
+            "FAVANO's gaps stay geometric.",
             "Sec. 4",
+            Criterion(
+                "Every update of the slow worker is exactly {units} steps late at exact times, "
+                "their mean is within {far:g} standard errors of that at geometric times, and "
+                "FAVANO's gaps are within {far:g} standard errors of the geometric law.",
+                far=FAR,
+                units=1000,
+            ),
         ),
         19: (
-            "FedBuff's updates come from fast clients by 94 % (66 of 100 fast) and 45 to 50 % (11 fast).",
+            "FedBuff's updates come from fast clients by 94 % (66 of 100 fast) and 45 to 50 % "
+            "(11 fast).",
             "Sec. 5",
+            Criterion(
+                "Once settled, fast clients send within {point:.0%} of {third:.0%} of the "
+                "updates with 66 of them and between {least:.0%} and {most:.0%} with 11, and in"
+                " every case more than their share of the population by {far:g} standard "
+                "errors.",
+                point=0.01,
+                third=0.94,
+                least=0.44,
+                most=0.51,
+                far=FAR,
+            ),
         ),
     },
 )
-
+"""By number."""
 
 SMOKE = "not judged: a smoke run on digits is too small"
 JUDGED_BY_TABLE2 = "one column only; favano/table2 judges both"
-
 
 verdict = CLAIMS.verdict

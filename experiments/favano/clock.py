@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.favano.claims import verdict
+from experiments.favano.claims import CLAIMS, verdict
 from experiments.harness import (
     FAR,
     Arguments,
@@ -30,7 +30,8 @@ from fedjax_sim.theory.favano import timing as timing
 from fedjax_sim.timelines import Trace
 from fedjax_sim.types import System, Timeline
 
-FAST, SLOW, PERIOD, BUDGET = 1 / 2, 1 / 16, 7, 5000
+FAST, SLOW, BUDGET = 1 / 2, 1 / 16, 5000
+PERIOD = CLAIMS[8].criterion.period
 SHARES = (1 / 9, 1 / 3, 2 / 3, 8 / 9)
 """Of slow clients; the second and the last are the paper's, 66 and 11 fast clients."""
 THIRD, MOST = 1, 3
@@ -48,7 +49,8 @@ STATED_STEPS = {"blocked": {THIRD: 767, MOST: 236}, "own finish": {THIRD: 858, M
 WARM = 60
 """Contacts until windows are stationary to one part in a million."""
 FEDBUFF_TICKS, FEDBUFF_WARM, FEDAVG_TICKS = 1000, 200, 40
-PAIR_LANES, PAIR_TICKS, UNITS = 16, 3000, 1000
+PAIR_LANES, PAIR_TICKS = 16, 3000
+UNITS = CLAIMS[18].criterion.units
 
 
 def at_shares(
@@ -81,7 +83,9 @@ def judge_contacts(timeline: Timeline) -> tuple[list[Verdict], Figure]:
     expected = np.array([moments.mean, moments.prob_any])
     found = estimate(np.stack([by_speed(x, clients, is_fast) for x in (steps, steps > 0)], axis=1))
     far = found.deviation(expected)
-    as_stated = np.allclose(expected, [[12.4929, 2.1870], [0.998428, 0.740627]], atol=5.1e-5)
+    as_stated = np.allclose(
+        expected, [[12.4929, 2.1870], [0.998428, 0.740627]], atol=CLAIMS[4].criterion.digits
+    )
     means = ", ".join(
         f"{x:.4f} +- {error:.4f}"
         for x, error in zip(found.mean.ravel(), found.error.ravel(), strict=True)
@@ -94,7 +98,7 @@ def judge_contacts(timeline: Timeline) -> tuple[list[Verdict], Figure]:
             "largest_deviation": far,
             "contacts": steps.size,
         },
-        far < FAR and as_stated,
+        far < CLAIMS[4].criterion.far and as_stated,
         f"E[X], then P(E > 0), of fast and slow: {means}; at most {far:.1f} standard errors off; {steps.size} contacts",
     )
     beyond = np.array([1, 2, 5, 10, 20])
@@ -113,7 +117,7 @@ def judge_contacts(timeline: Timeline) -> tuple[list[Verdict], Figure]:
             "expected_contacts": ticks / 5,
             "largest_deviation": far,
         },
-        far < FAR,
+        far < CLAIMS[5].criterion.far,
         f"fast, slow: mean gap {_pair(mean_gap, 3)} (5), contacts a client {_pair(contacts, 2)} ({ticks / 5:g}); "
         f"with the gaps' tails at most {far:.1f} standard errors off; {lanes} lanes of {ticks} server steps",
     )
@@ -198,12 +202,13 @@ def judge_step_time(
         "fedavg_closed_form": round_time,
         "fedbuff_steps_in_5000": begun,
     }
+    marks = CLAIMS[8].criterion
     close = all(
-        abs(begun[name][at] / stated - 1) < 0.02
+        abs(begun[name][at] / stated - 1) < marks.share
         for name, row in STATED_STEPS.items()
         for at, stated in row.items()
     )
-    holds = is_constant and far < FAR and min(depends) > FAR and close
+    holds = is_constant and far < marks.far and min(depends) > marks.far and close
     return verdict(8, measured, holds, why), _times_figure(found)
 
 
@@ -287,7 +292,9 @@ def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figu
         ylim=(1e-5, 1),
     )
     axes.legend()
-    return verdict(17, measured, powers_fit and apart > FAR and is_same, why), figure
+    return verdict(
+        17, measured, powers_fit and apart > CLAIMS[17].criterion.far and is_same, why
+    ), figure
 
 
 def judge_two_workers(sizes: Sizes) -> Verdict:
@@ -333,7 +340,9 @@ def judge_two_workers(sizes: Sizes) -> Verdict:
         "favano_tails": tails.mean,
         "largest_deviation": far,
     }
-    return verdict(18, measured, is_exact and mean.deviation(UNITS) < FAR and far < FAR, why)
+    limit = CLAIMS[18].criterion.far
+    holds = is_exact and mean.deviation(UNITS) < limit and far < limit
+    return verdict(18, measured, holds, why)
 
 
 def _slow_staleness(timeline: Timeline, is_fast: np.ndarray, num: int) -> np.ndarray:
@@ -375,8 +384,11 @@ def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:
         "settled": {name: x.mean for name, x in settled.items()},
     }
     # In steady state, to within the one point that the claim's two digits allow.
+    marks = CLAIMS[19].criterion
     holds = bool(
-        np.all(np.abs(third - 0.94) < 0.01) and np.all((most > 0.44) & (most < 0.51)) and lead > FAR
+        np.all(np.abs(third - marks.third) < marks.point)
+        and np.all((most > marks.least) & (most < marks.most))
+        and lead > marks.far
     )
     why = f"holds if settled, to a point; in 5000 units, at 66 and 11 fast: {numbers}; standard errors at most {100 * error:.2f} points"
     return verdict(19, measured, holds, why)

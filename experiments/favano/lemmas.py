@@ -15,9 +15,8 @@ import numpy as np
 from flax import struct
 from matplotlib.figure import Figure
 
-from experiments.favano.claims import verdict
+from experiments.favano.claims import CLAIMS, verdict
 from experiments.harness import (
-    FAR,
     Arguments,
     Outcome,
     Sizes,
@@ -136,7 +135,10 @@ def judge_identity(sizes: Sizes) -> Verdict:
         errors = [identity_error(random, *shape) for shape in shapes for _ in range(sizes.problems)]
     why = f"largest relative error {max(errors):.1e} over {len(errors)} logistic problems of 25 server steps, arbitrary weights, float64"
     return verdict(
-        1, {"relative_error": max(errors), "problems": len(errors)}, max(errors) < 1e-11, why
+        1,
+        {"relative_error": max(errors), "problems": len(errors)},
+        max(errors) < CLAIMS[1].criterion.error,
+        why,
     )
 
 
@@ -177,7 +179,10 @@ def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verd
     draws = sizes.seeds * (ticks - warm) * 20
     why = f"means and variances of fast and slow at most {max(far):.1f} standard errors from the stated ones, {draws} contacts each"
     return verdict(
-        2, {"largest_deviation": max(far), "contacts": draws, **measured}, max(far) < FAR, why
+        2,
+        {"largest_deviation": max(far), "contacts": draws, **measured},
+        max(far) < CLAIMS[2].criterion.far,
+        why,
     )
 
 
@@ -289,7 +294,9 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
         title="No progress, random models",
     )
     axes.legend()
-    return verdict(3, measured, max(errors) < 1e-11 and max(ratios) <= 1, why), figure
+    return verdict(
+        3, measured, max(errors) < CLAIMS[3].criterion.error and max(ratios) <= 1, why
+    ), figure
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.favano.claims import SMOKE, verdict
+from experiments.favano.claims import CLAIMS, SMOKE, verdict
 from experiments.favano.setup import COLUMNS, METHODS, MNIST, as_groups, percent, picture, runs
 from experiments.harness import Arguments, Outcome, Verdict, table
 
@@ -107,18 +107,20 @@ def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
         return in_order and lead(reading)[SLOW] > lead(reading)[FAST]
 
     def unequal_drops(reading: str) -> bool:
-        return drop(favano) < 5 and drop(mean[reading]) > 10
+        marks = CLAIMS[10].criterion
+        return drop(favano) < marks.favano and drop(mean[reading]) > marks.fedbuff
 
     def close_on_iid(reading: str) -> bool:
+        marks = CLAIMS[11].criterion
         best_two = (mean[reading][IID], favano[IID])
         return (
-            abs(best_two[0] - best_two[1]) <= 1
+            abs(best_two[0] - best_two[1]) <= marks.apart
             and min(best_two) > max(quafl[IID], fedavg[IID])
-            and min(quafl[IID], fedavg[IID]) > 92
+            and min(quafl[IID], fedavg[IID]) > marks.least
         )
 
     def closes_the_gap(_: str) -> bool:
-        return favano[FAST] - quafl[FAST] > 10 and all(
+        return favano[FAST] - quafl[FAST] > CLAIMS[12].criterion.lead and all(
             quafl[column] < adopting[column] for column in (FAST, SLOW)
         )
 

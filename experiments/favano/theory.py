@@ -15,7 +15,7 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.favano.claims import verdict
+from experiments.favano.claims import CLAIMS, verdict
 from experiments.harness import (
     FAR,
     Arguments,
@@ -120,7 +120,9 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
         [[expected_mean(name, lr) for lr in sizes.step_curvatures] for name in STATED]
     )
     at = sizes.step_curvatures.index(0.2)
-    stated_too = np.allclose(expected[:, at], list(STATED.values()), atol=5e-5)
+    stated_too = np.allclose(
+        expected[:, at], list(STATED.values()), atol=CLAIMS[6].criterion.digits
+    )
     far = found.deviation(expected)
     means, errors = (dict(zip(STATED, part[:, at].tolist(), strict=True)) for part in found)
     numbers = ", ".join(f"{means[name]:.4f} +- {errors[name]:.4f} ({name})" for name in STATED)
@@ -158,7 +160,7 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
     )
     axes.legend(title=f"points: runs, +- {FAR:g} standard errors")
     return (
-        verdict(6, measured, far < FAR and stated_too, why),
+        verdict(6, measured, far < CLAIMS[6].criterion.far and stated_too, why),
         run.curves.isel(eval=slice(None, None, 10)),
         figure,
     )
@@ -296,7 +298,7 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
     panels[0].legend()
     ratios = [each["ratio"] for each in measured.values()]
     holds = all(
-        each["measured"] + FAR * each["standard_error"] <= each["bound"]
+        each["measured"] + CLAIMS[7].criterion.far * each["standard_error"] <= each["bound"]
         for each in measured.values()
     )
     runs = f"{len(ratios)} runs of {TICKS} ticks and {sizes.seeds} seeds"
@@ -359,7 +361,8 @@ def judge_rounding() -> tuple[Verdict, dict[str, xr.Dataset]]:
         floors.append(float(run.curves.gradient_square.isel(eval=slice(-5, None)).mean()))
         curves[f"rounded to {bits} bits"] = run.curves
     falls = [a / b for a, b in itertools.pairwise(floors)]
-    holds = far < FAR and all(abs(fall / 4 - 1) < 0.3 for fall in falls)
+    marks = CLAIMS[16].criterion
+    holds = far < marks.far and all(abs(fall / marks.factor - 1) < marks.share for fall in falls)
     ratios = ", ".join(f"{fall:.2f}" for fall in falls)
     why = f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {BITS[0]} to {BITS[-1]} bits the floor falls by {ratios}"
     return verdict(

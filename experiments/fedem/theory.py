@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from experiments.fedem.claims import verdict
+from experiments.fedem.claims import CLAIMS, verdict
 from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.compression import parse_compressor
@@ -25,8 +25,6 @@ from fedjax_sim.theory.fedem import oracles as oracles
 from fedjax_sim.theory.fedem import variance_reduction as vr_theory
 from fedjax_sim.types import Event, Plan, State
 
-FAR = 5.0
-"""Standard errors beyond which a difference counts as real."""
 N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
 """Omega is 1 for every vector."""
@@ -131,19 +129,25 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
         verdict(
             1,
             {"h": float(field), "theta moves": float(moved)},
-            bool(field < 1e-10 and moved < 1e-10 and apart.max() < 1e-9),
+            bool(
+                max(field, moved) < CLAIMS[1].criterion.end
+                and apart.max() < CLAIMS[1].criterion.apart
+            ),
             why,
         ),
         verdict(
             2,
             {"largest rise of F": rises, "FedEM apart from EM": off},
-            bool(rises < 1e-12 and max(off, off_by_hand) < 1e-11),
+            bool(
+                rises < CLAIMS[2].criterion.rise
+                and max(off, off_by_hand) < CLAIMS[2].criterion.apart
+            ),
             f"largest rise of F in 3000 steps {rises:.1e}; F of FedEM and EM apart by {max(off, off_by_hand):.1e} over 50 rounds",
         ),
         verdict(
             3,
             measured,
-            bool(max(error, toy_error) < 1e-8 and least > 0),
+            bool(max(error, toy_error) < CLAIMS[3].criterion.error and least > 0),
             f"relative error {error:.1e}, on the toys {toy_error:.1e}; least eigenvalue of B {least:.2g} at two points of a fitted mixture",
         ),
     ], curves
@@ -197,7 +201,12 @@ def quantizer_claim(sizes: Sizes) -> Verdict:
             float(abs(squares.mean() - expected) / squares.std() * math.sqrt(draws)),
         ]
     largest = max(map(max, far.values()))
-    holds = largest < FAR and relative.max() <= 1 + 1e-12 and abs(relative[-1] - 1) < 1e-12
+    marks = CLAIMS[4].criterion
+    holds = (
+        largest < marks.far
+        and relative.max() <= 1 + marks.exact
+        and abs(relative[-1] - 1) < marks.exact
+    )
     why = f"largest deviation {largest:.1f} standard errors of {draws} draws; variance up to {relative[:-1].max():.3f} of omega = 1, or 1"
     return verdict(
         4, {"standard errors": far, "constant block": float(relative[-1])}, bool(holds), why
@@ -276,10 +285,15 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
         verdict(
             5,
             {"largest difference": worst},
-            worst < 1e-12,
+            worst < CLAIMS[5].criterion.same,
             f"largest difference {worst:.1e} over {rounds} rounds, p = 1 and 1/2",
         ),
-        verdict(6, {"standard errors": far, "variance over bound": ratios}, max(far) < FAR, why),
+        verdict(
+            6,
+            {"standard errors": far, "variance over bound": ratios},
+            max(far) < CLAIMS[6].criterion.far,
+            why,
+        ),
     ]
 
 
@@ -303,7 +317,7 @@ def irrelevance_claim() -> Verdict:
     fields = np.concatenate([own.mean_field.values[:, 0] for own in ran])
     apart = float(np.max(np.abs(fields / fields[0] - 1)))
     why = f"nine ways, 60 rounds: ||h||^2 apart by at most {apart:.1e} of itself"
-    return verdict(8, {"relative difference": apart}, apart < 1e-9, why)
+    return verdict(8, {"relative difference": apart}, apart < CLAIMS[8].criterion.same, why)
 
 
 # Theorems: claims 7, 10, 12 -------------------------------------------------------------------------------------------------------------
@@ -425,18 +439,22 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
     floor = float(plain.mean_field.values[:, -inner:].mean())
     forgotten = float(exact.memory_error.values[..., -1].max())
     kept = all(left <= right for own in table.values() for left, right in own.values())
-    small = 1e-25 if sizes.loops[-1] >= 20 else 1e-5
+    marks = CLAIMS[12].criterion
+    small = marks.end if sizes.loops[-1] >= marks.loops else marks.short
     return [
         verdict(
             10,
             {"full batches, G after 200 rounds": forgotten, "mean G and its bound": cesaro},
-            bool(forgotten < 1e-20 and all(left <= right for left, right in cesaro.values())),
+            bool(
+                forgotten < CLAIMS[10].criterion.end
+                and all(left <= right for left, right in cesaro.values())
+            ),
             f"full batches: G = {forgotten:.0e} after 200 rounds; means of VR-FedEM's within E.7 for {', '.join(cesaro)}",
         ),
         verdict(
             12,
             table | {"VR-FedEM, ||h||^2 at the end": last, "FedEM": floor},
-            bool(kept and last < small and floor > 1e-4),
+            bool(kept and last < small and floor > marks.floor),
             f"(11) and (12) hold for {', '.join(table)}; ||h||^2 after {sizes.loops[-1]} loops {last:.0e}, FedEM stays at {floor:.1e}",
         ),
     ], {"toy B, VR-FedEM": reduced, "toy B, FedEM": plain}
@@ -498,7 +516,7 @@ def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 
     return verdict(
         14,
         {"largest difference": apart},
-        apart < 1e-12,
+        apart < CLAIMS[14].criterion.same,
         f"largest difference {apart:.1e} over {num} steps",
     )
 

@@ -15,9 +15,8 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.fedstaleweight.claims import verdict
+from experiments.fedstaleweight.claims import CLAIMS, verdict
 from experiments.harness import (
-    FAR,
     Arguments,
     Outcome,
     Sizes,
@@ -52,8 +51,6 @@ AVERAGES: dict[str, dict[str, Any]] = {
     "exponential, 0.9": {"average": "exponential"},
     "none": {"average": "none"},
 }
-STATED = {"mean": 0.0698, "eq8": 0.2021, "alg1": 0.1830}
-"""Of 4000 server steps and six seeds."""
 THROTTLES = (1.0, 0.7, 0.5, 0.25, 0.1)
 RATIOS = (1.0, 2.0, 4.0, 20 / 3, 15.0, 40.0)
 """How many times as fast the fast clients are."""
@@ -173,15 +170,19 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
     off = np.abs(stale / expected - 1).max()
     estimated = theory.share_from_staleness(stale, buffer_size=HYPER.buffer_size)
     missed = np.abs(estimated / share - 1).max()
+    raised, formulas = CLAIMS[4].criterion, CLAIMS[20].criterion
     verdicts = [
         verdict(
             1,
             {"fast": stale[:NUM_FAST].mean(), "slow": stale[NUM_FAST:].mean()},
-            bool(off < 0.02),
+            bool(off < CLAIMS[1].criterion.error),
             f"largest error {off:.2%} of 2 %",
         ),
         verdict(
-            2, {"largest error": missed}, bool(missed < 0.02), f"largest error {missed:.2%} of 2 %"
+            2,
+            {"largest error": missed},
+            bool(missed < CLAIMS[2].criterion.error),
+            f"largest error {missed:.2%} of 2 %",
         ),
         verdict(
             3,
@@ -190,7 +191,7 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
                 "slow share": float(share[NUM_FAST:].sum()),
             },
             bool(
-                abs(slow["mean"].mean - STATED["mean"]) < 0.002
+                abs(slow["mean"].mean - CLAIMS[3].criterion.slow) < CLAIMS[3].criterion.close
                 and np.allclose(reports["mean"][0].influence, reports["mean"][0].update_share)
             ),
             f"{slow['mean'].mean:.4f} +- {slow['mean'].error:.4f}",
@@ -203,16 +204,16 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
                 "deviation, eq8": apart["eq8"],
             },
             bool(
-                abs(slow["eq8"].mean - 0.2) < 0.01
-                and abs(apart["mean"] - 0.527) < 0.01
-                and abs(apart["eq8"] - 0.262) < 0.01
+                abs(slow["eq8"].mean - raised.slow) < raised.close
+                and abs(apart["mean"] - raised.before) < raised.close
+                and abs(apart["eq8"] - raised.after) < raised.close
             ),
             f"{slow['eq8'].mean:.4f} +- {slow['eq8'].error:.4f}; deviation {apart['mean']:.3f} and {apart['eq8']:.3f}",
         ),
         verdict(
             6,
             {"slow influence": float(slow["raw"].mean), "deviation": apart["raw"]},
-            bool(abs(slow["raw"].mean - FAIR) < 0.01),
+            bool(abs(slow["raw"].mean - FAIR) < CLAIMS[6].criterion.close),
             f"{slow['raw'].mean:.4f}, deviation {apart['raw']:.3f}",
         ),
         _averages(alone),
@@ -221,7 +222,8 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
             20,
             {name: float(slow[name].mean) for name in ("eq8", "alg1")},
             bool(
-                all(abs(slow[name].mean - STATED[name]) < 0.01 for name in ("eq8", "alg1"))
+                abs(slow["eq8"].mean - formulas.eq8) < formulas.close
+                and abs(slow["alg1"].mean - formulas.alg1) < formulas.close
                 and slow["alg1"].mean < slow["eq8"].mean
             ),
             f"{slow['eq8'].mean:.4f} and {slow['alg1'].mean:.4f}; their accuracies are in fedstaleweight/fig2",
@@ -244,14 +246,17 @@ def _averages(alone: Timeline) -> Verdict:
         name: float(slow_influence(buffered(alone, **own)).mean()) for name, own in AVERAGES.items()
     }
     spread = max(found.values()) - min(found.values())
-    return verdict(7, found, bool(spread < 0.005), f"they differ by {spread:.4f}")
+    return verdict(
+        7, found, bool(spread < CLAIMS[7].criterion.spread), f"they differ by {spread:.4f}"
+    )
 
 
 def _bounds(drawn: Timeline) -> Verdict:
     least, most = theory.weight_bounds(
         int(staleness_of(drawn).max()), buffer_size=HYPER.buffer_size
     )
-    inside = bool((drawn.weight >= least - 1e-12).all() and (drawn.weight <= most + 1e-12).all())
+    exact = CLAIMS[16].criterion.exact
+    inside = bool((drawn.weight >= least - exact).all() and (drawn.weight <= most + exact).all())
     grid = [(b, tau) for b in range(1, 9) for tau in range(40)]
     gap = max(
         abs(
@@ -269,7 +274,7 @@ def _bounds(drawn: Timeline) -> Verdict:
     return verdict(
         16,
         measured,
-        inside and gap < 1e-12,
+        inside and gap < exact,
         f"weights {drawn.weight.min():.4f} to {drawn.weight.max():.4f}; U within {gap:.0e}",
     )
 
@@ -291,11 +296,12 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
         )
     rising, window = found["cumulative"], dict(zip(sizes.buffers, found["window 5"], strict=True))
     far = FAIR - dict(zip(sizes.buffers, rising, strict=True))[5]
+    marks = CLAIMS[5].criterion
     holds = bool(
         (np.diff(rising) > 0).all()
-        and rising[-1] < FAIR + 0.01
-        and abs(rising[0] - 0.0698) < 0.005
-        and far > 0.1
+        and rising[-1] < FAIR + marks.above
+        and abs(rising[0] - marks.first) < marks.first_close
+        and far > marks.short
     )
     overshoots = window[30] > FAIR and window[60] > FAIR
     measured = {
@@ -476,12 +482,13 @@ def utility_claims() -> list[Verdict]:
         }
     peak = theory.competition(RATE, slot_client=np.r_[0, 10, 11, 12, 13], client=0)
     top = float(theory.optimal_report(peak))
+    marks = CLAIMS[13].criterion
     peaks = (
-        float(theory.utility_slope(0.99 * top, peak))
+        float(theory.utility_slope((1 - marks.near) * top, peak))
         > 0
-        > float(theory.utility_slope(1.01 * top, peak))
+        > float(theory.utility_slope((1 + marks.near) * top, peak))
     )
-    right = [best[f"{k} slow"]["truthful"] == (k <= 1) for k in range(5)]
+    right = [best[f"{k} slow"]["truthful"] == (k <= marks.slow) for k in range(5)]
     slopes = {
         f"b = {b}": float(
             theory.utility_slope(
@@ -501,7 +508,9 @@ def utility_claims() -> list[Verdict]:
         verdict(
             14,
             slopes,
-            slopes["b = 2"] > 0 and slopes["b = 5"] > 0 and abs(slopes["b = 6"]) < 1e-12,
+            slopes["b = 2"] > 0
+            and slopes["b = 5"] > 0
+            and abs(slopes["b = 6"]) < CLAIMS[14].criterion.zero,
             "slope of utility at the true rate for n = 6: "
             + ", ".join(f"{x:.2g} at {name}" for name, x in slopes.items()),
         ),
@@ -514,7 +523,8 @@ def utility_claims() -> list[Verdict]:
 def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
     """Fast clients' optimum is 0, slow ones' 1; the model's mean over the second half of a run is the slow group's influence."""
     problem = Watched.of(GROUPS.astype(float)[:, None])
-    expected = {"mean": 0.0698, "eq8": 0.2025, "raw": FAIR}
+    marks = CLAIMS[18].criterion
+    expected = {"mean": marks.mean, "eq8": marks.eq8, "raw": FAIR}
     curves, late = {}, {}
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "raw": RAW}
     for name, settings in ways.items():
@@ -529,7 +539,7 @@ def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
         curves[f"quadratic, {name}"] = run.curves
         late[name] = estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
     holds = all(
-        abs(late[name].mean - value) < 0.006 + FAR * late[name].error
+        abs(late[name].mean - value) < marks.close + marks.far * late[name].error
         for name, value in expected.items()
     )
     why = ", ".join(f"{name} {own.mean:.4f} +- {own.error:.4f}" for name, own in late.items())
@@ -578,7 +588,7 @@ def stability_claim(sizes: Sizes) -> Verdict:
         loss = run.curves.loss.isel(eval=-1).max("seed").values
         bad = ~(loss < 10)
         least[name] = rates[int(np.argmax(bad))] if bad.any() else None
-    stable = all(value is None or value > 0.01 for value in least.values())
+    stable = all(value is None or value > CLAIMS[19].criterion.lr for value in least.values())
     words = ", ".join(
         f"{name} {'never' if value is None else f'from {value:g}'}" for name, value in least.items()
     )

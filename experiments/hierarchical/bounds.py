@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
-from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import fixed_clock
 from fedjax_sim.systems import fedavg, hierarchical
 from fedjax_sim.theory.hierarchical import bounds as theory
@@ -216,7 +216,7 @@ def judge_centralised(problem: Logistic) -> Verdict:
         ).curves.loss.values
         worst = max(worst, float(np.max(np.abs(found / expected - 1))))
     why = f"losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all clients by {worst:.0e} at most"
-    return verdict(4, {"largest relative difference": worst}, worst < 1e-5, why)
+    return verdict(4, {"largest relative difference": worst}, worst < CLAIMS[4].criterion.same, why)
 
 
 def judge_lemma(means: Means, lr: float) -> Verdict:
@@ -237,7 +237,7 @@ def judge_lemma(means: Means, lr: float) -> Verdict:
     holds = bool(
         np.all(means.deviation <= sharp)
         and np.all(sharp <= loose)
-        and abs(attained / expected - 1) < 1e-6
+        and abs(attained / expected - 1) < CLAIMS[5].criterion.exact
     )
     why = (
         f"measured over (18) at most {ratio:.3f}, over the sharp bound {slack:.3f}; "
@@ -344,7 +344,7 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
     growth = [b / a for a, b in itertools.pairwise(scaled)]
     holds = (
         all(s <= limit for s, limit in zip(scaled, limits, strict=True))
-        and growth[-1] < growth[0] < 2
+        and growth[-1] < growth[0] < CLAIMS[8].criterion.factor
     )
     told = ", ".join(
         f"{s:.3f} (bound {limit:.2f}) at U = {each}"

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Outcome
 from experiments.hierarchical import setup
+from experiments.hierarchical.claims import CLAIMS
 
 STUDY = setup.study(setup.MNIST, reduced=None)
 SIZES = ((10, 20), (15, 15), (20, 10))
@@ -55,7 +56,7 @@ def run(arguments: Arguments) -> Outcome:
             28,
             setup.numbers(apart),
             is_mirror,
-            f"{same} points at T, lr {lr:g}, equal within {setup.EQUAL:g}",
+            f"{same} points at T, lr {lr:g}, equal within {CLAIMS[28].criterion.equal:g}",
         ),
     ]
     verdicts = [setup.settle(arguments, size, *each) for each in judged]

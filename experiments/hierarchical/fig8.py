@@ -10,14 +10,12 @@ import numpy as np
 
 from experiments.harness import Arguments, Outcome
 from experiments.hierarchical import setup
-from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.claims import CLAIMS, verdict
 
 STUDY = setup.study(setup.FEMNIST, setup.MNIST)
 SYNC_TIMES = [0.0, 12.0, 24.0]
 ACTIVE = 16
 EARLY = (100.0, 200.0, 300.0)
-CROSSES = (200.0, 450.0)
-"""When S = 0 may lose its lead, which the paper puts at about 300."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -45,13 +43,14 @@ def run(arguments: Arguments) -> Outcome:
     own = setup.final(active, size.time)
     lr = setup.best_lr(own.sel(sync_time=0.0))
     grid = np.linspace(0, size.time, 101)[5:]
+    marks = CLAIMS[18].criterion
     early, changes, leads_first = {}, {}, []
     for s in SYNC_TIMES[1:]:
         both = [active.sel(lr=lr, sync_time=each) for each in (0.0, s)]
         early[s] = {time: setup.lead(*(setup.at(each, time) for each in both)) for time in EARLY}
         changes[s] = setup.crossings(*(setup.at(each, grid) for each in both))
         is_between = any(
-            each.led_before and CROSSES[0] <= each.time <= CROSSES[1] for each in changes[s]
+            each.led_before and marks.first <= each.time <= marks.last for each in changes[s]
         )
         at_all = setup.all_of(each.is_clear for each in early[s].values())
         leads_first.append(True if is_between and at_all is not None else at_all)

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.harness import (
-    FAR,
     Arguments,
     Outcome,
     Sizes,
@@ -25,7 +24,7 @@ from experiments.harness import (
     estimate,
     verdict_table,
 )
-from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
 from fedjax_sim.reporting.plots import COLORS
 from fedjax_sim.systems import hierarchical
@@ -134,8 +133,9 @@ def judge_fixed_points() -> Verdict:
         }
         expected[rule] = np.array([theory.fixed_point(**places, lr=lr, rule=rule) for lr in rates])
     off = max(float(np.max(np.abs(found[rule] - expected[rule]))) for rule in found)
-    vanishes = abs(found["divide_by_steps"][0]) < abs(found["divide_by_steps"][-1]) / 10
-    stays = found["average"][0] > 0.8
+    marks = CLAIMS[9].criterion
+    vanishes = abs(found["divide_by_steps"][0]) < abs(found["divide_by_steps"][-1]) / marks.divisor
+    stays = found["average"][0] > marks.stays
     told = "; ".join(
         f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in found.items()
     )
@@ -144,7 +144,7 @@ def judge_fixed_points() -> Verdict:
         rule: dict(zip(map(str, rates), values.tolist(), strict=True))
         for rule, values in found.items()
     }
-    return verdict(9, measured, bool(off < 1e-4 and vanishes and stays), why)
+    return verdict(9, measured, bool(off < marks.close and vanishes and stays), why)
 
 
 def judge_rates(seeds: int) -> Verdict:
@@ -173,7 +173,9 @@ def judge_rates(seeds: int) -> Verdict:
         f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items()
     )
     why = f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, {far:.1f} standard errors at most"
-    return verdict(10, measured, bool(off < 1e-4 and far < FAR), why)
+    return verdict(
+        10, measured, bool(off < CLAIMS[10].criterion.close and far < CLAIMS[10].criterion.far), why
+    )
 
 
 # Claims 24 to 26 ----------------------------------------------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
     first = verdict(
         24,
         {"least relative lead of S = 0": worst},
-        bool(worst >= -1e-5),
+        bool(worst >= -CLAIMS[24].criterion.slack),
         f"S = {', '.join(f'{s:g}' for s in CANDIDATES[1:])} never below S = 0 by more than {max(-worst, 0):.0e} at {len(grid)} times, "
         f"{seeds} delay paths, alpha = {' and '.join(map(str, QUIET_RATES))}",
     )
@@ -273,7 +275,7 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
     second = verdict(
         25,
         {"measured": measured, "expected": expected},
-        bool(later and grows and worst >= -1e-5),
+        bool(later and grows and worst >= -CLAIMS[25].criterion.slack),
         f"S = 5 leads S = 0 from {told}; in theory {theory_words}; without noise never",
     )
     early = at(curves.quiet_average.sel(lr=QUIET_RATES[0]), [200.0], "loss").mean(["seed", "at"])
@@ -290,7 +292,9 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
     third = verdict(
         26,
         {"early": numbers, "floor over that of S = 0": floors},
-        leads_early and floors["average"] > 0.85 and floors["divide_by_steps"] < 0.5,
+        leads_early
+        and floors["average"] > CLAIMS[26].criterion.average
+        and floors["divide_by_steps"] < CLAIMS[26].criterion.divided,
         f"no noise, time 200: {numbers}; with noise late loss of S = 5 over that of S = 0 {floors['average']:.2f}, "
         f"divided by the iterations {floors['divide_by_steps']:.2f}",
     )

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
-from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.claims import EQUAL, verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.reporting import plots
@@ -25,8 +25,6 @@ from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
-EQUAL = 1.0
-"""Points of accuracy within which two count as equal."""
 EVERY_TICK = 1_000_000
 """Evaluations, at most: more than any run here has ticks."""
 FIG3 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1)
