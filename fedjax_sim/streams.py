@@ -1,22 +1,37 @@
-"""Random numbers: named streams of a key, and a random-access shuffle."""
+"""Random numbers: named streams of a key, and a random-access shuffle.
+
+All randomness of a run comes from one key. Code derives the key of its purpose by `stream`, and
+from that by `jax.random.fold_in` of tick, slot, client or step.
+"""
 
 import zlib
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.types import Array, Key
 
 SHUFFLE_ROUNDS = 32
+"""Rounds of the shuffle; after them a position has failed to move with probability 2^-32."""
 
 
 def stream(key: Key, name: str) -> Key:
-    """Derive the key of a named stream. Streams of different names are independent."""
+    """Derive the key of a named stream. Streams with different names are independent.
+
+    Args:
+      key: Any key.
+      name: A name that says what is drawn, such as "cohorts". Names are hashed to 31 bits; a test
+        checks that those in use differ.
+
+    Returns:
+      The stream's key.
+    """
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
 def shuffle_bits(key: Key) -> Array:
-    """Draw what `shuffled_index` needs: `u32[rounds, 2]`."""
+    """Draw the random bits that `shuffled_index` needs: `u32[SHUFFLE_ROUNDS, 2]`."""
     return jax.random.bits(key, (SHUFFLE_ROUNDS, 2), "uint32")
 
 
@@ -25,13 +40,24 @@ def shuffled_index(
 ) -> Array:
     """Look up positions of random permutations of `range(size)` without building them.
 
-    Swap-or-not shuffle (Hoang, Morris, Rogaway 2012): in each round x and (K - x) mod size change places or not, by a random bit of
-    the pair. Work is proportional to the positions asked for, and `size` may be traced; neither a sort nor
-    `jax.random.permutation` offers that. After 32 rounds a position has failed to move with probability 2^-32.
+    Swap-or-not shuffle (Hoang, Morris, Rogaway 2012): in each round x and (K - x) mod size change
+    places or not, by a random bit of the pair. Work is proportional to the number of positions
+    looked up, and `size` may be traced; neither a sort nor `jax.random.permutation` offers that.
 
-    bits: `u32[rounds, 2]` of `shuffle_bits`. index: integers `[...]` in `[0, size)`. size: at most 2^24. permutation: which of the
-    many permutations of these bits, integers that broadcast against index. Returns `i32[...]`.
+    Args:
+      bits: `u32[rounds, 2]`, from `shuffle_bits`.
+      index: Positions to look up, integers `[...]` from 0 to size - 1.
+      size: Length of the permutations, at most 2^24.
+      permutation: Which of the many permutations of these bits, integers that broadcast against
+        `index`.
+
+    Returns:
+      What the permutations hold at these positions, `i32[...]`.
+
+    Raises:
+      AssertionError: If `bits` does not have two columns.
     """
+    chex.assert_shape(bits, (None, 2))
     size = jnp.asarray(size).astype("uint32")
     tweak = jnp.asarray(permutation).astype("uint32") * jnp.uint32(0x9E3779B9)
 
@@ -43,12 +69,13 @@ def shuffled_index(
         return jnp.where(swap == 1, partner, x)
 
     start = jnp.broadcast_to(index.astype("uint32"), jnp.broadcast_shapes(index.shape, tweak.shape))
-    # No more rounds in a body: over an axis of length 1, XLA's CPU compiler writes them out exponentially often, until memory ends.
+    # Do not unroll more rounds: over an axis of length 1, XLA's CPU compiler would duplicate them
+    # exponentially often, until memory is exhausted.
     return jax.lax.fori_loop(0, bits.shape[0], one_round, start, unroll=2).astype("int32")
 
 
 def _mix(x: Array) -> Array:
-    """A 32-bit finaliser: every input bit flips every output bit with probability close to one half."""
+    """Hash 32 bits: each input bit flips each output bit with probability close to one half."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

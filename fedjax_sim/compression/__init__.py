@@ -1,12 +1,21 @@
-"""Unbiased compressors of what a client sends: random maps Q of a vector x, by themselves or under `vmap` over clients.
+"""Unbiased compressors of the vectors that clients and servers send.
 
-Each has a constant omega, with E[Q(x)] = x and E||Q(x) - x||^2 <= omega ||x||^2 for every x (assumption A6 of Dieuleveut et al., FedEM,
-arXiv 2111.02083), the exact value of that variance at a given x, and its bits by a stated rule. Compressors are frozen structs whose
-numbers are traced leaves: those of one kind and equal sizes share a compiled program. Dimension letters: `D` entries of a vector, `B`
-entries of its largest block.
+A compressor is a random map Q of a vector x, for one client or under `vmap` over clients. Each has
+a constant omega, with E[Q(x)] = x and E||Q(x) - x||^2 <= omega ||x||^2 for every x (assumption A6
+of Dieuleveut et al., FedEM, arXiv 2111.02083). It also gives the exact variance at a given x, and
+the bits of a message. Compressors are frozen structs whose numbers are traced leaves: compressors
+of one kind with equal sizes share a compiled program.
 
-Readings. Bits are those of a plain code of fixed length, as the paper gives none: a float takes `word` bits, and nothing is gained from
-the entropy of the entries. Which entries are kept at random follows from a seed that both sides know, and costs nothing.
+Readings. The papers do not say how messages are coded. Bits are counted for a plain code of fixed
+length: a float takes `word` bits, and entropy coding is not used. Which entries a sparsifier keeps
+follows from a seed that both sides know, and costs no bits.
+
+- `base`: the interface `Compressor`, and no compression (`Identity`).
+- `grids`: block quantization, dithering and stochastic rounding.
+- `powers`: powers of two (`Luq`).
+- `sparse`: sparsifiers.
+- `catalogue`: compressors by the names of the command line.
+- `messages`: compressed models of gradient systems, and their bits.
 """
 
 from fedjax_sim.compression.base import Compressor, Identity

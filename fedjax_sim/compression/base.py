@@ -1,4 +1,7 @@
-"""What all compressors have, and the one that does nothing."""
+"""The interface of compressors, and the compressor that does nothing.
+
+Dimension letter: `D` entries of a vector.
+"""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +14,16 @@ from fedjax_sim.types import Array, Key
 
 
 class Rounding(NamedTuple):
-    """Magnitudes `unit * ratio` that go to `unit * below` or `unit * (below + gap)` so that their mean is themselves; all `f[D]`."""
+    """The two neighbours between which each magnitude is rounded at random, without bias.
+
+    The magnitude `unit * ratio` becomes `unit * below` or `unit * (below + gap)`.
+
+    Attributes:
+      unit: `f[D]` or a scalar, the scale.
+      ratio: `f[D]`, magnitudes in units of the scale.
+      below: `f[D]`, lower neighbours in units of the scale.
+      gap: `f[D]`, distances to the upper neighbours in units of the scale.
+    """
 
     unit: Array
     ratio: Array
@@ -20,37 +32,81 @@ class Rounding(NamedTuple):
 
 
 class Compressor:
-    """What all compressors have. Most round each entry by itself to one of two neighbours, and only say which (`around`)."""
+    """The interface of compressors.
+
+    Most compressors round each entry to one of two neighbours, independently of the others. They
+    only define `around`; `apply` and `variance` follow from it.
+
+    Attributes:
+      name: Name on the command line. It is a static field because JAX treats dataclasses with equal
+        fields as the same kind of pytree, whatever their class.
+    """
 
     name: str
-    """On the command line. A static field, as JAX takes dataclasses of equal fields for one kind of pytree, whatever their class."""
 
     def around(self, magnitude: Array) -> Rounding:
-        """Find the neighbours of magnitudes `f[D]`."""
+        """Find the two neighbours of each magnitude.
+
+        Args:
+          magnitude: `f[D]`, absolute values of a vector.
+
+        Returns:
+          The neighbours, `f[D]`.
+        """
         raise NotImplementedError
 
     def apply(self, key: Key, vector: Array) -> Array:
-        """Compress one client's vector `f[D]`. Returns what the server decodes, of the same shape and dtype."""
+        """Compress one client's vector.
+
+        Args:
+          key: Key of the compressor's draws.
+          vector: `f[D]`.
+
+        Returns:
+          The vector that the receiver decodes, of the same shape and dtype.
+        """
         wide = wide_of(vector)
         unit, ratio, below, gap = self.around(jnp.abs(wide))
         goes_up = jax.random.uniform(key, wide.shape, ratio.dtype) < (ratio - below) / gap
         return (jnp.sign(wide) * unit * (below + jnp.where(goes_up, gap, 0))).astype(vector.dtype)
 
     def variance(self, vector: Array) -> Array:
-        """Compute E||Q(x) - x||^2 at this x, exactly: `f[]`."""
+        """Compute E||Q(x) - x||^2 exactly, at a given x.
+
+        Args:
+          vector: x, `f[D]`.
+
+        Returns:
+          `f[]`.
+        """
         unit, ratio, below, gap = self.around(jnp.abs(wide_of(vector)))
         return jnp.sum(jnp.square(unit) * (ratio - below) * (below + gap - ratio))
 
     def omega(self, dim: int) -> Any:
-        """Compute the constant for vectors of D = dim entries; it is traced if the compressor's numbers are."""
+        """Compute the constant omega, a bound on E||Q(x) - x||^2 / ||x||^2.
+
+        Args:
+          dim: Entries of a vector, D.
+
+        Returns:
+          A number, traced if the compressor's numbers are.
+        """
         raise NotImplementedError
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count the bits of one message of D = dim entries, those of a float being `word`; not inside a trace."""
+        """Count the bits of one message. Not inside a trace.
+
+        Args:
+          dim: Entries of a vector, D.
+          word: Bits of a float.
+
+        Returns:
+          The number of bits.
+        """
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Say it as `parse_compressor` reads it: the name, and what differs from the defaults."""
+        """Write the compressor as `parse_compressor` reads it: name and non-default values."""
         given = {
             name: getattr(self, name)
             for name, field in fields(type(self)).items()
@@ -61,12 +117,12 @@ class Compressor:
 
 @struct
 class Identity(Compressor):
-    """No compression. Omega is 0. Bits: a float per entry."""
+    """No compression. Omega is 0. A message takes one float per entry."""
 
     name: str = fixed("identity")
 
     def apply(self, key: Key, vector: Array) -> Array:
-        """Return the vector."""
+        """Return the vector unchanged."""
         return vector
 
     def variance(self, vector: Array) -> Array:
@@ -78,21 +134,29 @@ class Identity(Compressor):
         return 0.0
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count the entries."""
+        """Count one float per entry."""
         return word * dim
 
 
 def wide_of(vector: Array) -> Array:
-    """Give a vector at least 32 bits."""
+    """Convert a vector to at least 32 bits per entry."""
     return vector.astype(jnp.promote_types(vector.dtype, "float32"))
 
 
 def divisor(value: Array) -> Array:
-    """Replace 0 by 1."""
+    """Replace zeros by 1, so that one can divide by the result."""
     return jnp.where(value == 0, 1, value)
 
 
 def check_whole(name: str, value: Any) -> None:
-    """Raise ConfigError unless a number is whole."""
+    """Check that a setting is a whole number.
+
+    Args:
+      name: Name of the setting.
+      value: Its value.
+
+    Raises:
+      ConfigError: If the value is not whole.
+    """
     if np.any(np.asarray(value) != np.round(value)):
         raise ConfigError(name, value, "a whole number")

@@ -1,4 +1,4 @@
-"""Compressors by name."""
+"""Compressors by the names of the command line."""
 
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
@@ -18,11 +18,22 @@ COMPRESSORS: dict[str, type[Compressor]] = {
         Luq,
     )
 }
-"""By the names of the command line."""
+"""Every kind of compressor, by name."""
 
 
 def parse_compressor(text: str) -> Compressor:
-    """Read a name, with values for its fields such as "block:norm=inf:block=9"; raises ConfigError for what is not allowed."""
+    """Read a compressor from text.
+
+    Args:
+      text: A name of `COMPRESSORS`, followed by values for its fields, such as
+        "block:norm=inf:block=9". Other fields have their defaults.
+
+    Returns:
+      The compressor.
+
+    Raises:
+      ConfigError: If the name, a field or a value is not allowed.
+    """
     name, *words = text.split(":")
     if name not in COMPRESSORS:
         raise ConfigError(
@@ -37,7 +48,8 @@ def parse_compressor(text: str) -> Compressor:
             raise ConfigError(
                 f"compression {name}",
                 word,
-                "name=value, each name once, of " + (", ".join(fields(kind)) or "nothing"),
+                "name=value with each name once, and the names "
+                + (", ".join(fields(kind)) or "none"),
             )
         values[field] = parse(kind, field, value)
     compressor = kind(**values)

@@ -1,8 +1,13 @@
-"""Quantizers on grids: block-p-quantization, random dithering, stochastic rounding."""
+"""Quantizers on grids: block-p-quantization, random dithering and stochastic rounding.
+
+Dimension letters: `D` entries of a vector, `B` entries of its largest block. Lemmas, sections and
+appendices without a source are those of Dieuleveut et al., FedEM, arXiv 2111.02083.
+"""
 
 import math
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -12,44 +17,66 @@ from fedjax_sim.types import Array
 
 
 def _is_norm(value: Any) -> bool:
+    """Tell whether a value is the order of a norm."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1
 
 
 @struct
 class Grid(Compressor):
-    """Blocks, each rounded at random on a grid of its own: s levels up to its r-norm, and 0. The parent of those below.
+    """The common base of the quantizers in this module.
+
+    The vector is split into blocks. Each block is rounded at random to a grid of 0 and s levels of
+    either sign, of which the largest is the block's r-norm:
 
         Q(x)_j = ||x||_r / s sign(x_j) floor(s |x_j| / ||x||_r + xi_j),  xi_j uniform on [0, 1)
 
-    The variance is the sum over blocks of (||x||_r / s)^2 sum_j f_j (1 - f_j), f_j the fractional part of s |x_j| / ||x||_r.
+    The variance is the sum over blocks of (||x||_r / s)^2 sum_j f_j (1 - f_j), where f_j is the
+    fractional part of s |x_j| / ||x||_r.
 
-    Omega, with C = B^max(1/r, 1/2): C / s - 1 if s = 1 or s <= C / 2, else (C / 2 s)^2. For r <= 2 a constant block attains the first. For
-    r = inf it is (sqrt(1 + (B - 1) / s^2) - 1) / 2, attained by one s among entries of 1 / (1 + sqrt(1 + (B - 1) / s^2)). Otherwise omega
-    is an upper bound. Derived: for other than s = 1 and r = 2 the paper says O(C / s). (For f (1 - f) is at most sqrt(w) - w up to
-    w = 1/4, then 1/4, a concave function of w = (s x_j / ||x||_r)^2, whose mean is at least (s / C)^2.)
+    Omega for r < inf, with C = B^max(1/r, 1/2): C / s - 1 if s = 1 or s <= C / 2, otherwise
+    (C / (2 s))^2. For r <= 2 a constant block attains the first value; apart from that, omega is an
+    upper bound. For r = inf omega is (sqrt(1 + (B - 1) / s^2) - 1) / 2, attained by one entry s
+    among entries of 1 / (1 + sqrt(1 + (B - 1) / s^2)). Derived: except for s = 1 and r = 2 the
+    paper only says O(C / s). (Proof: as a function of w = (s x_j / ||x||_r)^2, f (1 - f) is at most
+    the concave function that equals sqrt(w) - w up to w = 1/4, and 1/4 beyond. The mean of w is at
+    least (s / C)^2.)
 
-    Bits: per block a float; per entry a sign and ceil(log2(s + 1)) of the level.
+    Bits: a float per block; per entry a sign and ceil(log2(s + 1)) bits for the level.
     """
 
-    norm: float = static(2.0, "a number of at least 1, or inf", _is_norm, float, meaning="r.")
+    norm: float = static(
+        2.0,
+        "a number of at least 1, or inf",
+        _is_norm,
+        float,
+        meaning="Order r of the norm that scales a block.",
+    )
     block: int = count(
         0,
-        "B, the entries of a block; the last one of a row may be shorter. 0: a row is one block.",
+        "Entries of a block, B; the last block of a row may be shorter. 0 makes each row one "
+        "block.",
         least=0,
     )
     row: int = count(
         0,
-        "Entries of a row, if the vector is a matrix row by row: blocks do not reach from one into the next. 0: it is one row.",
+        "Entries of a row, if the vector is a matrix stored row by row; no block extends over two "
+        "rows. 0 makes the vector one row.",
         least=0,
     )
 
     @property
     def num_levels(self) -> Any:
-        """S, a whole number; traced if it follows from a traced one."""
+        """Number of levels s, a whole number; traced if a setting that determines it is."""
         raise NotImplementedError
 
     def around(self, magnitude: Array) -> Rounding:
-        """Find the neighbours on the blocks' grids."""
+        """Find the neighbours of magnitudes `f[D]` on the grids of their blocks.
+
+        Raises:
+          AssertionError: If the magnitudes are not a vector.
+          ConfigError: If rows do not divide the vector.
+        """
+        chex.assert_rank(magnitude, 1)
         dim, size = magnitude.size, self._block(magnitude.size)
         rows = magnitude.reshape(-1, self._row(dim))
         blocks = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % size))).reshape(len(rows), -1, size)
@@ -58,7 +85,11 @@ class Grid(Compressor):
         return Rounding(norm / self.num_levels, ratio, jnp.floor(ratio), jnp.ones_like(ratio))
 
     def omega(self, dim: int) -> Any:
-        """Compute the constant; the row's length must divide dim."""
+        """Compute omega for vectors of `dim` entries.
+
+        Raises:
+          ConfigError: If rows do not divide the vector.
+        """
         size, s = self._block(dim), self.num_levels
         if math.isinf(self.norm):
             return ((1 + (size - 1) / s**2) ** 0.5 - 1) / 2
@@ -73,46 +104,64 @@ class Grid(Compressor):
         )
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count the bits; the row's length must divide dim."""
+        """Count the bits of a message of `dim` entries.
+
+        Raises:
+          ConfigError: If rows do not divide the vector.
+        """
         row = self._row(dim)
         num_blocks = dim // row * -(-row // self._block(dim))
         return word * num_blocks + dim * (1 + math.ceil(math.log2(self.num_levels + 1)))
 
     def _row(self, dim: int) -> int:
+        """Find the length of a row."""
         if self.row and dim % self.row:
             raise ConfigError("row", self.row, f"a divisor of the {dim} entries of a vector")
         return self.row or dim
 
     def _block(self, dim: int) -> int:
+        """Find the length of the largest block, B."""
         return min(self.block or dim, self._row(dim))
 
 
 @struct
 class Dithering(Grid):
-    """Random dithering (Sec. 2; Alistarh et al. 2017, arXiv 1610.02132), see `Grid`; by default the whole vector is one block."""
+    """Random dithering (Sec. 2; Alistarh et al. 2017, arXiv 1610.02132).
+
+    `Grid` gives the formulas. By default the whole vector is one block.
+    """
 
     name: str = fixed("dithering")
 
-    levels: Any = real(4.0, "S, a whole number.", least=1)
+    levels: Any = real(4.0, "Number of levels above 0, s; a whole number.", least=1)
 
     def check_together(self) -> None:
+        """Check that the number of levels is whole.
+
+        Raises:
+          ConfigError: If it is not.
+        """
         check_whole("levels", self.levels)
 
     @property
     def num_levels(self) -> Any:
-        """S."""
+        """Number of levels s."""
         return self.levels
 
 
 @struct
 class BlockQuantization(Grid):
-    """Block-p-quantization (App. B; Mishchenko et al. 2019, arXiv 1901.09269): an entry becomes 0 or plus or minus its block's p-norm.
+    """Block-p-quantization (App. B; Mishchenko et al. 2019, arXiv 1901.09269).
 
-    That is `Grid` with one level. The variance is the sum over blocks of ||x||_1 ||x||_p - ||x||_2^2 (Lemma B). Omega is B^(1/p) - 1
-    for p <= 2, attained by a constant block; (sqrt(B) - 1) / 2 for p = inf, attained by one 1 among entries of 1 / (1 + sqrt(B)); between
-    these, where the least is not known, sqrt(B) - 1. So it is 1 for p = 2 and blocks of 4, and for p = inf and blocks of 9.
+    An entry becomes 0, or plus or minus its block's p-norm. This is `Grid` with one level and
+    r = p. The variance is the sum over blocks of ||x||_1 ||x||_p - ||x||_2^2 (Lemma B).
 
-    Bits: per block a float, per entry two.
+    Omega is B^(1/p) - 1 for p <= 2, attained by a constant block, and (sqrt(B) - 1) / 2 for
+    p = inf, attained by one entry 1 among entries of 1 / (1 + sqrt(B)). For 2 < p < inf it is the
+    bound sqrt(B) - 1; the smallest constant is not known. So omega is 1 for p = 2 with blocks of 4,
+    and for p = inf with blocks of 9.
+
+    Bits: a float per block, and two bits per entry.
     """
 
     name: str = fixed("block")
@@ -121,36 +170,46 @@ class BlockQuantization(Grid):
 
     @property
     def num_levels(self) -> int:
-        """One."""
+        """Number of levels: one."""
         return 1
 
 
 @struct
 class StochasticRounding(Grid):
-    """Stochastic rounding to signed integers of `width` bits, the largest magnitude of a block being 2^(width - 1) - 1.
+    """Stochastic rounding to signed integers of `width` bits.
 
-    That is `Grid` with so many levels and r = inf. Bits: per block a float, per entry `width`.
+    The largest magnitude of a block becomes 2^(width - 1) - 1. This is `Grid` with
+    2^(width - 1) - 1 levels and r = inf. Bits: a float per block, and `width` bits per entry.
     """
 
     name: str = fixed("rounding")
 
     norm: float = fixed(math.inf)
-    width: Any = real(8.0, "Bits of an entry, its sign included; a whole number.", least=2, most=24)
+    width: Any = real(
+        8.0, "Bits of an entry, including its sign; a whole number.", least=2, most=24
+    )
 
     def check_together(self) -> None:
+        """Check that the width is whole.
+
+        Raises:
+          ConfigError: If it is not.
+        """
         check_whole("width", self.width)
 
     @property
     def num_levels(self) -> Any:
-        """Levels above 0."""
+        """Number of levels above 0."""
         levels = 2.0 ** (self.width - 1) - 1
-        return (
-            jnp.round(levels) if isinstance(levels, jax.Array) else levels
-        )  # A power of traced numbers is not exact.
+        # A power of traced numbers is not exact.
+        return jnp.round(levels) if isinstance(levels, jax.Array) else levels
 
 
 def _norm(blocks: Array, order: float) -> Array:
-    """Norm of nonnegative entries along the last axis, by way of their largest, whose square need not be a number."""
+    """Compute the norm of non-negative entries along the last axis.
+
+    Entries are divided by the largest one first, whose square may overflow or underflow.
+    """
     largest = jnp.max(blocks, axis=-1)
     if math.isinf(order):
         return largest

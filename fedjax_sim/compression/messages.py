@@ -1,5 +1,9 @@
-"""Compressed messages of gradient systems: what a server decodes of a client's model, and what it costs."""
+"""Compressed models: what the receiver of a message decodes, and how many bits it takes.
 
+Dimension letter: `S` slots of a tick.
+"""
+
+import chex
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -13,19 +17,30 @@ from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
 
 @struct
 class Compression:
-    """Setting of systems whose clients' messages may be compressed."""
+    """Settings of systems that may compress messages."""
 
     compression: Compressor = part(
         Identity(),
-        'a compressor such as identity, block:norm=2:block=4 or rounding:width=8, see "compression.py"',
+        "a compressor of `fedjax_sim.compression`, such as identity, block:norm=2:block=4 or "
+        "rounding:width=8",
         Compressor,
         parse_compressor,
-        meaning="Applied to what a client sends, as one vector.",
+        meaning="Compressor of what a client sends, taken as one vector.",
     )
 
 
 def compress(compressor: Compressor, key: Key, message: Params) -> Params:
-    """Compress a pytree as one vector: its leaves one after the other."""
+    """Compress a pytree as one vector of all its leaves.
+
+    Args:
+      compressor: Compressor.
+      key: Key of its draws.
+      message: Pytree of arrays.
+
+    Returns:
+      What the receiver decodes: a pytree of the same structure, shapes and dtypes. `Identity`
+      returns the message itself.
+    """
     if isinstance(compressor, Identity):
         return message
     vector, restored = ravel_pytree(message)
@@ -41,30 +56,54 @@ def received(
     *,
     way: str = "up",
 ) -> Params:
-    """Decode models that are sent as compressed differences from a reference that sender and receiver both have.
+    """Decode models that are sent as compressed differences from a reference known to both sides.
 
-    key: the lane's. reference, models: leaves `[S, ...]`. way: "up" or "down", of independent randomness. Returns reference +
-    Q(model - reference) of every slot; without compression the models themselves, bit for bit.
+    Args:
+      compressor: Compressor Q.
+      key: The lane's learning key.
+      event: Tick, whose number and clients determine the draws.
+      reference: Pytree with leaves `[S, ...]`, the reference of each slot.
+      models: Pytree with leaves `[S, ...]`, the models sent.
+      way: "up" for messages to the server or "down" for messages to clients; the two directions
+        have independent draws.
+
+    Returns:
+      reference + Q(model - reference) for every slot. Without compression these are the models
+      themselves, bit for bit.
+
+    Raises:
+      AssertionError: If reference and models differ in shape, or do not have one entry per slot.
     """
     if isinstance(compressor, Identity):
         return models
-    chance = stream(key, "compression up") if way == "up" else stream(key, "compression down")
-    own = jax.random.fold_in(chance, event.tick)
+    chex.assert_trees_all_equal_shapes(reference, models)
+    chex.assert_tree_shape_prefix(models, event.clients.shape)
+    way_key = stream(key, "compression up") if way == "up" else stream(key, "compression down")
+    tick_key = jax.random.fold_in(way_key, event.tick)
 
     def slot(client: Array, reference: Params, model: Params) -> Params:
         message = compress(
             compressor,
-            jax.random.fold_in(own, client),
+            jax.random.fold_in(tick_key, client),
             jax.tree.map(jnp.subtract, model, reference),
         )
         return jax.tree.map(jnp.add, reference, message)
 
-    # An empty slot sends nothing; its client index only has to be a valid one.
+    # An empty slot sends nothing; its client number only has to be a valid one.
     return jax.vmap(slot)(jnp.maximum(event.clients, 0), reference, models)
 
 
 def message_bits(compressor: Compressor, params: Params) -> int:
-    """Count the bits of a compressed model; params may be arrays or `ShapeDtypeStruct`s."""
+    """Count the bits of a compressed model.
+
+    Args:
+      compressor: Compressor.
+      params: Model; its leaves may be arrays or `ShapeDtypeStruct`s.
+
+    Returns:
+      The bits of one message, where a float takes the widest type of the model's leaves. `Identity`
+      sends each leaf in its own type.
+    """
     if isinstance(compressor, Identity):
         return full_precision_bits(params)
     return compressor.bits(
@@ -73,5 +112,5 @@ def message_bits(compressor: Compressor, params: Params) -> int:
 
 
 def num_parameters(params: Params) -> int:
-    """Count the numbers of a model."""
+    """Count the numbers in a model, whose leaves may be arrays or `ShapeDtypeStruct`s."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,4 +1,7 @@
-"""LUQ: powers of two of the largest magnitude."""
+"""Logarithmic unbiased quantization: rounding to the largest magnitude times powers of two.
+
+Dimension letter: `D` entries of a vector.
+"""
 
 import math
 
@@ -12,58 +15,81 @@ from fedjax_sim.types import Array, Key
 
 @struct
 class Luq(Compressor):
-    """Logarithmic unbiased quantization (Chmiel et al. 2023, arXiv 2112.10769): powers of two of the largest magnitude, see `luq`.
+    """Logarithmic unbiased quantization, LUQ (Chmiel et al. 2023, arXiv 2112.10769).
 
-    With a = 2^-top, omega is the larger of (sqrt(1 + (D - 1) a^2) - 1) / 2, of entries below a, and, unless top is 0, of
-    (sqrt((1 + c)^2 + c / 2) - 1 - c) / 2 with c = (D - 1) / 2, which tends to 1/8, of entries between 1/2 and 1. The larger one is attained
-    by one 1 among entries of a / (2 (1 + omega)) or of 3 / (4 (1 + omega)). Derived: the maximum of sum_j v(x_j) / ||x||^2 is the omega
-    with (D - 1) max_x (v(x) - omega x^2) = omega.
+    Entries are rounded at random to the largest magnitude times powers of two; `luq` gives details.
 
-    Bits: a float, and per entry ceil(log2(2 top + 3)), as 0 and two signs of top + 1 powers are told apart.
+    With a = 2^-top, omega is the larger of two values. The first, for entries below a, is
+    (sqrt(1 + (D - 1) a^2) - 1) / 2, attained by one entry 1 among entries of a / (2 (1 + omega)).
+    The second, for entries between 1/2 and 1 and unless top is 0, is
+    (sqrt((1 + c)^2 + c / 2) - 1 - c) / 2 with c = (D - 1) / 2. It is attained by one entry 1 among
+    entries of 3 / (4 (1 + omega)), and tends to 1/8. Derived: the maximum of
+    sum_j v(x_j) / ||x||^2 is the omega with (D - 1) max_x (v(x) - omega x^2) = omega.
+
+    Bits: a float per message, and ceil(log2(2 top + 3)) bits per entry, to tell apart 0 and top + 1
+    powers of either sign.
     """
 
     name: str = fixed("luq")
 
     top: int = count(
         6,
-        "Powers below the largest magnitude: 6 fit into four bits, LUQ's own code has 7 for these.",
+        "Number of powers of two below the largest magnitude. 6 is the most that fits into four "
+        "bits per entry; LUQ's reference code uses 7 for four bits.",
         least=0,
     )
 
     def around(self, magnitude: Array) -> Rounding:
-        """Find the powers of two around."""
+        """Find the levels around magnitudes `f[...]` of one scale."""
         return powers_around(magnitude, top=self.top)
 
     def omega(self, dim: int) -> float:
-        """Compute the constant."""
+        """Compute omega for vectors of `dim` entries."""
         c = (dim - 1) / 2
         below = (math.sqrt(1 + (dim - 1) * 4.0**-self.top) - 1) / 2
         between = (math.sqrt((1 + c) ** 2 + c / 2) - 1 - c) / 2
         return max(below, between) if self.top else below
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count the bits."""
+        """Count the bits of a message of `dim` entries."""
         return word + dim * math.ceil(math.log2(2 * self.top + 3))
 
 
 def luq(key: Key, g: Array, *, bits: int = 4, top: int | None = None) -> Array:
-    """Round a tensor to powers of two of its largest magnitude, at random and without bias.
+    """Round a tensor at random, without bias, to its largest magnitude times powers of two.
 
-    With M = max |g| and a = M / 2^top, the levels are 0 and +-a 2^k, k = 0, ..., top. A value between two levels of its sign goes to one
-    of them, so that its mean is itself; below a that is to 0 or +-a. g: any shape, of one scale; `vmap` gives each row a scale of its own.
-    top: the reference code's 2^(bits - 1) - 1 if None, while 2^(bits - 1) - 2 is what a sign, a zero and the exponents leave room for.
-    More bits reach smaller values but lay no levels in between: the error does not vanish. Returns the shape and dtype of g.
+    With M = max |g| and a = M / 2^top, the levels are 0 and +-a 2^k for k = 0, ..., top. A value
+    between two levels of its sign becomes one of them; a value below a in magnitude becomes 0 or
+    +-a. More bits reach smaller values but add no levels in between, so the error does not vanish.
+
+    Args:
+      key: Key of the draws.
+      g: `f[...]`, any shape, with one scale for all entries. `vmap` gives each row its own scale.
+      bits: Bits per entry, which determine `top` if that is None.
+      top: Number of powers of two below the largest magnitude. None takes 2^(bits - 1) - 1 like the
+        reference code, although sign, zero and exponents leave room for 2^(bits - 1) - 2 only.
+
+    Returns:
+      The rounded tensor, of the shape and dtype of `g`.
     """
     return Luq(top=2 ** (bits - 1) - 1 if top is None else top).apply(key, g)
 
 
 def powers_around(magnitude: Array, *, top: int) -> Rounding:
-    """Find the neighbours of magnitudes (any shape, one scale) among 0 and the largest one times 2^-top, ..., 1; in 32 bits."""
+    """Find the levels around each magnitude, among 0 and the largest one times 2^-top, ..., 1.
+
+    Args:
+      magnitude: `f[...]`, any shape, with one scale for all entries.
+      top: Number of powers of two below the largest magnitude.
+
+    Returns:
+      The neighbours; ratios and neighbours are computed in 32 bits.
+    """
     largest = jnp.max(magnitude)
     share = (magnitude / divisor(largest)).astype("float32")
-    # Smaller powers are no normal numbers of 32 bits.
+    # Smaller powers are not normal 32-bit floats.
     least = jnp.float32(2.0 ** -min(top, 126))
-    # A float without its fraction bits is the power of two at or below it.
+    # Clearing the fraction bits of a float gives the power of two at or below it.
     power = jax.lax.bitcast_convert_type(
         jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000), "float32"
     )

@@ -1,7 +1,11 @@
-"""Sparsifiers: some entries at random, scaled up."""
+"""Sparsifiers: keep random entries and scale them up.
+
+Dimension letter: `D` entries of a vector.
+"""
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -12,62 +16,74 @@ from fedjax_sim.types import Array, Key
 
 @struct
 class RandSparsification(Compressor):
-    """Keep each entry with probability kappa, divided by it; else 0 (named in Sec. 2).
+    """Keep each entry with probability kappa, divided by kappa; the other entries become 0.
 
-    Omega is 1 / kappa - 1, with equality for every vector. Bits: a float per entry kept, dim * kappa of them on average.
+    Named in Sec. 2 of Dieuleveut et al., FedEM, arXiv 2111.02083. Omega is 1 / kappa - 1, with
+    equality for every vector. Bits: a float per entry kept, of which there are D kappa on average.
     """
 
     name: str = fixed("sparsification")
 
-    keep: Any = real(0.5, "kappa", above=0, most=1)
+    keep: Any = real(0.5, "Probability that an entry is kept, kappa.", above=0, most=1)
 
     def around(self, magnitude: Array) -> Rounding:
-        """Find 0, and what the entry is if kept."""
+        """Return 0 and the value of a kept entry as neighbours of magnitudes `f[D]`."""
         keep = jnp.asarray(self.keep, magnitude.dtype)
         ratio = jnp.full_like(magnitude, keep)
         return Rounding(magnitude / keep, ratio, jnp.zeros_like(ratio), jnp.ones_like(ratio))
 
     def omega(self, dim: int) -> Any:
-        """Compute the constant, which is the same for all dim."""
+        """Compute omega, which does not depend on `dim`."""
         return 1 / self.keep - 1
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count the bits expected, to the nearest."""
+        """Count the expected bits of a message of `dim` entries, rounded to a whole number."""
         return round(word * self.keep * dim)
 
 
 @struct
 class RandK(Compressor):
-    """Keep k of the D entries, any k equally likely, times D / k; all of them if there are no more (Wangni et al. 2018, Stich et al. 2018).
+    """Keep k of the D entries, uniformly at random, times D / k.
 
-    Omega is D / k - 1, with equality for every vector. Bits: a float per entry kept.
+    Vectors with at most k entries are kept whole (Wangni et al. 2018, Stich et al. 2018). Omega is
+    D / k - 1, with equality for every vector. Bits: a float per entry kept.
     """
 
     name: str = fixed("rand_k")
 
-    kept: Any = real(1.0, "k, a whole number.", least=1)
+    kept: Any = real(1.0, "Number of entries kept, k; a whole number.", least=1)
 
     def check_together(self) -> None:
+        """Check that the number of entries is whole.
+
+        Raises:
+          ConfigError: If it is not.
+        """
         check_whole("kept", self.kept)
 
     def apply(self, key: Key, vector: Array) -> Array:
-        """Keep random entries."""
+        """Keep k random entries of a vector `f[D]`, scaled up.
+
+        Raises:
+          AssertionError: If `vector` is not a vector.
+        """
+        chex.assert_rank(vector, 1)
         wide = wide_of(vector)
         places = jax.random.permutation(key, wide.size)
         scale = jnp.asarray(self.omega(wide.size) + 1, wide.dtype)
         return jnp.where(places < self.kept, wide * scale, 0).astype(vector.dtype)
 
     def variance(self, vector: Array) -> Array:
-        """Compute omega ||x||^2."""
+        """Compute the variance omega ||x||^2."""
         return self.omega(vector.size) * jnp.sum(jnp.square(wide_of(vector)))
 
     def omega(self, dim: int) -> Any:
-        """Compute the constant."""
+        """Compute omega for vectors of `dim` entries."""
         kept = (
             jnp.minimum(self.kept, dim) if isinstance(self.kept, jax.Array) else min(self.kept, dim)
         )
         return dim / kept - 1
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count what is kept."""
+        """Count a float for each entry kept of `dim`."""
         return word * min(int(self.kept), dim)

@@ -132,9 +132,9 @@ class ClientDelays:
       `spread` of the mean.
     - "runtime_lognormal": log-normal; the logarithm has the standard deviation `spread`.
     - "runtime_pareto": Pareto with tail index 1 / spread.
-    - "count_geom": the *number* of steps between two contacts is geometric, whatever the time
-      between them (the literal sentence of FAVANO's App. C.2). Where a running time is needed it is
-      geometric, as under "runtime_geom".
+    - "count_geom": the *number* of steps between two contacts is geometric with mean 1/r, whatever
+      the time between them (the literal sentence of FAVANO's App. C.2). Where a running time is
+      needed it is geometric, as under "runtime_geom".
 
     A recorded trace replaces the law and the speeds.
     """
