@@ -1,12 +1,19 @@
-"""Exact laws of FA-LD (Deng, Zhang, Ma, Song, Lin, arXiv 2112.05120) for clients with Gaussian energies, in float64. All derived.
+"""Exact laws of FA-LD (arXiv 2112.05120) for clients with Gaussian energies, float64. All derived.
 
-Client c has the energy f^c(x) = (x - b_c)^T H_c (x - b_c) / 2, and the global one is the sum of p_c f^c. Everything a step does is affine,
-so means and covariances follow recursions without error: of all clients' models step by step, or of the averaged model round by round.
-Under full participation the laws are Gaussian. Under partial participation they are mixtures of Gaussians, whose moments these are.
+Client c has the energy f^c(x) = (x - b_c)^T H_c (x - b_c) / 2, and the global energy is the sum of
+p_c f^c. Every step is an affine map plus noise, so means and covariances follow recursions without
+approximation: `steps` follows all clients' models jointly, step by step, and `one_round` and
+`iterate_rounds` follow the averaged model round by round. Under full participation the laws are
+Gaussian. Under partial participation they are mixtures of Gaussians, and these are their moments.
 
-Dimension letters: `N` clients, `P` parameters, `Q = N P`. Leading axes `...` of any argument are a batch and broadcast, so a sweep over
-step sizes, temperatures or problems is one call. Symbols: tau `temperature`, eta `step_size`, K `local_steps`, rho `rho`, S `num_selected`.
-`SCHEMES`: everyone; scheme I, S draws with replacement and probabilities p_c; scheme II, S draws without, all p_c equal.
+Dimension letters: `N` clients, `P` parameters, `Q = N P`. Leading axes `...` of any argument are a
+batch and broadcast, so a sweep over step sizes, temperatures or problems is one call.
+
+Symbols: tau `temperature`, eta `step_size`, K `local_steps`, rho `rho`, S `num_selected`.
+
+`SCHEMES` are the ways to choose who is averaged: "full" is everyone; "with_replacement" is scheme
+I, S draws with probabilities p_c; "without_replacement" is scheme II, S distinct clients, which
+needs equal p_c.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,32 +31,56 @@ SCHEMES = ("full", "with_replacement", "without_replacement")
 
 
 class GaussianTarget(NamedTuple):
-    """Gaussian clients, and the temperature to sample at."""
+    """Clients with Gaussian energies, and the temperature to sample at.
 
-    hessians: Numbers  # f64[..., N, P, P]  H_c of the energy f^c, that is the Hessian of the client's own energy over p_c
-    centers: Numbers  # f64[..., N, P]  b_c
-    weights: Numbers  # f64[..., N]  p_c
-    temperature: Real = 1.0  # f64[...]
-    gradient_noise: Real = (
-        0.0  # f64[..., N, P, P]  covariance of the noise on the gradient of f^c, whatever the model
-    )
+    Attributes:
+        hessians: `f64[..., N, P, P]`, H_c of the energy f^c: the Hessian of the client's own
+            energy divided by p_c.
+        centers: `f64[..., N, P]`, b_c, the minimiser of f^c.
+        weights: `f64[..., N]`, p_c, positive with sum 1.
+        temperature: tau, a number or `f64[...]`.
+        gradient_noise: Covariance of the noise on the gradient of f^c, `f64[..., N, P, P]` or 0
+            for exact gradients. It does not depend on the model.
+    """
+
+    hessians: Numbers
+    centers: Numbers
+    weights: Numbers
+    temperature: Real = 1.0
+    gradient_noise: Real = 0.0
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and P."""
+        """The number of clients N and the number of parameters P."""
         return self.centers.shape[-2], self.centers.shape[-1]
 
 
 class Participation(NamedTuple):
-    """Who is averaged at a synchronisation."""
+    """Which clients are averaged at a synchronisation.
+
+    Attributes:
+        scheme: One of `SCHEMES`.
+        num_selected: S, at least 1, and at most N without replacement. Ignored by "full".
+    """
 
     scheme: str = "full"
     num_selected: int | None = None
 
     def excess(self, weights: Numbers) -> float:
-        """Compute C_S / S: the averaging weights w have mean p and covariance C_S / S times (diag(p) - p p^T), in both schemes.
+        """Compute C_S / S, which measures how much the averaging weights vary between draws.
 
-        Raises ValueError for an unknown scheme, a size that is not possible, and scheme II with unequal weights, which is biased.
+        In both schemes the averaging weights w have the mean p and the covariance
+        C_S / S (diag(p) - p p^T).
+
+        Args:
+            weights: `f64[..., N]`, p_c.
+
+        Returns:
+            C_S / S, at least 0; 0 if everyone is averaged.
+
+        Raises:
+            ValueError: If the scheme is unknown, if S is not possible, or if the weights are
+                unequal under scheme II, which is then biased.
         """
         num_clients = weights.shape[-1]
         if self.scheme not in SCHEMES:
@@ -63,103 +94,175 @@ class Participation(NamedTuple):
             return 1 / self.num_selected
         if np.ptp(weights, axis=-1).max() > 1e-12:
             raise ValueError(
-                "scheme is 'without_replacement', but must be 'full' or 'with_replacement' where weights are unequal."
+                "scheme is 'without_replacement', but must be 'full' or 'with_replacement' for "
+                "unequal weights."
             )
         return (num_clients - self.num_selected) / (max(num_clients - 1, 1) * self.num_selected)
 
 
 FULL = Participation()
+"""Everyone is averaged."""
 
 
 class Round(NamedTuple):
-    """A round as a random affine map of the model: client c reaches A_c^K x + (I - A_c^K) b_c + noise, and a random average is taken."""
+    """A round as a random affine map of the model.
 
-    powers: Numbers  # f64[..., N, P, P]  A_c^K, A_c = I - eta H_c
-    shifts: Numbers  # f64[..., N, P]  (I - A_c^K) b_c
-    noise: Numbers  # f64[..., P, P]  covariance of the average of the clients' noise
-    weights: Numbers  # f64[..., N]
-    excess: float  # C_S / S
+    Client c maps the model x to A_c^K x + (I - A_c^K) b_c + noise, where A_c = I - eta H_c. Then a
+    randomly weighted average over clients is taken.
+
+    Attributes:
+        powers: `f64[..., N, P, P]`, A_c^K.
+        shifts: `f64[..., N, P]`, (I - A_c^K) b_c.
+        noise: `f64[..., P, P]`, covariance of the randomly weighted average of the clients' noise.
+        weights: `f64[..., N]`, p_c, the mean of the averaging weights.
+        excess: C_S / S, see `Participation.excess`.
+    """
+
+    powers: Numbers
+    shifts: Numbers
+    noise: Numbers
+    weights: Numbers
+    excess: float
 
     @property
     def transition(self) -> Numbers:
-        """M, the mean of A_c^K: `f64[..., P, P]`."""
+        """M, the weighted mean of A_c^K over clients: `f64[..., P, P]`."""
         return np.einsum("...c,...cij->...ij", self.weights, self.powers)
 
     @property
     def offset(self) -> Numbers:
-        """Mean shift: `f64[..., P]`."""
+        """The weighted mean of the shifts over clients: `f64[..., P]`."""
         return np.einsum("...c,...ci->...i", self.weights, self.shifts)
 
 
 class Step(NamedTuple):
-    """Joint law of all clients' models around a step, stacked client by client: means `f64[..., Q]`, covariances `f64[..., Q, Q]`."""
+    """Joint law of all clients' models around a local step.
 
-    local: Gaussian  # after the step, before any synchronisation (beta)
-    synced: Gaussian  # after it (theta): the same where no synchronisation is due
+    The models are stacked client by client: means are `f64[..., Q]`, covariances `f64[..., Q, Q]`.
+
+    Attributes:
+        local: Law after the step, before any synchronisation (the paper's beta).
+        synced: Law after the synchronisation (theta); equal to `local` if none is due.
+    """
+
+    local: Gaussian
+    synced: Gaussian
 
 
-def target(clients: GaussianTarget) -> Gaussian:
-    """Compute the law to be sampled, N(theta_*, tau / H) with H the mean Hessian."""
-    weights, hessians = clients.weights, clients.hessians
+def target_law(target: GaussianTarget) -> Gaussian:
+    """Compute the law to be sampled, N(theta_*, tau H^-1) with H the weighted mean Hessian.
+
+    Args:
+        target: The clients and the temperature.
+
+    Returns:
+        The law, with mean `f64[..., P]` and covariance `f64[..., P, P]`.
+    """
+    weights, hessians = target.weights, target.hessians
     precision = np.einsum("...c,...cij->...ij", weights, hessians)
-    pull = np.einsum("...c,...cij,...cj->...i", weights, hessians, clients.centers)
+    pull = np.einsum("...c,...cij,...cj->...i", weights, hessians, target.centers)
     covariance = np.linalg.inv(precision)
     return Gaussian(
-        (covariance @ pull[..., None])[..., 0], _column(clients.temperature, 2) * covariance
+        (covariance @ pull[..., None])[..., 0], _column(target.temperature, 2) * covariance
     )
 
 
-def local_temperature(clients: GaussianTarget, rho: Real) -> Numbers:
-    """Compute T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), at which client c diffuses (Def. A.4): `f64[..., N]`."""
+def local_temperature(target: GaussianTarget, rho: Real) -> Numbers:
+    """Compute T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), at which client c diffuses (Def. A.4).
+
+    Args:
+        target: The clients and the temperature.
+        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
+
+    Returns:
+        `f64[..., N]`.
+
+    Raises:
+        ValueError: If rho is not in [0, 1].
+    """
     check_rho(rho)
     rho = _column(rho, 1)
-    return _column(clients.temperature, 1) * (rho**2 + (1 - rho**2) / clients.weights)
+    return _column(target.temperature, 1) * (rho**2 + (1 - rho**2) / target.weights)
 
 
-def local_target(clients: GaussianTarget, rho: Real) -> Gaussian:
-    """Compute what each client's chain samples if it is never synchronised, up to its step size: exp(-f^c / T_{c,rho}).
+def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
+    """Compute the law exp(-f^c / T_{c,rho}) that each client's chain samples without averaging.
 
-    At rho = 0 that is the client's own posterior exp(-p_c f^c / tau). Means `f64[..., N, P]`, covariances `f64[..., N, P, P]`.
+    It is what a chain that is never synchronised samples, up to the error of its step size. At
+    rho = 0 it is the client's own posterior exp(-p_c f^c / tau).
+
+    Args:
+        target: The clients and the temperature.
+        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
+
+    Returns:
+        The laws, with means `f64[..., N, P]` and covariances `f64[..., N, P, P]`.
+
+    Raises:
+        ValueError: If rho is not in [0, 1].
     """
-    covariance = local_temperature(clients, rho)[..., None, None] * np.linalg.inv(clients.hessians)
-    return Gaussian(np.broadcast_to(clients.centers, covariance.shape[:-1]), covariance)
+    covariance = local_temperature(target, rho)[..., None, None] * np.linalg.inv(target.hessians)
+    return Gaussian(np.broadcast_to(target.centers, covariance.shape[:-1]), covariance)
 
 
 def check_rho(rho: Real) -> None:
-    """Raise ValueError unless rho is from 0 to 1: beyond, the private noise would have a negative variance."""
+    """Check that rho is in [0, 1]; outside, the private noise would have a negative variance.
+
+    Args:
+        rho: Mixing weight of the shared noise, a number or an array.
+
+    Raises:
+        ValueError: If any rho is not in [0, 1].
+    """
     values = np.atleast_1d(rho)
     is_beyond = ~((values >= 0) & (values <= 1))
     if is_beyond.any():
         raise ValueError(f"rho is {values[is_beyond][0]:g}, but must be from 0 to 1.")
 
 
-def centralised(clients: GaussianTarget) -> GaussianTarget:
-    """Gather everything in one client, whose chain is SGLD on the global energy with the averaged gradient noise."""
-    noise = np.broadcast_to(clients.gradient_noise, clients.hessians.shape)
-    gathered = np.einsum("...c,...cij->...ij", clients.weights**2, noise)
-    precision = np.einsum("...c,...cij->...ij", clients.weights, clients.hessians)
-    mode = target(clients).mean
+def centralised(target: GaussianTarget) -> GaussianTarget:
+    """Combine all clients into one with the global energy and the averaged gradient noise.
+
+    FA-LD with this one client is SGLD.
+
+    Args:
+        target: The clients and the temperature.
+
+    Returns:
+        The same target law with N = 1.
+    """
+    noise = np.broadcast_to(target.gradient_noise, target.hessians.shape)
+    gathered = np.einsum("...c,...cij->...ij", target.weights**2, noise)
+    precision = np.einsum("...c,...cij->...ij", target.weights, target.hessians)
+    mode = target_law(target).mean
     ones = np.ones((*mode.shape[:-1], 1))
     return GaussianTarget(
         precision[..., None, :, :],
         mode[..., None, :],
         ones,
-        clients.temperature,
+        target.temperature,
         gathered[..., None, :, :],
     )
 
 
 def point(position: npt.ArrayLike) -> Gaussian:
-    """The law of a model that is known: `f64[..., P]`."""
+    """Build the law of a known model, which has covariance 0.
+
+    Args:
+        position: `f64[..., P]`, the model.
+
+    Returns:
+        The point mass at that model.
+    """
     position = np.asarray(position, float)
     return Gaussian(position, np.zeros((*position.shape, position.shape[-1])))
 
 
-# Step by step -------------------------------------------------------------------------------------------------------------------------
+# Step by step -------------------------------------------------------------------------------------
 
 
 def steps(
-    clients: GaussianTarget,
+    target: GaussianTarget,
     start: Gaussian,
     *,
     step_sizes: Iterable[Real],
@@ -167,110 +270,164 @@ def steps(
     rho: Real,
     participation: Participation = FULL,
 ) -> Iterator[Step]:
-    """Follow the joint law of all clients' models, one step after the other, with a synchronisation after every K.
+    """Follow the joint law of all clients' models, with a synchronisation after every K steps.
 
-    start: law of the model that all clients begin from. step_sizes: one per step, each a number or `f64[...]`.
+    Args:
+        target: The clients and the temperature.
+        start: Law of the one model that all clients begin from, `f64[..., P]` and `f64[..., P, P]`.
+        step_sizes: eta of each step, each a number or `f64[...]`.
+        local_steps: K, at least 1.
+        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
+        participation: Which clients are averaged.
+
+    Yields:
+        The laws around each step.
+
+    Raises:
+        ValueError: If rho is not in [0, 1], or the participation is not possible, see
+            `Participation.excess`.
     """
-    excess = participation.excess(clients.weights)
-    law = _replicated(start, clients.shape[0])
+    excess = participation.excess(target.weights)
+    law = _replicated(start, target.shape[0])
     for k, step_size in enumerate(step_sizes):
-        law = local = _step(clients, law, step_size, rho)
+        law = local = _step(target, law, step_size, rho)
         if (k + 1) % local_steps == 0:
-            law = _replicated(average(clients, local, excess), clients.shape[0])
+            law = _replicated(average(target, local, excess), target.shape[0])
         yield Step(local, law)
 
 
-def average(clients: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> Gaussian:
-    """Compute the law of the (randomly weighted) average of all clients' models from their joint law.
+def average(target: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> Gaussian:
+    """Compute the law of the (randomly weighted) average of all clients' models.
 
-    excess: C_S / S, 0 for the plain weighted mean.
+    Args:
+        target: The clients; only their weights are used.
+        stacked: Joint law of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`.
+        excess: C_S / S; 0 for the plain weighted mean.
+
+    Returns:
+        The law of the average, `f64[..., P]` and `f64[..., P, P]`.
     """
-    (n, dim), weights = clients.shape, clients.weights
+    (n, dim), weights = target.shape, target.weights
     means = stacked.mean.reshape(*stacked.mean.shape[:-1], n, dim)
     blocks = stacked.covariance.reshape(*stacked.covariance.shape[:-2], n, dim, n, dim)
     mean = np.einsum("...c,...ci->...i", weights, means)
     covariance = np.einsum("...c,...cidj,...d->...ij", weights, blocks, weights, optimize=True)
-    own = np.einsum("...c,...cicj->...ij", weights, blocks) + _spread(weights, means, mean)
-    return Gaussian(mean, (1 - excess) * covariance + excess * own)
+    # Covariance of the model of one client that is drawn with probabilities p_c.
+    of_one_drawn = np.einsum("...c,...cicj->...ij", weights, blocks) + _spread(weights, means, mean)
+    return Gaussian(mean, (1 - excess) * covariance + excess * of_one_drawn)
 
 
 def of_client(stacked: Gaussian, client: int, dim: int) -> Gaussian:
-    """Compute the marginal law of one client's model."""
-    own = slice(client * dim, (client + 1) * dim)
-    return Gaussian(stacked.mean[..., own], stacked.covariance[..., own, own])
+    """Compute the marginal law of one client's model.
+
+    Args:
+        stacked: Joint law of the clients' models, `f64[..., Q]` and `f64[..., Q, Q]`.
+        client: Index of the client, from 0.
+        dim: P, the number of parameters.
+
+    Returns:
+        The law of that client's model, `f64[..., P]` and `f64[..., P, P]`.
+    """
+    places = slice(client * dim, (client + 1) * dim)
+    return Gaussian(stacked.mean[..., places], stacked.covariance[..., places, places])
 
 
-def _step(clients: GaussianTarget, law: Gaussian, step_size: Real, rho: Real) -> Gaussian:
-    """One local step of every client (Alg. 4, l. 4-8)."""
-    n, dim = clients.shape
-    factors = _factors(clients, step_size)
-    pull = _column(step_size, 2) * np.einsum(
-        "...cij,...cj->...ci", clients.hessians, clients.centers
-    )
+def _step(target: GaussianTarget, law: Gaussian, step_size: Real, rho: Real) -> Gaussian:
+    """Apply one local step of every client to their joint law (Alg. 4, l. 4-8)."""
+    n, dim = target.shape
+    factors = _factors(target, step_size)
+    pull = _column(step_size, 2) * np.einsum("...cij,...cj->...ci", target.hessians, target.centers)
     mean = _blocks_times(factors, law.mean[..., None])[..., 0] + pull.reshape(
         *pull.shape[:-2], n * dim
     )
     return Gaussian(
-        mean, _congruence(factors, law.covariance) + _step_noise(clients, step_size, rho)
+        mean, _congruence(factors, law.covariance) + _step_noise(target, step_size, rho)
     )
 
 
-def _factors(clients: GaussianTarget, step_size: Real) -> Numbers:
-    """A_c = I - eta H_c: `f64[..., N, P, P]`."""
-    return np.eye(clients.shape[1]) - _column(step_size, 3) * clients.hessians
+def _factors(target: GaussianTarget, step_size: Real) -> Numbers:
+    """Compute A_c = I - eta H_c: `f64[..., N, P, P]`."""
+    return np.eye(target.shape[1]) - _column(step_size, 3) * target.hessians
 
 
-def _step_noise(clients: GaussianTarget, step_size: Real, rho: Real) -> Numbers:
-    """Covariance of what a step injects: 2 eta tau (rho^2 + [c = c'] (1 - rho^2) / p_c) I + [c = c'] eta^2 G_c: `f64[..., Q, Q]`."""
-    n, dim = clients.shape
+def _step_noise(target: GaussianTarget, step_size: Real, rho: Real) -> Numbers:
+    """Compute the covariance of the noise that a step adds to all models: `f64[..., Q, Q]`.
+
+    2 eta tau (rho^2 + [c = c'] (1 - rho^2) / p_c) I + [c = c'] eta^2 G_c, with G_c the covariance
+    of the gradient noise.
+    """
+    n, dim = target.shape
     check_rho(rho)
     # The shared noise is not divided by p_c.
-    own = _column(1 - np.square(rho), 1) / clients.weights
-    mixing = _column(np.square(rho), 2) + own[..., None] * np.eye(n)
+    private = _column(1 - np.square(rho), 1) / target.weights
+    mixing = _column(np.square(rho), 2) + private[..., None] * np.eye(n)
     injected = np.einsum(
         "...cd,ij->...cidj",
-        2 * _column(np.multiply(step_size, clients.temperature), 2) * mixing,
+        2 * _column(np.multiply(step_size, target.temperature), 2) * mixing,
         np.eye(dim),
     )
     gradient = _column(np.square(step_size), 3) * np.broadcast_to(
-        clients.gradient_noise, clients.hessians.shape
+        target.gradient_noise, target.hessians.shape
     )
     both = injected + np.einsum("...cij,cd->...cidj", gradient, np.eye(n))
     return both.reshape(*both.shape[:-4], n * dim, n * dim)
 
 
 def _replicated(law: Gaussian, num_clients: int) -> Gaussian:
-    """All clients hold one and the same model."""
+    """Compute the joint law of the clients' models if all hold the same model."""
     return Gaussian(
         np.tile(law.mean, num_clients), np.tile(law.covariance, (num_clients, num_clients))
     )
 
 
-# Round by round -----------------------------------------------------------------------------------------------------------------------
+# Round by round -----------------------------------------------------------------------------------
 
 
 def one_round(
-    clients: GaussianTarget,
+    target: GaussianTarget,
     *,
     step_size: Real,
     local_steps: int,
     rho: Real,
     participation: Participation = FULL,
 ) -> Round:
-    """Work out what K local steps and a synchronisation do to the law of the model; costs log K products of matrices."""
+    """Compute what K local steps and a synchronisation do to the law of the model.
+
+    It takes O(log K) matrix products.
+
+    Args:
+        target: The clients and the temperature.
+        step_size: eta, positive, a number or `f64[...]`.
+        local_steps: K, at least 1.
+        rho: Mixing weight of the shared noise, in [0, 1], a number or `f64[...]`.
+        participation: Which clients are averaged.
+
+    Returns:
+        The round, to be used with `advance`, `iterate_rounds` or `stationary`.
+
+    Raises:
+        ValueError: If rho is not in [0, 1], or the participation is not possible, see
+            `Participation.excess`.
+    """
     powers, noise = _power_and_noise(
-        _factors(clients, step_size), _step_noise(clients, step_size, rho), local_steps
+        _factors(target, step_size), _step_noise(target, step_size, rho), local_steps
     )
-    shifts = np.einsum("...cij,...cj->...ci", np.eye(clients.shape[1]) - powers, clients.centers)
-    excess = participation.excess(clients.weights)
+    shifts = np.einsum("...cij,...cj->...ci", np.eye(target.shape[1]) - powers, target.centers)
+    excess = participation.excess(target.weights)
     silent = Gaussian(np.zeros(noise.shape[:-1]), noise)
-    return Round(
-        powers, shifts, average(clients, silent, excess).covariance, clients.weights, excess
-    )
+    return Round(powers, shifts, average(target, silent, excess).covariance, target.weights, excess)
 
 
 def advance(law: Gaussian, taken: Round) -> Gaussian:
-    """Compute the law of the model after a round."""
+    """Compute the law of the model after a round from the law before it.
+
+    Args:
+        law: Law of the model, `f64[..., P]` and `f64[..., P, P]`.
+        taken: The round.
+
+    Returns:
+        The law after the round, of the same shapes.
+    """
     means = np.einsum("...cij,...j->...ci", taken.powers, law.mean) + taken.shifts
     mean = np.einsum("...c,...ci->...i", taken.weights, means)
     transition, excess = taken.transition, taken.excess
@@ -282,12 +439,21 @@ def advance(law: Gaussian, taken: Round) -> Gaussian:
         taken.weights,
         taken.powers @ law.covariance[..., None, :, :] @ _turned(taken.powers),
     )
-    own = apart + _spread(taken.weights, means, mean)
-    return Gaussian(mean, (1 - excess) * together + excess * own + taken.noise)
+    of_one_drawn = apart + _spread(taken.weights, means, mean)
+    return Gaussian(mean, (1 - excess) * together + excess * of_one_drawn + taken.noise)
 
 
 def iterate_rounds(taken: Round, start: Gaussian, num_rounds: int) -> Gaussian:
-    """Compute the laws of the model after 0, 1, ..., R rounds, stacked on a new first axis of R + 1."""
+    """Compute the laws of the model after 0, 1, ..., R rounds.
+
+    Args:
+        taken: The round.
+        start: Law of the model before the first round, `f64[..., P]` and `f64[..., P, P]`.
+        num_rounds: R, at least 0.
+
+    Returns:
+        The laws on a new first axis: `f64[R + 1, ..., P]` and `f64[R + 1, ..., P, P]`.
+    """
     batch = np.broadcast_shapes(start.mean.shape, taken.offset.shape)
     law = Gaussian(
         np.broadcast_to(start.mean, batch), np.broadcast_to(start.covariance, (*batch, batch[-1]))
@@ -302,7 +468,17 @@ def iterate_rounds(taken: Round, start: Gaussian, num_rounds: int) -> Gaussian:
 
 
 def stationary(taken: Round) -> Gaussian:
-    """Compute the law that rounds leave as it is. Raises ValueError where second moments grow from round to round: there is none."""
+    """Compute the stationary law of the model, which a round does not change.
+
+    Args:
+        taken: The round.
+
+    Returns:
+        The law, `f64[..., P]` and `f64[..., P, P]`.
+
+    Raises:
+        ValueError: If second moments grow from round to round, so that there is no such law.
+    """
     transition, excess = taken.transition, taken.excess
     dim = transition.shape[-1]
     carried = (1 - excess) * np.einsum("...ik,...jl->...ijkl", transition, transition)
@@ -313,7 +489,8 @@ def stationary(taken: Round) -> Gaussian:
     growth = np.abs(np.linalg.eigvals(carried)).max() if np.isfinite(carried).all() else np.inf
     if growth >= 1:
         raise ValueError(
-            f"step_size is such that a round multiplies second moments by {growth:.4g}, but must be so small that they shrink."
+            f"step_size makes a round multiply second moments by {growth:.4g}, but must be so "
+            "small that this factor is below 1."
         )
     mean = _solved(np.eye(dim) - transition, taken.offset)
     means = np.einsum("...cij,...j->...ci", taken.powers, mean) + taken.shifts
@@ -323,7 +500,10 @@ def stationary(taken: Round) -> Gaussian:
 
 
 def _power_and_noise(factors: Numbers, noise: Numbers, num: int) -> tuple[Numbers, Numbers]:
-    """A^K and the sum over j < K of A^j Q (A^j)^T, A block diagonal: twice the steps are A^2 and Q + A Q A^T."""
+    """Compute A^K and the sum over j < K of A^j Q (A^j)^T for block-diagonal A, by doubling.
+
+    Twice the number of steps has the power A^2 and the noise Q + A Q A^T.
+    """
     power, total = np.broadcast_to(np.eye(factors.shape[-1]), factors.shape), np.zeros_like(noise)
     while num:
         if num % 2:
@@ -333,7 +513,7 @@ def _power_and_noise(factors: Numbers, noise: Numbers, num: int) -> tuple[Number
     return power, total
 
 
-# Arrays -------------------------------------------------------------------------------------------------------------------------------
+# Arrays -------------------------------------------------------------------------------------------
 
 
 def _column(x: npt.ArrayLike, axes: int) -> Numbers:
@@ -343,26 +523,28 @@ def _column(x: npt.ArrayLike, axes: int) -> Numbers:
 
 
 def _turned(x: Numbers) -> Numbers:
+    """Transpose matrices."""
     return np.swapaxes(x, -1, -2)
 
 
 def _solved(matrix: Numbers, vector: Numbers) -> Numbers:
+    """Solve linear systems, one per matrix and vector of the batch."""
     return np.asarray(np.linalg.solve(matrix, vector[..., None])[..., 0], float)
 
 
 def _blocks_times(blocks: Numbers, x: Numbers) -> Numbers:
-    """Block-diagonal matrix `f64[..., N, P, P]` times `f64[..., Q, R]`."""
+    """Multiply a block-diagonal matrix `f64[..., N, P, P]` with a matrix `f64[..., Q, R]`."""
     n, dim = blocks.shape[-3:-1]
     product = blocks @ x.reshape(*x.shape[:-2], n, dim, x.shape[-1])
     return product.reshape(*product.shape[:-3], n * dim, x.shape[-1])
 
 
 def _congruence(blocks: Numbers, x: Numbers) -> Numbers:
-    """A X A^T for symmetric X `f64[..., Q, Q]` and block-diagonal A."""
+    """Compute A X A^T for symmetric X `f64[..., Q, Q]` and block-diagonal A."""
     return _blocks_times(blocks, _turned(_blocks_times(blocks, x)))
 
 
 def _spread(weights: Numbers, means: Numbers, mean: Numbers) -> Numbers:
-    """Weighted covariance of the clients' means `f64[..., N, P]` around `f64[..., P]`."""
+    """Compute the weighted covariance of the clients' means `f64[..., N, P]` around `mean`."""
     apart = means - mean[..., None, :]
     return np.einsum("...c,...ci,...cj->...ij", weights, apart, apart)

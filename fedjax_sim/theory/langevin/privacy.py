@@ -1,20 +1,39 @@
-"""Differential privacy of FA-LD (Deng, Zhang, Ma, Song, Lin, arXiv 2112.05120, Theorems 6.1 and G.3), in float64.
+"""Differential privacy of FA-LD (arXiv 2112.05120, Theorems 6.1 and G.3), in float64.
 
-Two data sets are neighbours if they differ in one data point of one client (substitution: sizes are equal). What is protected is the
-training data, from whoever sees the aggregates. The shared noise counts as known, so it protects nothing: privacy needs rho < 1.
+Two data sets are neighbours if they differ in one data point of one client (substitution, so their
+sizes are equal). The training data is protected from whoever sees the aggregates. The shared noise
+is treated as known, so it protects nothing: privacy needs rho < 1.
 
-The guarantee is built in five steps, each with its (epsilon, delta): the Gaussian mechanism of one local step; a mini-batch drawn without
-replacement; K local steps; the draw of clients; all rounds. Symbols: eta `step_size`, tau `temperature`, q (the paper's gamma)
-`batch_fraction`, Delta_l `sensitivity`, K `local_steps`, E = T / K `num_rounds`, S `num_selected`, delta_0, delta_1, delta_2
-`delta_step`, `delta_round`, `delta_total`. Equation numbers are the paper's; "derived" marks what it does not state.
+The guarantee is built in five steps, each with its (epsilon, delta): the Gaussian mechanism of one
+local step; the mini-batch drawn without replacement; K local steps; the draw of clients; and all
+rounds.
 
-Readings. That clients are drawn at random protects only from those who do not know who took part. The server does: `adversary` "server"
-leaves that step out, "outsider" (the paper's) keeps it. It needs, which the paper does not say, that aggregates tell a client's absence no
-better than a changed data point: where clients' models lie apart they show who took part, and the draw makes delta smaller by the
-probability of taking part but leaves epsilon as it is. "server" is an upper bound there too. All local steps count as released, though
-only the last is: an upper bound. Scheme I (with replacement) is stated with draws of probability 1 / N, though clients are drawn with
-their weights; give the largest as `draw_probability` for a guarantee to everyone. Its delta is that of groups of s for a client drawn s
-times, whose noise grows as its data points' share does: an upper bound. Scheme II (without) needs equal weights, as in the system.
+Symbols of the paper and their names in `PrivacySetup`:
+
+    N, S                        `num_clients`, `num_selected`
+    K, E = T / K                `local_steps`, `num_rounds`
+    eta, tau                    `step_size`, `temperature`
+    q (the paper's gamma)       `batch_fraction`
+    Delta_l                     `sensitivity`
+    delta_0, delta_1, delta_2   `delta_step`, `delta_round`, `delta_total`
+
+Equation numbers are the paper's; "derived" marks what it does not state.
+
+How the paper is read:
+- The random draw of clients protects only against an adversary who does not know who took part.
+  The server knows. With the adversary "server" this step is left out; with "outsider", the paper's,
+  it is included.
+- That step needs an assumption that the paper does not state: the aggregates must not reveal the
+  absence of a client better than a changed data point. If clients' models lie far apart, the
+  aggregates show who took part. The draw then multiplies delta by the probability of taking part,
+  but does not reduce epsilon. The guarantee against "server" is an upper bound in that case too.
+- All local steps count as released, although only the last one is. This is an upper bound.
+- Scheme I (with replacement) is stated for draws of probability 1 / N, although clients are drawn
+  with probabilities equal to their weights. For a guarantee to every client, pass the largest
+  weight as `draw_probability`.
+- Under scheme I, delta treats the data point of a client drawn s times as a group of s data points,
+  although the client's noise is multiplied by s as well. This is an upper bound.
+- Scheme II (without replacement) needs equal weights, as in the simulated system.
 """
 
 import warnings
@@ -29,35 +48,54 @@ ADVERSARIES = ("outsider", "server")
 
 
 class PrivacySetup(NamedTuple):
-    """A run of FA-LD and what is assumed of its loss."""
+    """The settings of an FA-LD run and the assumptions on its loss.
 
-    num_clients: int  # N
-    num_selected: int  # S
-    scheme: str  # of SCHEMES
-    local_steps: int  # K
-    num_rounds: int  # E
-    step_size: float  # eta
-    temperature: float  # tau
+    Attributes:
+        num_clients: N, at least 1.
+        num_selected: S, at least 1, and at most N without replacement. Ignored by "full".
+        scheme: Which clients are averaged, one of `fedjax_sim.theory.langevin.exact_laws.SCHEMES`.
+        local_steps: K, at least 1.
+        num_rounds: E, at least 1.
+        step_size: eta, positive and at most `largest_step_size`.
+        temperature: tau, positive.
+        rho: Mixing weight of the shared noise, in [0, 1).
+        batch_fraction: q, share of a client's data in a mini-batch, in (0, 1].
+        sensitivity: Delta_l, largest distance between the gradients of two examples' losses,
+            positive; for softmax regression see `softmax_sensitivity`.
+        least_weight: Smallest p_c, positive and at most 1 / N.
+        delta_step: delta_0, in (0, 1).
+        delta_round: delta_1, in [0, 1).
+        delta_total: delta_2, in [0, 1).
+        adversary: One of `ADVERSARIES`: "outsider" does not know who took part, "server" does.
+        draw_probability: Probability of the most likely client in a draw of scheme I, from 1 / N
+            to 1. None is 1 / N.
+    """
+
+    num_clients: int
+    num_selected: int
+    scheme: str
+    local_steps: int
+    num_rounds: int
+    step_size: float
+    temperature: float
     rho: float
-    batch_fraction: float  # q, of a client's data
-    sensitivity: float  # Delta_l, see `softmax_sensitivity`
-    least_weight: float  # smallest p_c
-    delta_step: float  # delta_0, in (0, 1)
-    delta_round: float  # delta_1, in [0, 1)
-    delta_total: float  # delta_2, in [0, 1)
+    batch_fraction: float
+    sensitivity: float
+    least_weight: float
+    delta_step: float
+    delta_round: float
+    delta_total: float
     adversary: str = "outsider"
-    draw_probability: float | None = (
-        None  # of the likeliest client in a draw of scheme I; None for 1 / N
-    )
+    draw_probability: float | None = None
 
     @property
     def private_noise(self) -> float:
-        """tau (1 - rho^2) times the smallest weight."""
+        """The product tau (1 - rho^2) min_c p_c."""
         return self.temperature * (1 - self.rho**2) * self.least_weight
 
     @property
     def largest_step_size(self) -> float:
-        """eta_max, condition (59): up to it the Gaussian mechanism's epsilon is at most 1."""
+        """eta_max of condition (59), up to which epsilon_0 of a local step is at most 1."""
         return (
             self.private_noise
             * self.batch_fraction**2
@@ -66,7 +104,7 @@ class PrivacySetup(NamedTuple):
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of a step's private noise over the sensitivity of the step. Derived."""
+        """Standard deviation of a step's private noise over the step's sensitivity. Derived."""
         return (
             np.sqrt(2 * self.private_noise / self.step_size)
             * self.batch_fraction
@@ -75,7 +113,7 @@ class PrivacySetup(NamedTuple):
 
     @property
     def inclusion(self) -> float:
-        """The probability with which a client is among the selected, as far as the adversary does not know it."""
+        """Probability, from the adversary's view, that a client is among the selected."""
         if self.scheme == "full" or self.adversary == "server":
             return 1.0
         if self.scheme == "without_replacement":
@@ -84,46 +122,69 @@ class PrivacySetup(NamedTuple):
 
     @property
     def _draw(self) -> float:
+        """Probability of the most likely client in a draw of scheme I."""
         return 1 / self.num_clients if self.draw_probability is None else self.draw_probability
 
 
 class Guarantee(NamedTuple):
-    """The epsilons and deltas of the five steps."""
+    """The epsilons and deltas of the five steps.
 
-    epsilon_step: float  # epsilon_0: of a local step, given its mini-batch
-    epsilon_batch: float  # epsilon_1: of a local step
-    epsilon_round: float  # epsilon_K: of the local steps of a round
+    Attributes:
+        epsilon_step: epsilon_0, of a local step given its mini-batch; its delta is delta_0.
+        epsilon_batch: epsilon_1, of a local step; its delta is q delta_0.
+        epsilon_round: epsilon_K, of the local steps of a round.
+        delta_round: delta of the local steps of a round, K q delta_0 + delta_1.
+        epsilon_sampled: epsilon of a round with the draw of clients.
+        delta_sampled: delta of a round with the draw of clients.
+        epsilon: epsilon^(3), of the whole run.
+        delta: delta^(3), of the whole run.
+    """
+
+    epsilon_step: float
+    epsilon_batch: float
+    epsilon_round: float
     delta_round: float
-    epsilon_sampled: float  # with the draw of clients
+    epsilon_sampled: float
     delta_sampled: float
-    epsilon: float  # epsilon^(3): of the whole run
+    epsilon: float
     delta: float
 
 
-def guarantee(setting: PrivacySetup, *, num_examples: int | None = None) -> Guarantee:
+def guarantee(setup: PrivacySetup, *, num_examples: int | None = None) -> Guarantee:
     """Compute the privacy of a run (Theorem 6.1).
 
-    num_examples: data points of all clients; if given, a warning is issued where delta exceeds one over it, which protects nobody.
-    Scheme I hardly avoids that, as its delta_0 enters by the power 1 / s^2. Raises ValueError for a step size beyond condition (59), for
-    rho = 1, for unequal weights under scheme II, and for numbers that no run has.
+    If `num_examples` is given, this warns if delta exceeds 1 / num_examples, which protects nobody.
+    Under scheme I that is hard to avoid, because delta_0 enters with the power 1 / s^2 for a client
+    drawn s times.
+
+    Args:
+        setup: The run.
+        num_examples: Number of data points of all clients together.
+
+    Returns:
+        The guarantees of the five steps.
+
+    Raises:
+        ValueError: If a setting is outside its range, in particular if the step size exceeds
+            condition (59), if rho is 1, or if weights are unequal under scheme II.
     """
-    _check(setting)
-    s = setting
-    root = np.sqrt(s.step_size * np.log(1.25 / s.delta_step) / s.private_noise)
-    epsilon_step = root * s.sensitivity / s.batch_fraction
-    epsilon_batch = 2 * root * s.sensitivity
-    epsilon_round = composed(epsilon_batch, s.local_steps, s.delta_round)
-    delta_round = s.local_steps * s.batch_fraction * s.delta_step + s.delta_round
-    epsilon_sampled = amplified(epsilon_round, s.inclusion)
-    if s.scheme == "with_replacement" and s.adversary == "outsider":
-        delta_sampled = _delta_of_draws(s, epsilon_round)
+    _check(setup)
+    root = np.sqrt(setup.step_size * np.log(1.25 / setup.delta_step) / setup.private_noise)
+    epsilon_step = root * setup.sensitivity / setup.batch_fraction
+    epsilon_batch = 2 * root * setup.sensitivity
+    epsilon_round = composed(epsilon_batch, setup.local_steps, setup.delta_round)
+    delta_round = setup.local_steps * setup.batch_fraction * setup.delta_step + setup.delta_round
+    epsilon_sampled = amplified(epsilon_round, setup.inclusion)
+    if setup.scheme == "with_replacement" and setup.adversary == "outsider":
+        delta_sampled = _delta_of_draws(setup, epsilon_round)
     else:
-        delta_sampled = s.inclusion * delta_round
-    epsilon = composed(epsilon_sampled, s.num_rounds, s.delta_total)
-    delta = s.num_rounds * delta_sampled + s.delta_total
+        delta_sampled = setup.inclusion * delta_round
+    epsilon = composed(epsilon_sampled, setup.num_rounds, setup.delta_total)
+    delta = setup.num_rounds * delta_sampled + setup.delta_total
     if num_examples is not None and delta > 1 / num_examples:
         warnings.warn(
-            f"delta is {delta:.3g}, above one over {num_examples} data points: no protection",
+            f"delta is {delta:.3g}, but must be at most 1 / {num_examples}, one over the number of "
+            "data points; otherwise there is no protection.",
             stacklevel=2,
         )
     return Guarantee(
@@ -144,7 +205,16 @@ def guarantee(setting: PrivacySetup, *, num_examples: int | None = None) -> Guar
 
 
 def composed(epsilon: float, num: int, slack: float) -> float:
-    """Compute the epsilon of `num` mechanisms, by the better of plain and strong composition; slack: the latter's addition to delta."""
+    """Compute the epsilon of several mechanisms by the better of plain and strong composition.
+
+    Args:
+        epsilon: epsilon of each mechanism, at least 0.
+        num: Number of mechanisms, at least 1.
+        slack: What strong composition adds to delta, in [0, 1). 0 is plain composition.
+
+    Returns:
+        epsilon of all mechanisms together.
+    """
     if slack == 0:
         return num * epsilon
     with np.errstate(over="ignore"):
@@ -154,81 +224,144 @@ def composed(epsilon: float, num: int, slack: float) -> float:
 
 
 def amplified(epsilon: float, inclusion: float) -> float:
-    """Compute the epsilon of a mechanism that sees a data point only with probability `inclusion`."""
+    """Compute the epsilon of a mechanism that sees a data point only with some probability.
+
+    Args:
+        epsilon: epsilon of the mechanism if it always sees the data point, at least 0.
+        inclusion: Probability that it sees the data point, in (0, 1].
+
+    Returns:
+        log(1 + inclusion (e^epsilon - 1)).
+    """
     if epsilon > 30:
         return float(epsilon + np.log(inclusion + (1 - inclusion) * np.exp(-epsilon)))
     return float(np.log1p(inclusion * np.expm1(epsilon)))
 
 
-def corollary_step_size(setting: PrivacySetup) -> float:
-    """Compute the step size up to which `corollary_epsilon` holds: (71) and (59); the setting's own does not matter.
+def corollary_step_size(setup: PrivacySetup) -> float:
+    """Compute the step size up to which `corollary_epsilon` holds, by (71) and (59).
 
-    Scheme II against outsiders, delta_1 and delta_2 above 0; ValueError otherwise.
+    Args:
+        setup: The run, with scheme II, the adversary "outsider", and delta_1 and delta_2 above 0.
+            Its step size is ignored.
+
+    Returns:
+        The largest eta.
+
+    Raises:
+        ValueError: If the corollary does not hold for the run, or a setting is outside its range.
     """
-    s = _of_corollary(setting)
-    share, num_steps = s.num_selected / s.num_clients, s.local_steps * s.num_rounds
-    of_round = np.log1p(np.sqrt(2 * np.log(1 / s.delta_round) / s.local_steps)) ** 2
+    _check_corollary(setup)
+    share = setup.num_selected / setup.num_clients
+    num_steps = setup.local_steps * setup.num_rounds
+    of_round = np.log1p(np.sqrt(2 * np.log(1 / setup.delta_round) / setup.local_steps)) ** 2
     of_run = (
-        np.log1p(np.sqrt(2 * s.local_steps * np.log(1 / s.delta_total) / num_steps) / share) ** 2
+        np.log1p(np.sqrt(2 * setup.local_steps * np.log(1 / setup.delta_total) / num_steps) / share)
+        ** 2
     )
-    least = min(of_round, of_run / (8 * s.local_steps * np.log(1 / s.delta_round)))
+    least = min(of_round, of_run / (8 * setup.local_steps * np.log(1 / setup.delta_round)))
     return float(
         min(
-            s.largest_step_size,
-            s.private_noise / (4 * s.sensitivity**2 * np.log(1.25 / s.delta_step)) * least,
+            setup.largest_step_size,
+            setup.private_noise
+            / (4 * setup.sensitivity**2 * np.log(1.25 / setup.delta_step))
+            * least,
         )
     )
 
 
-def corollary_epsilon(setting: PrivacySetup) -> float:
-    """Compute the simpler bound (75) on epsilon^(3). Raises ValueError beyond `corollary_step_size`, and where that does."""
-    _check_step_size(setting.step_size, corollary_step_size(setting), "conditions (59) and (71)")
-    s = setting
-    share = s.num_selected / s.num_clients
-    factor = np.sqrt(2 * np.log(1.25 / s.delta_step))
+def corollary_epsilon(setup: PrivacySetup) -> float:
+    """Compute the simpler bound (75) on epsilon^(3).
+
+    Args:
+        setup: The run, as in `corollary_step_size`, whose value its step size must not exceed.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: If the step size is not positive or too large, the corollary does not hold for
+            the run, or a setting is outside its range.
+    """
+    _check_step_size(setup.step_size, corollary_step_size(setup), "conditions (59) and (71)")
+    share = setup.num_selected / setup.num_clients
+    factor = np.sqrt(2 * np.log(1.25 / setup.delta_step))
     of_round = (
         4
         * factor
-        * s.sensitivity
-        * np.sqrt(s.step_size * s.local_steps * np.log(1 / s.delta_round) / s.private_noise)
+        * setup.sensitivity
+        * np.sqrt(
+            setup.step_size
+            * setup.local_steps
+            * np.log(1 / setup.delta_round)
+            / setup.private_noise
+        )
     )
     return float(
         2
-        * np.sqrt(2 * s.num_rounds * np.log(1 / s.delta_total))
+        * np.sqrt(2 * setup.num_rounds * np.log(1 / setup.delta_total))
         * np.log1p(share * np.expm1(of_round))
     )
 
 
-def leading_epsilon(setting: PrivacySetup) -> float:
-    """Compute the leading order of (75) for small step sizes, (76)-(77). The constant 16 is derived. Conditions as for (71)."""
-    s = _of_corollary(setting)
-    logs = np.log(1.25 / s.delta_step) * np.log(1 / s.delta_round) * np.log(1 / s.delta_total)
-    num_steps = s.local_steps * s.num_rounds
+def leading_epsilon(setup: PrivacySetup) -> float:
+    """Compute the leading order of (75) for small step sizes, (76)-(77).
+
+    The paper gives the order; the constant 16 is derived.
+
+    Args:
+        setup: The run, as in `corollary_step_size`. Its step size is not checked.
+
+    Returns:
+        The leading order of epsilon^(3).
+
+    Raises:
+        ValueError: If the corollary does not hold for the run, or a setting is outside its range.
+    """
+    _check_corollary(setup)
+    logs = (
+        np.log(1.25 / setup.delta_step)
+        * np.log(1 / setup.delta_round)
+        * np.log(1 / setup.delta_total)
+    )
+    num_steps = setup.local_steps * setup.num_rounds
     return float(
         16
-        * s.num_selected
-        * s.sensitivity
-        / s.num_clients
-        * np.sqrt(s.step_size * num_steps * logs / s.private_noise)
+        * setup.num_selected
+        * setup.sensitivity
+        / setup.num_clients
+        * np.sqrt(setup.step_size * num_steps * logs / setup.private_noise)
     )
 
 
-def largest_rho(setting: PrivacySetup, *, epsilon: float, delta: float = 1.0) -> float:
-    """Find the largest rho, for accuracy, at which the guarantee is still within epsilon and delta (the tuning of Sec. 6).
+def largest_rho(setup: PrivacySetup, *, epsilon: float, delta: float = 1.0) -> float:
+    """Find the largest rho at which the guarantee is still within epsilon and delta.
 
-    Raises ValueError if not even rho = 0 is.
+    This is the tuning of Sec. 6: a larger rho is more accurate and less private.
+
+    Args:
+        setup: The run. Its rho is ignored.
+        epsilon: Largest acceptable epsilon^(3).
+        delta: Largest acceptable delta^(3).
+
+    Returns:
+        rho, in [0, 1).
+
+    Raises:
+        ValueError: If even rho = 0 does not meet both, or a setting is outside its range.
     """
 
     def is_within(rho: float) -> bool:
-        at = setting._replace(rho=rho)
-        if rho >= 1 or setting.step_size > at.largest_step_size:
+        at = setup._replace(rho=rho)
+        if rho >= 1 or setup.step_size > at.largest_step_size:
             return False
         reached = guarantee(at)
         return reached.epsilon <= epsilon and reached.delta <= delta
 
     if not is_within(0.0):
         raise ValueError(
-            f"epsilon is {epsilon:g} and delta {delta:g}, but must be larger: the run does not reach them at rho = 0."
+            f"epsilon is {epsilon:g} and delta is {delta:g}, but must be larger: the run does not "
+            "reach them even at rho = 0."
         )
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -238,98 +371,134 @@ def largest_rho(setting: PrivacySetup, *, epsilon: float, delta: float = 1.0) ->
 
 
 def softmax_sensitivity(largest_norm: float) -> float:
-    """Bound Delta_l of multinomial logistic regression; largest_norm: of an input with its constant 1. Derived."""
+    """Bound Delta_l of softmax (multinomial logistic) regression. Derived.
+
+    Args:
+        largest_norm: Largest norm of an input, its constant 1 for the bias included.
+
+    Returns:
+        2 sqrt(2) times that norm.
+    """
     return 2 * np.sqrt(2) * largest_norm
 
 
-def _delta_of_draws(setting: PrivacySetup, epsilon_round: float) -> float:
-    """Delta of a round under scheme I: a client drawn s times moves the average s times as far, which is privacy of groups of s."""
-    s, total = np.arange(1, setting.num_selected + 1), setting.num_selected
+def _delta_of_draws(setup: PrivacySetup, epsilon_round: float) -> float:
+    """Compute delta of a round under scheme I.
+
+    A client drawn s times moves the average s times as far, so its privacy is that of a group of s.
+    """
+    times_drawn = np.arange(1, setup.num_selected + 1)
     with np.errstate(over="ignore"):
         single = (
             1.25
-            * setting.local_steps
-            * setting.batch_fraction
-            * (setting.delta_step / 1.25) ** (1 / s**2)
-            + setting.delta_round
+            * setup.local_steps
+            * setup.batch_fraction
+            * (setup.delta_step / 1.25) ** (1 / times_drawn**2)
+            + setup.delta_round
         )
         grown = (
-            np.exp(epsilon_round * (1 - 1 / s))
+            np.exp(epsilon_round * (1 - 1 / times_drawn))
             * np.expm1(-epsilon_round)
-            / np.expm1(-epsilon_round / s)
+            / np.expm1(-epsilon_round / times_drawn)
         )
-    return float(np.sum(stats.binom.pmf(s, total, setting._draw) * grown * single))
+    probability = stats.binom.pmf(times_drawn, setup.num_selected, setup._draw)
+    return float(np.sum(probability * grown * single))
 
 
-def _of_corollary(setting: PrivacySetup) -> PrivacySetup:
-    """Refuse what the corollaries do not hold for."""
-    s = setting
-    _check_run(s)
+def _check_corollary(setup: PrivacySetup) -> None:
+    """Refuse runs for which the corollaries do not hold."""
+    _check_run(setup)
     for name, value, needed in (
-        ("scheme", s.scheme, "without_replacement"),
-        ("adversary", s.adversary, "outsider"),
+        ("scheme", setup.scheme, "without_replacement"),
+        ("adversary", setup.adversary, "outsider"),
     ):
         if value != needed:
             raise ValueError(f"{name} is {value!r}, but must be {needed!r} in the corollaries.")
-    for name, slack in (("delta_round", s.delta_round), ("delta_total", s.delta_total)):
+    for name, slack in (("delta_round", setup.delta_round), ("delta_total", setup.delta_total)):
         if slack == 0:
             raise ValueError(f"{name} is 0, but must be above 0 in the corollaries.")
-    return s
 
 
-def _check(setting: PrivacySetup) -> None:
-    _check_run(setting)
-    _check_step_size(setting.step_size, setting.largest_step_size, "condition (59)")
+def _check(setup: PrivacySetup) -> None:
+    """Refuse settings outside their range, and step sizes beyond condition (59)."""
+    _check_run(setup)
+    _check_step_size(setup.step_size, setup.largest_step_size, "condition (59)")
 
 
 def _check_step_size(step_size: float, limit: float, words: str) -> None:
+    """Refuse step sizes that are not positive or beyond the limit, which `words` describe."""
     if not 0 < step_size <= limit * (1 + 1e-12):
         raise ValueError(
             f"step_size is {step_size:g}, but must be above 0 and at most {limit:g}, {words}."
         )
 
 
-def _check_run(setting: PrivacySetup) -> None:
-    """Refuse numbers that no run has; the step size aside."""
-    s = setting
+def _check_run(setup: PrivacySetup) -> None:
+    """Refuse settings outside their range, except for the step size."""
     for name, choice, options in (
-        ("scheme", s.scheme, SCHEMES),
-        ("adversary", s.adversary, ADVERSARIES),
+        ("scheme", setup.scheme, SCHEMES),
+        ("adversary", setup.adversary, ADVERSARIES),
     ):
         if choice not in options:
             raise ValueError(f"{name} is {choice!r}, but must be one of {', '.join(options)}.")
-    draw = 1.0 if s.draw_probability is None else s.draw_probability
-    equal = 1 / max(s.num_clients, 1)
+    draw = 1.0 if setup.draw_probability is None else setup.draw_probability
+    equal = 1 / max(setup.num_clients, 1)
+    is_without = setup.scheme == "without_replacement"
     for name, value, is_allowed, words in (
-        ("num_clients", s.num_clients, s.num_clients >= 1, "at least 1"),
-        ("num_selected", s.num_selected, s.scheme == "full" or s.num_selected >= 1, "at least 1"),
+        ("num_clients", setup.num_clients, setup.num_clients >= 1, "at least 1"),
         (
             "num_selected",
-            s.num_selected,
-            s.scheme != "without_replacement" or s.num_selected <= s.num_clients,
-            f"at most num_clients = {s.num_clients}, without replacement",
+            setup.num_selected,
+            setup.scheme == "full" or setup.num_selected >= 1,
+            "at least 1",
         ),
-        ("local_steps", s.local_steps, s.local_steps >= 1, "at least 1"),
-        ("num_rounds", s.num_rounds, s.num_rounds >= 1, "at least 1"),
-        ("temperature", s.temperature, s.temperature > 0, "above 0"),
-        ("rho", s.rho, 0 <= s.rho < 1, "from 0 to less than 1: shared noise protects nothing"),
-        ("batch_fraction", s.batch_fraction, 0 < s.batch_fraction <= 1, "above 0 and at most 1"),
-        ("sensitivity", s.sensitivity, s.sensitivity > 0, "above 0"),
+        (
+            "num_selected",
+            setup.num_selected,
+            not is_without or setup.num_selected <= setup.num_clients,
+            f"at most num_clients = {setup.num_clients}, without replacement",
+        ),
+        ("local_steps", setup.local_steps, setup.local_steps >= 1, "at least 1"),
+        ("num_rounds", setup.num_rounds, setup.num_rounds >= 1, "at least 1"),
+        ("temperature", setup.temperature, setup.temperature > 0, "above 0"),
+        (
+            "rho",
+            setup.rho,
+            0 <= setup.rho < 1,
+            "from 0 to less than 1: shared noise protects nothing",
+        ),
+        (
+            "batch_fraction",
+            setup.batch_fraction,
+            0 < setup.batch_fraction <= 1,
+            "above 0 and at most 1",
+        ),
+        ("sensitivity", setup.sensitivity, setup.sensitivity > 0, "above 0"),
         (
             "least_weight",
-            s.least_weight,
-            0 < s.least_weight <= equal * (1 + 1e-12),
+            setup.least_weight,
+            0 < setup.least_weight <= equal * (1 + 1e-12),
             f"above 0 and at most 1 / N = {equal:g}",
         ),
         (
             "least_weight",
-            s.least_weight,
-            s.scheme != "without_replacement" or s.least_weight >= equal * (1 - 1e-6),
+            setup.least_weight,
+            not is_without or setup.least_weight >= equal * (1 - 1e-6),
             f"1 / N = {equal:g} without replacement, which is biased unless all weights are equal",
         ),
-        ("delta_step", s.delta_step, 0 < s.delta_step < 1, "above 0 and less than 1"),
-        ("delta_round", s.delta_round, 0 <= s.delta_round < 1, "at least 0 and less than 1"),
-        ("delta_total", s.delta_total, 0 <= s.delta_total < 1, "at least 0 and less than 1"),
+        ("delta_step", setup.delta_step, 0 < setup.delta_step < 1, "above 0 and less than 1"),
+        (
+            "delta_round",
+            setup.delta_round,
+            0 <= setup.delta_round < 1,
+            "at least 0 and less than 1",
+        ),
+        (
+            "delta_total",
+            setup.delta_total,
+            0 <= setup.delta_total < 1,
+            "at least 0 and less than 1",
+        ),
         (
             "draw_probability",
             draw,

@@ -1,9 +1,16 @@
-"""How many rounds FA-LD (arXiv 2112.05120) needs for an accuracy: by its bounds, and exactly for Gaussian clients.
+"""How many rounds FA-LD (arXiv 2112.05120) needs for an accuracy.
 
-Accuracy is a 2-Wasserstein distance to the target. By the bounds, rounds first fall then rise in the number K of local steps, with the
-best K near sqrt(kappa) (Sec. 5). Exactly, it depends on who chooses the step size (derived): with a fixed one rounds fall like 1 / K
-until the bias exceeds the accuracy, and are infinite from there on; with one tuned for each K, they never rise where gradient noise
-limits the step size, and K = 1 is best where nothing does.
+The accuracy is a 2-Wasserstein distance W2 to the target law. There are two answers.
+
+By the bounds, the number of rounds first falls and then rises with the number K of local steps; the
+best K is near sqrt(kappa) (Sec. 5).
+
+Exactly, for Gaussian clients, it depends on how the step size is chosen (derived). With a fixed
+step size, rounds fall like 1 / K until the bias exceeds the accuracy, and are infinite for larger
+K. With a step size tuned for each K, rounds never rise with K if gradient noise limits the step
+size, and K = 1 is best if gradients are exact.
+
+Symbols are those of `fedjax_sim.theory.langevin.bounds`. Dimension letter: `E` step sizes tried.
 """
 
 from collections.abc import Iterator
@@ -20,50 +27,84 @@ from fedjax_sim.theory.langevin.exact_laws import (
     Real,
     iterate_rounds,
     one_round,
-    target,
+    target_law,
 )
 
 CHUNK = 64
-"""Rounds that are followed at once."""
+"""Number of rounds that are computed before checking whether the accuracy is reached."""
 
 
-# By the bounds ------------------------------------------------------------------------------------------------------------------------
+# By the bounds ------------------------------------------------------------------------------------
 
 
-def sufficient_step_size(setting: LangevinSetup, accuracy: float, *, local_steps: int) -> float:
-    """Compute a step size at which Theorem B.6's bias is half the accuracy, if the theorem allows it. Derived."""
-    kappa, drift = setting.condition_number, (local_steps - 1) ** 2 + setting.condition_number
-    scale = 3600 * kappa**2 * setting.strong_convexity * setting.dim * drift * setting.spread
-    return float(min(setting.largest_step_size, accuracy**2 / scale))
+def sufficient_step_size(setup: LangevinSetup, accuracy: float, *, local_steps: int) -> float:
+    """Compute the step size at which the bias of Theorem B.6 is half of the accuracy. Derived.
+
+    It is limited to the largest step size for which the theorem holds.
+
+    Args:
+        setup: The constants, each a number.
+        accuracy: Required W2, positive.
+        local_steps: K, at least 1.
+
+    Returns:
+        eta, positive and at most 1 / (2 L).
+    """
+    kappa, drift = setup.condition_number, (local_steps - 1) ** 2 + setup.condition_number
+    scale = 3600 * kappa**2 * setup.strong_convexity * setup.dim * drift * setup.spread
+    return float(min(setup.largest_step_size, accuracy**2 / scale))
 
 
-def sufficient_steps(setting: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
-    """Compute a number of steps of that size after which Theorem B.6 guarantees the accuracy. Derived; rounds are this over K."""
-    rate = (
-        sufficient_step_size(setting, accuracy, local_steps=local_steps) * setting.strong_convexity
-    )
-    return max(0, int(np.ceil(4 / rate * np.log(2 * start_bound(setting) / accuracy))))
+def sufficient_steps(setup: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
+    """Compute after how many steps Theorem B.6 guarantees the accuracy. Derived.
+
+    Args:
+        setup: The constants, each a number.
+        accuracy: Required W2, positive.
+        local_steps: K, at least 1.
+
+    Returns:
+        Steps of `sufficient_step_size`, at least 0. The number of rounds is this over K.
+    """
+    rate = sufficient_step_size(setup, accuracy, local_steps=local_steps) * setup.strong_convexity
+    return max(0, int(np.ceil(4 / rate * np.log(2 * start_bound(setup) / accuracy))))
 
 
-def sufficient_decreasing_steps(
-    setting: LangevinSetup, accuracy: float, *, local_steps: int
-) -> int:
-    """Compute a number of steps after which Theorem B.7 guarantees the accuracy, at decreasing step sizes. Derived."""
-    kappa, drift = setting.condition_number, (local_steps - 1) ** 2 + setting.condition_number
-    needed = 2025 * kappa**2 * drift * setting.spread * setting.dim / accuracy**2
+def sufficient_decreasing_steps(setup: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
+    """Compute after how many steps of decreasing size Theorem B.7 guarantees the accuracy. Derived.
+
+    Args:
+        setup: The constants, each a number.
+        accuracy: Required W2, positive.
+        local_steps: K, at least 1.
+
+    Returns:
+        Steps of `fedjax_sim.theory.langevin.bounds.decreasing_step_size`, at least 0.
+    """
+    kappa, drift = setup.condition_number, (local_steps - 1) ** 2 + setup.condition_number
+    needed = 2025 * kappa**2 * drift * setup.spread * setup.dim / accuracy**2
     return max(0, int(np.ceil(12 * (needed - 2 * kappa))))
 
 
 def best_local_steps(condition_number: float) -> float:
-    """Compute the K that minimises ((K - 1)^2 + kappa) / K, to which the rounds that Theorem B.6 asks for are proportional. Derived."""
+    """Compute the K that minimises the rounds required by Theorem B.6. Derived.
+
+    These are proportional to ((K - 1)^2 + kappa) / K.
+
+    Args:
+        condition_number: kappa, at least 1.
+
+    Returns:
+        K, not rounded.
+    """
     return float(np.sqrt(1 + condition_number))
 
 
-# Exactly ------------------------------------------------------------------------------------------------------------------------------
+# Exactly ------------------------------------------------------------------------------------------
 
 
 def rounds_to(
-    clients: GaussianTarget,
+    target: GaussianTarget,
     start: Gaussian,
     accuracy: float,
     *,
@@ -73,13 +114,27 @@ def rounds_to(
     participation: Participation = FULL,
     most_rounds: int = 100_000,
 ) -> Numbers:
-    """Count the rounds to the first model within the accuracy; infinite if that takes more than `most_rounds`.
+    """Count the rounds until the model's law is first within the accuracy of the target law.
 
-    step_size: a number or `f64[E]`. Returns `f64[]` or `f64[E]`.
+    Args:
+        target: The clients and the temperature, without batch axes.
+        start: Law of the first model, `f64[P]` and `f64[P, P]`.
+        accuracy: Required W2, positive.
+        step_size: eta, a number or `f64[E]`.
+        local_steps: K, at least 1.
+        rho: Mixing weight of the shared noise, in [0, 1].
+        participation: Which clients are averaged.
+        most_rounds: Number of rounds after which to give up.
+
+    Returns:
+        `f64[]` or `f64[E]`, infinite where `most_rounds` are not enough.
+
+    Raises:
+        ValueError: If rho is not in [0, 1] or the participation is not possible.
     """
     first = np.full(np.shape(step_size), np.inf)
     for begun, distance in _distances(
-        clients, start, step_size, local_steps, rho, participation, most_rounds
+        target, start, step_size, local_steps, rho, participation, most_rounds
     ):
         is_close = distance <= accuracy
         found = np.where(is_close.any(axis=0), begun + is_close.argmax(axis=0), np.inf)
@@ -90,7 +145,7 @@ def rounds_to(
 
 
 def tuned_rounds(
-    clients: GaussianTarget,
+    target: GaussianTarget,
     start: Gaussian,
     accuracy: float,
     *,
@@ -101,10 +156,27 @@ def tuned_rounds(
     most_rounds: int = 100_000,
     refinements: int = 2,
 ) -> tuple[float, float]:
-    """Find the fewest rounds to the accuracy over step sizes, and a step size that achieves them.
+    """Find the fewest rounds to the accuracy over all step sizes, and a step size that takes them.
 
-    between: the least and the largest step size tried: 60 in equal ratios, then as many around the best, `refinements` times. Returns
-    infinite rounds if no step size gets there.
+    It tries 60 step sizes in equal ratios, and then `refinements` times 60 between the neighbours
+    of the best.
+
+    Args:
+        target: The clients and the temperature, without batch axes.
+        start: Law of the first model, `f64[P]` and `f64[P, P]`.
+        accuracy: Required W2, positive.
+        local_steps: K, at least 1.
+        between: Smallest and largest step size to try, both positive.
+        rho: Mixing weight of the shared noise, in [0, 1].
+        participation: Which clients are averaged.
+        most_rounds: Number of rounds after which to give up.
+        refinements: How often to search again around the best step size.
+
+    Returns:
+        The rounds and the step size; infinity and NaN if no step size reaches the accuracy.
+
+    Raises:
+        ValueError: If rho is not in [0, 1] or the participation is not possible.
     """
     least, most = np.log(between)
     low, high = least, most
@@ -117,7 +189,7 @@ def tuned_rounds(
             "rho": rho,
             "participation": participation,
         }
-        found = _fewest(clients, start, accuracy, most_rounds, how)
+        found = _fewest(target, start, accuracy, most_rounds, how)
         if found is None:
             break
         count, place = found
@@ -129,20 +201,20 @@ def tuned_rounds(
 
 
 def _fewest(
-    clients: GaussianTarget, start: Gaussian, accuracy: float, most_rounds: int, how: dict
+    target: GaussianTarget, start: Gaussian, accuracy: float, most_rounds: int, how: dict
 ) -> tuple[float, int] | None:
-    """The first round at which any step size has arrived, and the one of those that is then closest."""
-    for begun, distance in _distances(clients, start, **how, most_rounds=most_rounds):
+    """Find the first round at which any step size has arrived, and the step size closest then."""
+    for begun, distance in _distances(target, start, **how, most_rounds=most_rounds):
         is_close = (distance <= accuracy).any(axis=1)
         if is_close.any():
             row = int(is_close.argmax())
-            # A step size that diverges has left the numbers by then.
+            # A step size that diverges may have overflowed to NaN by then.
             return float(begun + row), int(np.nan_to_num(distance[row], nan=np.inf).argmin())
     return None
 
 
 def _distances(
-    clients: GaussianTarget,
+    target: GaussianTarget,
     start: Gaussian,
     step_size: Real,
     local_steps: int,
@@ -150,11 +222,11 @@ def _distances(
     participation: Participation,
     most_rounds: int,
 ) -> Iterator[tuple[int, Numbers]]:
-    """W2 to the target round by round, `f64[CHUNK + 1, ...]`, with the number of rounds before the first."""
+    """Yield the number of rounds before a chunk, and W2 at its rounds, `f64[CHUNK + 1, ...]`."""
     taken = one_round(
-        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
+        target, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
     )
-    goal = target(clients)
+    goal = target_law(target)
     for begun in range(0, most_rounds + 1, CHUNK):
         laws = iterate_rounds(taken, start, min(CHUNK, most_rounds - begun))
         yield begun, wasserstein2(*laws, *goal)

@@ -38,7 +38,7 @@ class Case(NamedTuple):
     participation: Participation
 
     @property
-    def setting(self) -> theory.LangevinSetup:
+    def setup(self) -> theory.LangevinSetup:
         return theory.setup_of(self.clients, self.start, self.rho)
 
     def follow(self, start: Gaussian, step_sizes: Sequence[Real]) -> tuple[Gaussian, Gaussian]:
@@ -140,7 +140,7 @@ class Moments(NamedTuple):
 
 def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
     n, dim = clients.shape
-    goal = oracle.target(clients).mean
+    goal = oracle.target_law(clients).mean
     means = law.mean.reshape(*law.mean.shape[:-1], n, dim)
     own = np.einsum(
         "...cicj->...cij", law.covariance.reshape(*law.covariance.shape[:-2], n, dim, n, dim)
@@ -167,45 +167,45 @@ def holds(left: Numbers, right: Real) -> bool:
 
 def check(case: Case, start: Gaussian, num_steps: int, before: int = 0) -> None:
     """All bounds at constant step sizes, at every step, from the law of the model after so many `before`, at a synchronisation."""
-    setting, eta, who = case.setting, case.step_size, case.participation
-    goal, how = oracle.target(case.clients), {"step_size": eta, "local_steps": case.local_steps}
+    setup, eta, who = case.setup, case.step_size, case.participation
+    goal, how = oracle.target_law(case.clients), {"step_size": eta, "local_steps": case.local_steps}
     local_laws, laws = case.follow(start, [eta] * num_steps)
     local, synced = moments(case.clients, local_laws), moments(case.clients, laws)
-    assert holds(synced.distance, theory.moment_bound(setting, step_size=eta)[:, None])
+    assert holds(synced.distance, theory.moment_bound(setup, step_size=eta)[:, None])
     for at in (local, synced):
-        assert holds(at.gradient, theory.gradient_bound(setting, step_size=eta)[:, None])
-    assert holds(synced.divergence, theory.divergence_bound(setting, **how))
+        assert holds(at.gradient, theory.gradient_bound(setup, step_size=eta)[:, None])
+    assert holds(synced.divergence, theory.divergence_bound(setup, **how))
     at_sync = np.arange(1, num_steps + 1) % case.local_steps == 0
     excess = who.excess(case.clients.weights)
-    assert holds(excess * local.divergence[at_sync], theory.selection_bound(setting, who, **how))
+    assert holds(excess * local.divergence[at_sync], theory.selection_bound(setup, who, **how))
     distance = wasserstein2(*oracle.average(case.clients, laws), *goal)
     for is_chosen, taking_part in ((at_sync, who), (~at_sync, FULL)):
         allowed = theory.one_step_bound(
-            setting, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
+            setup, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
         )
         assert holds(distance[1:][is_chosen] ** 2, allowed)
     k = before + np.arange(num_steps + 1)[:, None]
-    assert holds(distance, theory.bound(setting, k, participation=who, **how))
+    assert holds(distance, theory.bound(setup, k, participation=who, **how))
     if who == FULL:
         first = wasserstein2(*oracle.point(case.start), *goal)
-        assert holds(distance**2, theory.squared_bound(setting, k, first**2, **how))
+        assert holds(distance**2, theory.squared_bound(setup, k, first**2, **how))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_at_every_step(name: str) -> None:
     """From the start, with none taken; all rounds later; and for good, through a round from the law that it leaves as it is."""
     case = CASES[name]
-    setting, goal = case.setting, oracle.target(case.clients)
+    setup, goal = case.setup, oracle.target_law(case.clients)
     start, how = (
         oracle.point(case.start),
         {"step_size": case.step_size, "local_steps": case.local_steps},
     )
-    assert holds(wasserstein2(*start, *goal), theory.start_bound(setting))
+    assert holds(wasserstein2(*start, *goal), theory.start_bound(setup))
     check(case, start, 90)
     taken = oracle.one_round(case.clients, **how, rho=case.rho, participation=case.participation)
     distance = wasserstein2(*oracle.iterate_rounds(taken, start, 200), *goal)
     k = case.local_steps * np.arange(201)[:, None]
-    assert holds(distance, theory.bound(setting, k, participation=case.participation, **how))
+    assert holds(distance, theory.bound(setup, k, participation=case.participation, **how))
     check(case, oracle.stationary(taken), case.local_steps, before=10**12)
 
 
@@ -213,17 +213,17 @@ def test_bounds_at_every_step(name: str) -> None:
 @pytest.mark.parametrize("local_steps", [1, 5, 20])
 def test_bounds_at_decreasing_step_sizes(name: str, local_steps: int) -> None:
     case = PROBLEMS[name]._replace(local_steps=local_steps)
-    setting, goal = case.setting, oracle.target(case.clients)
-    sizes = theory.decreasing_step_size(setting, np.arange(120)[:, None])
+    setup, goal = case.setup, oracle.target_law(case.clients)
+    sizes = theory.decreasing_step_size(setup, np.arange(120)[:, None])
     _, laws = case.follow(oracle.point(case.start), list(sizes))
     k = np.arange(121)[:, None]
     distance = wasserstein2(*oracle.average(case.clients, laws), *goal)
-    assert holds(distance, theory.decreasing_bound(setting, k, local_steps=local_steps))
+    assert holds(distance, theory.decreasing_bound(setup, k, local_steps=local_steps))
     apart = moments(case.clients, laws).divergence[1:]
     assert holds(
         apart,
         theory.divergence_bound(
-            setting, step_size=sizes, local_steps=local_steps, is_constant=False
+            setup, step_size=sizes, local_steps=local_steps, is_constant=False
         ),
     )
 
@@ -236,9 +236,9 @@ def test_bounds_of_the_true_distance_of_a_mixture(local_steps: int, rho: float) 
     """
     random = np.random.default_rng(local_steps)
     groups, size, eta, who = 10, 4000, 0.05, Participation("without_replacement", 1)
-    setting, goal, how = (
+    setup, goal, how = (
         theory.setup_of(R1, np.zeros(1), rho),
-        oracle.target(R1),
+        oracle.target_law(R1),
         {"step_size": eta, "local_steps": local_steps},
     )
     quantiles = goal.mean.item() + np.sqrt(goal.covariance.item()) * ndtri(
@@ -270,9 +270,9 @@ def test_bounds_of_the_true_distance_of_a_mixture(local_steps: int, rho: float) 
         each = np.sqrt(np.mean((np.sort(models.mean(axis=2)) - quantiles) ** 2, axis=1))
         distance, error = each.mean(), each.std(ddof=1) / np.sqrt(groups)
         low, high = max(distance - 5 * error, 0), distance + 5 * error
-        assert high <= theory.bound(setting, k, participation=who, **how)
+        assert high <= theory.bound(setup, k, participation=who, **how)
         assert high**2 <= theory.one_step_bound(
-            setting, before**2, participation=who if is_synced else FULL, **how
+            setup, before**2, participation=who if is_synced else FULL, **how
         )
         gaussian = wasserstein2(*oracle.average(R1, step.synced), *goal).item()
         assert high >= gaussian
@@ -286,7 +286,7 @@ def test_contraction_of_any_two_models(name: str) -> None:
     """Lemma B.1, at points of any kind."""
     random = np.random.default_rng(2)
     case = PROBLEMS[name]
-    setting, clients = case.setting, case.clients
+    setup, clients = case.setup, case.clients
     num, draws, (n, dim) = len(case.rho), 8, clients.shape
 
     def slope(models: Numbers) -> Numbers:
@@ -307,12 +307,12 @@ def test_contraction_of_any_two_models(name: str) -> None:
         )
         apart = np.sum((one - centre) ** 2, axis=-1)
         for share in (0.1, 0.5, 1.0):
-            eta = share / (setting.smoothness + setting.strong_convexity)
+            eta = share / (setup.smoothness + setup.strong_convexity)
             after = np.sum((one - centre - eta[:, None] * gap) ** 2, axis=-1)
             assert holds(
                 after,
                 theory.contraction_bound(
-                    setting, step_size=eta, squared_distance=apart, divergence=divergence
+                    setup, step_size=eta, squared_distance=apart, divergence=divergence
                 ),
             )
 
@@ -323,7 +323,7 @@ def test_contraction_needs_a_bounded_step_size() -> None:
     clients = GaussianTarget(
         np.broadcast_to(np.diag(curvatures), (2, 2, 2)), np.zeros((2, 2)), np.full(2, 0.5)
     )
-    setting = theory.setup_of(clients, np.zeros(2), 0.0)
+    setup = theory.setup_of(clients, np.zeros(2), 0.0)
 
     def after(eta: float) -> float:
         return float(np.sum((apart - eta * curvatures * apart) ** 2))
@@ -331,34 +331,34 @@ def test_contraction_needs_a_bounded_step_size() -> None:
     for share in (0.1, 0.5, 1.0):
         eta = share / curvatures.sum()
         assert after(eta) <= theory.contraction_bound(
-            setting, step_size=eta, squared_distance=1.0, divergence=0.0
+            setup, step_size=eta, squared_distance=1.0, divergence=0.0
         )
     beyond = 1.05 * 2 / curvatures.sum()
     assert after(beyond) > 1 - beyond * curvatures[0]
     with pytest.raises(ValueError, match=r"1 / \(L \+ m\)"):
-        theory.contraction_bound(setting, step_size=beyond, squared_distance=1.0, divergence=0.0)
+        theory.contraction_bound(setup, step_size=beyond, squared_distance=1.0, divergence=0.0)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_diffusion_within_a_step(name: str) -> None:
     """Lemma B.2: by an eigenvalue h of the mean Hessian the diffusion moves 2 tau / h (1 - exp(-h s)), squared, in a time s."""
-    clients, setting = PROBLEMS[name].clients, PROBLEMS[name].setting
-    eta = np.geomspace(1e-4, 1.999, 30)[:, None] / setting.strong_convexity
+    clients, setup = PROBLEMS[name].clients, PROBLEMS[name].setup
+    eta = np.geomspace(1e-4, 1.999, 30)[:, None] / setup.strong_convexity
     curvatures = np.linalg.eigvalsh(np.einsum("bc,bcij->bij", clients.weights, clients.hessians))
     moved = (
         np.sum(-2 * np.expm1(-eta[..., None] * curvatures) / curvatures, axis=-1)
         * clients.temperature
     )
-    assert holds(moved, theory.discretisation_bound(setting, step_size=eta))
+    assert holds(moved, theory.discretisation_bound(setup, step_size=eta))
 
 
 def test_the_discretisation_bound_is_for_step_sizes_below_its_limit() -> None:
-    setting = theory.setup_of(R1, np.zeros(1), 0.0)
-    assert theory.discretisation_bound(setting, step_size=np.nextafter(2, 0)) > 0
+    setup = theory.setup_of(R1, np.zeros(1), 0.0)
+    assert theory.discretisation_bound(setup, step_size=np.nextafter(2, 0)) > 0
     with pytest.raises(ValueError, match="step_size is 2, but must be above 0 and below 2 / m = 2"):
-        theory.discretisation_bound(setting, step_size=2.0)
+        theory.discretisation_bound(setup, step_size=2.0)
     # The theorems' limit may be met.
-    assert theory.bound(setting, 1, step_size=0.125, local_steps=2) > 0
+    assert theory.bound(setup, 1, step_size=0.125, local_steps=2) > 0
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -372,7 +372,7 @@ def test_gradient_noise(name: str) -> None:
         np.asarray(oracle.centralised(case.clients).gradient_noise)[:, 0], axis1=-2, axis2=-1
     )
     assert averaged.max() > 0
-    assert holds(averaged, theory.gradient_noise_bound(case.setting))
+    assert holds(averaged, theory.gradient_noise_bound(case.setup))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.9, 1.0])
@@ -417,33 +417,33 @@ def test_noise_correlation_at_unequal_weights() -> None:
 def test_lemmas_are_false_at_the_step_sizes_printed() -> None:
     """Curvature L for all: a step size between 2 / L and 2 / m makes models diverge, and the moment bound is refused there."""
     clients = R2._replace(hessians=np.full((5, 1, 1), 4.0))
-    setting = theory.setup_of(clients, np.ones(1), 0.0)._replace(strong_convexity=1.0)
+    setup = theory.setup_of(clients, np.ones(1), 0.0)._replace(strong_convexity=1.0)
     eta = 1.5
-    assert 2 / setting.smoothness < eta < 2 / setting.strong_convexity
+    assert 2 / setup.smoothness < eta < 2 / setup.strong_convexity
     law = oracle.iterate_rounds(
         oracle.one_round(clients, step_size=eta, local_steps=1, rho=0.0),
         oracle.point(np.ones(1)),
         30,
     )
-    allowed = theory.moment_bound(setting, step_size=0.1)
+    allowed = theory.moment_bound(setup, step_size=0.1)
     assert law.covariance[-1].item() > 1e6 * allowed
     with pytest.raises(ValueError, match=r"1 / \(L \+ m\)"):
-        theory.moment_bound(setting, step_size=eta)
+        theory.moment_bound(setup, step_size=eta)
     with pytest.raises(ValueError, match="2 / m"):
-        theory.discretisation_bound(setting, step_size=2.1)
+        theory.discretisation_bound(setup, step_size=2.1)
     for refused in (0.126, 0.0, -0.1, math.nan):
         with pytest.raises(ValueError, match=r"step_size .* 1 / \(2 L\)"):
-            theory.bound(setting, 1, step_size=refused, local_steps=2)
+            theory.bound(setup, 1, step_size=refused, local_steps=2)
 
 
 def test_printed_constants_and_values() -> None:
     for rho, spread in ((0.0, 4.92), (0.5, 4.67), (1.0, 3.92)):
         np.testing.assert_allclose(theory.setup_of(R1, np.zeros(1), rho).spread, spread, rtol=1e-12)
-    setting = theory.setup_of(R1, np.zeros(1), 0.0)
-    assert (setting.strong_convexity, setting.smoothness, setting.condition_number) == (1, 4, 4)
-    np.testing.assert_allclose(setting.dissimilarity, 1.6, rtol=1e-12)
+    setup = theory.setup_of(R1, np.zeros(1), 0.0)
+    assert (setup.strong_convexity, setup.smoothness, setup.condition_number) == (1, 4, 4)
+    np.testing.assert_allclose(setup.dissimilarity, 1.6, rtol=1e-12)
     np.testing.assert_allclose(
-        theory.bound(setting, [0, 400], step_size=0.05, local_steps=5), [268.44, 266.19], atol=5e-3
+        theory.bound(setup, [0, 400], step_size=0.05, local_steps=5), [268.44, 266.19], atol=5e-3
     )
     one = Participation("with_replacement", 1)
     wide = theory.setup_of(
@@ -452,10 +452,10 @@ def test_printed_constants_and_values() -> None:
     np.testing.assert_allclose(wide.local_temperature, 0.25 + 0.75 / 0.2, rtol=1e-12)
     np.testing.assert_allclose(wide.client_noise, 0.25 + 0.75 * 2, rtol=1e-12)
     # C_K is 2 for small steps, so that the floor stays.
-    floor = theory.participation_floor(setting, one, step_size=1e-9, local_steps=7)
+    floor = theory.participation_floor(setup, one, step_size=1e-9, local_steps=7)
     np.testing.assert_allclose(floor, 2 * np.sqrt(2 * 2.0), rtol=1e-6)
     almost = theory.bound(
-        setting,
+        setup,
         50,
         step_size=0.05,
         local_steps=5,
@@ -463,7 +463,7 @@ def test_printed_constants_and_values() -> None:
     )
     np.testing.assert_allclose(
         almost,
-        theory.bound(setting, 50, step_size=0.05, local_steps=5) + bias_gap(setting),
+        theory.bound(setup, 50, step_size=0.05, local_steps=5) + bias_gap(setup),
         rtol=1e-12,
     )
 
@@ -482,13 +482,13 @@ def test_every_term_of_the_bounds() -> None:
         1.1,
         0.4,
     )
-    setting = theory.LangevinSetup(n, d, big, m, tau, rho, least, start, gamma, sigma**2)
+    setup = theory.LangevinSetup(n, d, big, m, tau, rho, least, start, gamma, sigma**2)
     eta, k, kappa = 0.05, 4, big / m
     warmest = tau * (rho**2 + (1 - rho**2) / least)
     spread = start + warmest / m + gamma**2 / (m**2 * d) + sigma**2 / m**2
     noise = tau * (rho**2 + n * (1 - rho**2))
     # Drawn without replacement, weights are equal.
-    even = setting._replace(least_weight=1 / n)
+    even = setup._replace(least_weight=1 / n)
     wide = start + noise / m + gamma**2 / (m**2 * d) + sigma**2 / m**2
     who, factor, size = Participation("without_replacement", 2), (3 - 2) / (3 - 1), 2
     how = {"step_size": eta, "local_steps": k}
@@ -496,42 +496,42 @@ def test_every_term_of_the_bounds() -> None:
     floor = 2 * math.sqrt(whole / (1 - math.exp(-whole / 2)) * d * noise / (size * m) * factor)
     decay = (1 - eta * m / 4) ** 7 * math.sqrt(2 * d) * (math.sqrt(start) + math.sqrt(tau / m))
     expected = {
-        theory.contraction_bound(setting, step_size=eta, squared_distance=2.0, divergence=3.0): (
+        theory.contraction_bound(setup, step_size=eta, squared_distance=2.0, divergence=3.0): (
             1 - eta * m
         )
         * 2
         + 4 * eta * big * 3,
-        theory.discretisation_bound(setting, step_size=eta): 2 * eta**2 * d * kappa * big * tau
+        theory.discretisation_bound(setup, step_size=eta): 2 * eta**2 * d * kappa * big * tau
         + 16 * eta * d * tau,
-        theory.moment_bound(setting, step_size=eta): d * start
+        theory.moment_bound(setup, step_size=eta): d * start
         + 6 * d / m * (warmest + sigma**2 / m + gamma**2 / (m * d)),
-        theory.gradient_bound(setting, step_size=eta): 14 * d * big**2 * spread,
-        theory.divergence_bound(setting, **how): 28 * 9 * eta**2 * d * big**2 * spread
+        theory.gradient_bound(setup, step_size=eta): 14 * d * big**2 * spread,
+        theory.divergence_bound(setup, **how): 28 * 9 * eta**2 * d * big**2 * spread
         + 4 * 3 * eta * d * noise,
-        theory.divergence_bound(setting, is_constant=False, **how): 112
+        theory.divergence_bound(setup, is_constant=False, **how): 112
         * 9
         * eta**2
         * d
         * big**2
         * spread
         + 8 * 3 * eta * d * noise,
-        float(theory.gradient_noise_bound(setting)): d * sigma**2,
+        float(theory.gradient_noise_bound(setup)): d * sigma**2,
         theory.selection_bound(even, who, **how): factor
         / size
         * (28 * 16 * eta**2 * d * big**2 * wide + 4 * 4 * eta * d * noise),
-        theory.one_step_bound(setting, 1e6, **how): (1 - eta * m / 2) * 1e6
+        theory.one_step_bound(setup, 1e6, **how): (1 - eta * m / 2) * 1e6
         + 400 * eta**2 * d * big**2 * spread * (9 + kappa),
         theory.one_step_bound(even, 1e6, participation=who, **how): (1 - eta * m / 2) * 1e6
         + 450 * eta**2 * d * big**2 * wide * (16 + kappa)
         + 4 * k * d * eta / size * noise * factor,
-        theory.bound(setting, 7, **how): decay
+        theory.bound(setup, 7, **how): decay
         + 30 * kappa * math.sqrt(eta * m * d * (9 + kappa) * spread),
         theory.bound(even, 7, participation=who, **how): decay
         + 30 * kappa * math.sqrt(eta * m * d * (16 + kappa) * wide)
         + floor,
-        theory.squared_bound(setting, 7, 2.0, **how): (1 - eta * m / 2) ** 7 * 2
+        theory.squared_bound(setup, 7, 2.0, **how): (1 - eta * m / 2) ** 7 * 2
         + 800 * kappa**2 * eta * m * d * (9 + kappa) * spread,
-        theory.decreasing_bound(setting, 7, local_steps=k): 45
+        theory.decreasing_bound(setup, 7, local_steps=k): 45
         * kappa
         * math.sqrt((9 + kappa) * spread * m * d / (2 * big + m * 7 / 12)),
     }
@@ -539,19 +539,19 @@ def test_every_term_of_the_bounds() -> None:
     assert len(expected) == 14
 
 
-def bias_gap(setting: theory.LangevinSetup) -> float:
+def bias_gap(setup: theory.LangevinSetup) -> float:
     """What K^2 in place of (K - 1)^2 adds where everyone is selected, at K = 5 and eta = 0.05."""
     scale = 30 * 4 * np.sqrt(0.05 * 4.92)
     return float(scale * (np.sqrt(25 + 4) - np.sqrt(16 + 4)))
 
 
 def test_decreasing_step_sizes_halve_within_a_long_round() -> None:
-    setting = theory.setup_of(R1, np.zeros(1), 0.0)
-    theory.decreasing_bound(setting, 3, local_steps=97)
+    setup = theory.setup_of(R1, np.zeros(1), 0.0)
+    theory.decreasing_bound(setup, 3, local_steps=97)
     with pytest.warns(UserWarning, match="24 kappa"):
-        theory.decreasing_bound(setting, 3, local_steps=98)
-    assert theory.decreasing_step_size(setting, 0) == 1 / 8
-    ratio = theory.decreasing_step_size(setting, 0) / theory.decreasing_step_size(setting, 96)
+        theory.decreasing_bound(setup, 3, local_steps=98)
+    assert theory.decreasing_step_size(setup, 0) == 1 / 8
+    ratio = theory.decreasing_step_size(setup, 0) / theory.decreasing_step_size(setup, 96)
     np.testing.assert_allclose(ratio, 2, rtol=1e-12)
 
 
@@ -560,23 +560,23 @@ def test_decreasing_step_sizes_halve_within_a_long_round() -> None:
 
 @pytest.mark.parametrize("kappa", [4.0, 34.0])
 def test_sufficient_steps_reach_the_accuracy_and_have_a_best_k(kappa: float) -> None:
-    setting = theory.LangevinSetup(10, 2, kappa, 1.0, 1.0, 0.0, 0.1, start=0.5, dissimilarity=1.5)
+    setup = theory.LangevinSetup(10, 2, kappa, 1.0, 1.0, 0.0, 0.1, start=0.5, dissimilarity=1.5)
     needed = {}
     for local_steps in range(1, 40):
-        eta = counting.sufficient_step_size(setting, 0.1, local_steps=local_steps)
-        num = counting.sufficient_steps(setting, 0.1, local_steps=local_steps)
-        reached = theory.bound(setting, [num, 0.95 * num], step_size=eta, local_steps=local_steps)
+        eta = counting.sufficient_step_size(setup, 0.1, local_steps=local_steps)
+        num = counting.sufficient_steps(setup, 0.1, local_steps=local_steps)
+        reached = theory.bound(setup, [num, 0.95 * num], step_size=eta, local_steps=local_steps)
         assert reached[0] <= 0.1 * (1 + 1e-12) < reached[1]
         needed[local_steps] = num / local_steps
-        late = counting.sufficient_decreasing_steps(setting, 0.1, local_steps=local_steps)
-        ends = theory.decreasing_bound(setting, [late, 0.99 * late], local_steps=local_steps)
+        late = counting.sufficient_decreasing_steps(setup, 0.1, local_steps=local_steps)
+        ends = theory.decreasing_bound(setup, [late, 0.99 * late], local_steps=local_steps)
         assert ends[0] <= 0.1 * (1 + 1e-12) < ends[1]
     best = min(needed, key=needed.__getitem__)
     assert abs(best - counting.best_local_steps(kappa)) < 1
     assert all(needed[k] > needed[k + 1] for k in range(1, best)) and all(
         needed[k] < needed[k + 1] for k in range(best, 39)
     )
-    assert counting.sufficient_step_size(setting, 1e9, local_steps=1) == setting.largest_step_size
+    assert counting.sufficient_step_size(setup, 1e9, local_steps=1) == setup.largest_step_size
 
 
 @pytest.mark.parametrize(
@@ -631,7 +631,7 @@ def test_rounds_at_a_fixed_step_size() -> None:
     laws = oracle.iterate_rounds(
         oracle.one_round(R1, step_size=0.002, local_steps=5, rho=0.0), start, 185
     )
-    distance = wasserstein2(*laws, *oracle.target(R1))
+    distance = wasserstein2(*laws, *oracle.target_law(R1))
     assert distance[184] > 0.01 >= distance[185]
     assert (
         counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=5, most_rounds=184)
@@ -656,10 +656,10 @@ def test_step_sizes_that_diverge_are_never_best() -> None:
 
 
 def test_no_steps_are_needed_where_the_start_is_within_the_accuracy() -> None:
-    setting = theory.setup_of(R1, np.zeros(1), 0.0)
+    setup = theory.setup_of(R1, np.zeros(1), 0.0)
     assert (
-        counting.sufficient_steps(setting, 1e9, local_steps=5)
-        == counting.sufficient_decreasing_steps(setting, 1e9, local_steps=5)
+        counting.sufficient_steps(setup, 1e9, local_steps=5)
+        == counting.sufficient_decreasing_steps(setup, 1e9, local_steps=5)
         == 0
     )
 
@@ -671,11 +671,11 @@ def test_no_steps_are_needed_where_the_start_is_within_the_accuracy() -> None:
 def test_unequal_weights_without_replacement(bound: Callable[..., Real]) -> None:
     """Scheme II is biased there, and nothing is proved; scheme I may have any weights."""
     clients = R1._replace(weights=np.array([0.4, 0.6]))
-    setting = theory.setup_of(clients, np.zeros(1), 0.0)
+    setup = theory.setup_of(clients, np.zeros(1), 0.0)
     first = (1.0,) if bound in (theory.bound, theory.one_step_bound) else ()
     assert (
         bound(
-            setting,
+            setup,
             *first,
             step_size=0.05,
             local_steps=5,
@@ -685,7 +685,7 @@ def test_unequal_weights_without_replacement(bound: Callable[..., Real]) -> None
     )
     with pytest.raises(ValueError, match=r"least_weight is 0\.4, but must be 0\.5"):
         bound(
-            setting,
+            setup,
             *first,
             step_size=0.05,
             local_steps=5,

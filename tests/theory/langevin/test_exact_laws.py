@@ -95,7 +95,7 @@ def test_two_clients(
         ]
         np.testing.assert_allclose([law.mean[0] for law in laws], mean, atol=6e-7)
         np.testing.assert_allclose([law.covariance[0, 0] for law in laws], variances, atol=6e-7)
-    goal = oracle.target(R1)
+    goal = oracle.target_law(R1)
     np.testing.assert_allclose((goal.mean[0], goal.covariance[0, 0]), (0.6, 0.4), rtol=1e-14)
     np.testing.assert_allclose(
         wasserstein2(*settled(R1, local_steps=local_steps, rho=0.0), *goal), distance, atol=6e-7
@@ -149,7 +149,7 @@ def test_partial_participation_keeps_a_bias_unless_all_noise_is_shared(
 )
 def test_bias_is_proportional_to_the_step_size(step_size: float, distance: float) -> None:
     law = settled(R1, local_steps=10, rho=0.0, step_size=step_size)
-    np.testing.assert_allclose(wasserstein2(*law, *oracle.target(R1)), distance, rtol=2e-3)
+    np.testing.assert_allclose(wasserstein2(*law, *oracle.target_law(R1)), distance, rtol=2e-3)
 
 
 # One recursion against another ----------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_weights_of_a_draw(random: np.random.Generator, n: int, scheme: str) -> 
 def test_one_local_step_is_sgld(random: np.random.Generator, rho: float) -> None:
     """Whatever rho and the weights: claim 1. Written out from SGLD's own recursion."""
     clients = random_clients(random, 4, 3)
-    goal, eta = oracle.target(clients), 0.1
+    goal, eta = oracle.target_law(clients), 0.1
     precision = np.linalg.inv(goal.covariance) * clients.temperature
     noise = 2 * eta * clients.temperature * np.eye(3)
     noise = noise + eta**2 * np.einsum("c,cij->ij", clients.weights**2, clients.gradient_noise)
@@ -394,7 +394,7 @@ def test_many_local_steps_average_the_modes(random: np.random.Generator) -> None
     eta, rho = 1e-3, 0.3
     law = settled(clients, local_steps=100_000, rho=rho, step_size=eta)
     np.testing.assert_allclose(law.mean, clients.weights @ clients.centers, atol=1e-12)
-    assert np.abs(law.mean - oracle.target(clients).mean).max() > 0.05
+    assert np.abs(law.mean - oracle.target_law(clients).mean).max() > 0.05
     alone = oracle.local_target(clients, rho)
     stacked = oracle.one_round(clients, step_size=eta, local_steps=100_000, rho=rho)
     np.testing.assert_allclose(stacked.shifts, alone.mean, atol=1e-12)
@@ -539,7 +539,7 @@ def test_floors_of_the_simulation(
         laws = [shared.shared_hessian_stationary(clients, **how) for clients in draws]
         found = np.array(
             [
-                wasserstein2(*law, *oracle.target(clients))
+                wasserstein2(*law, *oracle.target_law(clients))
                 for law, clients in zip(laws, draws, strict=True)
             ]
         )

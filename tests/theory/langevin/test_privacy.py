@@ -43,14 +43,14 @@ EXAMPLES = 1000
 """Data points of a client: what a fraction of a batch is taken of."""
 
 
-def accountant_epsilon(setting: PrivacySetup, num_steps: int, delta: float) -> float:
+def accountant_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> float:
     """Bound the epsilon of local steps by Renyi accounting of the Gaussian mechanism with mini-batches drawn without replacement.
 
     The largest order keeps the bound above log(1 / delta) / 511, whatever the noise.
     """
-    single = GaussianDpEvent(setting.noise_multiplier)
+    single = GaussianDpEvent(setup.noise_multiplier)
     sampled = SampledWithoutReplacementDpEvent(
-        EXAMPLES, round(setting.batch_fraction * EXAMPLES), single
+        EXAMPLES, round(setup.batch_fraction * EXAMPLES), single
     )
     accountant = RdpAccountant(
         [*range(2, 17), 24, 32, 64, 128, 256, 512], NeighboringRelation.REPLACE_ONE
@@ -59,9 +59,9 @@ def accountant_epsilon(setting: PrivacySetup, num_steps: int, delta: float) -> f
     return float(accountant.get_epsilon(delta))
 
 
-def exact_epsilon(setting: PrivacySetup, num_steps: int, delta: float) -> float:
+def exact_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> float:
     """Compute the epsilon of local steps on all data: Gaussian mechanisms compose to one of less noise."""
-    return float(get_epsilon_gaussian(setting.noise_multiplier / math.sqrt(num_steps), delta))
+    return float(get_epsilon_gaussian(setup.noise_multiplier / math.sqrt(num_steps), delta))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_at_the_largest_step_size() -> None:
 def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
     """epsilon_1 is at least log(1 + q (e^epsilon_0 - 1)), for any batch and step size allowed; it does not depend on q."""
     for q, share in itertools.product((1e-3, 0.1, 0.7, 1.0), (1e-6, 0.01, 0.5, 1.0)):
-        setting = PRINTED._replace(batch_fraction=q)
-        found = guarantee(setting._replace(step_size=share * setting.largest_step_size))
+        setup = PRINTED._replace(batch_fraction=q)
+        found = guarantee(setup._replace(step_size=share * setup.largest_step_size))
         assert found.epsilon_batch >= privacy.amplified(found.epsilon_step, q)
         np.testing.assert_allclose(found.epsilon_batch, 2 * q * found.epsilon_step, rtol=1e-12)
 
@@ -132,48 +132,48 @@ def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
 def test_gaussian_mechanism_of_one_step() -> None:
     """The exact epsilon of the noise multiplier at delta_0 is below epsilon_0, and not far below."""
     for share in (0.05, 0.3, 1.0):
-        setting = PRINTED._replace(batch_fraction=1.0)
-        setting = setting._replace(step_size=share * setting.largest_step_size)
-        exact = exact_epsilon(setting, 1, setting.delta_step)
-        assert 0.5 * guarantee(setting).epsilon_step < exact <= guarantee(setting).epsilon_step
+        setup = PRINTED._replace(batch_fraction=1.0)
+        setup = setup._replace(step_size=share * setup.largest_step_size)
+        exact = exact_epsilon(setup, 1, setup.delta_step)
+        assert 0.5 * guarantee(setup).epsilon_step < exact <= guarantee(setup).epsilon_step
 
 
 @pytest.mark.parametrize("batch_fraction", [0.05, 0.2, 1.0])
 @pytest.mark.parametrize("share", [0.03, 0.3, 1.0])
 def test_accountant_never_needs_more(batch_fraction: float, share: float) -> None:
     """To the server, who knows who took part: a round, and the whole run, at the deltas that the guarantee states."""
-    setting = PRINTED._replace(batch_fraction=batch_fraction, adversary="server")
-    setting = setting._replace(step_size=share * setting.largest_step_size)
-    found = guarantee(setting)
-    num_steps = setting.local_steps * setting.num_rounds
+    setup = PRINTED._replace(batch_fraction=batch_fraction, adversary="server")
+    setup = setup._replace(step_size=share * setup.largest_step_size)
+    found = guarantee(setup)
+    num_steps = setup.local_steps * setup.num_rounds
     assert (
-        accountant_epsilon(setting, setting.local_steps, found.delta_round) <= found.epsilon_round
+        accountant_epsilon(setup, setup.local_steps, found.delta_round) <= found.epsilon_round
     )
-    assert accountant_epsilon(setting, num_steps, found.delta) <= found.epsilon
+    assert accountant_epsilon(setup, num_steps, found.delta) <= found.epsilon
     assert found.epsilon_sampled == found.epsilon_round
     if batch_fraction == 1:
-        assert exact_epsilon(setting, num_steps, found.delta) <= found.epsilon
+        assert exact_epsilon(setup, num_steps, found.delta) <= found.epsilon
         # With a tenth of the noise it would say too little.
-        louder = setting._replace(step_size=100 * setting.step_size)
-        assert exact_epsilon(louder, 1, setting.delta_step) > found.epsilon_step
+        louder = setup._replace(step_size=100 * setup.step_size)
+        assert exact_epsilon(louder, 1, setup.delta_step) > found.epsilon_step
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.1])
 def test_rounds_compose_no_better_than_at_best(share: float) -> None:
     """All rounds against the optimal composition of what the guarantee says of one."""
-    setting = PRINTED._replace(step_size=share * PRINTED.largest_step_size)
-    found = guarantee(setting)
+    setup = PRINTED._replace(step_size=share * PRINTED.largest_step_size)
+    found = guarantee(setup)
     one = losses.from_privacy_parameters(
         DifferentialPrivacyParameters(found.epsilon_sampled, found.delta_sampled)
     )
-    assert one.self_compose(setting.num_rounds).get_epsilon_for_delta(found.delta) <= found.epsilon
+    assert one.self_compose(setup.num_rounds).get_epsilon_for_delta(found.delta) <= found.epsilon
     step = losses.from_privacy_parameters(
         DifferentialPrivacyParameters(
-            found.epsilon_batch, setting.batch_fraction * setting.delta_step
+            found.epsilon_batch, setup.batch_fraction * setup.delta_step
         )
     )
     assert (
-        step.self_compose(setting.local_steps).get_epsilon_for_delta(found.delta_round)
+        step.self_compose(setup.local_steps).get_epsilon_for_delta(found.delta_round)
         <= found.epsilon_round
     )
 
@@ -261,17 +261,17 @@ def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
         np.testing.assert_allclose(excess(epsilon, *pair), allowed, rtol=1e-6)
 
 
-def released(setting: PrivacySetup, places: Numbers) -> Numbers:
+def released(setup: PrivacySetup, places: Numbers) -> Numbers:
     """Density of the average of the drawn clients' models after a step, in units of their noise: over all draws, by enumeration.
 
     places: each client's model without its noise.
     """
-    draws = list(itertools.product(range(setting.num_clients), repeat=setting.num_selected))
-    if setting.scheme == "without_replacement":
-        draws = [draw for draw in draws if len(set(draw)) == setting.num_selected]
+    draws = list(itertools.product(range(setup.num_clients), repeat=setup.num_selected))
+    if setup.scheme == "without_replacement":
+        draws = [draw for draw in draws if len(set(draw)) == setup.num_selected]
     total = np.zeros_like(GRID)
     for draw in draws:
-        times = np.bincount(draw, minlength=setting.num_clients) / setting.num_selected
+        times = np.bincount(draw, minlength=setup.num_clients) / setup.num_selected
         total += normal(float(times @ places), float(np.linalg.norm(times)))
     return total / len(draws)
 
@@ -286,15 +286,15 @@ def test_guarantee_of_a_round_by_enumeration(
     They are within the guarantee where clients are alike. A client who stands apart is outside it if one of six is drawn (of three, two of
     whom are drawn, what the formulas have to spare is enough), and protected by what holds against the server.
     """
-    setting = PRINTED._replace(
+    setup = PRINTED._replace(
         num_clients=num_clients,
         num_selected=num_selected,
         scheme=scheme,
         least_weight=1 / num_clients,
     )
-    setting = setting._replace(local_steps=1, num_rounds=1, batch_fraction=1.0, delta_round=0.0)
+    setup = setup._replace(local_steps=1, num_rounds=1, batch_fraction=1.0, delta_round=0.0)
     for share in (0.01, 1.0):
-        run = setting._replace(step_size=share * setting.largest_step_size)
+        run = setup._replace(step_size=share * setup.largest_step_size)
         shift = 1 / run.noise_multiplier
         found, told = guarantee(run), guarantee(run._replace(adversary="server"))
         for reach, are_alike in ((0.0, True), (shift, True), (100.0, False)):
@@ -308,10 +308,10 @@ def test_guarantee_of_a_round_by_enumeration(
 
 def test_delta_of_draws_with_replacement_by_enumeration() -> None:
     """Over all draws of 3 of 4 clients, the number of times that one of them is drawn."""
-    setting = PRINTED._replace(
+    setup = PRINTED._replace(
         num_clients=4, num_selected=3, scheme="with_replacement", least_weight=0.25
     )
-    found = guarantee(setting)
+    found = guarantee(setup)
     total = 0.0
     for draw in itertools.product(range(4), repeat=3):
         s = draw.count(0)
@@ -324,14 +324,14 @@ def test_delta_of_draws_with_replacement_by_enumeration() -> None:
                 * single
             )
     np.testing.assert_allclose(found.delta_sampled, total, rtol=1e-12)
-    np.testing.assert_allclose(setting.inclusion, 1 - 0.75**3, rtol=1e-12)
-    certain = setting._replace(draw_probability=1.0)
+    np.testing.assert_allclose(setup.inclusion, 1 - 0.75**3, rtol=1e-12)
+    certain = setup._replace(draw_probability=1.0)
     assert certain.inclusion == 1
     assert guarantee(certain).delta > found.delta
     np.testing.assert_allclose(
-        setting._replace(draw_probability=0.5).inclusion, 1 - 0.5**3, rtol=1e-12
+        setup._replace(draw_probability=0.5).inclusion, 1 - 0.5**3, rtol=1e-12
     )
-    one = setting._replace(num_selected=1)
+    one = setup._replace(num_selected=1)
     np.testing.assert_allclose(
         guarantee(one).delta_sampled,
         guarantee(one._replace(scheme="without_replacement")).delta_sampled,
@@ -381,9 +381,9 @@ def test_corollaries() -> None:
     limit = privacy.corollary_step_size(PRINTED)
     assert 0 < limit < PRINTED.largest_step_size
     for share in (1e-6, 1e-3, 0.1, 1.0):
-        setting = PRINTED._replace(step_size=share * limit)
-        assert guarantee(setting).epsilon <= privacy.corollary_epsilon(setting)
-        assert privacy.leading_epsilon(setting) <= privacy.corollary_epsilon(setting)
+        setup = PRINTED._replace(step_size=share * limit)
+        assert guarantee(setup).epsilon <= privacy.corollary_epsilon(setup)
+        assert privacy.leading_epsilon(setup) <= privacy.corollary_epsilon(setup)
     small = PRINTED._replace(step_size=1e-9 * limit)
     np.testing.assert_allclose(
         privacy.leading_epsilon(small), privacy.corollary_epsilon(small), rtol=1e-3
@@ -431,17 +431,17 @@ def test_step_size_of_the_corollary_by_value() -> None:
 
 
 def test_largest_rho() -> None:
-    setting = PRINTED._replace(step_size=1e-7)
-    rho = privacy.largest_rho(setting, epsilon=10.0)
-    np.testing.assert_allclose(guarantee(setting._replace(rho=rho)).epsilon, 10, rtol=1e-9)
-    generous = privacy.largest_rho(setting, epsilon=1e6)
+    setup = PRINTED._replace(step_size=1e-7)
+    rho = privacy.largest_rho(setup, epsilon=10.0)
+    np.testing.assert_allclose(guarantee(setup._replace(rho=rho)).epsilon, 10, rtol=1e-9)
+    generous = privacy.largest_rho(setup, epsilon=1e6)
     np.testing.assert_allclose(
-        setting._replace(rho=generous).largest_step_size, setting.step_size, rtol=1e-9
+        setup._replace(rho=generous).largest_step_size, setup.step_size, rtol=1e-9
     )
     with pytest.raises(ValueError, match="epsilon"):
-        privacy.largest_rho(setting, epsilon=1e-3)
+        privacy.largest_rho(setup, epsilon=1e-3)
     with pytest.raises(ValueError, match="delta"):
-        privacy.largest_rho(setting, epsilon=10.0, delta=1e-9)
+        privacy.largest_rho(setup, epsilon=10.0, delta=1e-9)
 
 
 def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]) -> float:
