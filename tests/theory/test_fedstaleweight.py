@@ -1,4 +1,8 @@
-"""FedStaleWeight's theory: against schedules, enumeration, derivatives, values worked out apart, and runs that refute its bound."""
+"""FedStaleWeight's theory.
+
+Compared with schedules, enumeration, derivatives, values worked out separately, and runs that
+refute the paper's bound.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -34,9 +38,16 @@ def random() -> np.random.Generator:
 def arrivals(
     random: np.random.Generator, delays: list[tuple[float, float]], num_arrivals: int
 ) -> tuple[Integers, Integers]:
-    """Merge arrivals of clients with uniform delays. delays: least and largest of each client.
+    """Draw the arrivals of clients with uniform delays, in order of time.
 
-    Returns the client of each arrival and the number of its previous arrival, -1 at the first, both `i64[num_arrivals]`.
+    Args:
+        random: Source of random numbers.
+        delays: The smallest and the largest delay of each client.
+        num_arrivals: Number of arrivals of all clients together.
+
+    Returns:
+        `i64[num_arrivals]`, the client of each arrival; and `i64[num_arrivals]`, the position of
+        that client's previous arrival, -1 if it is the first.
     """
     times = [
         np.cumsum(random.uniform(low, high, int(3 * num_arrivals / (low + high))))
@@ -46,22 +57,31 @@ def arrivals(
     order = np.argsort(np.concatenate(times))[:num_arrivals]
     client, previous = clients[order], np.full(num_arrivals, -1)
     for each in range(len(delays)):
-        (own,) = np.nonzero(client == each)
-        assert len(own) < len(times[each]), "all arrivals of the stretch must have been drawn"
-        previous[own[1:]] = own[:-1]
+        (positions,) = np.nonzero(client == each)
+        assert len(positions) < len(times[each]), "too few arrivals of this client were drawn"
+        previous[positions[1:]] = positions[:-1]
     return client, previous
 
 
 def staleness_of(
     previous: Integers, *, buffer_size: int, pull: str = "after_aggregation"
 ) -> Integers:
-    """Versions made between the pull at a client's previous arrival and its next one."""
+    """Count the versions between the pull at a client's previous arrival and each arrival.
+
+    Args:
+        previous: `i64[A]`, the position of the previous arrival of the same client, or -1.
+        buffer_size: b.
+        pull: When the client that fills the buffer pulls.
+
+    Returns:
+        `i64[A]`, the staleness of each arrival.
+    """
     arrived = np.arange(len(previous)) // buffer_size
     counted = previous + 1 if pull == "after_aggregation" else previous
     return arrived - np.where(previous >= 0, counted, 0) // buffer_size
 
 
-# Staleness and weights ----------------------------------------------------------------------------------------------------------------
+# Staleness and weights
 
 
 def test_values_of_the_papers_setting() -> None:
@@ -83,7 +103,7 @@ def test_values_of_the_papers_setting() -> None:
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("buffer_size", [1, 2, 3, 5, 8])
 def test_staleness_of_a_schedule(random: np.random.Generator, buffer_size: int, pull: str) -> None:
-    """Within 2 %; one arrival more or less would be 8 % of even the slowest client's."""
+    """To 2 %; counting one arrival more or less would change even the slowest client by 8 %."""
     delays = [(0.5, 1.5)] * 2 + [(1.0, 3.0)] * 2 + [(3.0, 5.0)]
     client, previous = arrivals(random, delays, 60_000)
     staleness = staleness_of(previous, buffer_size=buffer_size, pull=pull)
@@ -116,7 +136,7 @@ def test_fair_weights_solve_the_welfare_problem(rate: Numbers, buffer_size: int,
 
 
 def test_algorithm_1_as_printed_does_not_even_out_shares() -> None:
-    """Without the factor b, even after scaling to meet the constraint; at b = 1 it is eq. (8)."""
+    """The factor b is missing, and scaling to meet the constraint does not help; b = 1 is fine."""
     share = theory.arrival_shares(RATES)
     deviations = []
     for buffer_size in (1, 5):
@@ -137,7 +157,7 @@ def test_number_of_clients_cancels(staleness: list[float], num_clients: int) -> 
 
 @given(some_rates, st.integers(-20, 20))
 def test_unit_of_time_does_not_matter(rate: Numbers, power: int) -> None:
-    """Exactly, for a power of two."""
+    """For units that differ by a power of two the results are equal to the bit."""
     scaled = rate * 2.0**power
     np.testing.assert_array_equal(theory.arrival_shares(scaled), theory.arrival_shares(rate))
     np.testing.assert_array_equal(theory.slot_weights(scaled), theory.slot_weights(rate))
@@ -156,7 +176,7 @@ def test_equal_slots_weigh_the_same(buffer_size: int, rate: float, staleness: fl
     st.lists(log_rates, min_size=6, max_size=6).map(np.exp), st.lists(st.integers(1, 5), max_size=6)
 )
 def test_long_form_of_the_normalised_weight(rate: Numbers, others: list[int]) -> None:
-    """Client 0 holds one slot; the others may hold several. Also from expected staleness, by (8)."""
+    """Client 0 holds one slot, other clients may hold several; compared with two short forms."""
     slots = [*others, 0]
     short = theory.slot_weights(rate[slots])
     np.testing.assert_allclose(
@@ -167,11 +187,17 @@ def test_long_form_of_the_normalised_weight(rate: Numbers, others: list[int]) ->
     np.testing.assert_allclose(raw / raw.sum(), short, rtol=1e-9)
 
 
-# Incentives ---------------------------------------------------------------------------------------------------------------------------
+# Incentives
 
 
 def utility_by_definition(report: jax.Array, rate: jax.Array, slot_client: jax.Array) -> jax.Array:
-    """Client 0's weight, from b E[tau] + 1 of all slots, times its share of arrivals. slot_client: `i32[S]`, itself first."""
+    """Compute client 0's weight, from b E[tau] + 1 of all slots, times its share of arrivals.
+
+    Args:
+        report: `f[]`, the rate that client 0 reports.
+        rate: `f[N]`, rates of the clients.
+        slot_client: `i32[S]`, the client in each slot, client 0 first.
+    """
     reported = jnp.concatenate([report[None], rate[1:]])
     weight = jnp.sum(reported) / reported[slot_client]
     return weight[0] / jnp.sum(weight) * report / jnp.sum(reported)
@@ -202,7 +228,7 @@ def test_utility_and_its_slope(random: np.random.Generator, buffer_size: int) ->
         [theory.utility(rate[0], other) for rate, other in zip(rates, others, strict=True)]
     )
     np.testing.assert_allclose(found, values, rtol=1e-12)
-    # As elasticities, since near its zero a slope is a small difference.
+    # Compare elasticities, because near its zero a slope is a small difference of large numbers.
     found_slopes = np.array(
         [theory.utility_slope(rate[0], other) for rate, other in zip(rates, others, strict=True)]
     )
@@ -241,7 +267,10 @@ def test_a_client_with_two_slots_is_refused() -> None:
 
 
 def test_truthfulness_depends_on_the_buffer() -> None:
-    """The paper's setting, b = 5: a fast client would rather be slow beside two slow clients or more, whatever the unit of time."""
+    """In the paper's setting, b = 5, being slow pays for a fast client next to two slow slots.
+
+    It does with two slow slots or more among the other four, whatever the unit of time.
+    """
     values = []
     for num_slow in range(5):
         slots = [0, *range(1, 5 - num_slow), *range(NUM_FAST, NUM_FAST + num_slow)]
@@ -259,7 +288,8 @@ def test_truthfulness_depends_on_the_buffer() -> None:
             SLOW, theory.competition(RATES, slot_client=slow_slots, client=NUM_FAST)
         )
     np.testing.assert_allclose(values, [2.667, 6.444, 10.222, 14, 17.778], atol=5e-4)
-    # With four slow slots, it takes 17 more fast clients, (17.778 - 6.5) / FAST rounded up.
+    # With four slow slots, truthfulness takes 17 more fast clients: (17.778 - 6.5) / FAST, rounded
+    # up.
     for num_more in (16, 17):
         crowd = np.concatenate([RATES, np.full(num_more, FAST)])
         others = theory.competition(
@@ -277,7 +307,7 @@ def test_truthfulness_at_equal_rates(num_clients: int, buffer_size: int) -> None
     assert (theory.utility_slope(1.0, others) > 0) == (buffer_size < num_clients)
 
 
-# Influence ----------------------------------------------------------------------------------------------------------------------------
+# Influence
 
 
 @pytest.mark.parametrize(
@@ -324,7 +354,7 @@ def test_influence_of_two_groups_is_a_binomial_sum(buffer_size: int) -> None:
 
 @pytest.mark.parametrize("buffer_size", [1, 2, 4])
 def test_influence_by_enumerating_slots(random: np.random.Generator, buffer_size: int) -> None:
-    """All sequences of clients, repeats included; as groups, clients of one rate are summed."""
+    """Enumerate all sequences of clients; for groups, add up the clients of one rate."""
     sizes, rates = [1, 2, 2], np.exp(random.uniform(-2, 2, 3))
     for weight in (1 / rates, np.array([1.0, 3.0, 0.5])):
         rate, omega = np.repeat(rates, sizes), np.repeat(weight, sizes)
@@ -370,7 +400,11 @@ def test_influence_of_a_throttled_client(speed: float, influence: float) -> None
 
 
 def test_weights_that_fall_too_fast_reward_throttling() -> None:
-    """Powers of 1 / p: slower than the share rises is safe, contrary to the paper's sentence; base 2 to the staleness is not."""
+    """Throttling pays if the weight falls faster than the share of arrivals rises.
+
+    The paper says the opposite. Powers of 1 / p up to 1 are safe; 2 to the power of the staleness
+    is not.
+    """
 
     def gain(weight: Callable[[Numbers], Numbers]) -> float:
         return influence_of_a_throttled_client(0.5, weight) - influence_of_a_throttled_client(
@@ -384,7 +418,9 @@ def test_weights_that_fall_too_fast_reward_throttling() -> None:
 
 
 @given(some_rates, st.integers(1, 6), st.floats(1.05, 3))
-def test_influence_rises_with_the_own_rate(rate: Numbers, buffer_size: int, factor: float) -> None:
+def test_influence_rises_with_the_clients_rate(
+    rate: Numbers, buffer_size: int, factor: float
+) -> None:
     ones = np.ones(len(rate))
     before = theory.expected_influence(rate, num_clients=ones, buffer_size=buffer_size)
     faster = np.concatenate([rate[:1] * factor, rate[1:]])
@@ -395,7 +431,7 @@ def test_influence_rises_with_the_own_rate(rate: Numbers, buffer_size: int, fact
 
 
 def test_stationary_point_of_two_groups() -> None:
-    """Slow clients' optimum is 1, the others' 0, so that the point is the slow group's influence."""
+    """Slow clients have optimum 1, fast ones 0, so the point is the influence of the slow group."""
     optima, share = np.repeat([0.0, 1.0], [NUM_FAST, NUM_SLOW]), theory.arrival_shares(RATES)
     np.testing.assert_allclose(theory.stationary_point(share, optima), 0.0698, atol=5e-5)
     groups = theory.expected_influence(
@@ -418,7 +454,7 @@ def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Gen
     np.testing.assert_allclose(
         theory.stationary_point(influence, optima), influence @ optima / influence.sum(), rtol=1e-12
     )
-    # Of three local steps, by following the mean update with its own dynamics.
+    # For three local steps, follow the mean update until it settles.
     point, step_size = np.zeros(3), 0.1
     for _ in range(200):
         local = np.tile(point, (4, 1))
@@ -431,7 +467,7 @@ def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Gen
     )
 
 
-# Convergence --------------------------------------------------------------------------------------------------------------------------
+# Convergence
 
 
 @given(st.integers(1, 39), st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -451,11 +487,11 @@ GRID = [(buffer_size, max_staleness) for buffer_size in range(1, 9) for max_stal
 
 
 def test_bounds_on_weights_are_attained() -> None:
-    """By one slot without staleness among the stalest, and the other way round."""
+    """One fresh slot among stalest ones attains the lower bound, and the reverse the upper one."""
     for b, tau in GRID:
         extremes = []
-        for own, others in ((0, tau), (tau, 0)):
-            raw = theory.raw_weight([own] + [others] * (b - 1), buffer_size=b, num_clients=9)
+        for first, rest in ((0, tau), (tau, 0)):
+            raw = theory.raw_weight([first] + [rest] * (b - 1), buffer_size=b, num_clients=9)
             extremes.append(raw[0] / raw.sum())
         np.testing.assert_allclose(theory.weight_bounds(tau, buffer_size=b), extremes, rtol=1e-12)
 
@@ -472,7 +508,10 @@ def test_closed_form_of_the_squared_gap() -> None:
 
 
 def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) -> None:
-    """Update by update on one schedule, for every filling of the buffer at the start; and the bound is attained."""
+    """The bound holds update by update on one schedule, and it is attained.
+
+    Updates start at every filling of the buffer.
+    """
     _, previous = arrivals(random, [(1.0, 2.0)] * 2 + [(8.0, 12.0)], 20_000)
     later = np.flatnonzero(previous >= 0)
     others = (later - previous[later]) - 1
@@ -488,8 +527,8 @@ def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) 
     assert theory.max_staleness_bound(138, buffer_size=5) == 28
 
 
-def setting_of(**changes: object) -> theory.FedStaleWeightSetup:
-    """Quadratics 1/2 (w - c_i)^2 without noise, learnt with b = 1 and one local step."""
+def setup_of(**changes: object) -> theory.FedStaleWeightSetup:
+    """Make the setup of quadratics 1/2 (w - c_i)^2 without noise, with b = 1 and one local step."""
     defaults: dict = {
         "buffer_size": 1,
         "max_staleness": 0,
@@ -505,7 +544,7 @@ def setting_of(**changes: object) -> theory.FedStaleWeightSetup:
 
 
 def test_bound_of_a_worked_case() -> None:
-    setting = theory.FedStaleWeightSetup(
+    setup = theory.FedStaleWeightSetup(
         buffer_size=3,
         max_staleness=2,
         client_lr=(0.1, 0.2),
@@ -516,27 +555,27 @@ def test_bound_of_a_worked_case() -> None:
         gradient_bound=3.0,
         initial_gap=4.0,
     )
-    terms = theory.bound(setting, num_ticks=10)
+    terms = theory.bound(setup, num_ticks=10)
     np.testing.assert_allclose(terms, [16 / 3, 156.8, 28.8, 64 / 3], rtol=1e-12)
     np.testing.assert_allclose(terms.total, 16 / 3 + 156.8 + 28.8 + 64 / 3, rtol=1e-12)
 
 
 def test_condition_on_step_sizes() -> None:
-    """The largest of the local steps counts, times their number."""
-    setting = setting_of(client_lr=(0.01, 0.125), server_lr=0.5, smoothness=8.0)
-    assert theory.is_step_small(setting)
-    assert not theory.is_step_small(setting._replace(client_lr=(0.01, 0.126)))
-    assert not theory.is_step_small(setting._replace(client_lr=(0.01, 0.125, 0.01)))
+    """What counts is the largest learning rate of the local steps, times their number."""
+    setup = setup_of(client_lr=(0.01, 0.125), server_lr=0.5, smoothness=8.0)
+    assert theory.is_step_small(setup)
+    assert not theory.is_step_small(setup._replace(client_lr=(0.01, 0.126)))
+    assert not theory.is_step_small(setup._replace(client_lr=(0.01, 0.125, 0.01)))
 
 
 def test_bound_is_vacuous_beyond_single_updates() -> None:
-    """However small the steps and however long the run; unless nothing is ever stale or b = 1."""
+    """However small the steps and long the run, unless nothing is ever stale or b = 1."""
     for b, tau in GRID:
         assert theory.is_vacuous(tau, buffer_size=b) == (b >= 2 and tau >= 1)
-        setting = setting_of(
+        setup = setup_of(
             buffer_size=b, max_staleness=tau, client_lr=(1e-9,), gradient_bound=0.3, initial_gap=1.0
         )
-        assert (theory.bound(setting, num_ticks=10**15).total >= 0.3) == (b >= 2 and tau >= 1)
+        assert (theory.bound(setup, num_ticks=10**15).total >= 0.3) == (b >= 2 and tau >= 1)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +584,10 @@ def test_bound_is_vacuous_beyond_single_updates() -> None:
 def test_bound_is_violated_by_drawing_clients(
     random: np.random.Generator, lr: float, measured: float, bound: float
 ) -> None:
-    """Optima -1 and 1, one drawn per step, nothing stale; f = w^2 / 2 up to a constant, and the run starts at its minimum."""
+    """Optima are -1 and 1, and one is drawn per step; nothing is stale.
+
+    f is w^2 / 2 up to a constant, and the run starts at its minimum.
+    """
     runs, ticks = 60, 10_000
     model, squares, largest = np.zeros(runs), np.zeros(runs), 0.0
     for _ in range(ticks):
@@ -559,18 +601,22 @@ def test_bound_is_violated_by_drawing_clients(
     assert abs(squares.mean() - expected) < 5 * error
     np.testing.assert_allclose(expected, measured, rtol=0.03)
     total = theory.bound(
-        setting_of(client_lr=(lr,), gradient_bound=(1 + largest) ** 2), num_ticks=ticks
+        setup_of(client_lr=(lr,), gradient_bound=(1 + largest) ** 2), num_ticks=ticks
     ).total
     np.testing.assert_allclose(total, bound, rtol=0.1)
     assert squares.mean() - 5 * error > total
-    # With the gradients that the models between the optima allow, hence with no reference to the run, for steps below 1 / 120.
-    assert (expected > theory.bound(setting_of(client_lr=(lr,)), num_ticks=ticks).total) == (
+    # With the gradient bound of all models between the optima, which does not refer to the run, the
+    # bound is exceeded for step sizes below 1 / 120.
+    assert (expected > theory.bound(setup_of(client_lr=(lr,)), num_ticks=ticks).total) == (
         lr < 1 / 120
     )
 
 
 def test_bound_is_violated_by_unequal_rates(random: np.random.Generator) -> None:
-    """Optima 0 (fast) and 1 (slow), b = 1: the model settles at the slow client's share of arrivals, and f has its minimum at 1/2."""
+    """With b = 1, the model settles at the slow client's share of arrivals, not where f is least.
+
+    The optima are 0 (fast client) and 1 (slow client); f has its minimum at 1/2.
+    """
     ticks, lr = 300_000, 0.001
     client, previous = arrivals(random, [(1.0, 2.0), (8.0, 12.0)], ticks)
     models = [0.5]
@@ -579,17 +625,18 @@ def test_bound_is_violated_by_unequal_rates(random: np.random.Generator) -> None
     model = np.array(models[:-1])
     slow_share = theory.arrival_shares([FAST, SLOW])[1]
     point = theory.stationary_point([1 - slow_share, slow_share], [0.0, 1.0])
-    # The mean over the bases is the slow client's share of the arrivals, 0.1 % from what is expected, up to what the model moved over lr T.
+    # The mean over the bases differs from the slow client's share of the drawn arrivals by how far
+    # the model moved, divided by lr T. That share is within 0.1 % of the expected one.
     np.testing.assert_allclose(model[ticks // 2 :].mean(), point, atol=1e-3)
     left = np.mean((model - 0.5) ** 2)
     np.testing.assert_allclose(left, 0.136, atol=1e-3)
-    setting = setting_of(
+    setup = setup_of(
         max_staleness=int(staleness_of(previous, buffer_size=1).max()),
         client_lr=(lr,),
         global_variance=0.25,
         gradient_bound=float(max(np.max(model**2), np.max((model - 1) ** 2))),
     )
-    total = theory.bound(setting, num_ticks=ticks).total
+    total = theory.bound(setup, num_ticks=ticks).total
     np.testing.assert_allclose(total, 0.0012, rtol=0.2)
-    assert theory.is_step_small(setting)
+    assert theory.is_step_small(setup)
     assert left > 50 * total

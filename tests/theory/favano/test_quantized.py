@@ -1,4 +1,7 @@
-"""Theorem 1 with gradients at quantized weights: r_d against a quantizer of the package, and the bound against runs of the engine."""
+"""Theorem 1 of FAVANO with gradients at quantized weights.
+
+r_d is compared with a quantizer of the package, and the bound with runs of the engine.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,17 +25,17 @@ quantizer = partial(uniform, scale=LIMIT, signed=True, levels="strict")
 
 
 def test_bound_with_and_without_quantization() -> None:
-    """The second constant is 12 L^2 r_d: 12 * 4 * 0.5."""
-    setting = theory.FavanoSetup(9, 2, 10, 2.0, 1.0, 0.5, 1.0, 3.0, 1.0, 1.0)
-    plain = theory.bound(setting, step_size=0.01, num_ticks=70)
-    bound = partial(theory.quantized_bound, setting, step_size=0.01, num_ticks=70)
+    """Quantization adds 12 L^2 r_d, here 12 * 4 * 0.5."""
+    setup = theory.FavanoSetup(9, 2, 10, 2.0, 1.0, 0.5, 1.0, 3.0, 1.0, 1.0)
+    plain = theory.bound(setup, step_size=0.01, num_ticks=70)
+    bound = partial(theory.quantized_bound, setup, step_size=0.01, num_ticks=70)
     assert bound(squared_error=0.0) == plain
     np.testing.assert_allclose(bound(squared_error=0.5), plain + 24, rtol=1e-14)
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_rounding_error_of_the_quantizer(bits: int) -> None:
-    """Within the range, nearest rounding errs by r_d at most, and by that much half way between levels."""
+    """Within the range the error is at most r_d, which is reached half way between two levels."""
     weights = np.linspace(-LIMIT, LIMIT, 10_001, dtype="float32")
     errors = (np.asarray(quantizer(jnp.asarray(weights), bits=bits)) - weights) ** 2
     allowed = theory.uniform_quantizer_error(1, limit=LIMIT, bits=bits, rounding="nearest")
@@ -43,9 +46,13 @@ def test_rounding_error_of_the_quantizer(bits: int) -> None:
 
 @struct.dataclass
 class Rounded(Quadratic):
-    """Quadratics whose gradients are taken at weights of so many bits; evaluation tells where the model is."""
+    """Quadratics whose gradients are taken at quantized weights; evaluation returns the model.
 
-    bits: jax.Array  # i32[]  one of BITS
+    Attributes:
+        bits: `i32[]`, bits per weight, one of BITS.
+    """
+
+    bits: jax.Array
 
     def loss(
         self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
@@ -60,22 +67,33 @@ class Rounded(Quadratic):
 
 
 class Course(NamedTuple):
-    """What was seen with each number of bits of BITS, and the setting."""
+    """What was measured in a run with each number of bits of BITS.
 
-    squares: np.ndarray  # f64[bits, T]  squared gradient at the mean of all models
-    largest: float  # magnitude of any coordinate of any server model
-    setting: theory.FavanoSetup
+    Attributes:
+        squares: `f64[bits, T]`, squared gradient at the mean of all models before each tick.
+        largest: Largest magnitude of any coordinate of any server model.
+        setup: Constants of the problem and of the run.
+        step_size: eta.
+    """
+
+    squares: np.ndarray
+    largest: float
+    setup: theory.FavanoSetup
     step_size: float
 
 
 @pytest.fixture(scope="module")
 def course() -> Callable[[float, float, float], Course]:
-    """Run three clients, two at a time, on quadratics of curvature 1, once with each number of bits; K = 3."""
+    """Make a function that runs three clients, two at a time, once with each number of bits.
+
+    Losses are quadratics of curvature 1, given by the spread of the optima, the standard deviation
+    of gradient noise and the distance of the start from the optimum in each coordinate.
+    """
 
     def run(spread: float, noise: float, distance: float) -> Course:
         n, s, K, dim, ticks = 3, 2, 3, 40, 2500
         random = np.random.default_rng(5)
-        # Optima lie anywhere between levels, evenly.
+        # The coordinates of the optimum are spread evenly, so they lie anywhere between levels.
         optimum = random.permutation(np.linspace(-2, 2, dim))
         centers = optimum + spread * random.normal(size=(n, dim))
         optimum, start = centers.mean(0), centers.mean(0) + distance
@@ -85,12 +103,12 @@ def course() -> Callable[[float, float, float], Course]:
         noises, drift = theory.reweighting_constants(
             theory.step_moments(law), max_steps=K, reweighting="deterministic"
         )
-        apart = float(np.mean(np.sum((centers - optimum) ** 2, axis=1)))
+        dissimilarity = float(np.mean(np.sum((centers - optimum) ** 2, axis=1)))
         gap = float(np.sum((start - optimum) ** 2) / 2)
-        setting = theory.FavanoSetup(
-            n, s, K, 1.0, noise**2, apart, 1.0, gap, float(noises.mean()), drift
+        setup = theory.FavanoSetup(
+            n, s, K, 1.0, noise**2, dissimilarity, 1.0, gap, float(noises.mean()), drift
         )
-        lr = 0.999 * theory.largest_step_size(setting)
+        lr = 0.999 * theory.largest_step_size(setup)
         hyper = SYSTEM.Hyper(
             num_clients=n,
             num_selected=s,
@@ -109,7 +127,7 @@ def course() -> Callable[[float, float, float], Course]:
             for b in BITS
         ]
         layout = Layout(slots_at_once=s, lanes_at_once=True, lane_devices=1)
-        left = fedjax_sim.sweep(
+        swept = fedjax_sim.sweep(
             SYSTEM,
             problems.__getitem__,
             hyper,
@@ -118,21 +136,21 @@ def course() -> Callable[[float, float, float], Course]:
             num_evals=ticks,
             layout=layout,
         )
-        server = np.stack([left.curves[f"w{i}"] for i in range(dim)], axis=-1)
+        server = np.stack([swept.curves[f"w{i}"] for i in range(dim)], axis=-1)
         squares = np.empty((len(BITS), ticks))
-        for lane, timeline in enumerate(left.timelines):
+        for lane, timeline in enumerate(swept.timelines):
             held = np.zeros(n, int)
             for t in range(ticks):
                 mean = (server[lane, t] + server[lane, held].sum(0)) / (n + 1)
                 squares[lane, t] = np.sum((mean - optimum) ** 2)
                 held[timeline.clients[t]] = timeline.holds[t]
-        return Course(squares, float(np.abs(server).max()), setting, lr)
+        return Course(squares, float(np.abs(server).max()), setup, lr)
 
     return run
 
 
 def bounds(course: Course) -> np.ndarray:
-    """`f64[bits]`"""
+    """Compute the quantized bound for each number of bits, `f64[bits]`."""
     dim, ticks = 40, course.squares.shape[1]
     errors = [
         theory.uniform_quantizer_error(dim, limit=LIMIT, bits=bits, rounding="nearest")
@@ -141,7 +159,7 @@ def bounds(course: Course) -> np.ndarray:
     return np.array(
         [
             theory.quantized_bound(
-                course.setting, step_size=course.step_size, num_ticks=ticks, squared_error=error
+                course.setup, step_size=course.step_size, num_ticks=ticks, squared_error=error
             )
             for error in errors
         ]
@@ -151,15 +169,18 @@ def bounds(course: Course) -> np.ndarray:
 def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(
     course: Callable,
 ) -> None:
-    """Equal objectives without noise: the bound of Theorem 1 alone is exceeded at 3 bits, and the floor falls fourfold per bit."""
+    """At 3 bits the bound of Theorem 1 alone is exceeded, and the floor falls fourfold per bit.
+
+    The objectives are equal and without noise.
+    """
     seen = course(0.0, 0.0, 0.3)
     assert seen.largest < LIMIT, "rounding would clip"
     assert all(
-        condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size)
+        condition.holds for condition in theory.conditions(seen.setup, step_size=seen.step_size)
     )
     allowed = bounds(seen)
     assert (seen.squares.mean(1) <= allowed).all()
-    plain = theory.bound(seen.setting, step_size=seen.step_size, num_ticks=seen.squares.shape[1])
+    plain = theory.bound(seen.setup, step_size=seen.step_size, num_ticks=seen.squares.shape[1])
     assert seen.squares[0].mean() > plain, "the term for rounding was not needed"
     floors = seen.squares[:, -300:].mean(1)
     np.testing.assert_allclose(floors[:-1] / floors[1:], 4, rtol=0.3)
@@ -169,6 +190,6 @@ def test_quantized_bound_of_dissimilar_clients_with_noise(course: Callable) -> N
     seen = course(0.3, 0.5, 0.5)
     assert seen.largest < LIMIT
     assert all(
-        condition.holds for condition in theory.conditions(seen.setting, step_size=seen.step_size)
+        condition.holds for condition in theory.conditions(seen.setup, step_size=seen.step_size)
     )
     assert (seen.squares.mean(1) <= bounds(seen)).all()
