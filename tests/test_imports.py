@@ -35,7 +35,7 @@ ALLOWED = {
     "partition": "settings",
     "diagnostics": "types settings",
     "problems": "types settings streams models datasets partition compression diagnostics",
-    "systems": "types settings streams timelines compression clients server",
+    "systems": "types settings streams batching timelines compression clients server",
     "engine": "types settings streams batching",
     "theory": "types timelines diagnostics",
     "__init__": "types settings systems engine",

@@ -1,4 +1,7 @@
-"""Schedules of many clients that never wait, and learning on them: seconds and peak memory, each contestant in a process of its own."""
+"""Schedules of many clients that never wait, and learning on them: seconds and peak memory.
+
+Each contestant runs in a separate process, so that its peak memory can be told.
+"""
 
 import concurrent.futures
 import heapq
@@ -28,7 +31,10 @@ SYSTEM = fedstaleweight.system
 
 
 def bench_arrivals(turns: int) -> dict[str, Any]:
-    """A schedule of two arrivals per client with exact staleness: ours and a plain Python heap; then learning on the largest."""
+    """Measure schedules of two arrivals per client, by the package and by a plain Python heap.
+
+    Staleness is exact in both. Learning is then measured on the largest schedule.
+    """
     found: dict[str, Any] = {}
     for num in NUM_CLIENTS:
         ours, heap = (_apart(task, num, turns) for task in (_ours, _heap))
@@ -43,7 +49,10 @@ def bench_arrivals(turns: int) -> dict[str, Any]:
 
 
 def bench_asynchronous(turns: int) -> dict[str, Any]:
-    """FedStaleWeight's CIFAR-10 script: 16,000 server steps of 5 updates, in which the public bench would sleep 3.1 hours."""
+    """Measure FedStaleWeight's CIFAR-10 script: 16,000 server steps of 5 updates.
+
+    The public benchmark, which really waits for its clients, would sleep 3.1 hours.
+    """
     return {
         "schedule": _apart(_script_schedule, 16_000, turns),
         "perceptron on 32x32x3, schedule and learning": _apart(_script, 16_000, 1),
@@ -51,7 +60,7 @@ def bench_asynchronous(turns: int) -> dict[str, Any]:
 
 
 def _apart(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Run a task in a new process, and add its peak memory in MiB beyond that of what it imports."""
+    """Run a task in a new process, and add its peak memory in MiB beyond that of its imports."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_with_memory, task, *arguments).result()
 
@@ -66,6 +75,7 @@ def _with_memory(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
 
 
 def _ours(num: int, turns: int) -> dict[str, Any]:
+    """Draw the schedule with the package."""
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, weighting="mean")
     seconds = []
     for _ in range(turns + 1):
@@ -82,15 +92,16 @@ def _ours(num: int, turns: int) -> dict[str, Any]:
 
 
 def _heap(num: int, turns: int) -> dict[str, Any]:
-    seconds = [_one_heap(num) for _ in range(turns)]
+    """Draw the schedule with a heap."""
+    measured = [_one_heap(num) for _ in range(turns)]
     return {
-        "seconds": float(np.median([each for each, _ in seconds])),
-        "mean staleness": seconds[-1][1],
+        "seconds": float(np.median([seconds for seconds, _ in measured])),
+        "mean staleness": measured[-1][1],
     }
 
 
 def _one_heap(num: int) -> tuple[float, float]:
-    """The same law, as one would write it in plain Python."""
+    """Draw one schedule by the same law, as one would write it in plain Python."""
     uniform = random.Random(0).uniform
     began = time.perf_counter()
     num_fast = num - -(-num // 3)
@@ -113,7 +124,10 @@ def _one_heap(num: int) -> tuple[float, float]:
 
 
 def _learn(num: int, turns: int) -> dict[str, Any]:
-    """Every client has two of 60,000 images; the store of server models is as large as the staleness asks for."""
+    """Learn with two of 60,000 images per client.
+
+    The store holds as many old server models as the staleness requires.
+    """
     rng = np.random.default_rng(0)
     data = _random_images((28, 28, 1))
     partition = Partition(
@@ -123,9 +137,7 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
     ticks = ARRIVALS_PER_CLIENT * num // BUFFER
     began = time.perf_counter()
-    run = fedjax_sim.sweep(
-        SYSTEM, problem, hyper, seeds=turns, num_ticks=ticks, num_evals=2, reports=False
-    )
+    run = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=turns, num_ticks=ticks, num_evals=2)
     seconds = time.perf_counter() - began
     staleness = np.arange(ticks)[:, None] - run.timelines[0].version
     parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
@@ -133,12 +145,13 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
         "seconds, with compilation": seconds,
         "updates per second": ticks * BUFFER / seconds,
         "largest staleness": int(staleness.max()),
-        "store of so many models at least, MiB": float(staleness.max() * parameters * 4 / 2**20),
+        "store of models at least, MiB": float(staleness.max() * parameters * 4 / 2**20),
         "models of all clients would take, MiB": float(num * parameters * 4 / 2**20),
     }
 
 
 def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
+    """Draw the schedule of the script."""
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
@@ -153,13 +166,14 @@ def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
 
 
 def _script(ticks: int, turns: int) -> dict[str, Any]:
+    """Run the script with a perceptron on random images of 32x32x3."""
     data = _random_images((32, 32, 3))
     problem = make_classification(
         MLP((128,), 10), data, iid(data.train_labels, num_clients=15, seed=0)
     )
     began = time.perf_counter()
     run = fedjax_sim.sweep(
-        SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20, reports=False
+        SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20
     )
     seconds = time.perf_counter() - began
     virtual = float(run.timelines[0].time[-1])

@@ -1,4 +1,8 @@
-"""Chains of FA-LD on its paper's simulation, beside a plain NumPy loop and blackjax's SGLD of the same target, in float64 and float32."""
+"""Chains of FA-LD on its paper's simulation, against NumPy and blackjax on the same target.
+
+The NumPy loop holds all chains and clients in one array. blackjax runs its SGLD. All of it is
+measured in float64 and in float32.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,9 +25,10 @@ LANES = CHAINS * len(STEP_SIZES)
 
 
 def bench_langevin(turns: int) -> dict[str, Any]:
-    """Chain-steps per second of 300 chains x 50 clients x 5 step sizes, K = 100; then of K = 1. A chain-step is one step of all clients.
+    """Measure chain-steps per second of 300 chains x 50 clients x 5 step sizes, K = 100 and 1.
 
-    The engine's chains of one seed have the same noise at all step sizes, which it draws once; the others draw for each.
+    A chain-step is one step of all clients. In the engine, the chains of one seed have the same
+    noise at all step sizes, which is drawn once; the alternatives draw noise for each step size.
     """
     measured: dict[str, Any] = {"chains x step sizes x clients": [CHAINS, len(STEP_SIZES), CLIENTS]}
     for dtype in ("float64", "float32"):
@@ -33,6 +38,7 @@ def bench_langevin(turns: int) -> dict[str, Any]:
 
 
 def _measure(dtype: str, turns: int) -> dict[str, Any]:
+    """Measure all contestants in one floating-point type."""
     problem = make_gaussian_clients(0, alpha=0.0, dtype=dtype)
     pooled = GaussianClients.of(
         np.asarray(problem.hessians)[:1],
@@ -74,7 +80,7 @@ def _measure(dtype: str, turns: int) -> dict[str, Any]:
 
 
 def _programs_of(run: Callable[[], Any]) -> list[str]:
-    """Names of the programs that are compiled for a first call."""
+    """List the names of the programs that are compiled for a first call."""
     names: list[str] = []
 
     def note(event: str, duration_secs: float, **facts: Any) -> None:
@@ -92,19 +98,21 @@ def _engine(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     hyper = langevin.Hyper(
         num_clients=problem.counts.shape[0], local_steps=local_steps, gradient="exact"
     )
-    how = {"num_ticks": rounds, "num_evals": 1, "reports": False}
     run = fedjax_sim.sweep(
-        langevin.system, problem, hyper, seeds=CHAINS, settings={"step_size": STEP_SIZES}, **how
+        langevin.system,
+        problem,
+        hyper,
+        seeds=CHAINS,
+        settings={"step_size": STEP_SIZES},
+        num_ticks=rounds,
+        num_evals=1,
     )
     assert not run.curves.failed.any()
 
 
 def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
-    """All chains and clients in one array, a Python loop over steps."""
-    centers, hessian = (
-        np.asarray(problem.centers),
-        np.asarray(problem.hessians)[0],
-    )  # Weights are equal.
+    """Run all chains and clients as one array, with a Python loop over steps; equal weights."""
+    centers, hessian = np.asarray(problem.centers), np.asarray(problem.hessians)[0]
     random = np.random.default_rng(0)
     eta = np.repeat(np.asarray(STEP_SIZES, centers.dtype), CHAINS)[:, None, None]
     deviation = np.sqrt(2 * eta * len(centers))
@@ -122,7 +130,10 @@ def _numpy(problem: GaussianClients, local_steps: int, rounds: int) -> None:
 
 
 def _blackjax(problem: GaussianClients, steps: int) -> Callable[[], None]:
-    """SGLD on the pooled energy, all chains batched, steps scanned, in one compiled call."""
+    """Make a function that runs SGLD on the pooled energy in one compiled call.
+
+    Chains are batched, steps scanned.
+    """
     mean, covariance = problem.posterior()
     mean, precision = (
         jnp.asarray(x, problem.centers.dtype) for x in (mean, np.linalg.inv(covariance))

@@ -1,4 +1,4 @@
-"""What padding costs where sync times and exchange delays of hierarchical learning are swept as one program."""
+"""What padding costs if sync times and delays of hierarchical learning are swept as one program."""
 
 import itertools
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import xarray as xr
-from benchmark_timing import in_turns, wall
+from benchmarks.timing import in_turns, wall
 
 import fedjax_sim
 from fedjax_sim import datasets
@@ -16,15 +16,17 @@ from fedjax_sim.problems import Classification, make_classification
 from fedjax_sim.systems import hierarchical
 
 SETTINGS = {"sync_time": [0.0, 5.0, 12.0, 20.0, 24.0], "exchange_shift": [5.0, 10.0, 30.0, 60.0]}
-"""S and c_g."""
+"""S and c_g of the paper."""
 CLIENTS, SEEDS, TIME = 30, 2, 1000.0
 
 
 def bench_hierarchical(turns: int) -> dict[str, Any]:
-    """Five S by four c_g by two seeds, T = 1000, other delays of Fig. 7, 2 x 15 clients, logistic regression on digits, 25 evaluations.
+    """Measure a sweep of five S by four c_g by two seeds, laid out in several ways.
 
-    Iterations executed per needed one, ticks run per tick that belongs to its lane, and seconds: as one program, lane by lane and lanes
-    batched, on one device and on all; batched but not sorted into batches of their like; and with a program for each setting.
+    T = 1000, the other delays of Fig. 7, 2 x 15 clients, logistic regression on digits, 25
+    evaluations. Reported are iterations executed per needed one, ticks run per tick that belongs to
+    its lane, and seconds: as one program, lane by lane or with lanes batched, on one device and on
+    all; with all lanes in one batch, long and short ones together; and with a program per setting.
     """
     data = datasets.load("digits")
     problem = make_classification(
@@ -68,19 +70,29 @@ def bench_hierarchical(turns: int) -> dict[str, Any]:
 def sweep(
     problem: Classification, settings: dict[str, list[float]], layout: fedjax_sim.Layout
 ) -> xr.Dataset:
-    """The curves of a sweep of these settings."""
+    """Run a sweep and return its curves."""
     hyper = hierarchical.Hyper(
         num_clients=CLIENTS,
         exchange_shift_per_group=0.0,
         exchange_mean_per_group=0.0,
         exchange_mean=1.0,
     )
-    how = {"seeds": SEEDS, "time_budget": TIME, "layout": layout}
-    return fedjax_sim.sweep(hierarchical.system, problem, hyper, settings=settings, **how).curves
+    return fedjax_sim.sweep(
+        hierarchical.system,
+        problem,
+        hyper,
+        seeds=SEEDS,
+        settings=settings,
+        time_budget=TIME,
+        layout=layout,
+    ).curves
 
 
 def padding(curves: xr.Dataset) -> dict[str, float]:
-    """Work over what is needed of it. All lanes run as many ticks as their evaluations have in the longest."""
+    """Divide the work that was run by the work that was needed.
+
+    Between two evaluations, all lanes run as many ticks as the lane with most of them.
+    """
     ticks = curves.ticks
     per_eval = int(ticks.isel(eval=1).max())
     return {

@@ -1,10 +1,14 @@
-"""Expected statistics per second for a mixture of the size of MNIST's: 70,000 examples of 20 coordinates, 10 components, 100 clients."""
+"""Expected statistics per second for a mixture as large as the one fitted to MNIST.
+
+70,000 examples of 20 coordinates, 10 components, 100 clients. Letters: `n` and `N`, `M` examples in
+all, and by client; `D` coordinates; `G` components.
+"""
 
 from typing import Any
 
 import jax
 import numpy as np
-from benchmark_timing import in_turns, wall
+from benchmarks.timing import in_turns, wall
 from sklearn.mixture import GaussianMixture as Reference
 
 import fedjax_sim
@@ -18,7 +22,10 @@ GAMMA = 1e-3
 
 
 def bench_em(turns: int) -> dict[str, Any]:
-    """Millions of expected statistics per second: full passes, and rounds with mini-batches, beside NumPy and scikit-learn."""
+    """Measure millions of expected statistics per second, against NumPy and scikit-learn.
+
+    Full passes over the data, and rounds with mini-batches.
+    """
     random = np.random.default_rng(0)
     means = 1.5 * random.normal(size=(COMPONENTS, DIMENSIONS))
     y = (
@@ -50,7 +57,7 @@ def bench_em(turns: int) -> dict[str, Any]:
     np.testing.assert_allclose(
         reference.predict_proba(y).mean(axis=0), one_pass(problem, natural)[:COMPONENTS], atol=1e-4
     )
-    common = {"num_clients": CLIENTS, "batch_size": BATCH, "gamma": GAMMA}
+    rounds = {"num_clients": CLIENTS, "batch_size": BATCH, "gamma": GAMMA}
     systems = {
         "EM": (
             em.system,
@@ -58,8 +65,8 @@ def bench_em(turns: int) -> dict[str, Any]:
             PASSES,
             PASSES * EXAMPLES,
         ),
-        "FedEM": (fedem.system, fedem.Hyper(**common), ROUNDS, ROUNDS * CLIENTS * BATCH),
-        "VR-FedEM": (vr_fedem.system, vr_fedem.Hyper(**common, inner_steps=35.0), ROUNDS, None),
+        "FedEM": (fedem.system, fedem.Hyper(**rounds), ROUNDS, ROUNDS * CLIENTS * BATCH),
+        "VR-FedEM": (vr_fedem.system, vr_fedem.Hyper(**rounds, inner_steps=35.0), ROUNDS, None),
     }
     needed = {}
 
@@ -95,20 +102,26 @@ def bench_em(turns: int) -> dict[str, Any]:
 
 
 def numpy_statistics(natural: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The sum of expected statistics of examples `[n, D]`."""
+    """Sum the expected statistics of examples `f[n, D]`."""
     share = responsibilities(natural, y)
     return np.concatenate([share.sum(axis=0), (share.T @ y).ravel()])
 
 
 def responsibilities(natural: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`f[n, G]`."""
+    """Compute the posterior probability of each component given each example: `f[n, G]`."""
     logits = natural[:COMPONENTS] + y @ natural[COMPONENTS:].reshape(COMPONENTS, -1).T
     share = np.exp(logits - logits.max(axis=1, keepdims=True))
     return share / share.sum(axis=1, keepdims=True)
 
 
 def numpy_fedem(start: np.ndarray, data: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """FedEM of all clients without compression, vectorised over clients. data: `[N, M, D]`."""
+    """Run FedEM with all clients and without compression, vectorised over clients.
+
+    Args:
+      start: Initial expected statistics.
+      data: `f[N, M, D]`, examples by client.
+      y: `f[n, D]`, all examples.
+    """
     random = np.random.default_rng(1)
     moment = y.T @ y / EXAMPLES
     server, clients = start.copy(), np.arange(CLIENTS)[:, None]

@@ -1,4 +1,4 @@
-"""What benchmarks share: contestants that take turns."""
+"""Time contestants that take turns."""
 
 import statistics
 import time
@@ -9,7 +9,15 @@ import jax
 
 
 def in_turns(contestants: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
-    """Median seconds of each contestant over `turns` rounds, after one that does not count."""
+    """Time contestants in turns.
+
+    Args:
+      contestants: By name, functions that run once and return their seconds.
+      turns: Number of turns that count, after a first one that does not, for compilation.
+
+    Returns:
+      The median seconds of each contestant.
+    """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(turns + 1):
         for name, run in contestants.items():
@@ -20,7 +28,7 @@ def in_turns(contestants: dict[str, Callable[[], float]], turns: int) -> dict[st
 
 
 def wall(run: Callable[[], Any]) -> float:
-    """Seconds until the result of `run` is there."""
+    """Run a function, wait until its arrays are there, and return the seconds it took."""
     began = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - began
