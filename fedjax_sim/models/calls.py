@@ -1,4 +1,4 @@
-"""How models are called."""
+"""How a model is called in training."""
 
 import inspect
 
@@ -8,6 +8,13 @@ from fedjax_sim.types import Model
 
 
 def takes_train(model: Model) -> bool:
-    """Whether a model behaves otherwise in training, and its calls take `train` and `rngs` for it."""
+    """Tell whether a model behaves differently in training, for example because it has dropout.
+
+    Args:
+      model: A flax module, or another object with `init` and `apply`.
+
+    Returns:
+      Whether calls of the model take the arguments `train` and `rngs`.
+    """
     call = model.__call__ if isinstance(model, nn.Module) else model.apply
     return "train" in inspect.signature(call).parameters

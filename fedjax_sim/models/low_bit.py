@@ -1,18 +1,24 @@
-"""Local training in few bits: FAVANO[QNN] (Leconte, Nguyen, Moulines, arXiv 2305.16099, App. C.3), for any flax module.
+"""Local training with few bits for any flax module: FAVANO[QNN].
 
-Weights and activations are rounded on a uniform grid whose range is that of SAWB (Choi et al. 2018, arXiv 1807.06964), neural gradients
-by LUQ (Chmiel et al. 2023, arXiv 2112.10769). The parameters themselves, the SGD step, messages and the server stay in full precision;
-numbers of few bits are held in ordinary floats, so this shows what training loses by them and not what hardware gains.
+The method is that of Leconte, Nguyen and Moulines (arXiv 2305.16099), App. C.3. Weights and
+activations are rounded on a uniform grid whose range is that of SAWB (Choi et al. 2018, arXiv
+1807.06964), neural gradients by LUQ (Chmiel et al. 2023, arXiv 2112.10769). The parameters
+themselves, the SGD step, the messages and the server stay in full precision. Rounded numbers are
+held in ordinary floats, so this shows what training loses by few bits, not what hardware gains.
 
-Readings. The paper's Section 3 has the stochastic gradient quantized before the update, its App. C.3 the neural gradients: the latter is
-taken. It names LUQ but none of its constants: those of LUQ's public code are taken, with its levels (`LEVELS`), and for 3 bits another
-public port's range, as nobody says which was used. First and last layer are quantized like the others, on which the paper is silent too;
-`LowBit.full_precision` names layers to leave alone. Straight-through gradients pass clipped values as well, as in LUQ's code. Models are
-evaluated with weights and activations rounded as in training, for that is the network that was trained; `evaluate_quantized=False`
-evaluates them as they are sent. (FAVANO, MNIST, IID, three seeds, 1500 units of time: full precision reaches 89.1 %, and in few bits 87.5
-rounded and 86.1 as sent.)
+Readings. Section 3 of the paper quantizes the stochastic gradient before the update, App. C.3 the
+neural gradients; the latter is implemented. The paper names LUQ but gives none of its constants.
+Those of LUQ's public code are used, with its levels (see `LEVELS`); the range for 3 bits comes from
+another public port, because no source states which one the paper used. The paper does not say
+whether the first and the last layer are quantized; here they are, unless
+`LowBit.full_precision` names them. Straight-through gradients pass clipped values too, as in
+LUQ's code. Models are evaluated with weights and activations rounded as in training, because that
+is the network that was trained; `evaluate_quantized=False` evaluates them as they are sent. (FAVANO
+on MNIST, IID, three seeds, 1500 units of time: full precision reaches 89.1 %, few bits reach 87.5 %
+rounded and 86.1 % as sent.)
 
-Deviation: LUQ's code scales by the largest signed gradient, here it is the largest magnitude; by the other, negative ones are clipped.
+Deviation: LUQ's code scales by the largest gradient with its sign, which clips negative gradients
+of larger magnitude. Here the scale is the largest magnitude.
 """
 
 import itertools
@@ -32,25 +38,42 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params, full_precision_bits
 
 SAWB = {3: (7.40, 6.66), 4: (12.1, 12.2)}
-"""Coefficients c_1 and c_2 by bits; other bits are scaled by the largest value."""
+"""Coefficients (c_1, c_2) of SAWB's range by number of bits.
+
+For other numbers of bits the range is the largest magnitude.
+"""
 
 LEVELS = ("reference", "strict")
-"""What b bits hold. "reference", as LUQ's code: 2^b + 1 signed levels, and a LUQ of 0 and 2^(b-1) powers of two of either sign.
+"""Which levels b bits stand for.
 
-"strict": what fits into b bits, the largest of these left out of each: 2^b signed levels, and one power of two fewer.
+"reference", as in LUQ's code: 2^b + 1 signed levels of a uniform grid, and for LUQ zero and 2^(b-1)
+powers of two of either sign. That is one level more than b bits can hold.
+"strict": levels that fit into b bits. The uniform grid lacks the largest positive level, and LUQ
+has one power of two fewer.
 """
 
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Conv, nn.ConvLocal, nn.ConvTranspose)
-"""Flax's layers of one input and a parameter named "kernel"."""
+"""The layers that are quantized: flax's layers with one input and a parameter named "kernel"."""
 
 
 def uniform(
     x: Array, *, bits: int, scale: Array | float, signed: Array | bool, levels: str = "reference"
 ) -> Array:
-    """Round to the nearest whole multiple of a step, and clamp.
+    """Round to the nearest whole multiple of a step, and clamp to the range of the grid.
 
-    scale: `f[]`, half the width of the range. Signed codes run from -2^(b-1) to 2^(b-1) (one less if "strict"), others from 0 to 2^b - 1;
-    the step is 2 scale over their number less one, so unsigned values reach 2 scale. signed: `bool[]`, traced or not.
+    Signed codes run from -2^(bits-1) to 2^(bits-1), or to one less if levels are "strict". Unsigned
+    codes run from 0 to 2^bits - 1. The step is 2 * scale divided by the number of codes less one,
+    so unsigned values reach 2 * scale.
+
+    Args:
+      x: Values, floats `[...]`.
+      bits: Number of bits, at least 2.
+      scale: Half the width of the range, `f[]`.
+      signed: Whether the codes are signed, `bool[]`; it may be traced.
+      levels: One of `LEVELS`.
+
+    Returns:
+      The rounded values, with the shape and dtype of x. They are computed in at least 32 bits.
     """
     low = jnp.where(signed, -(2 ** (bits - 1)), 0)
     high = jnp.where(signed, 2 ** (bits - 1) - (levels == "strict"), 2**bits - 1)
@@ -61,20 +84,42 @@ def uniform(
 
 
 def max_abs(x: Array, *, bits: int, signed: Array | bool, levels: str = "reference") -> Array:
-    """Round on a uniform grid that reaches the largest magnitude."""
+    """Round on a uniform grid that reaches the largest magnitude.
+
+    Args:
+      x: Values, floats `[...]`.
+      bits: Number of bits, at least 2.
+      signed: Whether the codes are signed, `bool[]`; it may be traced.
+      levels: One of `LEVELS`.
+
+    Returns:
+      The rounded values, with the shape and dtype of x.
+    """
     return uniform(x, bits=bits, scale=_max_scale(x, signed), signed=signed, levels=levels)
 
 
 def sawb(x: Array, *, bits: int, signed: Array | bool, levels: str = "reference") -> Array:
-    """Round on a uniform grid that clips at c = c_1 sqrt(mean(x^2)) - c_2 mean(|x|), nonnegative values at 2 c as in LUQ's code.
+    """Round on a uniform grid with SAWB's range.
 
-    With other than 3 or 4 bits, and where c is not above 0 (all values about as large), the grid reaches the largest magnitude.
+    The grid clips at c = c_1 sqrt(mean(x^2)) - c_2 mean(|x|); unsigned values are clipped at 2 c,
+    as in LUQ's code. With other than 3 or 4 bits, or if c is not above 0 (all values have about the
+    same magnitude), the grid reaches the largest magnitude. Source: Choi et al. 2018 (arXiv
+    1807.06964).
+
+    Args:
+      x: Values, floats `[...]`.
+      bits: Number of bits, at least 2.
+      signed: Whether the codes are signed, `bool[]`; it may be traced.
+      levels: One of `LEVELS`.
+
+    Returns:
+      The rounded values, with the shape and dtype of x.
     """
     if bits not in SAWB:
         return max_abs(x, bits=bits, signed=signed, levels=levels)
     wide = x.astype(jnp.promote_types(x.dtype, "float32"))
-    of_square, of_mean = SAWB[bits]
-    clip = of_square * jnp.sqrt(jnp.mean(jnp.square(wide))) - of_mean * jnp.mean(jnp.abs(wide))
+    c_1, c_2 = SAWB[bits]
+    clip = c_1 * jnp.sqrt(jnp.mean(jnp.square(wide))) - c_2 * jnp.mean(jnp.abs(wide))
     return uniform(
         x,
         bits=bits,
@@ -85,23 +130,42 @@ def sawb(x: Array, *, bits: int, signed: Array | bool, levels: str = "reference"
 
 
 def _max_scale(x: Array, signed: Array | bool) -> Array:
+    """Return the scale with which `uniform` reaches the largest magnitude."""
     largest = jnp.max(jnp.abs(x)).astype(jnp.promote_types(x.dtype, "float32"))
     return jnp.where(signed, largest, largest / 2)
 
 
 SCALES = {"sawb": sawb, "max": max_abs}
-"""What the range of a grid is read from, by name."""
+"""Uniform quantizers by the name of what sets their range."""
 
 
 def straight_through(quantizer: Callable[[Array], Array], x: Array) -> Array:
-    """Quantize a value, exactly, with the gradient of the identity."""
-    fixed = jax.lax.stop_gradient(x)
-    return quantizer(fixed) + (x - fixed)
+    """Quantize values and give the result the gradient of the identity.
+
+    Args:
+      quantizer: Any function of an array that keeps its shape.
+      x: Values, floats `[...]`.
+
+    Returns:
+      `quantizer(x)`, to the last bit.
+    """
+    constant = jax.lax.stop_gradient(x)
+    return quantizer(constant) + (x - constant)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def quantized_gradient(x: Array, key: Key, bits: int, top: int | None = None) -> Array:
-    """Return x, whose cotangent passes through `luq` on its way back."""
+    """Return x, and quantize its gradient by LUQ on the way back.
+
+    Args:
+      x: Values, floats `[...]`.
+      key: Key of LUQ's random numbers.
+      bits: Number of bits of the gradient.
+      top: Number of powers of two below the largest magnitude, by default LUQ's for these bits.
+
+    Returns:
+      x.
+    """
     return x
 
 
@@ -114,12 +178,26 @@ quantized_gradient.defvjp(lambda x, key, bits, top: (x, key), _backward)
 
 @dataclass(frozen=True)
 class LowBit:
-    """A model whose `LAYERS` compute in few bits while training: a part of None bits stays in full precision.
+    """A model whose `LAYERS` compute with few bits in training.
 
-    Inputs and kernels are rounded straight-through, and the gradient at each layer's output by LUQ; biases and other layers are left
-    alone. All of a tensor shares a scale, which is its client's own. Inputs without a negative value have unsigned levels, as seen in
-    each batch: behind a ReLU that is always so. As `gradients` grows LUQ does not become exact, so that full precision is the limit of
-    many weight and activation bits with `gradients` of None.
+    Inputs and kernels of a layer are rounded, with straight-through gradients, and the gradient at
+    its output is quantized by LUQ. Biases and other layers are left alone. All values of a tensor
+    share one scale, and each client has its own scales. Inputs without a negative value are rounded
+    on unsigned levels; this is decided for each batch, and always so behind a ReLU.
+
+    With many bits for weights and activations, and `gradients` of None, the limit is full
+    precision. LUQ does not become exact with many bits.
+
+    Attributes:
+      model: The flax module to wrap.
+      weights: Bits of the kernels, from 2 to 24, or None for full precision.
+      activations: Bits of the layers' inputs, from 2 to 24, or None for full precision.
+      gradients: Bits of the gradients at the layers' outputs, from 2 to 8, or None for full
+        precision.
+      scale: What sets the range of the uniform grids, a name in `SCALES`.
+      evaluate_quantized: Whether weights and activations are rounded in evaluation too.
+      full_precision: Paths of layers to leave alone, such as "Dense_0" or "Block_0/Conv_1".
+      levels: Which levels a number of bits stands for, one of `LEVELS`.
     """
 
     model: nn.Module
@@ -127,13 +205,9 @@ class LowBit:
     activations: int | None = 3
     gradients: int | None = 4
     scale: str = "sawb"
-    """What a grid's range is read from; one of SCALES."""
     evaluate_quantized: bool = True
-    """Whether weights and activations are rounded in evaluation too."""
     full_precision: tuple[str, ...] = ()
-    """Paths of layers to leave alone, such as "Dense_0" or "Block_0/Conv_1"."""
     levels: str = "reference"
-    """One of LEVELS."""
 
     def __post_init__(self) -> None:
         for name, most in (("weights", 24), ("activations", 24), ("gradients", 8)):
@@ -149,7 +223,7 @@ class LowBit:
             raise ConfigError("full_precision", self.full_precision, "a tuple of paths of layers")
 
     def init(self, key: Key, x: Array) -> Params:
-        """Draw the model's parameters, in full precision."""
+        """Draw the model's parameters, in full precision, for inputs like x."""
         return self.model.init(key, x)
 
     def apply(
@@ -160,14 +234,27 @@ class LowBit:
         train: bool = False,
         rngs: Mapping[str, Key] | None = None,
     ) -> Array:
-        """Compute the logits. rngs: while training the key "quantize", and whatever streams the model takes."""
+        """Compute the logits.
+
+        Args:
+          params: Parameters in full precision.
+          x: Inputs of the wrapped model.
+          train: Whether this is a local step, in which gradients are quantized.
+          rngs: In training, the key "quantize" and the random streams that the model takes.
+
+        Returns:
+          The logits of the wrapped model.
+
+        Raises:
+          ValueError: If gradients are to be quantized and there is no key "quantize".
+        """
         streams = dict(rngs or {})
         key = streams.pop("quantize", None)
         options: dict[str, Any] = {"train": train} if takes_train(self.model) else {}
         call: Callable[..., Any] = partial(self.model.apply, rngs=streams, **options)
         if not (train or self.evaluate_quantized):
             return call(params, x)
-        calls = itertools.count()
+        call_numbers = itertools.count()
 
         def layer(
             compute: Callable[..., Array], args: tuple, kwargs: dict[str, Any], context: Any
@@ -189,7 +276,7 @@ class LowBit:
                 )
             top = 2 ** (self.gradients - 1) - (2 if self.levels == "strict" else 1)
             return quantized_gradient(
-                outputs, jax.random.fold_in(key, next(calls)), self.gradients, top
+                outputs, jax.random.fold_in(key, next(call_numbers)), self.gradients, top
             )
 
         def rounded(path: tuple[Any, ...], leaf: Array) -> Array:
@@ -199,7 +286,11 @@ class LowBit:
             return call(jax.tree.map_with_path(rounded, params), x)
 
     def rounds(self, path: tuple[Any, ...]) -> bool:
-        """Whether training rounds a leaf of the parameters, given its path of keys: kernels, by their name."""
+        """Tell whether training rounds a parameter, which is so if it is a layer's kernel.
+
+        Args:
+          path: Path of the parameter's leaf, as `jax.tree.map_with_path` gives it.
+        """
         _, *modules, name = (str(part.key) for part in path)
         return (
             self.weights is not None
@@ -208,6 +299,7 @@ class LowBit:
         )
 
     def _round(self, x: Array, bits: int | None, *, signed: Array | bool) -> Array:
+        """Round values with a straight-through gradient, or not at all if bits is None."""
         if bits is None:
             return x
         return straight_through(
@@ -216,9 +308,17 @@ class LowBit:
 
 
 def training_bits(params: Params, low: LowBit) -> dict[str, int]:
-    """Count the bits of the weights that one local step computes with, "low_bit", and of the model as it is, "full_precision".
+    """Count the bits of the parameters with which a local step computes.
 
-    A "reference" grid is counted by its name though it has a level more than its bits hold. What is kept and sent is not smaller.
+    What is stored and sent stays in full precision. Levels "reference" are counted as the number of
+    bits after which they are named, although they have one level more than these bits can hold.
+
+    Args:
+      params: Parameters, or their shapes and dtypes.
+      low: The model.
+
+    Returns:
+      Bits in training as "low_bit", and bits without rounding as "full_precision".
     """
     leaves = jax.tree.leaves_with_path(params)
     saved = sum(
@@ -226,5 +326,5 @@ def training_bits(params: Params, low: LowBit) -> dict[str, int]:
         for path, leaf in leaves
         if low.rounds(path)
     )
-    whole = full_precision_bits(params)
-    return {"low_bit": whole - saved, "full_precision": whole}
+    all_bits = full_precision_bits(params)
+    return {"low_bit": all_bits - saved, "full_precision": all_bits}

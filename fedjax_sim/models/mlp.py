@@ -1,8 +1,11 @@
 """Networks of dense layers: logistic regression and multi-layer perceptrons.
 
-Inputs of three axes or more are images, `[..., H, W, C]`, and are flattened; others are flat already, `[..., D]`. Outputs are
-logits `[..., num_classes]`. Weights and biases start as U(+-1 / sqrt(fan-in)), the public QuAFL code's initialisation, which FAVANO
-(arXiv 2305.16099) builds on. `dtype` is that of the computation, by default the inputs'; parameters are float32.
+Inputs with three or more axes are images `[..., H, W, C]` and are flattened; other inputs are flat
+already, `[..., D]`. Outputs are logits `[..., num_classes]`. Weights and biases start as
+U(+-1 / sqrt(fan-in)), the initialisation of QuAFL's public code, on which FAVANO (arXiv 2305.16099)
+builds.
+
+Letters: `H`, `W`, `C` height, width and channels of an image; `D` features of a flat input.
 """
 
 import jax
@@ -14,20 +17,31 @@ from fedjax_sim.types import Array, Key
 
 
 class LogisticRegression(nn.Module):
-    """One dense layer."""
+    """One dense layer.
+
+    Attributes:
+      num_classes: Number of logits.
+      dtype: Type of the computation, by default that of the inputs. Parameters are float32.
+    """
 
     num_classes: int
     dtype: Dtype | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Compute the logits."""
+        """Compute the logits `[..., num_classes]` of inputs `[..., H, W, C]` or `[..., D]`."""
         x = flatten(x)
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between them; without hidden layers this is logistic regression."""
+    """Dense layers with ReLU between them. Without hidden layers this is logistic regression.
+
+    Attributes:
+      hidden: Number of units of each hidden layer.
+      num_classes: Number of logits.
+      dtype: Type of the computation, by default that of the inputs. Parameters are float32.
+    """
 
     hidden: tuple[int, ...]
     num_classes: int
@@ -35,7 +49,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Compute the logits."""
+        """Compute the logits `[..., num_classes]` of inputs `[..., H, W, C]` or `[..., D]`."""
         x = flatten(x)
         for features in self.hidden:
             x = nn.relu(dense(features, x.shape[-1], self.dtype)(x))
@@ -43,12 +57,21 @@ class MLP(nn.Module):
 
 
 def flatten(x: Array) -> Array:
-    """Turn images `[..., H, W, C]` into `[..., H * W * C]`; inputs of one or two axes are flat already."""
+    """Turn images `[..., H, W, C]` into `[..., H * W * C]`; inputs of one or two axes stay."""
     return x if x.ndim < 3 else x.reshape(*x.shape[:-3], -1)
 
 
 def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
-    """Make a dense layer whose weights and biases start as U(+-1 / sqrt(fan_in))."""
+    """Make a dense layer whose weights and biases start as U(+-1 / sqrt(fan_in)).
+
+    Args:
+      features: Number of outputs.
+      fan_in: Number of inputs.
+      dtype: Type of the computation, by default that of the inputs.
+
+    Returns:
+      The layer, from `[..., fan_in]` to `[..., features]`.
+    """
     bound = fan_in**-0.5
 
     def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:

@@ -1,7 +1,10 @@
-"""Recurrent networks for text: the logits of the next character after each character of a sequence.
+"""Recurrent networks for text, which predict the character that follows each character.
 
-Inputs are codes `i[..., L]`, outputs logits `[..., L, num_classes]`: those at a place are of what follows it. Initial weights are flax's,
-but for the output layer's U(+-1 / sqrt(fan-in)).
+Inputs are character codes `i[..., L]`, outputs logits `[..., L, num_classes]`; the logits at a
+position are those of the next character. Initial weights are flax's defaults, except in the output
+layer, whose weights start as U(+-1 / sqrt(fan-in)).
+
+Letters: `L` characters in a sequence.
 """
 
 from flax import linen as nn
@@ -11,13 +14,21 @@ from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
 CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
+"""Recurrent cells by name."""
 
 
 class CharacterRNN(nn.Module):
-    """Embedding, layers of LSTM or GRU cells, and a dense layer.
+    """An embedding, layers of LSTM or GRU cells, and a dense layer.
 
-    The default is the network of Reddi et al. (arXiv 2003.00295) for Shakespeare, which hierarchical FL takes over: 820,522 parameters
-    with 90 codes.
+    The default is the network of Reddi et al. (arXiv 2003.00295) for Shakespeare, which
+    hierarchical FL uses too: 820,522 parameters with 90 codes.
+
+    Attributes:
+      num_classes: Number of character codes.
+      embedding: Dimension of the embedding.
+      hidden: Number of cells of each recurrent layer.
+      cell: A name in `CELLS`.
+      dtype: Type of the computation, by default float32. Parameters are float32.
     """
 
     num_classes: int
@@ -28,7 +39,7 @@ class CharacterRNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Compute the logits."""
+        """Compute the logits `[..., L, num_classes]` of character codes `i[..., L]`."""
         y = nn.Embed(self.num_classes, self.embedding, dtype=self.dtype)(x)
         for features in self.hidden:
             y = nn.RNN(CELLS[self.cell](features, dtype=self.dtype))(y)

@@ -334,9 +334,9 @@ def test_few_images_at_a_time_make_no_difference(
     whole = jax.jit(all_of)(*given)
     each = 9 * 8 * 27 * given[0].dtype.itemsize
     monkeypatch.setattr(
-        convolution, "IN_CACHE", 3 * each + each // 2
+        convolution, "BLOCK_BYTES", 3 * each + each // 2
     )  # three images, or one of a prime number of them
-    monkeypatch.setattr(convolution, "FEW", 0)
+    monkeypatch.setattr(convolution, "SPLIT_ABOVE", 0)
     jax.clear_caches()
     program = jax.make_jaxpr(all_of)(*given)
     lengths = [
