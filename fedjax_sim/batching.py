@@ -1,4 +1,9 @@
-"""Map work over the lanes of a program and over the slots of a tick."""
+"""Run work over the lanes of a program, over families of lanes and over the slots of a tick.
+
+Each of the three can be batched by `vmap`, which is wide and pads every member to the longest of
+its batch, or run one member after another, each with its own trip count. Systems do not know which
+is used; `fedjax_sim.engine.placement` decides.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,87 +11,158 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, Plan
+from fedjax_sim.types import Array, Params, Plan
 
-LANE_AXIS, SETTINGS_AXIS = "lane", "settings"
-"""Axis names of lanes batched by vmap, and of those in a batch of their own that differ in settings alone."""
+LANE_AXIS = "lane"
+"""Axis name of lanes that are batched by `vmap`."""
+FAMILY_AXIS = "family"
+"""Axis name of the members of a family that are batched by `vmap`."""
 
 
 def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: int = 1) -> Any:
-    """Apply `run` to every lane. lanes: a pytree with leading axis L, which `batches` divides."""
+    """Apply a function to every lane.
+
+    Args:
+      run: From one lane's inputs to its results.
+      lanes: Pytree with leading axis L.
+      at_once: Whether lanes are batched by `vmap` or run one after another.
+      batches: Number of equal batches into which batched lanes are split; it divides L.
+
+    Returns:
+      The results with leading axis L.
+    """
     if at_once:
         batched = jax.vmap(run, axis_name=LANE_AXIS)
-        if batches == 1:
-            return batched(lanes)
-        results = jax.lax.map(
-            batched, jax.tree.map(lambda leaf: leaf.reshape(batches, -1, *leaf.shape[1:]), lanes)
+        return (
+            batched(lanes) if batches == 1 else _merge(jax.lax.map(batched, _split(lanes, batches)))
         )
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
     return jax.lax.map(run, lanes)
 
 
-def map_slots(work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any) -> tuple[Any, Array]:
-    """Apply `work(trips, *slot)` to the slots of a tick; trips is at least the slot's steps and common to all that run at once.
+def map_families(
+    run: Callable[[Any, Any], Any],
+    shared: Any,
+    varying: Any,
+    *,
+    size: int,
+    map_over: Callable[[Callable[..., Any], Any], Any],
+) -> Any:
+    """Apply a function to every lane, batching the members of each family.
 
-    steps: `i32[S]`; slots: pytrees with leading axis S. Returns the results with leading axis S, and `i32[]`, trips taken in all.
+    What the members share is passed once for the family, so that everything computed from it alone,
+    such as mini-batches and noise, is computed once.
+
+    Args:
+      run: From a lane's shared and varying inputs to its results.
+      shared: Pytree with leading axis L, equal within each family.
+      varying: Pytree with leading axis L.
+      size: Members of a family, adjacent in the leading axis; it divides L. 1: no families.
+      map_over: Applies a function to every family, for example `map_lanes`.
+
+    Returns:
+      The results with leading axis L.
+    """
+    if size == 1:
+        return map_over(lambda inputs: run(*inputs), (shared, varying))
+
+    def family(inputs: Any) -> Any:
+        of_family, of_members = inputs
+        members = jax.vmap(
+            lambda member: run(of_family, member), axis_name=FAMILY_AXIS, axis_size=size
+        )
+        return members(of_members)
+
+    num = jax.tree.leaves(shared)[0].shape[0] // size
+    firsts = jax.tree.map(lambda leaf: leaf[:, 0], _split(shared, num))
+    return _merge(map_over(family, (firsts, _split(varying, num))))
+
+
+def map_slots(work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any) -> tuple[Any, Array]:
+    """Apply a function to every slot of a tick.
+
+    Args:
+      work: Called as `work(trips, *slot)`. `trips` is at least the slot's steps and is common to
+        all slots and lanes that run together.
+      plan: The static plan.
+      steps: `i32[S]`, local steps of each slot.
+      slots: Pytrees with leading axis S.
+
+    Returns:
+      The results with leading axis S, and the trips taken by all slots together, `i32[]`.
     """
     if plan.client_devices > 1:
-        return _split_slots(work, plan, steps, slots)
+        return _split_over_devices(work, plan, steps, slots)
     num, size = steps.shape[0], plan.slots_at_once
     if size >= num:
-        trips = _common(steps.max(), plan)
+        trips = _common_trips(steps.max(), plan)
         return jax.vmap(lambda *slot: work(trips, *slot))(*slots), trips * num
     if size == 1:
 
         def one(slot: tuple[Array, Any]) -> tuple[Any, Array]:
-            trips = _common(slot[0], plan)
+            trips = _common_trips(slot[0], plan)
             return work(trips, *slot[1]), trips
 
         results, trips = jax.lax.map(one, (steps, slots))
         return results, trips.sum()
-    return _blocks(work, plan, steps, slots)
+    return _map_blocks(work, plan, steps, slots)
 
 
-def _blocks(work: Callable[..., Any], plan: Plan, steps: Array, slots: Any) -> tuple[Any, Array]:
-    """Batches of `slots_at_once` slots, the longest together, so that few steps are padded."""
+def _map_blocks(
+    work: Callable[..., Any], plan: Plan, steps: Array, slots: Any
+) -> tuple[Any, Array]:
+    """Run blocks of `slots_at_once` slots, sorted by steps so that few steps are padded."""
     num, size = steps.shape[0], plan.slots_at_once
     order = jnp.argsort(-steps)
     order = jnp.concatenate([order, jnp.repeat(order[-1:], -num % size)])
 
     def block(slot: Any) -> tuple[Any, Array]:
-        trips = _common(slot[0].max(), plan)
+        trips = _common_trips(slot[0].max(), plan)
         return jax.vmap(lambda *one: work(trips, *one))(*slot[1]), trips * size
 
-    blocks = jax.tree.map(
-        lambda leaf: leaf[order].reshape(-1, size, *leaf.shape[1:]), (steps, slots)
-    )
+    blocks = _split(jax.tree.map(lambda leaf: leaf[order], (steps, slots)), -(-num // size))
     results, trips = jax.lax.map(block, blocks)
     back = jnp.argsort(order[:num])
-    return jax.tree.map(
-        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num][back], results
-    ), trips.sum()
+    return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results)), trips.sum()
 
 
-def _split_slots(
+def _split_over_devices(
     work: Callable[..., Any], plan: Plan, steps: Array, slots: Any
 ) -> tuple[Any, Array]:
-    """Each device of the mesh axis "clients" takes its share of the slots; the results are gathered on all of them."""
+    """Give each device of the mesh axis "clients" a share of the slots, and gather the results."""
     num = steps.shape[0]
     share = -(-num // plan.client_devices)
-    mine = jax.lax.axis_index("clients") * share + jnp.arange(share)
-    rows = jnp.minimum(mine, num - 1)
-    own_steps = jnp.where(mine < num, steps[rows], 0)
-    own = jax.tree.map(lambda leaf: leaf[rows], slots)
-    results, trips = map_slots(work, plan._replace(client_devices=1), own_steps, *own)
+    places = jax.lax.axis_index("clients") * share + jnp.arange(share)
+    rows = jnp.minimum(places, num - 1)
+    steps_here = jnp.where(places < num, steps[rows], 0)
+    slots_here = jax.tree.map(lambda leaf: leaf[rows], slots)
+    results, trips = map_slots(work, plan._replace(client_devices=1), steps_here, *slots_here)
     gathered = jax.tree.map(
         lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
     )
     return gathered, jax.lax.psum(trips, "clients")
 
 
-def _common(trips: Array, plan: Plan) -> Array:
-    """Make a trip count the same for all lanes of a batch: a `while_loop` with a predicate per lane selects its whole state each time."""
+def _common_trips(trips: Array, plan: Plan) -> Array:
+    """Make a trip count equal in all lanes that are batched together.
+
+    A `while_loop` whose predicate differs between batched lanes selects its whole state each time.
+    """
     trips = jax.lax.pmax(trips, LANE_AXIS) if plan.lanes_at_once else trips
-    return jax.lax.pmax(trips, SETTINGS_AXIS) if plan.settings_at_once > 1 else trips
+    return jax.lax.pmax(trips, FAMILY_AXIS) if plan.family_size > 1 else trips
+
+
+def replicate(model: Params, num: int) -> Params:
+    """Stack copies of a model: leaves `[...]` become `[num, ...]`."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
+
+
+def _split(tree: Any, num: int) -> Any:
+    """Split the leading axis of every leaf into `num` equal parts: `[num, L / num, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(num, -1, *leaf.shape[1:]), tree)
+
+
+def _merge(tree: Any) -> Any:
+    """Merge the two leading axes of every leaf."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)

@@ -1,255 +1,387 @@
 """The contract between timelines, systems, problems and the engine.
 
-A simulation has two phases. The *timeline* says when things happen: it is computed first, from a key and the delay law, with no
-model in sight. *Learning* replays the timeline through an algorithm with `lax.scan`.
+A simulation has two phases. The *timeline* says when things happen; it is computed first, from a
+random key and a delay law, without any model. *Learning* then replays the timeline through an
+algorithm with `lax.scan`.
 
-Dimension letters used throughout: `N` clients, `S` slots of a tick, `T` ticks (server actions), `R` rows of the store of old server
-models, `P` parameters, `B` examples of a mini-batch. A *tick* is a server action, a *round* a synchronous one, a *step* one local
-gradient step, a *lane* one (setting, seed) pair.
+Words: a *tick* is one server action, a *round* a synchronous one, a *step* one local gradient
+step, a *slot* the place in a tick where the work of one client is received, and a *lane* one run
+of a sweep, that is one pair of settings and seed.
+
+Dimension letters: `N` clients, `S` slots of a tick, `T` ticks, `R` rows of the store of old server
+models, `L` lanes, `P` parameters, `B` examples of a mini-batch, `q` numbers of an expected
+statistic.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
 Key = jax.Array
+"""One typed JAX random key."""
 Array = jax.Array
 Params = Any
 """A pytree of arrays: one model."""
-State = Any
-Info = Any
-Hyper = Any
-Settings = Hyper
 Leaf = Any
-"""An array of a record that lives on the device as a JAX array and on the host as a NumPy one."""
+"""An array that is a JAX array on the device and a NumPy array on the host."""
+
+HyperT = TypeVar("HyperT")
+"""A system's settings: a struct made by `fedjax_sim.settings.struct`."""
+StateT = TypeVar("StateT")
+"""What an algorithm carries from tick to tick: a pytree."""
+InfoT = TypeVar("InfoT")
+"""What an algorithm reports of one tick: a NamedTuple of numbers."""
 
 EMPTY = -1
-"""The client index of an empty slot. Zero local steps do not make a slot empty: a FAVANO client with none still reports."""
+"""Client number of an empty slot.
+
+A slot with zero local steps is not empty: a FAVANO client that finished no step still reports.
+"""
 
 
 class Timeline(NamedTuple):
-    """A schedule of server actions, known before any learning. Times are 64-bit: float32 misorders arrivals.
+    """A schedule of server actions, known before any learning.
 
-    A tick of time `inf` never happens (a recorded trace has ended); `nan` means that more ticks must be asked for to know it.
+    Times are 64-bit floats, because float32 puts arrivals in the wrong order. A tick at time `inf`
+    never happens (a recorded trace has ended). A time of `nan` means that the tick cannot be known
+    before more ticks are drawn.
+
+    Attributes:
+      time: `f64[T]`, virtual time at which the server acts; non-decreasing.
+      clients: `i32[T, S]`, client whose work is received in each slot; `EMPTY` for none.
+      steps: `i32[T, S]`, local steps behind that work.
+      version: `i32[T, S]`, server version the work started from; version 0 is the initial model
+        and tick t makes version t + 1. The staleness of the work is tick - version.
+      weight: `f64[T, S]`, weight of the slot's progress, as far as the schedule determines it.
+      holds: `i32[T, S]`, server version that the client holds after the tick (its base model).
     """
 
-    time: Leaf  # f64[T]     virtual time at which the server acts, non-decreasing
-    clients: Leaf  # i32[T, S]  whose work is received in each slot; EMPTY for none
-    steps: Leaf  # i32[T, S]  local steps behind it
-    version: Leaf  # i32[T, S]  server version the work started from (0: the initial model); staleness = tick - version
-    weight: Leaf  # f64[T, S]  multiplier of the slot's progress, as far as the schedule fixes it
-    holds: Leaf  # i32[T, S]  server version that the client holds after the tick (its base model)
+    time: Leaf
+    clients: Leaf
+    steps: Leaf
+    version: Leaf
+    weight: Leaf
+    holds: Leaf
 
 
 class Event(NamedTuple):
-    """One tick of a timeline as the engine hands it to `Algorithm.step`, with what the host worked out from the whole schedule."""
+    """One tick of a timeline as `Algorithm.step` receives it.
 
-    tick: Leaf  # i32[]   number of server actions before this one
-    clients: Leaf  # i32[S]  as in Timeline
-    steps: Leaf  # i32[S]
-    version: Leaf  # i32[S]
-    weight: Leaf  # f[S]   in 64 bits where these are on
-    offset: Leaf  # i32[S]  local steps the client had delivered before these: its place in its own stream of mini-batches
-    read: Leaf  # i32[S]  row of the store that holds the server model of `version`
-    write: Leaf  # i32[]   row of the store for the server model made by this tick (a scratch row if nobody starts from it)
+    The host adds to the timeline what it can only know from the whole schedule: each client's
+    position in its stream of mini-batches, and rows of the store of old server models.
+
+    Attributes:
+      tick: `i32[]`, number of server actions before this one.
+      clients: `i32[S]`, as in `Timeline`.
+      steps: `i32[S]`, as in `Timeline`.
+      version: `i32[S]`, as in `Timeline`.
+      weight: `f[S]`, as in `Timeline`; 64 bits where these are enabled.
+      offset: `i32[S]`, local steps that the client delivered before these.
+      read: `i32[S]`, row of the store that holds the server model of `version`.
+      write: `i32[]`, row of the store for the server model that this tick makes; a scratch row if
+        no client starts from that model.
+    """
+
+    tick: Leaf
+    clients: Leaf
+    steps: Leaf
+    version: Leaf
+    weight: Leaf
+    offset: Leaf
+    read: Leaf
+    write: Leaf
 
 
 class Plan(NamedTuple):
-    """Static facts that the host read off the timelines before compiling. Systems pass it on and do not look inside."""
+    """Static facts that the host derives from the timelines before compiling.
 
-    rows: int = 1
-    """Rows of the store of old server models: as many as are needed at once, and one scratch row."""
-    slots_at_once: int = 1
-    """Slots whose local work runs as one batch; 1 gives each slot its own trip count."""
-    lanes_at_once: bool = False
-    """Whether lanes are batched (`vmap`, axis name "lane") or run one after the other."""
-    client_devices: int = 1
-    """Devices of the mesh axis "clients" over which the slots of a tick are split."""
-    settings_at_once: int = 1
-    """Lanes batched together that differ in settings alone (`vmap`, axis name "settings")."""
-    reports: bool = True
-    """Whether `Algorithm.report` is called; else the store keeps only models that somebody works from."""
+    Algorithms pass the plan on to the shared parts and do not look inside.
 
-
-class Algorithm(NamedTuple):
-    """An algorithm bound to a problem, hyperparameters and a plan; all three functions are pure and run inside the trace.
-
-    `key` is the lane's learning key, the same at every tick: derive streams from it by `fold_in` of tick, slot, client or step.
-    A tick whose slots are all empty must change nothing but the scratch row: lanes are padded by such. The fields of `Info` are numbers,
-    and are summed between evaluations.
+    Attributes:
+      rows: Rows of the store of old server models: as many as are needed at one time, and one
+        scratch row.
+      slots_at_once: Slots whose local work runs as one batch. With 1 each slot has its own trip
+        count.
+      lanes_at_once: Whether lanes are batched by `vmap` (axis name "lane") or run one after
+        another.
+      client_devices: Devices of the mesh axis "clients", over which the slots of a tick are split.
+      family_size: Lanes of one family that are batched by `vmap` (axis name "family"); see
+        `fedjax_sim.engine.lanes`.
     """
 
-    init: Callable[[Key], State]
-    step: Callable[[Key, State, Event], tuple[State, Info]]
-    model: Callable[[State], Params]
-    """What is evaluated, sampled or reported."""
-    report: Callable[[State, Array], Mapping[str, Array]] = lambda state, holders: {}
-    """Metrics of the state itself. holders: `i32[R]`, how many clients' base model stands in each row of the store."""
+    rows: int = 1
+    slots_at_once: int = 1
+    lanes_at_once: bool = False
+    client_devices: int = 1
+    family_size: int = 1
+
+
+class Algorithm(NamedTuple, Generic[StateT, InfoT]):
+    """An algorithm bound to a problem, settings and a plan. All functions are pure and traced.
+
+    The `key` of `step` is the lane's learning key and is the same at every tick: derive streams
+    from it by `fold_in` of tick, slot, client or step. A tick whose slots are all empty must change
+    nothing but the scratch row of a store, because short lanes are padded with such ticks.
+
+    Attributes:
+      init: From a key to the initial state.
+      step: From key, state and event to the next state and the tick's `Info`, whose fields are
+        numbers that the engine sums between two evaluations.
+      model: From a state to the model that is evaluated, sampled and returned.
+      metrics: From a state to further metrics, each a scalar.
+      client_models: From a state to the models that clients hold, leaves `[N, ...]`; None if every
+        client holds a server version. Only the opt-in metric `client_variance` calls it.
+    """
+
+    init: Callable[[Key], StateT]
+    step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]]
+    model: Callable[[StateT], Params]
+    metrics: Callable[[StateT], Mapping[str, Array]] = lambda state: {}
+    client_models: Callable[[StateT], Params] | None = None
 
 
 class Work(NamedTuple):
-    """The Info of systems whose clients evaluate gradients of mini-batches, or expected statistics of single examples."""
+    """The `Info` of most systems: evaluations of gradients, or of single examples' statistics.
 
-    executed: Array  # i32[]  evaluations the program ran, masked ones included
-    needed: Array  # i32[]  evaluations the algorithm asked for
+    Attributes:
+      executed: `i32[]`, evaluations that the program ran, masked ones included.
+      needed: `i32[]`, evaluations that the algorithm asked for.
+    """
+
+    executed: Array
+    needed: Array
 
 
 @runtime_checkable
 class Problem(Protocol):
-    """What is learnt: data on the client axis plus a loss. A frozen struct whose arrays are pytree leaves, never closed over."""
+    """What is learnt: clients' data and a loss.
+
+    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
+    as an argument and never closed over.
+    """
 
     @property
     def counts(self) -> Array:
-        """`i32[N]`, true number of examples of each client (padding left out)."""
+        """Number of examples of each client, without padding: `i32[N]`."""
 
     def init(self, key: Key) -> Params:
         """Draw initial parameters."""
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Mean loss of a client's examples; differentiated by local steps.
+        """Compute the mean loss of some of a client's examples; local steps differentiate it.
 
-        client: `i32[]`. examples: `i32[B]`, positions below `counts[client]`. key: for noise or augmentation. Returns `f[]`.
+        Args:
+          params: The model.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions of the examples, below `counts[client]`.
+          key: For noise or augmentation.
+
+        Returns:
+          `f[]`.
         """
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Metrics of a model, each a scalar."""
+        """Compute the metrics of a model, each a scalar."""
 
 
 class ExactProblem(Problem, Protocol):
-    """A problem that also has a client's loss as a whole, for systems that can do without mini-batches."""
+    """A problem that can also compute a client's loss over all its examples."""
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
-        """Mean loss of all of a client's examples."""
+        """Compute the mean loss of all of a client's examples: `f[]`."""
 
 
 class ClientLosses(Protocol):
-    """A client's losses by themselves, as `Problem` and `ExactProblem` have them of all; `client` does not matter."""
+    """The losses of one client. The `client` argument is ignored."""
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Mean loss of some of the client's examples."""
+        """Compute the mean loss of some of the client's examples: `f[]`."""
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
-        """Mean loss of all of them; only if the problem has it."""
+        """Compute the mean loss of all of them: `f[]`; only if the problem has `client_loss`."""
 
 
 class SeparableProblem(Problem, Protocol):
-    """A problem that may, but need not, hand out a client's losses, which spares each of many tiny local steps to look its data up."""
+    """A problem that can look up one client's data once for many tiny local steps."""
 
     def alone(self, client: Array) -> ClientLosses:
-        """The losses of client `i32[]`, with the values that the problem gives for it."""
+        """Return the losses of one client, equal to the problem's own. client: `i32[]`."""
 
 
 @runtime_checkable
 class LatentProblem(Protocol):
-    """What is learnt by expectation maximisation: data on the client axis plus a latent-variable model of an exponential family.
+    """What expectation maximisation fits: clients' data and an exponential-family latent model.
 
-    Expected statistics and natural parameters are vectors of q numbers, s and phi(theta) in p(y, z; theta) = rho(y, z)
-    exp(<s(y, z), phi(theta)> - psi(theta)). The E-step of an example depends on theta through phi alone.
+    Expected statistics s and natural parameters phi(theta) are vectors of q numbers, with
+    p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)). The E-step of an example
+    depends on theta only through phi.
     """
 
     @property
     def counts(self) -> Array:
-        """`i32[N]`, true number of examples of each client (padding left out)."""
+        """Number of examples of each client, without padding: `i32[N]`."""
 
     def init(self, key: Key) -> Array:
         """Draw initial expected statistics: `f[q]`."""
 
     def maximise(self, statistics: Array) -> Params:
-        """The M-step T: parameters that maximise the penalised complete-data likelihood with statistics `f[q]`."""
+        """Compute the M-step T: parameters that maximise the penalised complete-data likelihood.
+
+        Args:
+          statistics: `f[q]`, expected statistics.
+        """
 
     def natural(self, params: Params) -> Array:
-        """phi(theta): `f[q]`."""
+        """Compute the natural parameters phi(theta): `f[q]`."""
 
     def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
-        """The E-step: the weighted sum of the expected statistics of a client's examples.
+        """Compute the E-step: the weighted sum of the expected statistics of some examples.
 
-        natural: `f[q]`. client: `i32[]`. examples: `i32[B]`, positions below `counts[client]`. weight: `f[B]`. Returns `f[q]`.
+        Args:
+          natural: `f[q]`, phi(theta).
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions of the examples, below `counts[client]`.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
         """
 
     def client_statistics(self, natural: Array) -> Array:
-        """The mean expected statistics of every client's examples: `f[N, q]`."""
+        """Compute every client's mean expected statistics over all its examples: `f[N, q]`."""
 
     def evaluate(self, statistics: Array) -> Mapping[str, Array]:
-        """Metrics of a server's statistics `f[q]`, each a scalar."""
+        """Compute the metrics of a server's statistics `f[q]`, each a scalar."""
 
 
 AnyProblem = Problem | LatentProblem
 
 
 class LatentModel(Protocol):
-    """A latent-variable model without data: the mathematics behind a `LatentProblem`, whose letters and vectors it shares.
+    """A latent-variable model without data: the mathematics of a `LatentProblem`.
 
-    A frozen struct; arrays that it holds are leaves. Examples are pytrees of leaves `[B, ...]`, weights `f[B]`.
+    A frozen struct whose arrays are pytree leaves. Examples are pytrees of leaves `[B, ...]`,
+    weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
     """
 
-    def with_data(self, examples: Any, weight: Array) -> "LatentModel":
-        """Take in what the server must know of all data before it learns; weights sum to 1."""
+    def with_data(self, examples: Any, weight: Array) -> Self:
+        """Take in what the server must know of all data before learning; weights sum to 1."""
 
     def initial(self, key: Key, examples: Any, weight: Array) -> Array:
         """Draw natural parameters to start from, given all data: `f[q]`."""
 
     def maximise(self, statistics: Array) -> Params:
-        """The M-step."""
+        """Compute the M-step."""
 
     def natural(self, params: Params) -> Array:
-        """phi(theta): `f[q]`."""
+        """Compute the natural parameters phi(theta): `f[q]`."""
 
     def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
-        """The weighted sum of expected statistics: `f[q]`."""
+        """Compute the weighted sum of expected statistics: `f[q]`."""
 
     def loss(self, params: Params, examples: Any) -> Array:
-        """-log p(y; theta) of every example, up to a constant: `f[B]`."""
+        """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
 
     def penalty(self, params: Params) -> Array:
-        """R(theta)."""
+        """Compute the penalty R(theta): `f[]`."""
 
     def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
-        """What else is worth watching, each a scalar."""
-
-
-class System(NamedTuple):
-    """What a file in `systems/` exports, and what the command line lists."""
-
-    name: str
-    summary: str
-    Hyper: type
-    timeline: Callable[[Key, Settings, int], Timeline]
-    """Called with the lane's key, inside the trace, with 64-bit types on; the first ticks do not depend on how many are asked for."""
-    algorithm: Callable[[Any, Settings, Plan], Algorithm]
-    """Called with a problem of the kind `learns`."""
-    ticks_within: Callable[[Settings, float], float]
-    """About how many ticks fit in a stretch of virtual time: only to size the first request for a timeline."""
-    overshoot: bool = True
-    """Whether a tick that begins before the end of the time budget is run to its end (waiting servers), or must act within it."""
-    message_bits: Callable[[Params, Settings], tuple[int, int]] = lambda params, hyper: (
-        (full_precision_bits(params),) * 2
-    )
-    """Bits of one client's message to the server and of the server's to one client; `params` holds shapes and dtypes."""
-    traffic: Callable[[Any, Settings, Timeline], tuple[Leaf, Leaf]] | None = None
-    """Bits sent up and down at each tick, `i64[T]` each, given the problem, settings and one lane's schedule: where not every filled slot
-    is a message each way, all of one length."""
-    learns: type = Problem
-    """The kind of problem: this module's `Problem` or `LatentProblem`."""
-    complete: Callable[[Settings, Any], Settings] = lambda hyper, problem: hyper
-    """Fills in settings that follow from the problem (clients' weights), on the host, before timelines are drawn. Raises ConfigError if
-    the two do not fit. None: only a schedule is wanted."""
-    step_examples: Callable[[Settings], int] = lambda hyper: getattr(hyper, "batch_size", 1)
-    """About how many examples a slot's local step takes, by which the layout on the machine is chosen."""
-    keeps_versions: bool = True
-    """Whether the state holds a store of old server models, for whose rows the schedule is searched."""
-
-
-class Model(Protocol):
-    """Anything with `init` and `apply`, such as a flax module: parameters and logits.
-
-    If its calls (a flax module's `__call__`, else `apply`) take `train`, local steps pass `train=True` and `rngs`, keys by stream.
-    """
-
-    def init(self, key: Key, x: Array, /) -> Any: ...
-    def apply(self, params: Params, x: Array, /) -> Any: ...
+        """Compute further metrics, each a scalar."""
 
 
 def full_precision_bits(params: Params) -> int:
-    """Bits of a model sent as it is; params may be arrays or `ShapeDtypeStruct`s."""
+    """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s."""
     return sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+class Messages(NamedTuple):
+    """How many bits a system sends.
+
+    Attributes:
+      bits: From shapes and dtypes of a model and the settings to the bits of one client's message
+        to the server and of the server's message to one client. By default the whole model in full
+        precision both ways, for every filled slot.
+      per_tick: For systems where not every filled slot is one message each way: from the problem,
+        the settings and one lane's timeline to the bits sent up and down at each tick, `i64[T]`
+        each. It replaces `bits`.
+    """
+
+    bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
+        (full_precision_bits(params),) * 2
+    )
+    per_tick: Callable[[Any, Any, Timeline], tuple[Leaf, Leaf]] | None = None
+
+
+class Hints(NamedTuple):
+    """Estimates that make a run faster and cannot change its result.
+
+    Attributes:
+      ticks_within: From the settings and a stretch of virtual time to about how many ticks fit in
+        it. It sizes the first request for a timeline, which is doubled until it is long enough.
+      step_examples: From the settings to about how many examples one local step of a slot takes.
+        The layout on the machine is chosen by it.
+    """
+
+    ticks_within: Callable[[Any, float], Any] = lambda hyper, time: 128
+    step_examples: Callable[[Any], int] = lambda hyper: getattr(hyper, "batch_size", 1)
+
+
+class Fit(NamedTuple):
+    """Which problems a system learns, and what its settings take from the problem.
+
+    Attributes:
+      learns: Kind of problem: `Problem` or `LatentProblem`.
+      complete: Called on the host before timelines are drawn, with the settings and the problem
+        (None if only a schedule is wanted); returns the settings with everything filled in that
+        follows from the problem, such as clients' weights. Raises ConfigError if the settings do
+        not fit the problem.
+    """
+
+    learns: type = Problem
+    complete: Callable[[Any, Any], Any] = lambda hyper, problem: hyper
+
+
+class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
+    """A federated-learning system: what a file in `fedjax_sim.systems` exports.
+
+    The first four fields are required; the rest have defaults that suit a system whose clients
+    send and receive whole models.
+
+    Attributes:
+      name: Name on the command line and in results.
+      Hyper: Class of the settings, made by `fedjax_sim.settings.struct`.
+      timeline: From the lane's key, the settings and a number of ticks to a timeline. It is traced
+        with 64-bit types enabled. The first ticks must not depend on how many are asked for.
+      algorithm: From a problem, the settings and a plan to the bound algorithm.
+      summary: One line for lists.
+      overshoot: Whether a tick that begins before the end of the time budget is completed (servers
+        that wait), or whether only ticks that act within the budget count.
+      messages: Bits sent.
+      hints: Estimates that size requests and choose layouts.
+      fit: Which problems the system learns.
+    """
+
+    name: str
+    Hyper: type[HyperT]
+    timeline: Callable[[Key, HyperT, int], Timeline]
+    algorithm: Callable[[Any, HyperT, Plan], Algorithm[StateT, InfoT]]
+    summary: str = ""
+    overshoot: bool = True
+    messages: Messages = Messages()
+    hints: Hints = Hints()
+    fit: Fit = Fit()
+
+
+class Model(Protocol):
+    """A network: anything with `init` and `apply`, such as a flax module.
+
+    If its calls (`__call__` of a flax module, otherwise `apply`) have a parameter `train`, local
+    steps pass `train=True` and `rngs`, a mapping from stream names to keys.
+    """
+
+    def init(self, key: Key, x: Array, /) -> Any:
+        """Draw parameters for inputs of the shape of `x`."""
+
+    def apply(self, params: Params, x: Array, /) -> Any:
+        """Compute the logits of inputs."""

@@ -1,10 +1,11 @@
-"""E-steps of the clients in the slots of a tick, in mini-batches or over all their examples; and the server's steps on statistics.
+"""E-steps of the clients in the slots of a tick, in mini-batches or over all their examples.
 
-Letters: `q` numbers of an expected statistic, `S` slots, `B` examples of a mini-batch.
+Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,93 +20,136 @@ from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
 class Expectation:
     """Settings of the clients' E-steps."""
 
-    batch_size: int = count(20, "b: examples of a mini-batch; of a full pass, so many at a time.")
+    batch_size: int = count(
+        20, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
+    )
     sampling: str = choice(
         "with_replacement",
         ("with_replacement", "without_replacement", "full"),
-        'How a mini-batch is drawn, anew at every step, without replacement of no more than the fewest examples of a client; or "full", where every step goes over all examples.',
+        "How each step's mini-batch is drawn. Without replacement it must not be larger than the "
+        'smallest client\'s data; "full" uses all examples at every step.',
     )
 
 
-def fitting(hyper: Any, problem: LatentProblem | None) -> Any:
-    """Return the settings; raises ConfigError if mini-batches without replacement are larger than some client's examples."""
+def check_batch_size(hyper: Any, problem: LatentProblem | None) -> Any:
+    """Return the settings unchanged, if they fit the problem.
+
+    Args:
+      hyper: Settings with the fields of `Expectation`.
+      problem: What is learnt; None if only a schedule is wanted.
+
+    Raises:
+      ConfigError: If mini-batches without replacement are larger than some client's examples.
+    """
     if problem is not None and hyper.sampling == "without_replacement":
         fewest = int(np.min(problem.counts))
         if hyper.batch_size > fewest:
-            raise ConfigError(
-                "batch_size",
-                hyper.batch_size,
-                f"at most {fewest}, the fewest examples of a client, without replacement",
-            )
+            allowed = f"at most {fewest}, the fewest examples of a client, without replacement"
+            raise ConfigError("batch_size", hyper.batch_size, allowed)
     return hyper
 
 
-def local_statistics(
-    problem: LatentProblem,
-    hyper: Any,
-    plan: Plan,
-    key: Key,
-    event: Event,
-    natural: Array,
-    *,
-    is_full: Array | bool,
-    works: Array,
-    less: Array | None = None,
-) -> tuple[Array, Work]:
-    """Mean expected statistics of each slot's client at phi = natural, `f[S, q]`.
+class Expect(Protocol):
+    """E-steps that are bound to a problem, settings and a plan."""
 
-    natural: `f[q]`. is_full: `bool[]`, of all examples, else of a mini-batch. works: `bool[S]`; the others' statistics are 0. less: of a
-    mini-batch, the difference to its statistics at this phi, `f[q]` or each slot's own `f[S, q]`, is returned. A client's mini-batch
-    depends on key, client and its own count of steps (`event.offset`). Work is counted in expected statistics of single examples.
+    def __call__(
+        self,
+        key: Key,
+        event: Event,
+        natural: Array,
+        *,
+        is_full: Array | bool,
+        works: Array,
+        subtracted: Array | None = None,
+    ) -> tuple[Array, Work]:
+        """Compute the mean expected statistics of each slot's client.
+
+        A client's mini-batch depends on the key, the client and the number of steps it has done
+        before (`event.offset`).
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          natural: `f[q]`, natural parameters phi.
+          is_full: `bool[]`, whether to use all examples instead of a mini-batch.
+          works: `bool[S]`; the statistics of other slots are 0.
+          subtracted: Natural parameters, `f[q]` or one per slot `f[S, q]`: the statistics of the
+            same mini-batch at these are subtracted.
+
+        Returns:
+          `f[S, q]`, and the work in expected statistics of single examples.
+        """
+
+
+def local_expectation(problem: LatentProblem, hyper: Any, plan: Plan) -> Expect:
+    """Bind the clients' E-steps.
+
+    Args:
+      problem: What is learnt.
+      hyper: Settings with `batch_size` and `sampling` of `Expectation`; without `sampling` if
+        every call is full.
+      plan: The engine's plan.
     """
-    clients = jnp.maximum(event.clients, 0)
-    size, is_difference = hyper.batch_size, less is not None
-    # One trip, one phi: a full pass is as many trips as it has batches, a difference two.
-    trips_of_all = -(-problem.counts[clients] // size)
-    own_trips = jnp.where(works, jnp.where(is_full, trips_of_all, 2 if is_difference else 1), 0)
-    is_own = less is not None and less.ndim == 2
+    size = hyper.batch_size
 
-    def slot(
-        trips: Array, own_trips: Array, client: Array, offset: Array, own_less: Array | None
-    ) -> Array:
-        number = problem.counts[client]
-        drawn = (
-            0
-            if is_full is True
-            else _mini_batch(
-                hyper, jax.random.fold_in(stream(key, "batches"), client), offset, number
-            )
-        )
-        reference = own_less if is_own else less
+    def expect(
+        key: Key,
+        event: Event,
+        natural: Array,
+        *,
+        is_full: Array | bool,
+        works: Array,
+        subtracted: Array | None = None,
+    ) -> tuple[Array, Work]:
+        chex.assert_rank(natural, 1)
+        chex.assert_equal_shape((works, event.clients))
+        clients = jnp.maximum(event.clients, 0)
+        is_difference = subtracted is not None
+        # One trip evaluates one phi: a full pass takes as many trips as it has batches, a
+        # difference takes two.
+        trips_of_pass = -(-problem.counts[clients] // size)
+        trips_of_step = jnp.where(is_full, trips_of_pass, 2 if is_difference else 1)
+        slot_trips = jnp.where(works, trips_of_step, 0)
+        is_per_slot = subtracted is not None and subtracted.ndim == 2
 
-        def trip(j: Array, total: Array) -> Array:
-            places = j * size + jnp.arange(size)
-            examples = jnp.where(is_full, jnp.minimum(places, number - 1), drawn)
-            weight = jnp.where(
-                is_full,
-                (places < number) / number.astype(natural.dtype),
-                jnp.asarray(1 / size, natural.dtype),
-            )
-            if reference is None:
+        def slot(
+            trips: Array, slot_trips: Array, client: Array, offset: Array, of_slot: Array | None
+        ) -> Array:
+            number = problem.counts[client]
+            drawn: Array | int = 0
+            if is_full is not True:
+                client_key = jax.random.fold_in(stream(key, "batches"), client)
+                drawn = _mini_batch(hyper, client_key, offset, number)
+            reference = of_slot if is_per_slot else subtracted
+
+            def trip(j: Array, total: Array) -> Array:
+                places = j * size + jnp.arange(size)
+                examples = jnp.where(is_full, jnp.minimum(places, number - 1), drawn)
+                of_pass = (places < number) / number.astype(natural.dtype)
+                weight = jnp.where(is_full, of_pass, jnp.asarray(1 / size, natural.dtype))
                 phi = natural
-            else:
-                is_subtracted = (j == 1) & jnp.logical_not(is_full)
-                phi = jnp.where(is_subtracted, reference, natural)
-                weight = jnp.where(is_subtracted, -weight, weight)
-            weight = jnp.where(j < own_trips, weight, 0)
-            return total + problem.statistics(phi, client, examples, weight)
+                if reference is not None:
+                    is_subtracted = (j == 1) & jnp.logical_not(is_full)
+                    phi = jnp.where(is_subtracted, reference, natural)
+                    weight = jnp.where(is_subtracted, -weight, weight)
+                weight = jnp.where(j < slot_trips, weight, 0)
+                return total + problem.statistics(phi, client, examples, weight)
 
-        return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))
+            return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))
 
-    rows = less if is_own else None
-    means, trips = map_slots(slot, plan, own_trips, own_trips, clients, event.offset, rows)
-    needed = jnp.where(is_full, jnp.where(works, problem.counts[clients], 0), own_trips * size)
-    return means, Work(trips * size, needed.sum())
+        rows = subtracted if is_per_slot else None
+        means, trips = map_slots(slot, plan, slot_trips, slot_trips, clients, event.offset, rows)
+        of_all = jnp.where(works, problem.counts[clients], 0)
+        needed = jnp.where(is_full, of_all, slot_trips * size)
+        return means, Work(trips * size, needed.sum())
+
+    return expect
 
 
 def _mini_batch(hyper: Any, key: Key, number: Array, count: Array) -> Array:
-    """Positions of a client's mini-batch of this number: `i32[B]`."""
-    own = jax.random.fold_in(key, number)
+    """Draw the positions of a client's mini-batch with this number: `i32[B]`."""
+    batch_key = jax.random.fold_in(key, number)
     if hyper.sampling == "without_replacement":
-        return shuffled_index(shuffle_bits(own), jnp.arange(hyper.batch_size) % count, count)
-    return jax.random.randint(own, (hyper.batch_size,), 0, count)
+        places = jnp.arange(hyper.batch_size) % count
+        return shuffled_index(shuffle_bits(batch_key), places, count)
+    return jax.random.randint(batch_key, (hyper.batch_size,), 0, count)

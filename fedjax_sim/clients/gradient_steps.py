@@ -1,19 +1,31 @@
-"""Local work: masked optimizer steps of the clients in the slots of a tick, each from a model of its own."""
+"""Local training: optimizer steps of the clients in the slots of a tick.
+
+A system binds it once, `train = local_training(problem, hyper, plan)`, and then calls
+`train(key, event, start=model)` at every tick.
+
+Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
+"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.batching import map_slots
+from fedjax_sim.batching import map_slots, replicate
 from fedjax_sim.settings import choice, count, real, static, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
 
+BatchLoss = Callable[[Params, Array], Array]
+"""From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
+BatchGradient = Callable[[Params, Array], Params]
+"""From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 
-def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+
+def _optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     return getattr(optax, name)
 
 
@@ -26,35 +38,228 @@ def _makes_optimizers(value: Any) -> bool:
 
 @struct
 class LocalTraining:
-    """Settings of gradient systems' local work."""
+    """Settings of clients' local training."""
 
-    lr: float = real(0.5, "Lr.", above=0)
+    lr: float = real(0.5, "Learning rate of local steps.", above=0)
     lr_scale: float = real(
         1.0,
-        "Multiplies lr: (s + 1) / s for QuAFL and Z / N for FedBuff in the public simulator of QuAFL.",
+        "Factor on lr: (s + 1) / s for QuAFL and Z / N for FedBuff give the learning rates of "
+        "QuAFL's public simulator.",
         above=0,
     )
-    batch_size: int = count(128, "Batch size.")
+    batch_size: int = count(128, "Examples of a mini-batch.")
     sampling: str = choice(
         "shuffled_epochs",
         ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
-        "Where mini-batches come from: epochs, each shuffled anew, that go on from update to update; or a shuffle of each update's own; or a subset drawn anew for each step; or independent draws.",
+        "How mini-batches are drawn: from epochs, each shuffled again, that continue from one "
+        "update to the next; from a new shuffle for each update; without replacement for each "
+        "step; or with replacement.",
     )
     optimizer: Callable[..., optax.GradientTransformation] = static(
         optax.sgd,
-        "the name of an optax optimizer, or a function from a learning rate to a gradient transformation",
+        "the name of an optax optimizer, or a function from a learning rate to a gradient "
+        "transformation",
         _makes_optimizers,
-        _optimizer,
-        meaning="Its state starts anew with each update.",
+        _optimizer_named,
+        meaning="Local optimizer; its state starts afresh with each update.",
     )
 
 
-def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
-    """Positions of a client's next mini-batch in shuffled epochs: `i32[B]`, below `count`.
+class Training(NamedTuple):
+    """One client's training in one slot.
 
-    The client's j-th sample is entry j mod m of permutation j div m, so a batch may straddle epochs (FAVANO does not say; its
-    simulator has a short last batch instead). bits: `u32[rounds, 2]`, the client's own. step: `i32[]`, local steps the client did
-    before, ever; step * B stays below 2^32. count: `i32[]`, its number of examples m.
+    Attributes:
+      gradient: The gradient that each step follows.
+      optimizer: The optimizer; its state starts afresh.
+    """
+
+    gradient: BatchGradient
+    optimizer: optax.GradientTransformation
+
+
+class Train(Protocol):
+    """Local training that is bound to a problem, settings and a plan."""
+
+    def __call__(
+        self,
+        key: Key,
+        event: Event,
+        *,
+        start: Params | None = None,
+        starts: Params | None = None,
+        extras: Any = (),
+    ) -> tuple[Params, Work]:
+        """Run every slot's local steps.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          start: Model that all slots start from, leaves `[...]`. Give either this or `starts`.
+          starts: Model that each slot starts from, leaves `[S, ...]`.
+          extras: Further inputs of each slot's gradient, leaves `[S, ...]`.
+
+        Returns:
+          The models reached, leaves `[S, ...]`, and the gradient evaluations spent. The model of an
+          empty slot is its start.
+        """
+
+
+GradientOfClient = Callable[..., BatchGradient]
+"""From (problem, hyper, key, client, offset, *extras) to the gradient of that client's steps."""
+
+
+def local_training(
+    problem: Problem,
+    hyper: Any,
+    plan: Plan,
+    *,
+    gradient: GradientOfClient | None = None,
+    proximal: Array | float | None = None,
+) -> Train:
+    """Bind local training: w <- w - lr g, as often as the event says.
+
+    A client's batches and noise depend on the key, the client and the number of local steps it has
+    done before (`event.offset`); they do not depend on when or with whom it is received.
+
+    Args:
+      problem: What is learnt.
+      hyper: Settings with the fields of `LocalTraining`.
+      plan: The engine's plan.
+      gradient: The gradient g, where slots stand for something other than single clients;
+        `batch_gradient` if None.
+      proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
+    """
+    gradient_of = batch_gradient if gradient is None else gradient
+
+    def train(
+        key: Key,
+        event: Event,
+        *,
+        start: Params | None = None,
+        starts: Params | None = None,
+        extras: Any = (),
+    ) -> tuple[Params, Work]:
+        def training(start: Params, client: Array, offset: Array, *extras: Any) -> Training:
+            of_loss = gradient_of(problem, hyper, key, client, offset, *extras)
+
+            def with_pull(model: Params, q: Array) -> Params:
+                return jax.tree.map(
+                    lambda g, w, w0: g + proximal * (w - w0), of_loss(model, q), model, start
+                )
+
+            optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
+            return Training(of_loss if proximal is None else with_pull, optimizer)
+
+        return local_steps(plan, event, training, start=start, starts=starts, extras=extras)
+
+    return train
+
+
+def local_steps(
+    plan: Plan,
+    event: Event,
+    training: Callable[..., Training],
+    *,
+    start: Params | None = None,
+    starts: Params | None = None,
+    extras: Any = (),
+) -> tuple[Params, Work]:
+    """Run every slot's local steps, `event.steps` of them.
+
+    Args:
+      plan: The engine's plan.
+      event: The tick.
+      training: From a slot's start, client `i32[]`, offset `i32[]` and extras to its training.
+      start: As in `Train`.
+      starts: As in `Train`.
+      extras: As in `Train`.
+
+    Returns:
+      As in `Train`.
+    """
+    num_slots = event.clients.shape[0]
+    chex.assert_shape((event.steps, event.offset), (num_slots,))
+    if starts is None:
+        starts = replicate(start, num_slots)
+    chex.assert_tree_shape_prefix((starts, extras), (num_slots,))
+
+    def slot(
+        trips: Array, start: Params, client: Array, steps: Array, offset: Array, extras: Any
+    ) -> Params:
+        gradient, optimizer = training(start, client, offset, *extras)
+
+        def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+            model, state = carry
+            update, state = optimizer.update(gradient(model, q), state, model)
+            after = optax.apply_updates(model, update)
+            # Nothing reads the optimizer's state after a masked step: only masked steps follow.
+            return jax.tree.map(
+                lambda new, old: jnp.where(q < steps, new, old), after, model
+            ), state
+
+        return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
+
+    # An empty slot has no steps; its client number only has to be valid.
+    clients = jnp.maximum(event.clients, 0)
+    ends, executed = map_slots(
+        slot, plan, event.steps, starts, clients, event.steps, event.offset, extras
+    )
+    return ends, Work(executed, event.steps.sum())
+
+
+def batch_gradient(
+    problem: Problem, hyper: Any, key: Key, client: Array, offset: Array
+) -> BatchGradient:
+    """Return the gradient of `batch_loss`."""
+    return jax.grad(batch_loss(problem, hyper, key, client, offset))
+
+
+def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchLoss:
+    """Return the mini-batch loss of a client.
+
+    Args:
+      problem: What is learnt.
+      hyper: Settings with `batch_size` and `sampling` of `LocalTraining`.
+      key: The lane's learning key.
+      client: `i32[]`.
+      offset: `i32[]`, local steps that the client has done before.
+    """
+    client_key = jax.random.fold_in(stream(key, "local"), client)
+    batches, noises = stream(client_key, "batches"), stream(client_key, "noise")
+    bits = shuffle_bits(batches)
+    count = problem.counts[client]
+
+    def loss(model: Params, q: Array) -> Array:
+        step = offset + q
+        if hyper.sampling == "with_replacement":
+            batch_key = jax.random.fold_in(batches, step)
+            examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count)
+        elif hyper.sampling == "without_replacement":
+            examples = fresh_examples(bits, step, count, hyper.batch_size)
+        elif hyper.sampling == "reshuffled":
+            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
+            examples = shuffled_index(bits, places, count, offset)
+        else:
+            examples = shuffled_examples(bits, step, count, hyper.batch_size)
+        return problem.loss(model, client, examples, jax.random.fold_in(noises, step))
+
+    return loss
+
+
+def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
+    """Compute the positions of a mini-batch in shuffled epochs.
+
+    The client's j-th sample is entry j mod m of permutation j div m, so a batch may straddle two
+    epochs. FAVANO does not say how epochs end; its simulator has a short last batch instead.
+
+    Args:
+      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
+      step: `i32[]`, local steps that the client has done before; step * B must be below 2^32.
+      count: `i32[]`, the client's number of examples, m.
+      batch_size: B.
+
+    Returns:
+      `i32[B]`, below `count`.
     """
     sample = step.astype("uint32") * batch_size + jnp.arange(batch_size, dtype="uint32")
     epoch, place = jnp.divmod(sample, count.astype("uint32"))
@@ -62,119 +267,17 @@ def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -
 
 
 def fresh_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
-    """Positions of a mini-batch drawn without replacement, anew for each step: `i32[B]`, below `count`.
+    """Compute the positions of a mini-batch drawn without replacement for each step.
 
-    bits: `u32[rounds, 2]`, the client's own. step: `i32[]`, number of the step. A batch larger than the client's examples goes round its
-    permutation again.
+    A batch that is larger than the client's examples runs through its permutation again.
+
+    Args:
+      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
+      step: `i32[]`, number of the step.
+      count: `i32[]`, the client's number of examples.
+      batch_size: B.
+
+    Returns:
+      `i32[B]`, below `count`.
     """
     return shuffled_index(bits, jnp.arange(batch_size) % count, count, step)
-
-
-BatchLoss = Callable[[Params, Array], Array]
-"""From a model and the number of a local step since the start, `i32[]`, to the loss of that step's mini-batch, `f[]`."""
-BatchGradient = Callable[[Params, Array], Params]
-"""The same to the gradient of that loss."""
-
-
-class Training(NamedTuple):
-    """One client's local training, bound to its data and streams."""
-
-    gradient: BatchGradient
-    optimizer: optax.GradientTransformation
-    """Its state starts anew."""
-
-
-def local_steps(
-    plan: Plan, start: Params, event: Event, train: Callable[[Params, Array, Array], Training]
-) -> tuple[Params, Work]:
-    """Run every slot's local steps, `event.steps` of them, from its own start.
-
-    start: leaves `[S, ...]`. train: from a slot's start, client `i32[]` and offset `i32[]` to its training. Returns the models reached,
-    leaves `[S, ...]`, and the gradient evaluations spent.
-    """
-
-    def slot(trips: Array, start: Params, client: Array, steps: Array, offset: Array) -> Params:
-        gradient, optimizer = train(start, client, offset)
-
-        def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-            model, state = carry
-            update, state = optimizer.update(gradient(model, q), state, model)
-            after = optax.apply_updates(model, update)
-            # Nothing reads the optimizer's state after a masked step: only such follow.
-            return jax.tree.map(
-                lambda new, old: jnp.where(q < steps, new, old), after, model
-            ), state
-
-        return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
-
-    # An empty slot has no steps; its client index only has to be a valid one.
-    clients = jnp.maximum(event.clients, 0)
-    end, executed = map_slots(slot, plan, event.steps, start, clients, event.steps, event.offset)
-    return end, Work(executed, event.steps.sum())
-
-
-def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchLoss:
-    """The loss of a client that has done `offset` local steps before.
-
-    Its batches and noise depend on key, client and the client's own count of steps, and on nothing else.
-    """
-    own = jax.random.fold_in(stream(key, "local"), client)
-    batches, noises = stream(own, "batches"), stream(own, "noise")
-    bits = shuffle_bits(batches)
-    count = problem.counts[client]
-
-    def loss(model: Params, q: Array) -> Array:
-        if hyper.sampling == "with_replacement":
-            examples = jax.random.randint(
-                jax.random.fold_in(batches, offset + q), (hyper.batch_size,), 0, count
-            )
-        elif hyper.sampling == "without_replacement":
-            examples = fresh_examples(bits, offset + q, count, hyper.batch_size)
-        elif hyper.sampling == "reshuffled":
-            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
-            examples = shuffled_index(bits, places, count, offset)
-        else:
-            examples = shuffled_examples(bits, offset + q, count, hyper.batch_size)
-        return problem.loss(model, client, examples, jax.random.fold_in(noises, offset + q))
-
-    return loss
-
-
-def batch_gradient(
-    problem: Problem, hyper: Any, key: Key, client: Array, offset: Array
-) -> BatchGradient:
-    """The gradient of `batch_loss`."""
-    return jax.grad(batch_loss(problem, hyper, key, client, offset))
-
-
-def local_sgd(
-    problem: Problem,
-    hyper: Any,
-    plan: Plan,
-    key: Key,
-    start: Params,
-    event: Event,
-    *,
-    proximal: Array | float | None = None,
-    gradient: Callable[[Problem, Any, Key, Array, Array], BatchGradient] = batch_gradient,
-) -> tuple[Params, Work]:
-    """Run every slot's local steps: w <- w - lr g, `event.steps` times, from its own start.
-
-    start: leaves `[S, ...]`. proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync). gradient: g, where slots
-    stand for something else than clients. A client's batches and noise depend on key, client and its own count of steps
-    (`event.offset`), not on when or with whom it is received. Returns the models reached, leaves `[S, ...]`, and the gradient
-    evaluations spent.
-    """
-
-    def train(start: Params, client: Array, offset: Array) -> Training:
-        own = gradient(problem, hyper, key, client, offset)
-
-        def whole(model: Params, q: Array) -> Params:
-            slope = own(model, q)
-            if proximal is not None:
-                slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
-            return slope
-
-        return Training(whole, hyper.optimizer(hyper.lr * hyper.lr_scale))
-
-    return local_steps(plan, start, event, train)

@@ -1,4 +1,4 @@
-"""The noise of Langevin dynamics, as optax transformations that compose with others."""
+"""The noise of Langevin dynamics, as optax transformations that can be chained with others."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,13 @@ Number = Array | float
 
 
 class NoiseState(NamedTuple):
-    step: Array  # i32[]  number of the next step, whose noise depends on it and the key alone
+    """State of the transformation.
+
+    Attributes:
+      step: `i32[]`, number of the next step; its noise depends only on this number and the key.
+    """
+
+    step: Array
 
 
 def add_langevin_noise(
@@ -25,11 +31,17 @@ def add_langevin_noise(
     *,
     first: Array | int = 0,
 ) -> optax.GradientTransformation:
-    """Add sqrt(2 eta tau) xi to updates that already are -eta times a gradient, xi a standard normal vector.
+    """Add sqrt(2 eta tau) xi to updates, with xi standard normal.
 
-    step_size: eta, or a function of the step's number. temperature: tau, in units of the energy whose gradient it is. first: number of
-    the first step: equal keys and numbers give equal noise, so that several transformations may share it. With temperature 0 updates
-    pass unchanged. `optax.chain(optax.sgd(eta), langevin_noise(key, eta, 1.0))` is SGLD (Welling, Teh 2011).
+    The updates must already be -eta times a gradient: `optax.chain(optax.sgd(eta),
+    add_langevin_noise(key, eta, 1.0))` is SGLD (Welling and Teh 2011).
+
+    Args:
+      key: Equal keys and step numbers give equal noise, so several transformations may share noise.
+      step_size: eta, or a function from the step's number to eta.
+      temperature: tau, in units of the energy whose gradient is followed. With 0 updates pass
+        unchanged.
+      first: Number of the first step.
     """
     eta = step_size if callable(step_size) else lambda step: step_size
 
@@ -48,21 +60,22 @@ def add_langevin_noise(
 
 
 def _standard_normal(key: Key, is_wanted: Array, like: Array) -> Array:
-    """Draw an array of like's shape and dtype; zeros where nobody wants it, as drawing is most of a step of a small model.
+    """Draw an array of like's shape and dtype; zeros where no batched lane wants noise.
 
-    Under vmap, what has one key is drawn once.
+    Drawing is most of a step of a small model. Lanes with the same key share one draw under vmap.
     """
     impl = jax.random.key_impl(key)
 
     @custom_vmap
-    def draw(words: Array, is_wanted: Array) -> Array:  # [batch..., words of a key], bool[batch...]
-        def wanted() -> Array:
-            keys = jax.random.wrap_key_data(words, impl=impl)
-            return jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))(
-                keys.ravel()
-            ).reshape(shape)
-
+    def draw(words: Array, is_wanted: Array) -> Array:
+        """words: `[batch..., words of a key]`; is_wanted: `bool[batch...]`."""
         shape = (*is_wanted.shape, *like.shape)
+
+        def wanted() -> Array:
+            keys = jax.random.wrap_key_data(words, impl=impl).ravel()
+            normal = jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))
+            return normal(keys).reshape(shape)
+
         return jax.lax.cond(is_wanted.any(), wanted, lambda: jnp.zeros(shape, like.dtype))
 
     @draw.def_vmap
@@ -71,9 +84,7 @@ def _standard_normal(key: Key, is_wanted: Array, like: Array) -> Array:
     ) -> tuple[Array, bool]:
         if not in_batched[0]:
             return draw(words, is_wanted.any(axis=0)), False
-        return draw(
-            words,
-            is_wanted if in_batched[1] else jnp.broadcast_to(is_wanted, (size, *is_wanted.shape)),
-        ), True
+        wanted_by_all = jnp.broadcast_to(is_wanted, (size, *is_wanted.shape))
+        return draw(words, is_wanted if in_batched[1] else wanted_by_all), True
 
     return draw(jax.random.key_data(key), is_wanted)

@@ -1,4 +1,4 @@
-"""Checkpoints between chunks, from which a killed run goes on and ends with the same bits."""
+"""Checkpoints between chunks: a killed run continues from the newest and ends with equal bits."""
 
 import json
 import shutil
@@ -14,36 +14,48 @@ from fedjax_sim.settings import ConfigError
 
 CONFIGURATION = "configuration.json"
 KINDS = ("metric", "model", "info")
-"""Of what the curves' file holds."""
+"""Kinds of arrays in the file of curves."""
 
 
 class Checkpoint:
-    """One run's checkpoints in a folder of their own; the newest complete one counts.
-
-    configuration: what must be the same for a resumed run to be the same run, as JSON. every: least seconds between two writes.
-    """
+    """The checkpoints of one run, in one folder. The newest complete one counts."""
 
     def __init__(
         self, folder: str | Path, configuration: Mapping[str, Any], *, resume: bool, every: float
     ):
-        self._folder, self._configuration, self._resume = (
-            Path(folder).absolute(),
-            configuration,
-            resume,
-        )
+        """Describe the checkpoints; nothing is written yet.
+
+        Args:
+          folder: Where they are kept.
+          configuration: What must be equal for a resumed run to be the same run; becomes JSON.
+          resume: Whether to continue from the newest checkpoint; otherwise `open` empties the
+            folder.
+          every: Least seconds between two writes.
+        """
+        self._folder = Path(folder).absolute()
+        self._configuration, self._resume = configuration, resume
         self._every, self._last = every, time.monotonic()
 
     def open(self, digests: Mapping[str, str]) -> None:
-        """Make the folder, or check that it is of the same configuration and digests: hashes by name of what has no text of its own."""
+        """Make the folder, or check that it belongs to the same run.
+
+        Args:
+          digests: Hashes, by name, of everything that the configuration cannot state as text.
+
+        Raises:
+          ConfigError: If the folder belongs to another run or cannot be written.
+        """
         text = json.dumps({**self._configuration, **digests}, sort_keys=True, default=str, indent=1)
         known = self._folder / CONFIGURATION
         if self._resume and known.exists():
             old, new = json.loads(known.read_text()), json.loads(text)
-            changed = ", ".join(
-                name for name in sorted({*old, *new}) if old.get(name) != new.get(name)
-            )
+            names = sorted({*old, *new})
+            changed = ", ".join(name for name in names if old.get(name) != new.get(name))
             if changed:
-                allowed = f"of the same configuration as this run, which differs in {changed}, or removed to start anew"
+                allowed = (
+                    "of the same configuration as this run, which differs in "
+                    f"{changed}, or removed to start anew"
+                )
                 raise ConfigError("checkpoint", str(self._folder), allowed)
         if not self._resume:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -51,12 +63,18 @@ class Checkpoint:
             self._folder.mkdir(parents=True, exist_ok=True)
             known.write_text(text)
         except OSError as error:
-            raise ConfigError(
-                "checkpoint", str(self._folder), f"a folder that can be written ({error.strerror})"
-            ) from None
+            allowed = f"a folder that can be written ({error.strerror})"
+            raise ConfigError("checkpoint", str(self._folder), allowed) from None
 
     def load(self, states: Any) -> tuple[int, Any, dict[str, dict[str, np.ndarray]]] | None:
-        """The newest checkpoint: evaluations done, states (placed as the given ones are), curves by kind and name; None without one."""
+        """Read the newest checkpoint.
+
+        Args:
+          states: Arrays of the shapes, types and placement of the saved ones.
+
+        Returns:
+          Evaluations done, states, and curves by kind and name; None if there is no checkpoint.
+        """
         import orbax.checkpoint as ocp  # Slow to import, and only needed here.
 
         with ocp.CheckpointManager(self._folder / "steps") as manager:
@@ -67,9 +85,8 @@ class Checkpoint:
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
                 states,
             )
-            saved = manager.restore(
-                done, args=ocp.args.Composite(states=ocp.args.StandardRestore(shape))
-            )
+            restore = ocp.args.Composite(states=ocp.args.StandardRestore(shape))
+            saved = manager.restore(done, args=restore)
         with np.load(self._folder / f"curves_{done}.npz") as file:
             curves: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS}
             for entry in file.files:
@@ -85,19 +102,27 @@ class Checkpoint:
         *,
         is_last: bool,
     ) -> None:
-        """Write a checkpoint if the last one is old enough, or if this is the run's end."""
+        """Write a checkpoint if the last one is old enough, or at the end of the run.
+
+        Args:
+          done: Evaluations done.
+          states: What lanes carry.
+          curves: Curves so far, by kind and name.
+          is_last: Whether the run ends here.
+        """
         if time.monotonic() - self._last < self._every and not is_last:
             return
         import orbax.checkpoint as ocp
 
         entries = {
-            f"{kind}:{name}": values for kind, own in curves.items() for name, values in own.items()
+            f"{kind}:{name}": values
+            for kind, named in curves.items()
+            for name, values in named.items()
         }
-        # The curves first: a step without curves would be found, curves without a step are not.
+        # Curves first: a step without curves would be found, curves without a step are ignored.
         np.savez(self._folder / f"curves_{done}.npz", allow_pickle=False, **entries)
-        with ocp.CheckpointManager(
-            self._folder / "steps", options=ocp.CheckpointManagerOptions(max_to_keep=1)
-        ) as manager:
+        keep_one = ocp.CheckpointManagerOptions(max_to_keep=1)
+        with ocp.CheckpointManager(self._folder / "steps", options=keep_one) as manager:
             manager.save(done, args=ocp.args.Composite(states=ocp.args.StandardSave(states)))
             manager.wait_until_finished()
         for old in self._folder.glob("curves_*.npz"):

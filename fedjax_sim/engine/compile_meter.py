@@ -1,8 +1,10 @@
 """Count the programs that JAX compiles, and the seconds that this takes."""
 
+from typing import Self
+
+import jax
+
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-
-
 TRACE_EVENTS = (
     "/jax/core/compile/jaxpr_trace_duration",
     "/jax/core/compile/jaxpr_to_mlir_module_duration",
@@ -10,26 +12,26 @@ TRACE_EVENTS = (
 
 
 class CompileMeter:
-    """Programs compiled, and the seconds that took, since the meter was made."""
+    """Programs compiled within a `with` statement.
 
-    _count = 0
-    _seconds = 0.0
+    Attributes:
+      count: Number of programs compiled, or fetched from the cache.
+      seconds: Seconds spent on tracing, lowering and compiling.
+    """
 
     def __init__(self) -> None:
-        self._before = (CompileMeter._count, CompileMeter._seconds)
+        self.count = 0
+        self.seconds = 0.0
 
-    @property
-    def count(self) -> int:
-        return CompileMeter._count - self._before[0]
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
 
-    @property
-    def seconds(self) -> float:
-        return CompileMeter._seconds - self._before[1]
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
 
-    @classmethod
-    def listen(cls, event: str, duration_secs: float, **_: str | int) -> None:
-        """Take note of one event of `jax.monitoring`."""
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == COMPILE_EVENT:
-            cls._count += 1
+            self.count += 1
         if event in (COMPILE_EVENT, *TRACE_EVENTS):
-            cls._seconds += duration_secs
+            self.seconds += duration_secs

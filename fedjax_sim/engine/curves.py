@@ -1,21 +1,26 @@
-"""Labelled arrays of what lanes left: metrics on a grid of settings and seeds, with the schedule's facts as coordinates."""
+"""Label what lanes returned: metrics on a grid of settings and seeds, as an xarray dataset.
+
+Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xarray as xr
 
 from fedjax_sim.engine.replay import Curves
 from fedjax_sim.engine.schedule import Schedule
 from fedjax_sim.types import EMPTY, Timeline
 
-FACTS = ("time", "ticks", "local_steps", "uplink_bits", "downlink_bits")
-"""The schedule's coordinates. A swept setting of one of these names gets the dimension `NAME_setting`."""
+if TYPE_CHECKING:
+    import xarray as xr
+
+COORDINATES = ("time", "ticks", "local_steps", "uplink_bits", "downlink_bits")
+"""The schedule's facts. A swept setting of the same name gets the dimension `NAME_setting`."""
 
 
 class Grid(NamedTuple):
-    """The dimensions of a sweep: swept names with their values, then seeds."""
+    """The dimensions of a sweep: swept settings with their values, then seeds."""
 
     settings: Mapping[str, Sequence[Any]]
     seeds: Sequence[int]
@@ -23,64 +28,83 @@ class Grid(NamedTuple):
     @property
     def dims(self) -> tuple[str, ...]:
         """The swept settings' dimensions."""
-        return tuple(f"{name}_setting" if name in FACTS else name for name in self.settings)
+        return tuple(f"{name}_setting" if name in COORDINATES else name for name in self.settings)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The sizes of all dimensions, seeds last."""
         return (*(len(values) for values in self.settings.values()), len(self.seeds))
 
 
 class Part(NamedTuple):
-    """Lanes that ran as one program, and what they left."""
+    """Lanes that ran as one program, and what they returned.
 
-    places: list[int]  # of the lanes in the flattened grid
+    Attributes:
+      places: Positions of the lanes in the flattened grid.
+      curves: What the replay returned.
+      schedule: The lanes' schedules.
+      timelines: The lanes' timelines, cut to their budgets.
+      bits: Per lane, bits sent up and down before each evaluation, `i64[V + 1]` each.
+    """
+
+    places: list[int]
     curves: Curves
     schedule: Schedule
     timelines: list[Timeline]
-    bits: list[tuple[np.ndarray, np.ndarray]]  # i64[V + 1] of each lane, sent up and down so far
+    bits: list[tuple[np.ndarray, np.ndarray]]
 
 
-def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
-    """Put the lanes of all parts on one grid. Parts with fewer evaluations repeat their last one."""
+def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset":
+    """Put the lanes of all parts on one grid.
+
+    Parts with fewer evaluations repeat their last one.
+
+    Args:
+      parts: All parts of a sweep.
+      grid: Its dimensions.
+      system: Name of the system, an attribute of the dataset.
+
+    Returns:
+      Metrics with dimensions (settings..., seed, eval), facts of a lane without `eval`.
+    """
+    import xarray as xr  # Slow to import.
+
+    num_lanes = int(np.prod(grid.shape))
     num_evals = max(part.schedule.ticks.shape[1] for part in parts)
     lane_dims = (*grid.dims, "seed")
-    dims = (*lane_dims, "eval")
 
     def per_lane(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
-        """Each part's `[L]`, on the grid."""
-        whole = np.empty(int(np.prod(grid.shape)), values[0].dtype)
+        """Put each part's `[L]` on the grid."""
+        whole = np.empty(num_lanes, values[0].dtype)
         for part, value in zip(parts, values, strict=True):
             whole[part.places] = value
         return lane_dims, whole.reshape(grid.shape)
 
     def per_eval(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
-        """Each part's `[L, V]`, on the grid."""
-        whole = np.empty((int(np.prod(grid.shape)), num_evals), values[0].dtype)
+        """Put each part's `[L, V]` on the grid."""
+        whole = np.empty((num_lanes, num_evals), values[0].dtype)
         for part, value in zip(parts, values, strict=True):
-            whole[part.places] = np.pad(
-                value, ((0, 0), (0, num_evals - value.shape[1])), mode="edge"
-            )
-        return dims, whole.reshape(*grid.shape, num_evals)
+            padding = ((0, 0), (0, num_evals - value.shape[1]))
+            whole[part.places] = np.pad(value, padding, mode="edge")
+        return (*lane_dims, "eval"), whole.reshape(*grid.shape, num_evals)
 
     data = {
         name: per_eval([part.curves.metrics[name] for part in parts])
         for name in parts[0].curves.metrics
         if name != "finite"
     }
-    data["failed"] = per_lane(
-        [np.logical_not(part.curves.metrics["finite"].all(axis=1)) for part in parts]
-    )
+    finite = [part.curves.metrics["finite"].all(axis=1) for part in parts]
+    data["failed"] = per_lane([np.logical_not(each) for each in finite])
     for name in parts[0].curves.infos:
-        data[name] = per_lane(
-            [part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts]
-        )
+        totals = [part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts]
+        data[name] = per_lane(totals)
     staleness = [_staleness(part.schedule) for part in parts]
     data["staleness_mean"] = per_lane([mean for mean, _ in staleness])
     data["staleness_max"] = per_lane([largest for _, largest in staleness])
     coords: dict[str, Any] = {
-        name: per_eval([getattr(part.schedule, name) for part in parts]) for name in FACTS[:3]
+        name: per_eval([getattr(part.schedule, name) for part in parts]) for name in COORDINATES[:3]
     }
-    for k, name in enumerate(FACTS[3:]):
+    for k, name in enumerate(COORDINATES[3:]):
         coords[name] = per_eval([np.stack([both[k] for both in part.bits]) for part in parts])
     labels = {
         name: [_label(value) for value in values]
@@ -90,18 +114,18 @@ def labelled(parts: Sequence[Part], grid: Grid, system: str) -> xr.Dataset:
 
 
 def _label(value: Any) -> Any:
-    return (
-        value
-        if isinstance(value, (bool, int, float, str))
-        else getattr(value, "__name__", str(value))
-    )
+    is_plain = isinstance(value, (bool, int, float, str))
+    return value if is_plain else getattr(value, "__name__", str(value))
 
 
 def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and largest staleness, in server versions, of the work that each lane received: `f64[L]`, `i64[L]`."""
-    _, clients, _, version, *_ = schedule.events
-    staleness = np.where(clients != EMPTY, schedule.events.tick[..., None] - version, 0)
-    lanes = (1, 2, 3)
-    return staleness.sum(axis=lanes, dtype=np.int64) / schedule.messages[:, -1], staleness.max(
-        axis=lanes
-    ).astype(np.int64)
+    """Compute the mean and the largest staleness of the work that each lane received.
+
+    Staleness is in server versions. Returns `f64[L]` and `i64[L]`.
+    """
+    events = schedule.events
+    age = events.tick[..., None] - events.version
+    staleness = np.where(events.clients != EMPTY, age, 0)
+    total = staleness.sum(axis=(1, 2, 3), dtype=np.int64)
+    largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
+    return total / schedule.messages[:, -1], largest

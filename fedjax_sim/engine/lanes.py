@@ -1,4 +1,12 @@
-"""Lanes of a sweep: which of them share a program, which differ in settings alone, and how they are stacked."""
+"""Lanes of a sweep: which of them share a program, which form families, and how they are stacked.
+
+A *group* is a set of lanes with equal static settings and shapes: they share one compiled program.
+A *family* is a set of lanes of a group that have the same seed, problem and schedule, and differ
+only in numeric settings. All members of a family draw the same mini-batches and noise, so a batch
+of them draws these once.
+
+Dimension letters: `L` lanes.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -10,117 +18,138 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.engine.schedule import Schedule
-from fedjax_sim.types import AnyProblem, Array, Hyper
+from fedjax_sim.types import AnyProblem, Array
 
 
 class Lane(NamedTuple):
-    """One run of a sweep."""
+    """One run of a sweep.
 
-    place: int  # among all lanes of the sweep: settings first, then seeds
-    hyper: Hyper
+    Attributes:
+      place: Position among all lanes of the sweep: settings first, then seeds.
+      hyper: The settings.
+      problem: What is learnt.
+      seed: The seed.
+    """
+
+    place: int
+    hyper: Any
     problem: AnyProblem
     seed: int
 
 
 def groups_of(lanes: list[Lane], max_lanes: int | None) -> Iterator[list[Lane]]:
-    """Lanes that can share a program: those of equal static parts and shapes, at most `max_lanes` at once."""
+    """Group lanes of equal static settings and shapes, at most `max_lanes` in one group."""
 
     def static_part(lane: Lane) -> Any:
         leaves, treedef = jax.tree.flatten(lane.problem)
-        return (
-            jax.tree.structure(lane.hyper),
-            treedef,
-            [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves],
-        )
+        shapes = [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
+        return jax.tree.structure(lane.hyper), treedef, shapes
 
     distinct: list[tuple[Any, list[Lane]]] = []
-    known: dict[
-        tuple[int, int], list[Lane]
-    ] = {}  # by settings and problem, which thousands of seeds may share
+    # By settings and problem, because thousands of seeds may share both.
+    known: dict[tuple[int, int], list[Lane]] = {}
     for lane in lanes:
         same = (id(lane.hyper), id(lane.problem))
         if same not in known:
-            own = static_part(lane)
-            known[same] = next((members for part, members in distinct if part == own), [])
+            static = static_part(lane)
+            known[same] = next((members for part, members in distinct if part == static), [])
             if not known[same]:
-                distinct.append((own, known[same]))
+                distinct.append((static, known[same]))
         known[same].append(lane)
     for _, members in distinct:
         size = max_lanes or len(members)
         yield from (members[i : i + size] for i in range(0, len(members), size))
 
 
-def twins_of(group: list[Lane], schedule: Schedule) -> tuple[np.ndarray, int]:
-    """Find lanes that differ in settings alone: of one seed, one problem and one schedule, as far as learning sees it.
+def families_of(group: list[Lane], schedule: Schedule) -> tuple[np.ndarray, int]:
+    """Find the families of a group.
 
-    Returns an order of the lanes `i64[L]` that puts them side by side, and how many belong together: 1 if not equally many do everywhere.
+    Args:
+      group: L lanes.
+      schedule: Their schedules.
+
+    Returns:
+      An order of the lanes, `i64[L]`, in which the members of a family are adjacent, and the size
+      of the families: 1 if they are not all of one size.
     """
-    alike: dict[Any, list[int]] = {}
+    families: dict[Any, list[int]] = {}
     for i, lane in enumerate(group):
-        alike.setdefault((lane.seed, id(lane.problem)), []).append(i)
-    if len(alike) < len(group):
-        candidates, alike = alike, {}
-        for own, members in candidates.items():
+        families.setdefault((lane.seed, id(lane.problem)), []).append(i)
+    if len(families) < len(group):
+        candidates, families = families, {}
+        for identity, members in candidates.items():
             for i in members:
-                seen = hashlib.sha256()
-                for leaf in (*schedule.events, schedule.holders):
-                    seen.update(leaf[i].tobytes())
-                alike.setdefault((*own, seen.digest()), []).append(i)
-    sizes = {len(members) for members in alike.values()}
+                digest = hashlib.sha256()
+                for leaf in schedule.replayed():
+                    digest.update(leaf[i].tobytes())
+                families.setdefault((*identity, digest.digest()), []).append(i)
+    sizes = {len(members) for members in families.values()}
     if sizes == {1} or len(sizes) > 1:
         return np.arange(len(group)), 1
-    return np.array(list(alike.values())).ravel(), sizes.pop()
+    return np.array(list(families.values())).ravel(), sizes.pop()
 
 
 class Stacked(struct.PyTreeNode):
-    """Trees of equal structure, one for each of L lanes. What they have in common is held once."""
+    """L trees of equal structure, one for each lane. Leaves that are equal in all are held once.
 
-    own: list[Any]  # an entry per leaf: [L, ...], or None if common
-    common: list[Any]  # an entry per leaf: [...], or None if own
+    Attributes:
+      varying: One entry per leaf: `[L, ...]`, or None if the leaf is shared.
+      shared: One entry per leaf: `[...]`, or None if the leaf varies.
+      structure: The trees' structure.
+    """
+
+    varying: list[Any]
+    shared: list[Any]
     structure: Any = struct.field(pytree_node=False)
 
-    def of_lane(self, own: list[Any]) -> Any:
-        """The tree of a lane. own: the lane's entries of `own`."""
+    def of_lane(self, varying: list[Any]) -> Any:
+        """Build one lane's tree from the lane's entries of `varying`."""
         leaves = [
-            mine if mine is not None else all_ for mine, all_ in zip(own, self.common, strict=True)
+            here if here is not None else everywhere
+            for here, everywhere in zip(varying, self.shared, strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
 
 
 class Lanes(NamedTuple):
-    """The L lanes of one program, stacked."""
+    """The L lanes of one program, stacked.
 
-    key: Any  # key[L]
+    Attributes:
+      key: `key[L]`.
+      hyper: Settings of all lanes.
+      problem: Problems of all lanes.
+    """
+
+    key: Any
     hyper: Stacked
     problem: Stacked
 
 
 def keys_of(seeds: Sequence[int]) -> Array:
-    """The keys of seeds, `key[L]`; each is that of `jax.random.key`."""
+    """Make the keys of seeds, `key[L]`, each equal to `jax.random.key(seed)`."""
     return jax.vmap(jax.random.key)(np.asarray(seeds, "int32"))
 
 
 def stack_settings(hypers: Sequence[Any]) -> Stacked:
-    """Stack settings of equal static parts; numbers that are equal in all are kept once."""
-    distinct = list(
-        {id(hyper): hyper for hyper in hypers}.values()
-    )  # Thousands of seeds may share one.
+    """Stack settings of equal static parts. Numbers that are equal in all lanes are held once."""
+    # Thousands of seeds may share one settings object.
+    distinct = list({id(hyper): hyper for hyper in hypers}.values())
     place = {id(hyper): i for i, hyper in enumerate(distinct)}
     rows = np.array([place[id(hyper)] for hyper in hypers])
-    own, common = [], []
+    varying, shared = [], []
     for leaves in zip(*(jax.tree.leaves(hyper) for hyper in distinct), strict=True):
         values = np.stack([np.asarray(leaf, float) for leaf in leaves])
-        is_common = bool((values == values[0]).all())
-        common.append(values[0] if is_common else None)
-        own.append(None if is_common else values[rows])
-    return Stacked(own, common, jax.tree.structure(hypers[0]))
+        is_shared = bool((values == values[0]).all())
+        shared.append(values[0] if is_shared else None)
+        varying.append(None if is_shared else values[rows])
+    return Stacked(varying, shared, jax.tree.structure(hypers[0]))
 
 
 def stack_problems(problems: Sequence[Any]) -> Stacked:
-    """Stack problems of equal static parts; leaves that are one and the same array are kept once."""
-    own, common = [], []
+    """Stack problems of equal static parts. Leaves that are the same array are held once."""
+    varying, shared = [], []
     for leaves in zip(*(jax.tree.leaves(problem) for problem in problems), strict=True):
-        is_common = all(leaf is leaves[0] for leaf in leaves)
-        common.append(leaves[0] if is_common else None)
-        own.append(None if is_common else jnp.stack(leaves))
-    return Stacked(own, common, jax.tree.structure(problems[0]))
+        is_shared = all(leaf is leaves[0] for leaf in leaves)
+        shared.append(leaves[0] if is_shared else None)
+        varying.append(None if is_shared else jnp.stack(leaves))
+    return Stacked(varying, shared, jax.tree.structure(problems[0]))

@@ -1,7 +1,11 @@
-"""How lanes and slots are laid out on a machine: the one place that decides, and the one that carries it out.
+"""Decide how lanes and slots are laid out on a machine.
 
-A batched layout (`vmap`) is wide and pads every slot to the longest of its batch; a mapped one runs slots one after the other, each
-with its own trip count, and lanes on cores of their own. Systems do not know which they are in.
+A batched layout (`vmap`) is wide and pads every slot to the longest of its batch. A mapped layout
+runs slots one after another, each with its own trip count, and lanes on cores of their own.
+
+The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layout` and
+`scripts/benchmark.py sweep`; "operations" are those of one local step, see
+`fedjax_sim.engine.step_cost`.
 """
 
 import contextlib
@@ -16,47 +20,72 @@ import numpy as np
 from fedjax_sim.settings import ConfigError
 
 TINY = 1e4
-"""Operations of a local step below which a CPU runs 300 batched lanes in half the time (FA-LD with 50 clients, 2 parameters, 2 cores); a
-fifth or less is gained from 3e4 on."""
+"""Operations below which a CPU batches lanes.
+
+300 lanes of FA-LD with 50 clients and 2 parameters take half the time; from 3e4 operations on a
+fifth or less is gained.
+"""
 LARGE = 5e7
-"""Operations of a local step above which a CPU is faster one slot after the other: eight batched perceptrons of 784-128-10 took 0.8 of the
-time of eight by themselves (2e7), of 784-512-10 1.5 (8e7), LeNet-5s 2.1 (1.3e8), ResNet-20s 1.5 (8e9), all with batches of 32."""
-MOST_AT_ONCE = 2e8
-"""Operations of the local steps of lanes that differ in settings alone, beyond which a CPU runs them in batches: up to 1.3e9 little changes
-in time (sixteen perceptrons of 784-128-10 with batches of 128), but their models and activations are in memory together."""
+"""Operations above which a CPU runs one slot after another.
+
+Eight batched perceptrons of 784-128-10 took 0.8 of the time of eight run one by one (2e7
+operations), of 784-512-10 1.5 (8e7), LeNet-5s 2.1 (1.3e8), ResNet-20s 1.5 (8e9), all with batches
+of 32.
+"""
+LARGEST_IN_FAMILY = 1e7
+"""Operations above which a CPU gains nothing by batching a family.
+
+Nine step sizes of FA-LD on MNIST (9e6 operations) run 1.9 times as fast as a family; perceptrons of
+784-128-10 (2e7) run 1.00 times as fast.
+"""
+LARGEST_FAMILY = 2e8
+"""Operations of all members of a batched family together, beyond which the family is split."""
 MOST_PADDED = 1.5
-"""Trips run to trips needed, beyond which batched lanes are split into batches."""
+"""Trips run over trips needed, beyond which batched lanes are split into batches."""
 
 
 class Layout(NamedTuple):
-    """What a caller may fix; `None` leaves it to the measured rule of `choose`."""
+    """What a caller may fix; `None` leaves a choice to the measured rule of `choose`.
+
+    With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
+    families either, so that a lane's bits do not depend on which other lanes run.
+
+    Attributes:
+      slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
+      lanes_at_once: Whether the lanes on a device are batched, or run one after another.
+      lane_devices: Devices over which lanes are split.
+      client_devices: Devices over which the slots of each tick are split.
+      lane_batches: Batches into which a device's lanes are sorted by their work, if they are
+        batched.
+    """
 
     slots_at_once: int | None = None
-    """Slots of a tick batched together; 1: each by itself, with its own number of steps."""
     lanes_at_once: bool | None = None
-    """Whether the lanes on a device are batched, or run one after the other."""
     lane_devices: int | None = None
-    """Devices over which lanes are split."""
     client_devices: int = 1
-    """Devices over which the slots of each tick are split."""
-    settings_at_once: int | None = None
-    """Lanes of one seed, problem and timeline, so that they differ in settings alone, batched together: they see the same mini-batches and
-    the same noise, which are drawn once. 1: each by itself."""
     lane_batches: int | None = None
-    """Batches into which a device's lanes are sorted by their work, one after the other, where lanes are batched."""
 
 
 class Placement(NamedTuple):
-    """A layout with everything decided."""
+    """A layout with everything decided.
+
+    Attributes:
+      slots_at_once: As in `Layout`.
+      lanes_at_once: As in `Layout`.
+      lane_devices: As in `Layout`.
+      client_devices: As in `Layout`.
+      lane_batches: As in `Layout`.
+      family_size: Members of a family that are batched; 1 batches none.
+      members: Lanes of each family; the members of a family are adjacent among all lanes.
+    """
 
     slots_at_once: int
     lanes_at_once: bool
     lane_devices: int
     client_devices: int
     lane_batches: int = 1
-    settings_at_once: int = 1
-    twins: int = 1
-    """Lanes that differ in settings alone, one after the other among all lanes."""
+    family_size: int = 1
+    members: int = 1
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -66,104 +95,106 @@ class Placement(NamedTuple):
         return jax.sharding.Mesh(devices, ("lanes", "clients"))
 
     def deal(self, work: np.ndarray) -> np.ndarray:
-        """Deal lanes to devices and their batches: like with like in a batch, and equal shares to the devices.
+        """Deal lanes to devices and batches: equal shares to devices, equal work within a batch.
 
-        work: `[L]`. Returns the lane in each place `i64[>= L]`, device by device, batch by batch, those that differ in settings alone side
-        by side; lanes are repeated until all are full.
+        Args:
+          work: `[L]`, local steps of each lane.
+
+        Returns:
+          The lane in each place, `i64[>= L]`, device by device and batch by batch, the members of a
+          batched family adjacent. Lanes are repeated until all places are filled.
         """
-        sets = np.arange(len(work)).reshape(-1, self.twins)
-        sets = np.pad(
-            sets, ((0, 0), (0, -self.twins % self.settings_at_once)), mode="edge"
-        ).reshape(-1, self.settings_at_once)
+        families = np.arange(len(work)).reshape(-1, self.members)
+        padding = ((0, 0), (0, -self.members % self.family_size))
+        sets = np.pad(families, padding, mode="edge").reshape(-1, self.family_size)
         parts = self.lane_devices * self.lane_batches
         order = np.argsort(-work[sets[:, 0]], kind="stable") if parts > 1 else np.arange(len(sets))
         full = np.concatenate([order, np.repeat(order[-1:], -len(sets) % parts)])
-        return sets[
-            full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1).ravel()
-        ].ravel()
+        dealt = full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1)
+        return sets[dealt.ravel()].ravel()
 
 
 def use_cores(num: int | None = None) -> int:
-    """Make every CPU core (or `num` of them) a device of its own, so that lanes run side by side; returns the devices there are.
+    """Make every CPU core a device, so that lanes run side by side.
 
-    To be called before JAX does anything: later, it changes nothing.
+    Call it before JAX does anything; later it changes nothing.
+
+    Args:
+      num: Number of devices; by default the cores that this process may use.
+
+    Returns:
+      The number of devices there are.
     """
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with contextlib.suppress(RuntimeError):  # raised if the backend runs already
+    with contextlib.suppress(RuntimeError):  # Raised if the backend runs already.
         jax.config.update("jax_num_cpu_devices", num or available or 1)
     return jax.local_device_count()
 
 
 def keep_compiled() -> None:
-    """Keep compiled programs on disk for the next process: in JAX's own cache folder if it has one, else `$FEDJAX_SIM_CACHE/jax`.
+    """Keep compiled programs on disk for the next process.
 
+    They go to JAX's own cache folder if one is configured, otherwise to `$FEDJAX_SIM_CACHE/jax`;
     `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
     """
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        folder = (
-            Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser() / "jax"
-        )
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        cache = Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(cache / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def check_layout(layout: Layout) -> None:
-    """Raise ConfigError unless the devices and counts of a layout are there."""
-    for name in (
-        "slots_at_once",
-        "settings_at_once",
-        "lane_batches",
-        "lane_devices",
-        "client_devices",
-    ):
+    """Check the counts of a layout.
+
+    Raises:
+      ConfigError: If a count is below 1, or there are fewer devices than the layout asks for.
+    """
+    for name in ("slots_at_once", "lane_batches", "lane_devices", "client_devices"):
         value = getattr(layout, name)
         if value is not None and value < 1:
             raise ConfigError(f"layout.{name}", value, "at least 1")
     wanted, there = (layout.lane_devices or 1) * layout.client_devices, jax.local_device_count()
     if wanted > there:
-        raise ConfigError(
-            "layout devices (lane_devices x client_devices)",
-            wanted,
-            f"at most the {there} there are",
-        )
+        field = "layout devices (lane_devices x client_devices)"
+        raise ConfigError(field, wanted, f"at most the {there} there are")
 
 
 def choose(
-    layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float, twins: int = 1
+    layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float, members: int = 1
 ) -> Placement:
     """Fill in what the caller left open.
 
-    steps: `i32[L, T, S]`, the local steps of every slot of the run. operations: of a local step. twins: lanes next to each other that
-    differ in settings alone.
+    Args:
+      layout: The caller's layout.
+      num_lanes: Number of lanes, L.
+      steps: `i32[L, T, S]`, local steps of every slot of the run.
+      operations: Operations of one local step.
+      members: Lanes of each family; the members of a family are adjacent.
     """
     on_cpu = jax.default_backend() == "cpu"
     num_slots = steps.shape[-1]
     padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
-    devices = (
-        max(1, jax.local_device_count() // layout.client_devices)
-        if layout.lane_devices is None
-        else layout.lane_devices
-    )
-    settings_at_once = _settings_at_once(
-        layout, twins, devices * twins / num_lanes, operations if on_cpu else 0.0
-    )
-    num_sets = num_lanes // twins * -(-twins // settings_at_once)
-    # Batching pads: on a CPU it is worth it only where it saves more than the padded steps cost.
-    gain = _batching_gain(operations * settings_at_once)
+    devices = layout.lane_devices or max(1, jax.local_device_count() // layout.client_devices)
+    family_size = 1
+    if layout.lanes_at_once is None:
+        devices_per_family = devices * members / num_lanes
+        family_size = _family_size(members, devices_per_family, operations if on_cpu else 0.0)
+    num_sets = num_lanes // members * -(-members // family_size)
+    # Batching pads: a CPU should batch only where that saves more than the padded steps cost.
+    gain = _batching_gain(operations * family_size)
     is_wide = not on_cpu or padding <= gain
-    # Lanes of a tiny model, such as chains by the hundreds, are worth batching too, if their slots are, and all do the same steps.
-    is_tiny = bool(
-        operations <= TINY and int(steps.max(initial=0)) * steps.size <= gain * max(steps.sum(), 1)
-    )
+    # Lanes of a tiny model, such as hundreds of chains, are worth batching too, if their slots are
+    # batched and nearly all do the same steps.
+    batched_steps = int(steps.max(initial=0)) * steps.size
+    is_tiny = bool(operations <= TINY and batched_steps <= gain * max(steps.sum(), 1))
+    lanes_at_once = layout.lanes_at_once
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
-        lanes_at_once=not on_cpu or is_tiny
-        if layout.lanes_at_once is None
-        else layout.lanes_at_once,
+        lanes_at_once=not on_cpu or is_tiny if lanes_at_once is None else lanes_at_once,
         lane_devices=devices if layout.lane_devices else min(devices, num_sets),
         client_devices=layout.client_devices,
-        settings_at_once=settings_at_once,
-        twins=twins,
+        family_size=family_size,
+        members=members,
     )
     if not placement.lanes_at_once:
         return placement
@@ -171,29 +202,33 @@ def choose(
     return placement._replace(lane_batches=min(batches, num_sets))
 
 
-def _settings_at_once(layout: Layout, twins: int, devices: float, operations: float) -> int:
-    """How many of the lanes that differ in settings alone to batch: as many as leave work to all devices. devices: for these lanes.
+def _family_size(members: int, devices: float, operations: float) -> int:
+    """Choose how many members of a family to batch, so that every device has work.
 
-    operations: of a local step, if batches of them can be too large.
+    Args:
+      members: Lanes of the family.
+      devices: Devices per family.
+      operations: Of one local step; 0 if batches cannot be too large.
     """
-    if layout.settings_at_once is not None:
-        return min(layout.settings_at_once, twins)
-    return (
-        1
-        if operations > LARGE
-        else -(-twins // math.ceil(max(1, devices, twins * operations / MOST_AT_ONCE)))
-    )
+    if operations > LARGEST_IN_FAMILY:
+        return 1
+    batches = max(1.0, devices, members * operations / LARGEST_FAMILY)
+    return -(-members // math.ceil(batches))
 
 
 def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
-    """The least power of two of batches of lanes that run `MOST_PADDED` times the trips that they need at most. trips: `i32[L, T]`."""
+    """Choose how many batches to sort lanes into.
+
+    It is the least power of two with which at most `MOST_PADDED` times the needed trips are run.
+
+    Args:
+      trips: `i32[L, T]`, steps of the longest slot of each tick.
+      placement: The placement so far.
+    """
     work, batches = trips.sum(axis=1, dtype=np.int64), 1
-    while batches * placement.lane_devices < len(trips) / placement.settings_at_once:
-        places = (
-            placement._replace(lane_batches=batches)
-            .deal(work)
-            .reshape(placement.lane_devices * batches, -1)
-        )
+    while batches * placement.lane_devices < len(trips) / placement.family_size:
+        dealt = placement._replace(lane_batches=batches).deal(work)
+        places = dealt.reshape(placement.lane_devices * batches, -1)
         run = sum(trips[lanes].max(axis=0).sum(dtype=np.int64) * len(lanes) for lanes in places)
         if run <= MOST_PADDED * work[places].sum():
             break
@@ -202,9 +237,10 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
 
 
 def _batching_gain(operations: float) -> float:
-    """How much faster a CPU runs a local step among twenty batched ones than by itself.
+    """Estimate how much faster a CPU runs a local step among twenty batched ones than alone.
 
-    Fitted to 2 cores (`scripts/benchmark.py layout`): 1.2 where arithmetic rules, up to 2.1 where the dispatch of operations does. Among
-    large ones, whose arrays the cache does not hold all at once, a step is slower: 0.5 to 0.7 for convolutional networks.
+    Fitted on 2 cores: 1.2 where arithmetic dominates, up to 2.1 where dispatching operations does.
+    Above `LARGE` the arrays of a batch do not fit in the cache together, and a batched step is
+    slower: 0.5 to 0.7 for convolutional networks.
     """
     return 1.2 + 0.9 / (1 + operations / 8e4) if operations <= LARGE else 0.6

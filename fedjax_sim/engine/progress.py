@@ -1,4 +1,4 @@
-"""A progress line on the terminal; silent where there is none."""
+"""A progress line on the terminal. Nothing is shown where standard error is no terminal."""
 
 import sys
 import time
@@ -14,9 +14,10 @@ from fedjax_sim.engine.schedule import Schedule
 
 
 class Progress:
-    """Shows ticks per second over all lanes, virtual time, lanes that diverged, and the time that remains."""
+    """Shows ticks per second, virtual time, lanes that diverged, and the remaining time."""
 
     def __init__(self, name: str, schedule: Schedule, *, enabled: bool):
+        """Prepare the line. name: what runs. enabled: whether to show it on a terminal."""
         self._schedule, self._num_evals = schedule, schedule.ticks.shape[1] - 1
         columns = (
             TextColumn(name),
@@ -47,11 +48,11 @@ class Progress:
         self._bar.stop()
 
     def update(self, done: int, metrics: dict[str, np.ndarray]) -> None:
-        """Take note that `done` evaluations of all lanes are done."""
+        """Show that `done` evaluations of all lanes are done. metrics: `[L, V + 1]` each."""
         done = min(done, self._num_evals)
         rate = self._schedule.ticks[:, done].sum() / (time.perf_counter() - self._began)
         failed = int((~metrics["finite"][:, : done + 1].all(axis=1)).sum())
-        facts = f"{rate:.0f} ticks/s, virtual time {self._schedule.time[:, done].mean():g}" + (
-            f", {failed} diverged" if failed else ""
-        )
+        facts = f"{rate:.0f} ticks/s, virtual time {self._schedule.time[:, done].mean():g}"
+        if failed:
+            facts += f", {failed} diverged"
         self._bar.update(self._task, completed=done, facts=facts)

@@ -1,4 +1,4 @@
-"""How much arithmetic a local step is, read off its program."""
+"""Estimate the arithmetic of a local step from its program."""
 
 import math
 from typing import Any
@@ -9,29 +9,38 @@ import jax.numpy as jnp
 from fedjax_sim.types import Params
 
 
-def of_a_step(
+def operations_of_a_step(
     problem: Any, parameters: Params, num_examples: int, *, has_loss: bool = True
 ) -> float:
-    """Count operations of a local step, about: three times those of the matrix products and convolutions in the loss of its examples.
+    """Estimate the operations of one local step.
 
-    At least six for each parameter and example, which is all for problems of expectation maximisation, without a loss. parameters: shapes
-    and dtypes.
+    It is three times the operations of the matrix products and convolutions in the loss of the
+    step's examples, and at least six for each parameter and example. Problems of expectation
+    maximisation have no loss, and get the latter.
+
+    Args:
+      problem: What is learnt.
+      parameters: Shapes and dtypes of a model.
+      num_examples: Examples of the step.
+      has_loss: Whether the problem has a loss.
     """
     least = 6.0 * sum(leaf.size for leaf in jax.tree.leaves(parameters)) * num_examples
     if not has_loss:
         return least
-    number, examples = (
-        jax.ShapeDtypeStruct((), jnp.int32),
-        jax.ShapeDtypeStruct((num_examples,), jnp.int32),
-    )
+    client = jax.ShapeDtypeStruct((), jnp.int32)
+    examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
     program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(
-        problem, parameters, number, examples, jax.random.key(0)
+        problem, parameters, client, examples, jax.random.key(0)
     )
-    return max(least, 3.0 * _products(program.jaxpr))
+    return max(least, 3.0 * _count_products(program.jaxpr))
 
 
-def _products(program: Any) -> float:
-    """Operations of `dot_general` and convolutions: `scan` by its length, other loops once, the largest branch of a choice."""
+def _count_products(program: Any) -> float:
+    """Count the operations of matrix products and convolutions in a jaxpr.
+
+    The body of a `scan` counts once per iteration, of other loops once; of a `cond` the largest
+    branch counts.
+    """
     total = 0.0
     for equation in program.eqns:
         name = equation.primitive.name
@@ -41,23 +50,16 @@ def _products(program: Any) -> float:
             total += 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
         elif name == "conv_general_dilated":
             kernel, out = equation.invars[1].aval, equation.outvars[0].aval
-            total += (
-                2.0
-                * out.size
-                * kernel.size
-                / kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-            )
+            features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * out.size * kernel.size / features
         else:
-            inner = (
-                getattr(value, "jaxpr", value)
-                for value in jax.tree.leaves(equation.params, is_leaf=_is_program)
-            )
-            each = [_products(program) for program in inner if hasattr(program, "eqns")]
-            total += (
-                max(each, default=0)
-                if name == "cond"
-                else sum(each) * (equation.params["length"] if name == "scan" else 1)
-            )
+            leaves = jax.tree.leaves(equation.params, is_leaf=_is_program)
+            programs = (getattr(value, "jaxpr", value) for value in leaves)
+            counts = [_count_products(inner) for inner in programs if hasattr(inner, "eqns")]
+            if name == "cond":
+                total += max(counts, default=0)
+            else:
+                total += sum(counts) * (equation.params["length"] if name == "scan" else 1)
     return total
 
 

@@ -1,137 +1,264 @@
-"""Runs of one system: settings x seeds as lanes, grouped by static part, one compiled program per group."""
+"""Run one system for settings and seeds: the lanes of a sweep, one compiled program per group.
 
+Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
+"""
+
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
-import xarray as xr
 
-from fedjax_sim.engine import schedule as schedules
 from fedjax_sim.engine import step_cost
 from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.compile_meter import CompileMeter
-from fedjax_sim.engine.curves import Grid, Part, labelled
+from fedjax_sim.engine.curves import Grid, Part, label_curves
 from fedjax_sim.engine.drawing import request_timelines
 from fedjax_sim.engine.lanes import (
     Lane,
     Lanes,
+    families_of,
     groups_of,
     keys_of,
     stack_problems,
     stack_settings,
-    twins_of,
 )
 from fedjax_sim.engine.placement import Layout, check_layout, choose
 from fedjax_sim.engine.progress import Progress
 from fedjax_sim.engine.replay import Curves, Program, replay_schedule
+from fedjax_sim.engine.schedule import Schedule, lay_out, pad_evaluations
 from fedjax_sim.settings import ConfigError, check, fields
-from fedjax_sim.types import AnyProblem, Hyper, LatentProblem, Plan, Problem, System, Timeline
+from fedjax_sim.types import (
+    AnyProblem,
+    HyperT,
+    InfoT,
+    LatentProblem,
+    Plan,
+    StateT,
+    System,
+    Timeline,
+)
 
-Problems = AnyProblem | Sequence[AnyProblem] | Callable[[int], AnyProblem]
+if TYPE_CHECKING:
+    import xarray as xr
+
+ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 
-class Run(NamedTuple):
-    """What a sweep leaves."""
+@dataclasses.dataclass(frozen=True)
+class Run(Generic[HyperT]):
+    """What a sweep returns.
 
-    curves: xr.Dataset
-    """Metrics with dimensions (swept names..., seed, eval); coordinates time, ticks, local_steps, uplink_bits, downlink_bits; per lane
-    staleness, gradient evaluations executed and needed, and whether it failed (a number that is not finite). Attributes: seconds."""
+    Lanes are in the order of the flattened dimensions: settings as given, then seeds.
+
+    Attributes:
+      curves: Metrics with dimensions (swept names..., seed, eval). Coordinates: time, ticks,
+        local_steps, uplink_bits, downlink_bits. Per lane: staleness_mean and staleness_max in
+        server versions, the algorithm's `Info` (gradient evaluations executed and needed), and
+        failed (whether some metric or parameter was not finite). Attributes: seconds_compile,
+        seconds_run, programs_compiled.
+      models: Final models, leaves `[L, ...]`.
+      timelines: Each lane's schedule, cut to its budget.
+      hypers: Each lane's settings, completed from its problem.
+      samples: With `keep_models`, the models of all evaluations, the initial one first: leaves
+        `[L, V + 1, ...]` in host memory; otherwise None.
+    """
+
+    curves: "xr.Dataset"
     models: Any
-    """Final models, leaves `[lanes, ...]` with lanes in the order of the flattened dimensions."""
     timelines: list[Timeline]
-    """Each lane's schedule, cut to its budget, in the same order."""
+    hypers: list[HyperT]
     samples: Any = None
-    """With `keep_models`, the models of all evaluations, the initial one first: leaves `[lanes, evals, ...]`, in host memory."""
 
 
-class Options(NamedTuple):
-    """How a sweep runs, whatever its lanes; the words of `sweep`."""
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The options of `sweep` that apply to all lanes; see there."""
 
-    time_budget: float | None = None
-    num_ticks: int | None = None
-    num_evals: int = 25
-    layout: Layout = Layout()
-    max_lanes: int | None = None
-    evals_per_chunk: int | None = None
-    reports: bool = True
-    keep_models: bool = False
-    checkpoint: str | Path | None = None
-    checkpoint_every: float = 20.0
-    resume: bool = False
-    progress: bool = False
+    time_budget: float | None
+    num_ticks: int | None
+    num_evals: int
+    layout: Layout
+    max_lanes: int | None
+    evals_per_chunk: int | None
+    client_variance: bool
+    keep_models: bool
+    checkpoint: Path | None
+    checkpoint_every: float
+    resume: bool
+    progress: bool
 
 
 def simulate(
-    system: System, problem: Problem, hyper: Hyper | None = None, *, seed: int = 0, **options: Any
-) -> Run:
-    """Run one lane: a sweep over one seed. The options are those of `sweep`; the curves' only dimension is `eval`."""
-    for name in ("seeds", "settings"):
-        if name in options:
-            raise ConfigError("option", name, "left out: simulate runs one lane, sweep runs many")
-    run = sweep(system, problem, hyper, seeds=[seed], **options)
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT,
+    hyper: HyperT | None = None,
+    *,
+    seed: int = 0,
+    time_budget: float | None = None,
+    num_ticks: int | None = None,
+    num_evals: int = 25,
+    layout: Layout = Layout(),
+    evals_per_chunk: int | None = None,
+    client_variance: bool = False,
+    keep_models: bool = False,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 20.0,
+    resume: bool = False,
+    progress: bool = False,
+) -> Run[HyperT]:
+    """Run one lane: a sweep over one seed.
+
+    Args:
+      system: The system.
+      problem: What is learnt.
+      hyper: The system's settings; its defaults if None.
+      seed: The seed, from 0 to 2^31 - 1.
+      time_budget: As in `sweep`.
+      num_ticks: As in `sweep`.
+      num_evals: As in `sweep`.
+      layout: As in `sweep`.
+      evals_per_chunk: As in `sweep`.
+      client_variance: As in `sweep`.
+      keep_models: As in `sweep`.
+      checkpoint: As in `sweep`.
+      checkpoint_every: As in `sweep`.
+      resume: As in `sweep`.
+      progress: As in `sweep`.
+
+    Returns:
+      The run, without the dimension of lanes: `eval` is the only dimension of its curves, and
+      models have leaves `[...]`.
+
+    Raises:
+      ConfigError: Before any training, if an input is not allowed.
+    """
+    run = sweep(
+        system,
+        problem,
+        hyper,
+        seeds=[seed],
+        time_budget=time_budget,
+        num_ticks=num_ticks,
+        num_evals=num_evals,
+        layout=layout,
+        evals_per_chunk=evals_per_chunk,
+        client_variance=client_variance,
+        keep_models=keep_models,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        progress=progress,
+    )
     models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))
-    return run._replace(curves=run.curves.isel(seed=0), models=models, samples=samples)
+    return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
 
 def sweep(
-    system: System,
-    problem: Problems,
-    hyper: Hyper | None = None,
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    hyper: HyperT | None = None,
     *,
     seeds: int | Sequence[int] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    **options: Any,
-) -> Run:
+    time_budget: float | None = None,
+    num_ticks: int | None = None,
+    num_evals: int = 25,
+    layout: Layout = Layout(),
+    max_lanes: int | None = None,
+    evals_per_chunk: int | None = None,
+    client_variance: bool = False,
+    keep_models: bool = False,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 20.0,
+    resume: bool = False,
+    progress: bool = False,
+) -> Run[HyperT]:
     """Run a system for every combination of settings and every seed.
 
-    problem: one for all seeds, a sequence with one per seed, or a function of the seed; what they share is held once on the device.
-    hyper: the system's own defaults if None. seeds: a number of them, from 0, or their list. settings: names of fields of hyper to the
-    values each takes; numbers are swept without compiling anew, and lanes that differ in numbers alone, with one schedule, run as one
-    batch where a step is not large: what depends on the seed alone, mini-batches and noise, is drawn once for all of them.
+    Numeric settings are swept without compiling again; sizes and choices are static, and each of
+    their values compiles a program.
 
-    Options: time_budget (virtual time) or num_ticks (server actions) ends a run. num_evals: at most so many evaluations, after equal
-    numbers of ticks, besides the initial one. layout: a `Layout`. max_lanes: at most so many in memory at once. evals_per_chunk:
-    evaluations between two returns to the host (default: all, or 1 with a checkpoint or progress shown). reports: whether to measure
-    the systems' own metrics (client_variance), for which old models stay in memory as long as a client holds them. keep_models: whether
-    to keep the model of every evaluation (a sampler's samples) in the host's memory. checkpoint: a folder to write checkpoints to, at
-    least checkpoint_every seconds apart, and with resume to go on from. progress: whether to show a line on a terminal. Raises ConfigError,
-    before any training, for input that is not allowed.
+    Args:
+      system: The system.
+      problem: What is learnt: one problem for all seeds, a list with one per seed, or a function of
+        the seed. Arrays that problems share are held once on the device.
+      hyper: The system's settings; its defaults if None.
+      seeds: Number of seeds, counted from 0, or a list of different seeds from 0 to 2^31 - 1.
+      settings: Swept settings: names of fields of `hyper` and the values that each takes.
+      time_budget: Virtual time that a run lasts. Give either this or `num_ticks`.
+      num_ticks: Number of server actions that a run lasts.
+      num_evals: Largest number of evaluations, after equal numbers of ticks, in addition to the
+        initial one.
+      layout: How lanes and slots are laid out on the machine; what is None is chosen by a measured
+        rule.
+      max_lanes: Largest number of lanes in memory at one time; all if None.
+      evals_per_chunk: Evaluations between two returns to the host. By default all; 1 with a
+        checkpoint or with progress shown.
+      client_variance: Whether to measure `client_variance`, the sum of squared distances of the
+        models that clients hold to the server's. Every server version that a client holds at a
+        later evaluation then stays in memory, see `fedjax_sim.engine.held_models`.
+      keep_models: Whether to keep the model of every evaluation in host memory (a sampler's
+        samples).
+      checkpoint: Folder for checkpoints; None writes none.
+      checkpoint_every: Least seconds between two checkpoints.
+      resume: Whether to continue from the newest checkpoint.
+      progress: Whether to show a progress line on a terminal.
+
+    Returns:
+      Curves, final models and schedules of all lanes.
+
+    Raises:
+      ConfigError: Before any training, if an input is not allowed.
     """
-    how = _options(options)
+    options = _Options(
+        time_budget,
+        num_ticks,
+        num_evals,
+        layout,
+        max_lanes,
+        evals_per_chunk,
+        client_variance,
+        keep_models,
+        None if checkpoint is None else Path(checkpoint),
+        checkpoint_every,
+        resume,
+        progress,
+    )
     hyper = system.Hyper() if hyper is None else hyper
     seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else list(seeds)
     settings = {name: list(values) for name, values in (settings or {}).items()}
-    _check_run(system, seeds, settings, how)
+    _check_run(system, seeds, settings, options)
     points = [
         dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
     ]
-    hypers = [hyper.replace(**point) for point in points]
+    hypers = [dataclasses.replace(hyper, **point) for point in points]  # type: ignore[type-var]
     for each in hypers:
         check(each)
     problems = _problems_of(problem, seeds)
     _check_kind(system, problems)
     _check_clients(hypers, problems)
-    whole = _completed(system, hypers, problems)
+    completed = _completed(system, hypers, problems)
     lanes = [
-        Lane(p * len(seeds) + s, whole[p][s], problems[s], seed)
+        Lane(p * len(seeds) + s, completed[p][s], problems[s], seed)
         for p in range(len(points))
         for s, seed in enumerate(seeds)
     ]
-    began, meter = time.perf_counter(), CompileMeter()
+    began = time.perf_counter()
     parts: list[Part] = []
-    for group in groups_of(lanes, how.max_lanes):
-        folder = None if how.checkpoint is None else Path(how.checkpoint) / f"part_{len(parts)}"
-        parts.append(_run_group(system, group, how._replace(checkpoint=folder)))
-    curves = labelled(parts, Grid(settings, seeds), system.name)
-    compiling = meter.seconds
+    with CompileMeter() as meter:
+        for group in groups_of(lanes, options.max_lanes):
+            folder = options.checkpoint and options.checkpoint / f"part_{len(parts)}"
+            parts.append(_run_group(system, group, dataclasses.replace(options, checkpoint=folder)))
+    curves = label_curves(parts, Grid(settings, seeds), system.name)
     curves.attrs |= {
-        "seconds_compile": compiling,
-        "seconds_run": time.perf_counter() - began - compiling,
+        "seconds_compile": meter.seconds,
+        "seconds_run": time.perf_counter() - began - meter.seconds,
         "programs_compiled": meter.count,
     }
     order = np.argsort([place for part in parts for place in part.places])
@@ -140,71 +267,78 @@ def sweep(
         return np.concatenate([np.asarray(leaf) for leaf in leaves])[order]
 
     models = jax.tree.map(in_order, *(part.curves.models for part in parts))
-    longest = curves.sizes["eval"]
+    lengthened = partial(_lengthened, curves.sizes["eval"])
     samples = jax.tree.map(
-        in_order,
-        *(jax.tree.map(partial(_lengthened, longest), part.curves.samples) for part in parts),
+        in_order, *(jax.tree.map(lengthened, part.curves.samples) for part in parts)
     )
     timelines = [timeline for part in parts for timeline in part.timelines]
-    return Run(curves, models, [timelines[i] for i in order], samples)
+    return Run(
+        curves, models, [timelines[i] for i in order], [lane.hyper for lane in lanes], samples
+    )
 
 
 def _lengthened(length: int, leaf: np.ndarray) -> np.ndarray:
     """Repeat the last evaluation's entry of `[L, V, ...]` up to a length."""
-    return np.pad(
-        leaf, ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2), mode="edge"
-    )
+    padding = ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2)
+    return np.pad(leaf, padding, mode="edge")
 
 
-def _run_group(system: System, group: list[Lane], how: Options) -> Part:
+def _run_group(system: System, group: list[Lane], options: _Options) -> Part:
     """Draw the group's timelines, plan on the host, and replay."""
     keys, hypers = keys_of([lane.seed for lane in group]), [lane.hyper for lane in group]
     timelines, ticks = request_timelines(
-        system, keys, hypers, time_budget=how.time_budget, num_ticks=how.num_ticks
+        system, keys, hypers, time_budget=options.time_budget, num_ticks=options.num_ticks
     )
-    num_clients = group[0].problem.counts.shape[0]
-    keep_held = how.reports and system.keeps_versions
-    schedule = schedules.lay_out(
-        timelines, ticks, num_clients=num_clients, num_evals=how.num_evals, keep_held=keep_held
+    schedule = lay_out(
+        timelines,
+        ticks,
+        num_clients=group[0].problem.counts.shape[0],
+        num_evals=options.num_evals,
+        client_variance=options.client_variance,
     )
-    order, num_twins = twins_of(group, schedule)
+    order, members = families_of(group, schedule)
     if not np.array_equal(order, np.arange(len(group))):
         keys, ticks, group = keys[order], ticks[order], [group[i] for i in order]
-        timelines, schedule = Timeline(*(leaf[order] for leaf in timelines)), schedule.take(order)
+        timelines = Timeline(*(leaf[order] for leaf in timelines))
+        schedule = schedule.take(order)
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
     lanes = Lanes(keys, stack_settings(hypers), stack_problems(problems))
     parameters = jax.eval_shape(problems[0].init, jax.random.key(0))
+    steps = schedule.events.steps
     placement = choose(
-        how.layout,
+        options.layout,
         num_lanes=len(group),
-        steps=schedule.events.steps.reshape(len(group), -1, schedule.events.steps.shape[-1]),
-        operations=step_cost.of_a_step(
+        steps=steps.reshape(len(group), -1, steps.shape[-1]),
+        operations=step_cost.operations_of_a_step(
             problems[0],
             parameters,
-            system.step_examples(hypers[0]),
-            has_loss=system.learns is not LatentProblem,
+            system.hints.step_examples(hypers[0]),
+            has_loss=system.fit.learns is not LatentProblem,
         ),
-        twins=num_twins,
+        members=members,
     )
     plan = Plan(
         schedule.rows,
-        *placement[:2],
+        placement.slots_at_once,
+        placement.lanes_at_once,
         placement.client_devices,
-        placement.settings_at_once,
-        how.reports,
+        placement.family_size,
     )
-    program = Program(system, plan, placement, how.keep_models)
-    num_evals = schedule.events.tick.shape[1]
-    is_watched = how.checkpoint is not None or how.progress
-    chunk = min(how.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
+    program = Program(system, plan, placement, options.keep_models)
+    num_evals = steps.shape[1]
+    is_watched = options.checkpoint is not None or options.progress
+    chunk = min(options.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
     saved = None
-    if how.checkpoint is not None:
-        configuration = _configuration(program, group, how) | {"evals_per_chunk": chunk}
+    if options.checkpoint is not None:
+        configuration = _configuration(program, group, options) | {"evals_per_chunk": chunk}
         saved = Checkpoint(
-            how.checkpoint, configuration, resume=how.resume, every=how.checkpoint_every
+            options.checkpoint,
+            configuration,
+            resume=options.resume,
+            every=options.checkpoint_every,
         )
-    padded = schedules.pad_evaluations(schedule, -num_evals % chunk)
-    with Progress(system.name, schedule, enabled=how.progress) as shown:
+    padded = pad_evaluations(schedule, -num_evals % chunk)
+    with Progress(system.name, schedule, enabled=options.progress) as shown:
         curves = replay_schedule(
             program, lanes, padded, evals_per_chunk=chunk, checkpoint=saved, report=shown.update
         )
@@ -214,138 +348,130 @@ def _run_group(system: System, group: list[Lane], how: Options) -> Part:
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
     cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
     bits = [
-        _bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i])
+        _count_bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i])
         for i in range(len(group))
     ]
-    return Part(
-        [lane.place for lane in group],
-        Curves(metrics, infos, curves.models, samples),
-        schedule,
-        cut,
-        bits,
-    )
+    curves = Curves(metrics, infos, curves.models, samples)
+    return Part([lane.place for lane in group], curves, schedule, cut, bits)
 
 
-def _bits(
+def _count_bits(
     system: System,
     problem: AnyProblem,
-    hyper: Hyper,
+    hyper: Any,
     parameters: Any,
-    schedule: schedules.Schedule,
+    schedule: Schedule,
     lane: int,
     timeline: Timeline,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bits sent up and down by each evaluation of a lane: `i64[V + 1]` twice. parameters: shapes and dtypes."""
-    if system.traffic is None:
-        up, down = (
-            schedule.messages[lane] * bits for bits in system.message_bits(parameters, hyper)
-        )
+    """Count the bits sent up and down before each evaluation of a lane: `i64[V + 1]` each.
+
+    parameters: shapes and dtypes of the initial model.
+    """
+    messages = system.messages
+    if messages.per_tick is None:
+        per_message = messages.bits(parameters, hyper)
+        up, down = (schedule.messages[lane] * bits for bits in per_message)
     else:
-        per_tick = system.traffic(problem, hyper, timeline)
-        up, down = (
-            np.concatenate([[0], np.cumsum(each, dtype=np.int64)])[schedule.ticks[lane]]
-            for each in per_tick
-        )
+        per_tick = messages.per_tick(problem, hyper, timeline)
+        totals = (np.cumsum(each, dtype=np.int64) for each in per_tick)
+        up, down = (np.concatenate([[0], total])[schedule.ticks[lane]] for total in totals)
     return up, down
 
 
-def _configuration(program: Program, group: list[Lane], how: Options) -> dict[str, Any]:
-    """What must not change between a run and its resumption, as far as it has a name; the rest is hashed by `replay`."""
+def _configuration(program: Program, group: list[Lane], options: _Options) -> dict[str, Any]:
+    """Collect what must not change between a run and its resumption; `replay` hashes the rest."""
     return {
         "system": program.system.name,
         "seeds": [lane.seed for lane in group],
         "settings": [
-            {name: _named(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
+            {name: _text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
             for lane in group
         ],
-        "time_budget": how.time_budget,
-        "num_ticks": how.num_ticks,
-        "num_evals": how.num_evals,
-        "keep_models": how.keep_models,
+        "time_budget": options.time_budget,
+        "num_ticks": options.num_ticks,
+        "num_evals": options.num_evals,
+        "keep_models": options.keep_models,
+        "client_variance": options.client_variance,
         "layout": program.placement._asdict(),
     }
 
 
-def _named(value: Any) -> str:
-    """A setting as text that does not change from one process to the next, as the repr of a function would."""
-    is_plain = value is None or isinstance(value, bool | int | float | str | np.generic)
-    return repr(value) if is_plain else getattr(value, "__qualname__", type(value).__qualname__)
+def _text_of(value: Any) -> str:
+    """Write a setting as text that is the same in every process, unlike the repr of a function."""
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _problems_of(problem: Problems, seeds: list[int]) -> list[AnyProblem]:
+def _problems_of(problem: Any, seeds: list[int]) -> list[AnyProblem]:
+    """Return one problem per seed."""
     if isinstance(problem, AnyProblem):
         return [problem] * len(seeds)
     if callable(problem):
         return [problem(seed) for seed in seeds]
     if len(problem) != len(seeds):
-        raise ConfigError("problem", f"a sequence of {len(problem)}", f"one per seed, {len(seeds)}")
+        raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
     return list(problem)
 
 
 def _check_kind(system: System, problems: list[AnyProblem]) -> None:
+    kind = system.fit.learns
     for problem in problems:
-        if not isinstance(problem, system.learns):
-            raise ConfigError(
-                "problem",
-                type(problem).__name__,
-                f"a {system.learns.__name__} (see fedjax_sim/types.py) for {system.name}",
-            )
+        if not isinstance(problem, kind):
+            allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
+            raise ConfigError("problem", type(problem).__name__, allowed)
 
 
-def _check_clients(hypers: list[Hyper], problems: list[AnyProblem]) -> None:
-    for hyper, problem in itertools.product(
-        hypers, {id(problem): problem for problem in problems}.values()
-    ):
-        if hyper.num_clients != problem.counts.shape[0]:
-            raise ConfigError(
-                "num_clients", hyper.num_clients, f"{problem.counts.shape[0]}, as in the problem"
-            )
+def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
+    distinct = {id(problem): problem for problem in problems}.values()
+    for hyper, problem in itertools.product(hypers, distinct):
+        num_clients = problem.counts.shape[0]
+        if hyper.num_clients != num_clients:
+            raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
 
 
 def _completed(
-    system: System, hypers: list[Hyper], problems: list[AnyProblem]
-) -> list[list[Hyper]]:
-    """Each point's settings completed from each seed's problem; once for a problem that seeds share."""
-    found: dict[tuple[int, int], Hyper] = {}
+    system: System[HyperT, StateT, InfoT], hypers: list[HyperT], problems: list[AnyProblem]
+) -> list[list[HyperT]]:
+    """Complete each point's settings from each seed's problem, once for each distinct problem."""
+    found: dict[tuple[int, int], HyperT] = {}
     for (p, hyper), problem in itertools.product(enumerate(hypers), problems):
         if (p, id(problem)) not in found:
-            found[p, id(problem)] = system.complete(hyper, problem)
+            found[p, id(problem)] = system.fit.complete(hyper, problem)
     return [[found[p, id(problem)] for problem in problems] for p in range(len(hypers))]
 
 
-def _options(given: Mapping[str, Any]) -> Options:
-    for name in given:
-        if name not in Options._fields:
-            raise ConfigError("option", name, "one of " + ", ".join(Options._fields))
-    return Options(**given)
-
-
 def _is_whole(value: Any, least: int) -> bool:
-    return (
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
-    )
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and int(value) >= least
 
 
 def _check_run(
-    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], how: Options
+    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], options: _Options
 ) -> None:
-    if (
-        not seeds
-        or not all(_is_whole(seed, 0) and seed < 2**31 for seed in seeds)
-        or len(set(seeds)) < len(seeds)
-    ):
-        raise ConfigError(
-            "seeds", seeds, f"different whole numbers from 0 to {2**31 - 1}, at least one"
-        )
-    if (how.time_budget is None) == (how.num_ticks is None):
-        raise ConfigError("time_budget", how.time_budget, "given, or else num_ticks, but not both")
-    if how.time_budget is not None and not (np.isfinite(how.time_budget) and how.time_budget > 0):
-        raise ConfigError("time_budget", how.time_budget, "a finite number above 0")
+    """Check everything that can be checked without problems and timelines."""
+    if not isinstance(system, System):
+        raise ConfigError("system", system, "a System, such as fedjax_sim.SYSTEMS['favano']")
+    is_valid = all(_is_whole(seed, 0) and seed < 2**31 for seed in seeds)
+    if not seeds or not is_valid or len(set(seeds)) < len(seeds):
+        allowed = f"different whole numbers from 0 to {2**31 - 1}, at least one"
+        raise ConfigError("seeds", seeds, allowed)
+    budget = options.time_budget
+    if (budget is None) == (options.num_ticks is None):
+        raise ConfigError("time_budget", budget, "given, or else num_ticks, but not both")
+    if budget is not None and not (np.isfinite(budget) and budget > 0):
+        raise ConfigError("time_budget", budget, "a finite number above 0")
     for name in ("num_ticks", "num_evals", "max_lanes", "evals_per_chunk"):
-        value = getattr(how, name)
+        value = getattr(options, name)
         if value is not None and not _is_whole(value, 1):
             raise ConfigError(name, value, "a whole number of at least 1")
-    check_layout(how.layout)
+    if not isinstance(options.layout, Layout):
+        raise ConfigError("layout", options.layout, "a fedjax_sim.Layout")
+    check_layout(options.layout)
+    if options.client_variance and system.fit.learns is LatentProblem:
+        allowed = f"False for {system.name}, whose clients hold statistics and no models"
+        raise ConfigError("client_variance", True, allowed)
     known = fields(system.Hyper)
     for name, values in settings.items():
         if name not in known:

@@ -16,14 +16,14 @@ STEP_FACTORS: dict[str, Callable[[Array], Array]] = {
     "inverse_sqrt": lambda k: (k + 1) ** -0.5,
     "inverse": lambda k: 1 / (k + 1),
 }
-"""By the names of the command line."""
+"""Step-size factors by their names on the command line."""
 
 
 @struct
 class Approximation:
     """Settings of the server's stochastic approximation, S <- S + gamma_k H."""
 
-    gamma: float = real(0.01, "gamma_1.", above=0)
+    gamma: float = real(0.01, "First step size of the server, gamma_1.", above=0)
     gamma_factor: Callable[[Array], Array] = static(
         STEP_FACTORS["constant"],
         "one of "
@@ -31,24 +31,26 @@ class Approximation:
         + ", or a function from the tick 0, 1, ... to a factor, such as an optax schedule",
         callable,
         lambda text: STEP_FACTORS[text],
-        meaning="gamma_{k+1} / gamma_1 at tick k.",
+        meaning="Factor on gamma at tick k, gamma_{k+1} / gamma_1.",
     )
     output: str = choice(
         "last",
         ("last", "random"),
-        "What is evaluated: the last S, or S_K with K uniform on the ticks so far, as the theory has it.",
+        "Which statistics are evaluated: the last S, or S_K with K uniform on the ticks so far, as "
+        "in the theory.",
     )
 
     def step_size(self, event: Event) -> Array:
-        """gamma_{k+1}, 0 for an empty tick."""
+        """Compute gamma_{k+1}: `f[]`, 0 for an empty tick."""
         factor = self.gamma_factor(event.tick.astype(jnp.result_type(float)))
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
 
 
-def broadcasts(problem: LatentProblem, timeline: Timeline) -> Leaf:
-    """Bits sent down at each tick, `i64[T]`: S and theta, not compressed, to all clients.
+def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
+    """Count the bits sent down at each tick: `i64[T]`.
 
-    Of theta only what `problem.unknown`, if there is one, leaves over: what clients do not know already, and once each.
+    Every client of the tick receives S and theta without compression. If the problem has a method
+    `unknown`, only the part of theta that it returns is sent: what clients cannot derive from S.
     """
 
     def sent(key: Key) -> Any:
@@ -60,8 +62,18 @@ def broadcasts(problem: LatentProblem, timeline: Timeline) -> Leaf:
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits
 
 
-def chosen(key: Key, event: Event, before: Array, now: Array) -> Array:
-    """Keep S_K for K uniform on 0..k: the statistics `now` of tick k with probability 1 / (k + 1), else those kept before; `f[q]` each."""
+def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
+    """Keep S_K, with K uniform on the ticks 0..k.
+
+    Args:
+      key: The lane's learning key.
+      event: Tick k.
+      before: `f[q]`, the statistics kept so far.
+      now: `f[q]`, the statistics of tick k, which are kept with probability 1 / (k + 1).
+
+    Returns:
+      `f[q]`.
+    """
     lot = jax.random.uniform(jax.random.fold_in(stream(key, "output"), event.tick))
     is_taken = (lot * (event.tick + 1) < 1) & jnp.any(event.clients >= 0)
     return jnp.where(is_taken, now, before)

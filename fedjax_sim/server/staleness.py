@@ -1,12 +1,18 @@
-"""Weights from staleness: FedStaleWeight (Ma, Tu, Chen, Reddi, arXiv 2406.02877, Alg. 1 and Eq. 8) and the rules it is compared with.
+"""Weights from staleness (FedStaleWeight, Ma, Tu, Chen and Reddi, arXiv 2406.02877).
 
-    tau -> `staleness`    E[tau_i], as estimated -> `mean_staleness`    alpha -> `staleness_weights`    b -> S    n -> `num_clients`
+    tau -> `staleness`           E[tau_i], as estimated -> `mean_staleness`
+    alpha -> `staleness_weights` b -> S           n -> `num_clients`
 
-Staleness depends on the schedule alone, never on a model, so averages and weights of all ticks are computed at once. When its buffer is
-full the server first notes the staleness of all updates in it, in slot order, and then reads the averages: updates of one client in one
-buffer share an average. Dimension letters: `T` ticks, `S` slots (the buffer size), `A` arrivals.
+The weights are those of Algorithm 1 and Eq. 8, and the rules that the paper compares them with.
+Staleness depends on the schedule alone, never on a model, so averages and weights of all ticks are
+computed together. When its buffer is full the server first notes the staleness of all updates in
+it, in slot order, and then reads the averages: several updates of one client in one buffer share
+an average.
+
+Dimension letters: `T` ticks, `S` slots (the buffer size), `A` arrivals.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -14,7 +20,9 @@ from fedjax_sim.settings import choice, count, real, struct, switch
 from fedjax_sim.types import Array
 
 AVERAGED = ("eq8", "alg1", "code")
+"""Weightings that use a client's average staleness."""
 CODE_WINDOW = 5
+"""Window of the authors' public code."""
 
 
 @struct
@@ -24,35 +32,47 @@ class StalenessWeights:
     weighting: str = choice(
         "eq8",
         (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge"),
-        'The raw weight of an update. Of its client\'s average staleness: "eq8" (average b + 1) / n, the inverse of n times the client\'s share of arrivals; "alg1" (average + 1) / n, as Algorithm 1 prints it; "code" average b / n, as in the authors\' code; "code_exact" the same with that code\'s window of 5, which drops the newest value instead of the oldest, and always normalised. Of no staleness: "mean" 1, the buffer mean (FedBuff). Of the update\'s own staleness tau: "exponential" base^tau; "polynomial" (1 + tau)^-exponent; "hinge" 1 up to hinge_start, beyond it 1 / (hinge_slope (tau - hinge_start) + 1) (FedAsync).',
+        'Raw weight of an update. From its client\'s average staleness: "eq8" is (average b + 1) '
+        '/ n, the inverse of n times the client\'s share of arrivals; "alg1" is (average + 1) / n, '
+        'as Algorithm 1 prints it; "code" is average b / n, as in the authors\' code; "code_exact" '
+        "is the same with that code's window of 5, which drops the newest value instead of the "
+        'oldest, and is always normalised. Without staleness: "mean" is 1 (FedBuff). From the '
+        'update\'s staleness tau: "exponential" is base^tau; "polynomial" is (1 + tau)^-exponent; '
+        '"hinge" is 1 up to hinge_start and 1 / (hinge_slope (tau - hinge_start) + 1) beyond '
+        "(FedAsync).",
     )
     average: str = choice(
         "window",
         ("window", "cumulative", "exponential", "none"),
-        'How "eq8", "alg1" and "code" average a client\'s staleness: over its last updates, first in first out; over all of them; as an exponential moving average that begins with the first value; or not at all (the update\'s own staleness).',
+        'How "eq8", "alg1" and "code" average a client\'s staleness: over its last `window` '
+        "updates, over all of them, as an exponential moving average that begins with the first "
+        "value, or not at all.",
     )
     window: int = count(5, "Updates in the window; fewer if the client has sent fewer.")
     decay: float = real(
         0.9,
-        "Of the exponential moving average: what the past keeps at each update.",
+        "Share of the past that the exponential moving average keeps at each update.",
         least=0,
         most=1,
     )
-    base: float = real(0.5, 'Of "exponential"; above 1 it favours stale updates.', above=0)
-    exponent: float = real(0.5, 'Of "polynomial".', least=0)
+    base: float = real(0.5, 'Base of "exponential"; above 1 it favours stale updates.', above=0)
+    exponent: float = real(0.5, 'Exponent of "polynomial".', least=0)
     hinge_start: float = real(
-        4.0, "The largest staleness without a discount (FedAsync's experiments).", least=0
+        4.0, 'Largest staleness that "hinge" does not discount (FedAsync\'s experiments).', least=0
     )
     hinge_slope: float = real(
-        10.0, 'How fast "hinge" falls beyond (FedAsync\'s experiments).', least=0
+        10.0, 'How fast "hinge" falls beyond hinge_start (FedAsync\'s experiments).', least=0
     )
     include_current: bool = switch(
         True,
-        "Whether the buffer's own updates count in the averages read for it. If not, a client without history has average 0.",
+        "Whether the averages read for a buffer include the updates in it. If not, a client "
+        "without history has average 0.",
     )
     normalised: bool = switch(
         True,
-        'Whether the weights of a buffer are divided by their sum, as Algorithm 1 does, or by b: influence is then equal for "eq8", but the length of a server step varies; "polynomial" becomes FedBuff\'s s(tau) / b.',
+        "Whether the weights of a buffer are divided by their sum, as in Algorithm 1. Otherwise "
+        'they are divided by b: then influence is equal for "eq8" but the length of a server step '
+        'varies, and "polynomial" becomes FedBuff\'s s(tau) / b.',
     )
 
 
@@ -61,11 +81,21 @@ def staleness_weights(
 ) -> Array:
     """Weight each update of every buffer by its staleness.
 
-    clients, staleness: `i32[T, S]`, none EMPTY, slots in order of arrival. settings: any struct with these fields. Returns `f64[T, S]`.
+    With equal averages a normalised row is the plain mean, 1 / b; with b = 1 it is 1. With "code"
+    and "code_exact" a buffer without any staleness has weights 0: its tick is counted but leaves
+    the model unchanged.
 
-    A row sums to 1 if normalised, whatever n. With equal averages it is the plain mean, 1 / b; with b = 1 it is 1. Under "code" and
-    "code_exact" a buffer without any staleness has weights 0: its tick is counted, but leaves the model as it is.
+    Args:
+      clients: `i32[T, S]`, none empty, slots in order of arrival.
+      staleness: `i32[T, S]`, in server versions.
+      settings: Any struct with the fields of `StalenessWeights`.
+      num_clients: Number of clients, n.
+
+    Returns:
+      `f64[T, S]`. A normalised row sums to 1.
     """
+    chex.assert_rank(clients, 2)
+    chex.assert_equal_shape((clients, staleness))
     num_slots = clients.shape[1]
     stale = mean_staleness(clients, staleness, settings)
     is_normalised = settings.normalised or settings.weighting == "code_exact"
@@ -80,13 +110,13 @@ def staleness_weights(
             raw = jnp.ones_like(stale)
         case "exponential":
             log = stale * jnp.log(settings.base)
-            # The buffer's largest factor cancels; with it a long staleness would overflow.
+            # The buffer's largest factor cancels; dividing by it avoids overflow at long staleness.
             raw = jnp.exp(log - log.max(axis=1, keepdims=True) if is_normalised else log)
         case "polynomial":
             raw = (1 + stale) ** -settings.exponent
         case "hinge":
             raw = 1 / (settings.hinge_slope * jnp.maximum(stale - settings.hinge_start, 0) + 1)
-    # Slot by slot, as a reduction of a longer schedule may add them up in another order.
+    # Summed slot by slot: a reduction over a longer schedule might use another order.
     total = jax.lax.scan(
         lambda total, slot: (total + slot, None), jnp.zeros_like(raw[:, 0]), raw.T
     )[0][:, None]
@@ -94,23 +124,31 @@ def staleness_weights(
 
 
 def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights) -> Array:
-    """Average the staleness of each slot's client as the server knows it when the buffer is full.
+    """Average the staleness of each slot's client, as the server knows it when the buffer is full.
 
-    Arguments as in `staleness_weights`. Returns `f64[T, S]`, in server steps. For weightings without an average and for the average "none"
-    this is the staleness itself, whatever `include_current` says.
+    For weightings without an average, and for the average "none", this is the staleness itself,
+    whatever `include_current` says.
+
+    Args:
+      clients: As in `staleness_weights`.
+      staleness: As in `staleness_weights`.
+      settings: As in `staleness_weights`.
+
+    Returns:
+      `f64[T, S]`, in server versions.
     """
     average = {"code_exact": "code_exact", **dict.fromkeys(AVERAGED, settings.average)}.get(
         settings.weighting, "none"
     )
     if average == "none":
         return staleness.astype(float)
-    # Client by client, each one's updates in order of arrival.
+    # Sorted by client; the updates of a client are in order of arrival.
     order = jnp.argsort(clients.ravel(), stable=True)
     client, tick = clients.ravel()[order], order // clients.shape[1]
     tau = staleness.ravel()[order].astype(float)
     place = jnp.arange(tau.size)
     is_first = client != jnp.roll(client, 1).at[0].set(-1)
-    is_opening = is_first | (tick != jnp.roll(tick, 1))  # the first of its client in its buffer
+    is_opening = is_first | (tick != jnp.roll(tick, 1))  # The client's first in its buffer.
     first = jax.lax.cummax(jnp.where(is_first, place, 0))
     known = _running_average(average, tau, place, first, settings)
     if settings.include_current:
@@ -125,10 +163,19 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
 def _running_average(
     average: str, tau: Array, place: Array, first: Array, settings: StalenessWeights
 ) -> Array:
-    """A client's average just after each of its updates. tau: `f64[A]`, client by client. first: place of the client's first update."""
+    """Average a client's staleness just after each of its updates.
+
+    Args:
+      average: Which average.
+      tau: `f64[A]`, staleness sorted by client.
+      place: `i32[A]`, positions 0, 1, ...
+      first: `i32[A]`, position of the client's first update.
+      settings: As in `staleness_weights`.
+    """
     if average == "exponential":
-        # e <- keep e + add, where the first update keeps nothing. Of 1, 2, 4, ... of the client at a time, whose sum is the same bits
-        # wherever the client stands and however many updates there are.
+        # e <- keep e + add, where the first update keeps nothing. Steps are composed over 1, 2, 4,
+        # ... updates of the client, so that the sum has the same bits wherever the client stands
+        # and however many updates there are.
         keep = jnp.where(place == first, 0, settings.decay)
 
         def double(k: Array, run: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -140,7 +187,7 @@ def _running_average(
             )
 
         return jax.lax.fori_loop(0, tau.size.bit_length(), double, (keep, (1 - keep) * tau))[1]
-    before = jnp.cumsum(tau) - tau  # exact: whole numbers
+    before = jnp.cumsum(tau) - tau  # Exact, because these are whole numbers.
     if average == "code_exact":
         # From the fifth update on, the first four and the latest.
         kept = jnp.minimum(place, first + CODE_WINDOW - 1)

@@ -1,4 +1,11 @@
-"""The systems, by name. Each file reads like its paper's algorithm box."""
+"""The systems, one algorithm per file. Each file reads like its paper's algorithm box.
+
+A file defines its settings (`Hyper`), what it carries from tick to tick (`State`), the algorithm's
+`init` and `step`, and the `system` that combines them with a timeline. To write a new one, start
+from `fedbuff.py` (asynchronous) or `fedavg.py` (synchronous). Systems do not import each other:
+what two of them need lives in `fedjax_sim.clients`, `fedjax_sim.server`, `fedjax_sim.compression`
+or `fedjax_sim.timelines`.
+"""
 
 from fedjax_sim.systems import (
     em,
@@ -15,6 +22,21 @@ from fedjax_sim.systems import (
 )
 from fedjax_sim.types import System
 
+__all__ = [
+    "SYSTEMS",
+    "em",
+    "favano",
+    "fedasync",
+    "fedavg",
+    "fedbuff",
+    "fedem",
+    "fedstaleweight",
+    "hierarchical",
+    "langevin",
+    "quafl",
+    "vr_fedem",
+]
+
 _MODULES = (
     fedavg,
     quafl,
@@ -29,3 +51,4 @@ _MODULES = (
     vr_fedem,
 )
 SYSTEMS: dict[str, System] = {module.system.name: module.system for module in _MODULES}
+"""The systems by name, in the order in which they are listed."""

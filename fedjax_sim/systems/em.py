@@ -1,8 +1,9 @@
-"""Expectation maximisation (Dempster, Laird, Rubin 1977) of all clients' examples, in the space of expected statistics.
+"""Expectation maximisation (Dempster, Laird and Rubin 1977) in the space of expected statistics.
 
-    S_k -> `state.server`    S_{k+1} = mean_i s_i(T(S_k)), eq. (5) of arXiv 2111.02083; the parameters of classical EM are theta_k = T(S_k)
+    S_k -> `state.server`    S_{k+1} = mean_i s_i(T(S_k)), eq. (5) of arXiv 2111.02083
 
-The baseline of FedEM: every client goes over all its examples in every round, and sends their mean statistics as they are.
+The parameters of classical EM are theta_k = T(S_k). It is the baseline of FedEM: in every round
+every client evaluates all its examples and sends their mean statistics uncompressed.
 """
 
 from typing import NamedTuple
@@ -11,18 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.e_steps import local_statistics
-from fedjax_sim.server.aggregation import weighted_sum
-from fedjax_sim.server.approximation import broadcasts
+from fedjax_sim.clients import local_expectation
+from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.settings import count, fixed, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
     Array,
     Event,
+    Fit,
+    Hints,
     Key,
     LatentProblem,
     Leaf,
+    Messages,
     Plan,
     System,
     Timeline,
@@ -36,46 +39,52 @@ class Hyper(CoinRounds):
     """Settings of EM."""
 
     participation: float = fixed(1.0)
-    batch_size: int = count(200, "Examples of a client that are gone over at once.")
+    batch_size: int = count(200, "Examples of a client that are evaluated together.")
 
 
 class State(NamedTuple):
-    server: Array  # f[q]  S_k
+    """What EM carries from round to round.
+
+    Attributes:
+      server: Expected statistics S_k, `f[q]`.
+    """
+
+    server: Array
 
 
-def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
+def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind EM to a problem."""
+    expect = local_expectation(problem, hyper, plan)
+
+    def init(key: Key) -> State:
+        return State(problem.init(key))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         is_present = event.clients >= 0
         natural = problem.natural(problem.maximise(state.server))
-        means, work = local_statistics(
-            problem, hyper, plan, key, event, natural, is_full=True, works=is_present
-        )
-        after = weighted_sum(is_present, means) / jnp.maximum(is_present.sum(), 1).astype(
-            means.dtype
-        )
-        return State(jnp.where(jnp.any(is_present), after, state.server)), work
+        means, work = expect(key, event, natural, is_full=True, works=is_present)
+        num_present = jnp.maximum(is_present.sum(), 1).astype(means.dtype)
+        after = State(weighted_sum(is_present, means) / num_present)
+        return keep_if_empty(event, after, state), work
 
-    return Algorithm(lambda key: State(problem.init(key)), step, model=lambda state: state.server)
+    return Algorithm(init, step, model=lambda state: state.server)
 
 
-def traffic(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
-    """Bits sent at each tick, `i64[T]` each: every client's mean statistics up, S and theta down, as in FedEM."""
+def count_bits(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Count the bits sent at each tick, `i64[T]` each: statistics up, S and theta down."""
     message = full_precision_bits(jax.eval_shape(problem.init, jax.random.key(0)))
-    return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message, broadcasts(
-        problem, timeline
-    )
+    up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
+    return up, broadcast_bits(problem, timeline)
 
 
 system = System(
-    name="em",
-    summary="classical expectation maximisation, every round over all examples of all clients",
-    Hyper=Hyper,
-    timeline=schedule_coin_rounds,
-    algorithm=algorithm,
-    ticks_within=lambda hyper, time: time / hyper.round_time,
+    "em",
+    Hyper,
+    schedule_coin_rounds,
+    algorithm,
+    "classical expectation maximisation: every round uses all examples of all clients",
     overshoot=False,
-    traffic=traffic,
-    learns=LatentProblem,
+    messages=Messages(per_tick=count_bits),
+    hints=Hints(lambda hyper, time: time / hyper.round_time),
+    fit=Fit(LatentProblem),
 )

@@ -1,33 +1,35 @@
-"""FAVANO (Leconte, Nguyen, Moulines, arXiv 2305.16099), Algorithm 1.
+"""FAVANO (Leconte, Nguyen and Moulines, arXiv 2305.16099), Algorithm 1.
 
-    w_t -> `state.server`         w_init^i -> `start`      w^i -> `local`        S_t -> `event.clients`
-    E^i ^ K -> `event.steps`      K -> `hyper.local_steps` eta -> `hyper.lr`     1 / alpha^i -> `event.weight`
+    w_t -> `state.server`         w_init^i -> `start`      w^i -> `local`    S_t -> `event.clients`
+    E^i ^ K -> `event.steps`      K -> `hyper.local_steps` eta -> `hyper.lr`
+    1 / alpha^i -> `event.weight`
 
-alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`). A selected client without a finished step reports
-its stale `w_init` (0/0 := 0) and so pulls the server back towards it.
+alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`). A selected client
+that finished no step reports its stale `w_init` (0 / 0 := 0) and so pulls the server back to it.
 
-Readings. The paper leaves open which reweighting its experiments use; `reweight` is "stochastic" by default, alpha = P(E > 0) (E ^ K),
-or "deterministic", alpha = E[E ^ K], both from the stationary law of the step count. "conditional_stochastic" and "conditional" are
-the same given the window since the last contact; "estimated_stochastic" and "estimated" use the client's own history up to and
-including this contact (all that a server which does not know the rates can do; needed with a recorded trace); "none" is alpha = 1.
-`alpha_by_tick` replaces the stationary law by the exact one of server step t, which differs in the first ten or so. The running time
-of a local step is geometric by default, see `timelines.Clients`; the switches of `timelines.Contacts` give the other clocks. Of these,
-the conditional alphas follow all but `carry_residual`, the stationary ones follow `runtime_law` alone: what the paper's server can know.
+Readings. The paper leaves open which reweighting its experiments use. `reweight` is by default
+"stochastic", alpha = P(E > 0) (E ^ K), or "deterministic", alpha = E[E ^ K], both from the
+stationary law of the step count. "conditional_stochastic" and "conditional" are the same laws given
+the window since the last contact. "estimated_stochastic" and "estimated" use the client's own
+history up to and including this contact: all that a server can do that does not know the rates, and
+needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the stationary law by
+the exact law at server step t, which differs in the first ten or so. The running time of a local
+step is geometric by default, see `timelines.ClientDelays`; the switches of `timelines.Contacts`
+give other clocks. The conditional alphas follow all of these except `carry_residual`; the
+stationary alphas follow only `runtime_law`, which is what the paper's server can know.
 """
-
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
-from fedjax_sim.server.aggregation import (
-    base_model_variance,
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.server import (
+    Versioned,
+    first_version,
     mean_with_server,
-    read_rows,
+    next_version,
     scaled_progress,
-    store_of,
-    write_row,
+    stale_models,
 )
 from fedjax_sim.settings import ConfigError, choice, struct, switch
 from fedjax_sim.timelines import (
@@ -42,8 +44,8 @@ from fedjax_sim.types import (
     Algorithm,
     Array,
     Event,
+    Hints,
     Key,
-    Params,
     Plan,
     Problem,
     System,
@@ -62,168 +64,155 @@ REWEIGHTS = (
 )
 
 
+CLOSED_FORM = ("stochastic", "deterministic", "conditional_stochastic", "conditional")
+"""Reweightings that need a law of the step count."""
+
+
 @struct
 class Hyper(Contacts, LocalTraining):
-    """Settings of FAVANO: its clock's, its local training's and the reweighting."""
+    """Settings of FAVANO: its clock, local training, and the reweighting."""
 
-    reweight: str = choice("stochastic", REWEIGHTS, "Reweight.")
+    reweight: str = choice("stochastic", REWEIGHTS, "How alpha is computed, see the module.")
     alpha_by_tick: bool = switch(
         False,
-        'Whether "stochastic" and "deterministic" use the law at the server step rather than the stationary one.',
+        'Whether "stochastic" and "deterministic" use the law at the server step instead of the '
+        "stationary one.",
     )
 
     def check_together(self) -> None:
+        """Check combinations of settings."""
         super().check_together()
-        period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
-        closed_form = self.reweight in REWEIGHTS[:2] + REWEIGHTS[3:5]
-        if closed_form and self.trace is not None:
-            raise ConfigError(
-                "reweight",
-                self.reweight,
-                "one of none, estimated_stochastic, estimated with a recorded trace",
-            )
-        if closed_form and self.runtime_law not in STEP_COUNT_LAWS:
-            raise ConfigError(
-                "reweight",
-                self.reweight,
-                f"one of none, estimated_stochastic, estimated under {self.runtime_law}",
-            )
-        if (
-            closed_form
-            and self.runtime_law == "runtime_geom"
-            and np.any(period != np.round(period))
-        ):
-            raise ConfigError(
-                "server_wait + server_interact",
-                float(period.ravel()[0]),
-                "whole under runtime_geom with this reweighting",
-            )
-        if self.alpha_by_tick and self.reweight not in REWEIGHTS[:2]:
-            raise ConfigError(
-                "alpha_by_tick", True, 'false unless reweight is "stochastic" or "deterministic"'
-            )
+        if self.reweight in CLOSED_FORM:
+            self._check_law()
+        if self.alpha_by_tick and self.reweight not in ("stochastic", "deterministic"):
+            allowed = 'false unless reweight is "stochastic" or "deterministic"'
+            raise ConfigError("alpha_by_tick", True, allowed)
         if self.alpha_by_tick and np.any(np.asarray(self.first_contact) != 1):
             raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
 
-
-class State(NamedTuple):
-    server: Params  # [...]
-    versions: Params  # [R, ...]  server models that clients still hold
+    def _check_law(self) -> None:
+        others = "one of none, estimated_stochastic, estimated"
+        if self.trace is not None:
+            raise ConfigError("reweight", self.reweight, f"{others} with a recorded trace")
+        if self.runtime_law not in STEP_COUNT_LAWS:
+            raise ConfigError("reweight", self.reweight, f"{others} under {self.runtime_law}")
+        period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
+        if self.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
+            value, allowed = (
+                float(period.ravel()[0]),
+                "whole under runtime_geom with this reweighting",
+            )
+            raise ConfigError("server_wait + server_interact", value, allowed)
 
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule periodic contacts; the weight of a slot is 1 / alpha."""
     schedule, window = schedule_contacts(key, hyper, num_ticks)
-    return schedule._replace(
-        weight=inverse_alpha(schedule, window, client_rates(key, hyper), hyper)
-    )
+    weight = inverse_alpha(schedule, window, client_rates(key, hyper), hyper)
+    return schedule._replace(weight=weight)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind FAVANO to a problem."""
+    train = local_training(problem, hyper, plan)
 
-    def init(key: Key) -> State:
-        server = problem.init(key)
-        return State(server, store_of(server, plan.rows))
+    def init(key: Key) -> Versioned:
+        return first_version(problem.init(key), plan)
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        start = read_rows(state.versions, event.read)
-        local, work = local_sgd(problem, hyper, plan, key, start, event)
-        reports = scaled_progress(
-            start, local, event.weight
-        )  # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha
-        server = mean_with_server(
-            state.server, reports, event.clients >= 0
-        )  # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
-        return State(server, write_row(state.versions, event.write, server)), work
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+        start = stale_models(state, event)
+        local, work = train(key, event, starts=start)
+        # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha[i]
+        reports = scaled_progress(start, local, event.weight)
+        # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
+        server = mean_with_server(state.server, reports, event.clients >= 0)
+        return next_version(state, event, server), work
 
-    def report(state: State, holders: Array) -> dict[str, Array]:
-        return {"client_variance": base_model_variance(state.versions, holders, state.server)}
-
-    return Algorithm(init, step, lambda state: state.server, report)
+    return Algorithm(init, step, model=lambda state: state.server)
 
 
 def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) -> Array:
-    """1 / alpha of every slot, 0 where no step was done: `f64[T, S]`. window: `f64[T, S]`; rate: `f64[N]`."""
-    steps = schedule.steps.astype(window.dtype)
+    """Compute 1 / alpha of every slot, 0 where no step was done.
+
+    Args:
+      schedule: The contacts.
+      window: `f64[T, S]`, time since the client's last contact.
+      rate: `f64[N]`, local steps per unit of time.
+      hyper: The settings.
+
+    Returns:
+      `f64[T, S]`.
+    """
     if hyper.reweight == "none":
         return jnp.ones_like(window)
-    any_step, mean_steps = (
-        _estimates(schedule)
-        if "estimated" in hyper.reweight
-        else _expectations(schedule, window, rate, hyper)
-    )
-    alpha = any_step * steps if "stochastic" in hyper.reweight else mean_steps
+    if "estimated" in hyper.reweight:
+        any_step, mean_steps = _estimates(schedule)
+    elif "conditional" in hyper.reweight:
+        any_step, mean_steps = _conditional_expectations(schedule, window, rate, hyper)
+    else:
+        any_step, mean_steps = _expectations(schedule, rate, hyper)
+    is_stochastic = "stochastic" in hyper.reweight
+    alpha = any_step * schedule.steps.astype(window.dtype) if is_stochastic else mean_steps
     return jnp.where(schedule.steps > 0, 1 / jnp.where(schedule.steps > 0, alpha, 1.0), 0.0)
 
 
-def _expectations(
+def _conditional_expectations(
     schedule: Timeline, window: Array, rate: Array, hyper: Hyper
 ) -> tuple[Array, Array]:
-    """P(E > 0) and E[E ^ K] of the client in every slot, from the law of the step count: `f64[T, S]` each."""
-    clients = schedule.clients
-    if "conditional" in hyper.reweight:
-        if (
-            hyper.runtime_law == "runtime_geom"
-        ):  # Whole units of time, at whose ends a step may end.
-            window = (
-                jnp.maximum(jnp.ceil(window) - 1, 0) if hyper.strict_deadline else jnp.floor(window)
-            )
-        law = {"window": window, "law": hyper.runtime_law}
-        any_step = step_counts.prob_any_given(rate[clients], **law)
-        return any_step, step_counts.mean_steps_given(
-            rate[clients], max_steps=hyper.local_steps, **law
-        )
-    # Clients of one speed have one law.
-    if hyper.client_table is not None:
-        speeds, speed = rate, clients
-    else:
-        speeds = jnp.stack(
-            [jnp.asarray(hyper.rate_fast, float), jnp.asarray(hyper.rate_slow, float)]
-        )
+    """Compute P(E > 0) and E[E ^ K] given the window, in every slot: `f64[T, S]` each."""
+    if hyper.runtime_law == "runtime_geom":
+        # Steps end at whole units of time.
+        is_strict = hyper.strict_deadline
+        window = jnp.maximum(jnp.ceil(window) - 1, 0) if is_strict else jnp.floor(window)
+    slot_rate, law = rate[schedule.clients], {"window": window, "law": hyper.runtime_law}
+    any_step = step_counts.prob_any_given(slot_rate, **law)
+    return any_step, step_counts.mean_steps_given(slot_rate, max_steps=hyper.local_steps, **law)
+
+
+def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array, Array]:
+    """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
+    clients, num_ticks = schedule.clients, schedule.clients.shape[0]
+    speeds, speed = rate, clients
+    if hyper.client_table is None:
+        # Clients of one speed share one law.
+        speeds = jnp.stack([jnp.asarray(r, float) for r in (hyper.rate_fast, hyper.rate_slow)])
         speed = (rate == speeds[1]).astype("int32")[clients]
     law = {
         "contact_probability": hyper.num_selected / hyper.num_clients,
         "round_time": hyper.period,
         "law": hyper.runtime_law,
     }
-    if hyper.alpha_by_tick:
-        tick = jnp.arange(clients.shape[0])[:, None]
-        any_step = step_counts.prob_any_by_tick(speeds, num_ticks=clients.shape[0], **law)[
-            tick, speed
-        ]
-        mean_steps = step_counts.mean_steps_by_tick(
-            speeds, num_ticks=clients.shape[0], max_steps=hyper.local_steps, **law
-        )
-        return any_step, mean_steps[tick, speed]
-    any_step = step_counts.prob_any(speeds, **law)[speed]
-    return any_step, step_counts.mean_steps(speeds, max_steps=hyper.local_steps, **law)[speed]
+    most = {"max_steps": hyper.local_steps}
+    if not hyper.alpha_by_tick:
+        any_step = step_counts.prob_any(speeds, **law)
+        return any_step[speed], step_counts.mean_steps(speeds, **most, **law)[speed]
+    tick, law = jnp.arange(num_ticks)[:, None], law | {"num_ticks": num_ticks}
+    any_step = step_counts.prob_any_by_tick(speeds, **law)
+    return any_step[tick, speed], step_counts.mean_steps_by_tick(speeds, **most, **law)[tick, speed]
 
 
 def _estimates(schedule: Timeline) -> tuple[Array, Array]:
-    """The same, as means over the client's contacts so far, this one included."""
-    flat, steps = schedule.clients.ravel(), schedule.steps.ravel()
-    _, visit = previous_visits(schedule.clients)
-    order = jnp.argsort(flat, stable=True)
-    back = jnp.argsort(order)
+    """Estimate the same by means over the client's contacts so far, this one included."""
+    shape, dtype = schedule.clients.shape, schedule.weight.dtype
+    steps = schedule.steps.ravel()
+    visits = previous_visits(schedule.clients)[1].ravel()
+    order = jnp.argsort(schedule.clients.ravel(), stable=True)
+    back, visits = jnp.argsort(order), visits[order]
 
     def running_mean(value: Array) -> Array:
         total = jnp.cumsum(value[order])
-        visits = visit.ravel()[order]
         before = (total - value[order])[jnp.arange(total.size) - visits]
-        return ((total - before) / (visits + 1))[back].reshape(schedule.clients.shape)
+        return ((total - before) / (visits + 1))[back].reshape(shape)
 
-    return running_mean((steps > 0).astype(schedule.weight.dtype)), running_mean(
-        steps.astype(schedule.weight.dtype)
-    )
+    return running_mean((steps > 0).astype(dtype)), running_mean(steps.astype(dtype))
 
 
 system = System(
-    name="favano",
-    summary="periodic contacts; clients' progress is divided by alpha, which makes it nearly independent of their speed",
-    Hyper=Hyper,
-    timeline=timeline,
-    algorithm=algorithm,
-    ticks_within=lambda hyper, time: time / hyper.period,
+    "favano",
+    Hyper,
+    timeline,
+    algorithm,
+    "periodic contacts; progress divided by alpha, which makes it nearly independent of speed",
     overshoot=False,
+    hints=Hints(lambda hyper, time: time / hyper.period),
 )

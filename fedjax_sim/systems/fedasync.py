@@ -1,32 +1,39 @@
-"""FedAsync (Xie, Koyejo, Gupta 2019, arXiv 1903.03934): each model that arrives is mixed into the server's at once.
+"""FedAsync (Xie, Koyejo and Gupta 2019, arXiv 1903.03934): each arriving model is mixed in.
 
-    x_t -> `state.server`    alpha -> `hyper.mixing`    s(t - tau) -> `timeline.weight`    rho -> `hyper.proximal`
+    x_t -> `state.server`    alpha -> `hyper.mixing`    s(t - tau) -> `event.weight`
+    rho -> `hyper.proximal`
 
-On receipt of y, reached from the server's model k: x_{v+1} = (1 - a) x_v + a y with a = alpha s(v - k). Models are mixed and not updates,
-so that a stale base also pulls the server back. s is one of `weighting`: "polynomial" (1 + tau)^-exponent, "hinge", or "mean" for 1. The
-local loss has the proximal term rho / 2 ||w - x_k||^2.
+When y arrives, which a client reached from the server's model k: x_{v+1} = (1 - a) x_v + a y with
+a = alpha s(v - k). Models are mixed instead of updates, so that a stale base also pulls the server
+back. The discount s is one of `weighting`: "polynomial" (1 + tau)^-exponent, "hinge", or "mean",
+which is 1. The local loss has the proximal term rho / 2 ||w - x_k||^2.
 
-Readings. Clients and their clock are those of FedStaleWeight's experiments, in whose paper this is only described; mixing 0.6, exponent
-0.5 and rho 0.005 are among the values of FedAsync's own experiments.
+Readings. Clients and their clock are those of the experiments of FedStaleWeight, whose paper only
+describes FedAsync. Mixing 0.6, exponent 0.5 and rho 0.005 are among the values of FedAsync's
+own experiments.
 """
-
-from typing import NamedTuple
 
 import jax
 
-from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd
-from fedjax_sim.server.aggregation import base_model_variance, read_rows, store_of, write_row
-from fedjax_sim.server.buffer import StaleArrivals, schedule_stale_arrivals
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.server import (
+    StaleArrivals,
+    Versioned,
+    first_version,
+    next_version,
+    schedule_stale_arrivals,
+    stale_models,
+)
 from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System, Work
+from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")
 
 
 @struct
 class Hyper(StaleArrivals, LocalTraining):
-    """Settings of FedAsync: its clock's and discount's, its local training's and how it mixes."""
+    """Settings of FedAsync: its clock, discount, local training, and mixing."""
 
     buffer_size: int = fixed(1)
     weighting: str = redefault(StaleArrivals, "weighting", "polynomial")
@@ -36,60 +43,51 @@ class Hyper(StaleArrivals, LocalTraining):
     sampling: str = redefault(LocalTraining, "sampling", "reshuffled")
     mixing: float = real(
         0.6,
-        "alpha: share of the model received in the server's, if it is not stale.",
+        "Share of a received model in the server's, alpha, if it is not stale.",
         above=0,
         most=1,
     )
     proximal: float = real(
-        0.005, "rho: strength of the pull to where local training started.", least=0
+        0.005, "Strength of the pull to where local training started, rho.", least=0
     )
 
     def check_together(self) -> None:
+        """Check combinations of settings."""
         super().check_together()
         if self.buffer_size != 1:
-            raise ConfigError(
-                "buffer_size", self.buffer_size, "1, as every model is mixed in when it arrives"
-            )
+            allowed = "1, because every model is mixed in when it arrives"
+            raise ConfigError("buffer_size", self.buffer_size, allowed)
         if self.normalised:
-            raise ConfigError(
-                "normalised", True, "false, as the weight of a single update would be 1"
-            )
+            allowed = "false, because the weight of a single update would be 1"
+            raise ConfigError("normalised", True, allowed)
         if self.weighting not in DISCOUNTS:
             raise ConfigError("weighting", self.weighting, "one of " + ", ".join(DISCOUNTS))
 
 
-class State(NamedTuple):
-    server: Params  # [...]
-    versions: Params  # [R, ...]  server models that somebody works from
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind FedAsync to a problem."""
+    train = local_training(problem, hyper, plan, proximal=hyper.proximal)
 
-    def init(key: Key) -> State:
-        server = problem.init(key)
-        return State(server, store_of(server, plan.rows))
+    def init(key: Key) -> Versioned:
+        return first_version(problem.init(key), plan)
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        start = read_rows(state.versions, event.read)  # a stale server model, [1, ...]
-        local, work = local_sgd(problem, hyper, plan, key, start, event, proximal=hyper.proximal)
-        share = hyper.mixing * event.weight[0]  # 0 in an empty slot
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+        start = stale_models(state, event)  # x_k, [1, ...]
+        local, work = train(key, event, starts=start)
+        share = hyper.mixing * event.weight[0]  # a; 0 in an empty slot
         server = jax.tree.map(
-            lambda w, y: w + share.astype(w.dtype) * (y[0] - w), state.server, local
+            lambda x, y: x + share.astype(x.dtype) * (y[0] - x), state.server, local
         )
-        return State(server, write_row(state.versions, event.write, server)), work
+        return next_version(state, event, server), work
 
-    def report(state: State, holders: Array) -> dict[str, Array]:
-        return {"client_variance": base_model_variance(state.versions, holders, state.server)}
-
-    return Algorithm(init, step, lambda state: state.server, report)
+    return Algorithm(init, step, model=lambda state: state.server)
 
 
 system = System(
-    name="fedasync",
-    summary="asynchronous mixing: every model that arrives is averaged into the server's, the less the staler it is",
-    Hyper=Hyper,
-    timeline=schedule_stale_arrivals,
-    algorithm=algorithm,
-    ticks_within=arrivals_within,
+    "fedasync",
+    Hyper,
+    schedule_stale_arrivals,
+    algorithm,
+    "asynchronous mixing: every arriving model is averaged into the server's, stale ones less",
+    hints=Hints(arrivals_within),
 )

@@ -1,112 +1,137 @@
-"""FedEM (Dieuleveut, Fort, Moulines, Robin 2021, arXiv 2111.02083), Algorithms 1, 3 and 4.
+"""FedEM (Dieuleveut, Fort, Moulines and Robin 2021, arXiv 2111.02083), Algorithms 1, 3 and 4.
 
-    S_k -> `state.server`                theta_k = T(S_k) -> `problem.maximise`     V_{k,i}, V_k -> `state.memory`
-    B_{k+1,i} -> `event.weight`          p -> `hyper.participation`                 H_{k+1} -> `state.field`
-    b -> `hyper.batch_size`              Quant, omega -> `hyper.compression`        alpha, gamma_{k+1} -> `hyper.alpha`, `hyper.gamma`
+    S_k -> `state.server`      theta_k = T(S_k) -> `problem.maximise`    H_{k+1} -> `state.field`
+    V_{k,i}, V_k -> `state.memory`    B_{k+1,i} -> `event.weight`    p -> `hyper.participation`
+    b -> `hyper.batch_size`    Quant, omega -> `hyper.compression`
+    alpha, gamma_{k+1} -> `hyper.alpha`, `hyper.gamma`
 
-The state is expected sufficient statistics, and so is what is evaluated: parameters are `problem.maximise` of it. Variants of the
-paper's ablations: `aggregation` "naive", also with the identity (dEM), and "local_memory".
+The state consists of expected sufficient statistics, and these are evaluated: parameters are
+`problem.maximise` of them. The paper's ablations are `aggregation` "naive", which with the identity
+is dEM, and "local_memory".
 
-Readings. Memories start at h_i(S_0), as in the theory; the server's follows the clients who take part, not all, as else it would not be
-the mean of theirs. By default alpha is the theory's, mini-batches are drawn with replacement. Clients who do not take part compute
-nothing, as it could change nothing; "epochs" nevertheless counts them, as Algorithm 4 has all clients draw, unless `counted` is "active".
+Readings. Memories start at h_i(S_0), as in the theory. The server's memory averages over
+participants only; otherwise it would not equal the mean of the clients' memories. By default alpha
+is the theory's and mini-batches are drawn with replacement. Clients that do not take part compute
+nothing, because it would change nothing; "epochs" counts them nevertheless, because all clients
+draw in Algorithm 4, unless `counted` is "active".
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.clients.e_steps import Expectation, fitting, local_statistics
-from fedjax_sim.server.approximation import Approximation, chosen
-from fedjax_sim.server.memories import Memories, Memory, exchange, first_memory, traffic
+from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
+from fedjax_sim.server import (
+    Approximation,
+    Memories,
+    Memory,
+    count_bits,
+    exchange,
+    first_memory,
+    keep_if_empty,
+    keep_random,
+)
 from fedjax_sim.settings import choice, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
-from fedjax_sim.types import Algorithm, Array, Event, Key, LatentProblem, Plan, System, Work
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Fit,
+    Hints,
+    Key,
+    LatentProblem,
+    Messages,
+    Plan,
+    System,
+    Work,
+)
 
 
 @struct
 class Hyper(CoinRounds, Expectation, Approximation, Memories):
-    """Settings of FedEM: who takes part, the E-steps, the server's step, and messages with their memories."""
+    """Settings of FedEM: participation, E-steps, the server's step, messages and memories."""
 
-    counted: str = choice("all", ("all", "active"), "Whose E-steps make up epochs.")
+    counted: str = choice(
+        "all", ("all", "active"), 'Whose E-steps the metric "epochs" counts: all clients\' or the '
+        "participants'.",
+    )  # fmt: skip
 
 
 class State(NamedTuple):
-    server: Array  # f[q]  S_k
+    """What FedEM carries from round to round.
+
+    Attributes:
+      server: Expected statistics S_k, `f[q]`.
+      memory: The memories V.
+      field: H_k, `f[q]`.
+      random: S_K with K uniform on the ticks so far, `f[q]`.
+      passes: Full passes of all clients so far, `i32[]`.
+      batches: Mini-batches, or full passes, of single clients so far, `i32[]`.
+    """
+
+    server: Array
     memory: Memory
-    field: Array  # f[q]  H_k
-    random: Array  # f[q]  S_K
-    passes: Array  # i32[]  full passes of all clients so far
-    batches: Array  # i32[]  clients' mini-batches, or full passes, so far
+    field: Array
+    random: Array
+    passes: Array
+    batches: Array
 
 
-def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm:
+def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FedEM to a problem."""
+    expect = local_expectation(problem, hyper, plan)
     is_full = hyper.sampling == "full"
 
     def fields(server: Array) -> Array:
-        """h_i(S), `f[N, q]`."""
-        return problem.client_statistics(problem.natural(problem.maximise(server))) - server[None]
+        """Compute h_i(S) of all clients: `f[N, q]`."""
+        natural = problem.natural(problem.maximise(server))
+        return problem.client_statistics(natural) - server[None]
 
     def init(key: Key) -> State:
         server = problem.init(key)
         memory = first_memory(hyper, fields(server))
-        return State(
-            server,
-            memory,
-            memory.server,
-            server,
-            jnp.asarray(hyper.starts_known, "int32"),
-            jnp.asarray(0, "int32"),
-        )
+        passes = jnp.asarray(hyper.starts_known, "int32")
+        return State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         active = event.weight > 0  # B_{k+1,i}
         natural = problem.natural(problem.maximise(state.server))  # theta_k = T(S_k)
-        oracle, work = local_statistics(
-            problem, hyper, plan, key, event, natural, is_full=is_full, works=active
-        )  # S_{k+1,i}
-        field, memory = exchange(
-            hyper, key, event, state.memory, oracle - state.server[None], active
-        )
-        server = (
-            state.server + hyper.step_size(event) * field
-        )  # S_{k+1} = S_k + gamma_{k+1} H_{k+1}
-        field = jnp.where(jnp.any(event.clients >= 0), field, state.field)
+        oracle, work = expect(key, event, natural, is_full=is_full, works=active)  # S_{k+1,i}
+        target = oracle - state.server[None]
+        field, memory = exchange(hyper, key, event, state.memory, target, active)
         counted = active if hyper.counted == "active" else event.clients >= 0
-        random = chosen(key, event, state.random, state.server)
         return State(
-            server, memory, field, random, state.passes, state.batches + counted.sum(dtype="int32")
+            state.server + hyper.step_size(event) * field,  # S_{k+1} = S_k + gamma_{k+1} H_{k+1}
+            memory,
+            keep_if_empty(event, field, state.field),
+            keep_random(key, event, state.random, state.server),
+            state.passes,
+            state.batches + counted.sum(dtype="int32"),
         ), work
 
-    def report(state: State, holders: Array) -> dict[str, Array]:
+    def metrics(state: State) -> dict[str, Array]:
         error = state.memory.clients - fields(state.server)
-        total = problem.counts.sum()
-        share = (
-            state.batches / problem.counts.shape[0]
-            if is_full
-            else state.batches * (hyper.batch_size / total)
-        )
+        per_batch = hyper.batch_size / problem.counts.sum()
+        of_all = state.batches / problem.counts.shape[0]
         return {
             "field": jnp.sum(jnp.square(state.field)),
             "memory_error": jnp.mean(jnp.sum(jnp.square(error), axis=1)),
-            "epochs": state.passes + share,
+            "epochs": state.passes + (of_all if is_full else state.batches * per_batch),
         }
 
-    return Algorithm(
-        init, step, lambda state: state.random if hyper.output == "random" else state.server, report
-    )
+    is_random = hyper.output == "random"
+    return Algorithm(init, step, lambda state: state.random if is_random else state.server, metrics)
 
 
 system = System(
-    name="fedem",
-    summary="expectation maximisation on compressed differences of expected statistics, with memories",
-    Hyper=Hyper,
-    timeline=schedule_coin_rounds,
-    algorithm=algorithm,
-    ticks_within=lambda hyper, time: time / hyper.round_time,
+    "fedem",
+    Hyper,
+    schedule_coin_rounds,
+    algorithm,
+    "expectation maximisation on compressed differences of expected statistics, with memories",
     overshoot=False,
-    traffic=traffic,
-    complete=fitting,
-    learns=LatentProblem,
+    messages=Messages(per_tick=count_bits),
+    hints=Hints(lambda hyper, time: time / hyper.round_time),
+    fit=Fit(LatentProblem, check_batch_size),
 )

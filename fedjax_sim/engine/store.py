@@ -1,0 +1,73 @@
+"""Assign rows of the store of old server models, so that it is as small as possible.
+
+The store of old server models, by example. Two clients, A and B; each of four ticks receives one:
+
+    tick                  0   1   2   3
+    client                A   B   A   A
+    starts from version   0   0   1   3     (tick t makes version t + 1)
+
+Version 0 is read until tick 1, version 1 at tick 2, version 3 at tick 3; versions 2 and 4 are never
+read. So tick 0 needs a second row, for version 1. Tick 1 reads version 0 for the last time and
+writes version 2, which nobody reads, to a scratch row. Tick 2 writes version 3 to the row that
+version 0 has left. Two rows and the scratch row are enough for any number of ticks, and every read
+finds its version.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+import heapq
+
+import numpy as np
+
+
+def round_up(rows: int) -> int:
+    """Round rows up to a multiple of 8: sharing one program between sweeps is worth unused rows."""
+    return -(-rows // 8) * 8
+
+
+def store_rows(
+    version: np.ndarray,
+    present: np.ndarray,
+    held: np.ndarray | None = None,
+    ends: np.ndarray | None = None,
+) -> tuple[np.ndarray, int]:
+    """Give every server version that is read later a row of a store that is as small as possible.
+
+    Args:
+      version: `i32[T, S]`, version read by each slot where `present`.
+      present: `bool[T, S]`.
+      held: `i32[V + 1, N]`, versions read at each evaluation; None if evaluations read none.
+      ends: `i64[V + 1]`, ticks before each evaluation.
+
+    Returns:
+      The row of each version, `i32[T + 1]`, and the number of rows. The last row is a scratch row
+      for versions that nobody reads. A row is free again after its last read, so there are exactly
+      as many rows as versions that are needed at one time.
+    """
+    num_ticks = len(version)
+    last_read = np.full(num_ticks + 1, -1)
+    tick = np.broadcast_to(np.arange(num_ticks)[:, None], version.shape)
+    np.maximum.at(last_read, version[present], tick[present])
+    if held is not None and ends is not None:
+        # An evaluation reads after the write of the tick before it: as late as the next tick.
+        for end, versions in zip(ends, held, strict=True):
+            alive = np.unique(versions)
+            last_read[alive] = np.maximum(last_read[alive], end)
+    row = np.full(num_ticks + 1, -1)
+    row[0] = 0
+    in_use = [(int(last_read[0]), 0)]
+    free: list[int] = []
+    used = 1
+    for v in range(1, num_ticks + 1):
+        # Version v is written at the end of tick v - 1, after that tick's reads.
+        while in_use and in_use[0][0] < v:
+            heapq.heappush(free, heapq.heappop(in_use)[1])
+        if last_read[v] < v:
+            continue
+        if not free:
+            heapq.heappush(free, used)
+            used += 1
+        row[v] = heapq.heappop(free)
+        heapq.heappush(in_use, (int(last_read[v]), int(row[v])))
+    row[row < 0] = used
+    return row, used + 1

@@ -1,0 +1,49 @@
+"""A server model together with the old versions that clients still work from.
+
+Asynchronous systems carry it as their state: clients that report now started from models that the
+server made some ticks ago. The engine works out from the schedule how many rows are needed and
+which row each version has (`fedjax_sim.engine.store`).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.server.aggregation import read_rows
+from fedjax_sim.types import Event, Params, Plan
+
+
+class Versioned(NamedTuple):
+    """The state of an asynchronous system.
+
+    Attributes:
+      server: The newest model, leaves `[...]`.
+      versions: Server models that some client works from, leaves `[R, ...]`.
+    """
+
+    server: Params
+    versions: Params
+
+
+def first_version(model: Params, plan: Plan) -> Versioned:
+    """Begin with a model in row 0. Other rows are written before they are read."""
+    versions = jax.tree.map(
+        lambda leaf: jnp.zeros((plan.rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
+    )
+    return Versioned(model, versions)
+
+
+def stale_models(state: Versioned, event: Event) -> Params:
+    """Read the server model that each slot's work started from: leaves `[S, ...]`."""
+    return read_rows(state.versions, event.read)
+
+
+def next_version(state: Versioned, event: Event, model: Params) -> Versioned:
+    """Make a model the server's, and keep it in the store for clients that will start from it."""
+    versions = jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, event.write, 0),
+        state.versions,
+        model,
+    )
+    return Versioned(model, versions)
