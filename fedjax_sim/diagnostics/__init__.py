@@ -1,1 +1,75 @@
-"""Measures of results: predictions, posterior samples, Gaussians and fairness."""
+"""Measures of results that are computed after a run or from its schedule alone.
+
+- `predictions`: accuracy, likelihood, Brier score and calibration of class probabilities.
+- `posterior`: averaged predictions of a sampler's samples, and whether its chains have mixed.
+- `gaussians`: Gaussian laws and the Wasserstein distance between two of them.
+- `fairness`: how equally clients take part in a schedule.
+"""
+
+from fedjax_sim.diagnostics.fairness import (
+    FairnessReport,
+    client_staleness,
+    deviation,
+    entropy,
+    evenness,
+    fairness_report,
+    group_accuracy,
+    group_sums,
+    influence,
+    influence_per_time,
+    jain_index,
+    share_without,
+    time_to_first,
+    update_share,
+)
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.diagnostics.posterior import (
+    Mixing,
+    Predictive,
+    Predictor,
+    mixing,
+    predictive,
+    thinned,
+)
+from fedjax_sim.diagnostics.predictions import (
+    Reliability,
+    accuracy,
+    brier_score,
+    expected_calibration_error,
+    negative_log_likelihood,
+    of_predictions,
+    reliability,
+)
+
+__all__ = [
+    "FairnessReport",
+    "Gaussian",
+    "Mixing",
+    "Predictive",
+    "Predictor",
+    "Reliability",
+    "accuracy",
+    "brier_score",
+    "client_staleness",
+    "deviation",
+    "entropy",
+    "evenness",
+    "expected_calibration_error",
+    "fairness_report",
+    "fit",
+    "group_accuracy",
+    "group_sums",
+    "influence",
+    "influence_per_time",
+    "jain_index",
+    "mixing",
+    "negative_log_likelihood",
+    "of_predictions",
+    "predictive",
+    "reliability",
+    "share_without",
+    "thinned",
+    "time_to_first",
+    "update_share",
+    "wasserstein2",
+]

@@ -1,49 +1,86 @@
-"""How equal the clients' part in a schedule is, read off a timeline on the host without any learning.
+"""How equally clients take part in a schedule.
 
-    I_i, alpha(p_i) p_i -> `influence`    p_i -> `update_share`    sum_i |I_i - 1/n| (Eq. 3) -> `deviation`
+Everything is computed on the host from the timeline of one lane, without any learning. The timeline
+must be cut to the ticks that happen; empty slots do not count. These functions compute symbols
+of FedStaleWeight (Ma, Tu, Chen, Reddi, arXiv 2406.02877, Sec. 4):
 
-The influence is FedStaleWeight's weighted influence (Ma, Tu, Chen, Reddi, arXiv 2406.02877, Sec. 4), as it came out. Timelines are those
-of one lane, cut to ticks that happen; empty slots count for nothing. `skip` leaves out a leading share of ticks: slow clients are not heard
-in the first ones. Dimension letters: `N` clients, `G` groups, `C` classes, `A` updates received.
+    I_i, alpha(p_i) p_i            `influence`
+    p_i                            `update_share`
+    sum_i |I_i - 1/n| (Eq. 3)      `deviation`
+
+`influence` is the paper's weighted influence, measured rather than expected. The argument `skip`
+leaves out a leading share of the ticks, in which slow clients have not yet reported.
+
+Dimension letters: `N` clients, `T` ticks, `S` slots, `G` groups, `K` classes, `U` updates received.
 """
 
 from typing import NamedTuple
 
+import chex
 import numpy as np
-from scipy.special import entr
 
 from fedjax_sim.types import EMPTY, Timeline
 
 
 class FairnessReport(NamedTuple):
-    """The clients' part in a schedule. Groups' fields are empty without groups."""
+    """How equally clients take part in a schedule. Fields of groups are empty without groups.
 
-    influence: np.ndarray  # f64[N]  per tick
-    influence_per_time: np.ndarray  # f64[N]  per unit of virtual time
-    update_share: np.ndarray  # f64[N]
-    time_to_first: (
-        np.ndarray
-    )  # f64[N]  virtual time, inf for never; from the first tick on, whatever was skipped
-    mean_staleness: np.ndarray  # f64[N]  server steps; nan for a client that was not heard
-    largest_staleness: np.ndarray  # f64[N]  server steps; nan for a client that was not heard
+    Attributes:
+      influence: `f64[N]`, mean weight of each client per tick.
+      influence_per_time: `f64[N]`, sum of each client's weights per unit of virtual time.
+      update_share: `f64[N]`, each client's share of all updates.
+      time_to_first: `f64[N]`, virtual time of each client's first update with a positive weight,
+        counted from the first tick even if ticks are skipped; inf for never.
+      mean_staleness: `f64[N]`, in server steps; nan for a client without updates.
+      largest_staleness: `f64[N]`, in server steps; nan for a client without updates.
+      jain_index: Jain's index of the influence.
+      entropy: Entropy of the influence, in nats.
+      evenness: Entropy of the influence relative to its largest value.
+      deviation: Sum of the absolute deviations of the influence from 1 / N.
+      group_influence: `f64[G]`, influence of each group's clients together.
+      group_update_share: `f64[G]`, update share of each group's clients together.
+      share_without: `f64[G]`, share of the ticks without an update from the group.
+    """
 
-    jain_index: float  # these four of the influence
-    entropy: float  # nats
+    influence: np.ndarray
+    influence_per_time: np.ndarray
+    update_share: np.ndarray
+    time_to_first: np.ndarray
+    mean_staleness: np.ndarray
+    largest_staleness: np.ndarray
+
+    jain_index: float
+    entropy: float
     evenness: float
-    deviation: float  # from 1 / N
+    deviation: float
 
-    group_influence: np.ndarray  # f64[G]
-    group_update_share: np.ndarray  # f64[G]
-    share_without: np.ndarray  # f64[G]
+    group_influence: np.ndarray
+    group_update_share: np.ndarray
+    share_without: np.ndarray
 
 
 def fairness_report(
     timeline: Timeline, num_clients: int, groups: np.ndarray | None = None, skip: float = 0.0
 ) -> FairnessReport:
-    """Measure everything at once. groups: `i32[N]`, labels from 0."""
+    """Compute all measures of this module that need only a timeline.
+
+    Args:
+      timeline: Schedule of one lane.
+      num_clients: N.
+      groups: `i32[N]`, label of each client's group, from 0; None for no groups.
+      skip: Share of the ticks left out at the beginning, from 0 to below 1.
+
+    Returns:
+      The report.
+
+    Raises:
+      AssertionError: If `groups` does not have one label per client.
+    """
     each = influence(timeline, num_clients, skip=skip)
     share = update_share(timeline, num_clients, skip=skip)
     mean, largest = client_staleness(timeline, num_clients, skip=skip)
+    if groups is not None:
+        chex.assert_shape(np.asarray(groups), (num_clients,))
     nothing = np.zeros(0)
     return FairnessReport(
         influence=each,
@@ -63,28 +100,63 @@ def fairness_report(
 
 
 def influence(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.ndarray:
-    """Average each client's weights, summed within a tick, over ticks: `f64[N]`.
+    """Average each client's weight over ticks, where the weights of its slots in a tick add up.
 
-    Sums to 1 if the weights of every tick do; with equal weights in full buffers it is the update share.
+    Args:
+      timeline: Schedule of one lane.
+      num_clients: N.
+      skip: Share of the ticks left out at the beginning, from 0 to below 1.
+
+    Returns:
+      `f64[N]`. It sums to 1 if the weights of every tick do. With equal weights in full buffers it
+      is the update share.
     """
     updates = _received(timeline, skip)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.num_ticks
 
 
 def influence_per_time(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.ndarray:
-    """Sum each client's weights per unit of virtual time, from the last skipped tick (else 0) to the last tick: `f64[N]`."""
+    """Sum each client's weights per unit of virtual time.
+
+    Time runs from the last skipped tick, or from 0 if none is skipped, to the last tick.
+
+    Args:
+      timeline: Schedule of one lane.
+      num_clients: N.
+      skip: Share of the ticks left out at the beginning, from 0 to below 1.
+
+    Returns:
+      `f64[N]`, per unit of virtual time.
+    """
     updates = _received(timeline, skip)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.duration
 
 
 def update_share(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.ndarray:
-    """Divide the number of each client's updates by that of all: `f64[N]`, sum 1 unless nothing was received."""
+    """Compute each client's share of all updates received.
+
+    Args:
+      timeline: Schedule of one lane.
+      num_clients: N.
+      skip: Share of the ticks left out at the beginning, from 0 to below 1.
+
+    Returns:
+      `f64[N]`, with sum 1, or all 0 if nothing was received.
+    """
     updates = _received(timeline, skip)
     return np.bincount(updates.client, minlength=num_clients) / max(len(updates.client), 1)
 
 
 def time_to_first(timeline: Timeline, num_clients: int) -> np.ndarray:
-    """Find when each client first moves the server's model, by an update of a weight above 0: `f64[N]`, inf for never."""
+    """Find when each client first changes the server's model, by an update with a weight above 0.
+
+    Args:
+      timeline: Schedule of one lane.
+      num_clients: N.
+
+    Returns:
+      `f64[N]`, virtual time; inf for a client that never does.
+    """
     updates = _received(timeline, 0.0)
     counts = updates.weight > 0
     first = np.full(num_clients, np.inf)
@@ -95,19 +167,38 @@ def time_to_first(timeline: Timeline, num_clients: int) -> np.ndarray:
 def client_staleness(
     timeline: Timeline, num_clients: int, *, skip: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and largest staleness of each client's updates, in server steps: `f64[N]` both, nan for a client that was not heard."""
+    """Compute the mean and the largest staleness of each client's updates.
+
+    Args:
+      timeline: Schedule of one lane.
+      num_clients: N.
+      skip: Share of the ticks left out at the beginning, from 0 to below 1.
+
+    Returns:
+      Mean and largest staleness, `f64[N]` each, in server steps; nan for a client without updates.
+    """
     updates = _received(timeline, skip)
     count = np.bincount(updates.client, minlength=num_clients)
     total = np.bincount(updates.client, updates.staleness, num_clients)
     largest = np.zeros(num_clients)
     np.maximum.at(largest, updates.client, updates.staleness)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan), np.where(
-        count > 0, largest, np.nan
-    )
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return mean, np.where(count > 0, largest, np.nan)
 
 
 def share_without(timeline: Timeline, groups: np.ndarray, *, skip: float = 0.0) -> np.ndarray:
-    """Share of the ticks that received no update of a group's clients, whom no weight can then help. groups: `i32[N]`. Returns `f64[G]`."""
+    """Compute the share of ticks without an update from any client of a group.
+
+    In such ticks no choice of weights can help the group.
+
+    Args:
+      timeline: Schedule of one lane.
+      groups: `i32[N]`, label of each client's group, from 0.
+      skip: Share of the ticks left out at the beginning, from 0 to below 1.
+
+    Returns:
+      `f64[G]`, from 0 to 1.
+    """
     updates = _received(timeline, skip)
     heard = np.zeros((updates.num_ticks, int(np.max(groups)) + 1), bool)
     heard[updates.tick, np.asarray(groups)[updates.client]] = True
@@ -115,58 +206,122 @@ def share_without(timeline: Timeline, groups: np.ndarray, *, skip: float = 0.0) 
 
 
 def group_sums(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Add up the values of each group's clients. values: `f64[N]`. groups: `i32[N]`, labels from 0. Returns `f64[G]`."""
+    """Add up the values of each group's clients.
+
+    Args:
+      values: `f64[N]`, one per client.
+      groups: `i32[N]`, label of each client's group, from 0.
+
+    Returns:
+      `f64[G]`.
+    """
     return np.bincount(groups, values)
 
 
 def jain_index(values: np.ndarray) -> float:
-    """Jain's index (sum x)^2 / (N sum x^2) of `f64[N]`: 1 if all are equal, k / N if k are and the others 0, nan if all are 0."""
+    """Compute Jain's index (sum x)^2 / (N sum x^2).
+
+    Args:
+      values: `f64[N]`, x, at least 0.
+
+    Returns:
+      1 if all values are equal, k / N if k are equal and the rest 0, nan if all are 0.
+    """
     values = np.asarray(values, float)
     with np.errstate(invalid="ignore"):
         return float(np.square(values.sum()) / (values.size * np.square(values).sum()))
 
 
 def entropy(values: np.ndarray) -> float:
-    """Entropy in nats of values `f64[N]` taken as shares of their sum: log N if all are equal, 0 if one has all, nan if all are 0."""
+    """Compute the entropy of values taken as shares of their sum.
+
+    Args:
+      values: `f64[N]`, at least 0.
+
+    Returns:
+      Entropy in nats: log N if all values are equal, 0 if only one is not 0, nan if all are 0.
+    """
+    from scipy.special import entr  # Importing it takes longer than the rest of this module.
+
     values = np.asarray(values, float)
     with np.errstate(invalid="ignore"):
         return float(entr(values / values.sum()).sum())
 
 
 def evenness(values: np.ndarray) -> float:
-    """Entropy of values `f64[N]` relative to its largest, log N: 1 if all are equal, as for a single client."""
+    """Compute the entropy of values relative to its largest value, log N.
+
+    Args:
+      values: `f64[N]`, at least 0.
+
+    Returns:
+      From 0 to 1: 1 if all values are equal, and also for a single client; nan if all are 0.
+    """
     return entropy(values) / np.log(len(values)) if len(values) > 1 else 1.0
 
 
 def deviation(influence: np.ndarray, target: np.ndarray | None = None) -> float:
-    """Sum the absolute deviations of the clients' influence `f64[N]` from a target `f64[N]`, by default 1 / N each (Eq. 3)."""
+    """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
+
+    Args:
+      influence: `f64[N]`, influence of each client.
+      target: `f64[N]`, target of each client; None for 1 / N each.
+
+    Returns:
+      The sum over clients.
+
+    Raises:
+      AssertionError: If `target` does not have one value per client.
+    """
     influence = np.asarray(influence, float)
-    return float(np.abs(influence - (1 / influence.size if target is None else target)).sum())
+    wanted = np.full(influence.shape, 1 / influence.size) if target is None else np.asarray(target)
+    chex.assert_equal_shape([influence, wanted])
+    return float(np.abs(influence - wanted).sum())
 
 
 def group_accuracy(per_class: np.ndarray, label_shares: np.ndarray) -> np.ndarray:
-    """Expected accuracy of a model for groups of clients whose examples differ in their labels.
+    """Compute a model's expected accuracy for groups of clients with different label shares.
 
-    per_class: `f[..., C]`, accuracy on each class. label_shares: `f[G, C]`, rows that sum to 1. Returns `f64[..., G]`. A class that a group
-    does not have counts for nothing, even if its accuracy is nan; with equal shares the accuracy is that of a balanced test set.
+    Args:
+      per_class: `f[..., K]`, accuracy on each class.
+      label_shares: `f[G, K]`, share of each class among a group's examples; rows sum to 1.
+
+    Returns:
+      `f64[..., G]`. A class that a group does not have is ignored, even if its accuracy is nan.
+      With equal shares this is the accuracy on a balanced test set.
+
+    Raises:
+      AssertionError: If the numbers of classes differ.
     """
     per_class, shares = np.asarray(per_class, float)[..., None, :], np.asarray(label_shares, float)
+    chex.assert_shape(shares, (None, per_class.shape[-1]))
     return np.where(shares > 0, per_class * shares, 0).sum(axis=-1)
 
 
 class _Received(NamedTuple):
-    """The updates in filled slots, in order of ticks and slots."""
+    """The updates received in filled slots, in the order of ticks and slots.
 
-    tick: np.ndarray  # i64[A]  from the first that is not skipped
-    client: np.ndarray  # i32[A]
-    weight: np.ndarray  # f64[A]
-    staleness: np.ndarray  # i64[A]
+    Attributes:
+      tick: `i64[U]`, counted from the first tick that is not skipped.
+      client: `i32[U]`, the client's number.
+      weight: `f64[U]`, the update's weight.
+      staleness: `i64[U]`, in server steps.
+      num_ticks: Number of ticks that are not skipped.
+      duration: Virtual time that these ticks took.
+    """
+
+    tick: np.ndarray
+    client: np.ndarray
+    weight: np.ndarray
+    staleness: np.ndarray
     num_ticks: int
-    duration: float  # virtual time that the ticks took
+    duration: float
 
 
 def _received(timeline: Timeline, skip: float) -> _Received:
+    """List the updates that a timeline receives after its skipped ticks."""
     time, clients = np.asarray(timeline.time), np.asarray(timeline.clients)
+    chex.assert_shape(clients, (len(time), None))
     skipped = int(skip * len(time))
     tick, slot = np.nonzero(clients[skipped:] != EMPTY)
     client, weight, version = (

@@ -1,10 +1,15 @@
-"""What to make of a sampler's samples: averaged predictions, and whether chains have mixed. Lanes are chains.
+"""Evaluation of a sampler's samples: averaged predictions, and whether the chains have mixed.
 
-Samples are `Run.samples`, as `sweep(..., keep_models=True)` leaves them: leaves `[L, V, ...]`, the initial model first.
+Each lane of a run is one chain. Samples are `Run.samples` of `sweep(..., keep_models=True)`: a
+model whose leaves are `[L, V, ...]`, one for each evaluation, with the initial model first.
+
+Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of a lane that are
+kept, `m` test examples, `K` classes.
 """
 
 from typing import Any, NamedTuple, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,45 +20,86 @@ from fedjax_sim.types import Array, Params
 
 
 class Predictor(Protocol):
-    """A problem whose models predict classes."""
+    """A problem whose models predict classes of test examples.
 
-    test_labels: Array  # i32[n]
+    Attributes:
+      test_labels: `i32[m]`, the right classes.
+    """
+
+    test_labels: Array
 
     def predict(self, params: Params) -> Array:
-        """Probabilities of the classes of the test examples: `f[n, C]`."""
+        """Compute the class probabilities of all test examples: `f[m, K]`."""
 
 
 class Predictive(NamedTuple):
-    """Predictions averaged over the samples so far. M samples."""
+    """Predictions averaged over samples.
 
-    curves: dict[
-        str, np.ndarray
-    ]  # f[L, M]  accuracy, nll, brier and ece of the running average, after each sample
-    probabilities: np.ndarray  # f[L, n, C]  averages over all samples
+    Attributes:
+      curves: "accuracy", "nll", "brier" and "ece" of the running average after each sample, each
+        `f[L, s]`.
+      probabilities: `f[L, m, K]`, class probabilities averaged over all samples.
+    """
+
+    curves: dict[str, np.ndarray]
+    probabilities: np.ndarray
 
 
 class Mixing(NamedTuple):
-    """Diagnostics of each parameter, in the structure of a model: leaves `f64[...]`."""
+    """Diagnostics of each parameter: pytrees like a model, with leaves `f64[...]`.
 
-    rhat: Any  # split and rank-normalised; near 1 for chains that agree
-    ess: Any  # effective number of independent samples behind the mean, all chains together
+    Attributes:
+      rhat: Split and rank-normalised R-hat, near 1 if the chains agree.
+      ess: Effective sample size for the mean, of all chains together.
+    """
+
+    rhat: Params
+    ess: Params
 
 
-def thinned(samples: Any, *, burn_in: int = 1, thin: int = 1) -> Any:
-    """Leave out the first `burn_in` evaluations, then take every `thin`-th, the first of them included: leaves `[L, M, ...]`."""
-    num = jax.tree.leaves(samples)[0].shape[1]
+def thinned(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Params:
+    """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
+
+    Args:
+      samples: A pytree of leaves `[L, V, ...]`.
+      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
+      thin: Distance between evaluations that are kept, from 1 to V. The first one after the burn-in
+        is kept.
+
+    Returns:
+      The samples kept, a pytree of leaves `[L, s, ...]`.
+
+    Raises:
+      ConfigError: If `burn_in` or `thin` is out of range.
+      AssertionError: If leaves differ in their first two dimensions.
+    """
+    leaves = jax.tree.leaves(samples)
+    chex.assert_equal_shape_prefix(leaves, 2)
+    num = leaves[0].shape[1]
     for name, value, least, most in (("burn_in", burn_in, 0, num - 1), ("thin", thin, 1, num)):
         if not isinstance(value, (int, np.integer)) or not least <= value <= most:
-            raise ConfigError(
-                name,
-                value,
-                f"a whole number from {least} to {most}, as there are {num} evaluations",
-            )
+            allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
+            raise ConfigError(name, value, allowed)
     return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
 
 
-def predictive(problem: Predictor, samples: Any, *, burn_in: int = 1, thin: int = 1) -> Predictive:
-    """Average the predictions of samples, lane by lane, and score the average after each. The initial model is left out by default."""
+def predictive(
+    problem: Predictor, samples: Params, *, burn_in: int = 1, thin: int = 1
+) -> Predictive:
+    """Average the predictions of each lane's samples, and score the average after each sample.
+
+    Args:
+      problem: The problem whose test set is predicted.
+      samples: A pytree of leaves `[L, V, ...]`.
+      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
+      thin: Distance between evaluations that are kept, from 1 to V.
+
+    Returns:
+      Scores of the running average, and the average over all samples kept.
+
+    Raises:
+      ConfigError: If `burn_in` or `thin` is out of range.
+    """
     curves, probabilities = _predictive(problem, thinned(samples, burn_in=burn_in, thin=thin))
     return Predictive(
         {name: np.asarray(values) for name, values in curves.items()}, np.asarray(probabilities)
@@ -61,39 +107,54 @@ def predictive(problem: Predictor, samples: Any, *, burn_in: int = 1, thin: int 
 
 
 @jax.jit
-def _predictive(problem: Predictor, samples: Any) -> tuple[dict[str, Array], Array]:
-    def lane(samples: Any) -> tuple[dict[str, Array], Array]:
-        def one(
+def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], Array]:
+    """Average and score the predictions of samples `[L, s, ...]`, lane after lane."""
+
+    def average(samples: Params) -> tuple[dict[str, Array], Array]:
+        def add(
             total: tuple[Array, Array], params: Params
         ) -> tuple[tuple[Array, Array], dict[str, Array]]:
             summed, num = total[0] + problem.predict(params), total[1] + 1
             return (summed, num), predictions.of_predictions(summed / num, problem.test_labels)
 
         first = jax.tree.map(lambda leaf: leaf[0], samples)
-        nothing = jax.tree.map(
+        zeros = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(problem.predict, first)
         )
-        (summed, num), curves = jax.lax.scan(one, (nothing, jnp.zeros((), nothing.dtype)), samples)
+        (summed, num), curves = jax.lax.scan(add, (zeros, jnp.zeros((), zeros.dtype)), samples)
         return curves, summed / num
 
-    return jax.lax.map(lane, samples)
+    return jax.lax.map(average, samples)
 
 
-def mixing(samples: Any, *, burn_in: int = 1, thin: int = 1) -> Mixing:
-    """Compare chains (Vehtari et al. 2021), by ArviZ. At least four samples a chain; a parameter that never moves has nan."""
+def mixing(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
+    """Compare the chains parameter by parameter (Vehtari et al. 2021), with ArviZ.
+
+    Args:
+      samples: A pytree of leaves `[L, V, ...]`.
+      burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
+      thin: Distance between evaluations that are kept, from 1 to V.
+
+    Returns:
+      R-hat and effective sample size of each parameter; nan for a parameter that never changes.
+
+    Raises:
+      ConfigError: If `burn_in` or `thin` is out of range, or fewer than four samples are kept.
+    """
     from arviz_stats.base import array_stats  # Slow to import, and only needed here.
 
     kept = thinned(samples, burn_in=burn_in, thin=thin)
-    if jax.tree.leaves(kept)[0].shape[1] < 4:
-        raise ConfigError(
-            "number of samples", jax.tree.leaves(kept)[0].shape[1], "at least 4 a chain"
-        )
+    num = jax.tree.leaves(kept)[0].shape[1]
+    if num < 4:
+        raise ConfigError("number of samples", num, "at least 4 a chain")
 
-    def of(statistic: str, **how: str) -> Any:
+    def per_parameter(statistic: str, **options: Any) -> Params:
         compute = getattr(array_stats, statistic)
         return jax.tree.map(
-            lambda leaf: np.asarray(compute(np.asarray(leaf), chain_axis=0, draw_axis=1, **how)),
+            lambda leaf: np.asarray(
+                compute(np.asarray(leaf), chain_axis=0, draw_axis=1, **options)
+            ),
             kept,
         )
 
-    return Mixing(of("rhat"), of("ess", method="mean"))
+    return Mixing(per_parameter("rhat"), per_parameter("ess", method="mean"))

@@ -1,68 +1,138 @@
-"""How good predicted probabilities of classes are. Letters: `n` examples, `C` classes, `B` bins of confidence."""
+"""Scores of predicted class probabilities.
+
+Dimension letters: `m` examples, `K` classes, `b` bins of confidence. The *confidence* of a
+prediction is the probability of its most probable class.
+"""
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.types import Array
 
 BINS = 15
+"""Default number of bins of confidence."""
 
 
 class Reliability(NamedTuple):
-    """How often predictions of a confidence are right; bins without a prediction have zeros."""
+    """How often predictions are right, by their confidence. Empty bins have zeros.
 
-    confidence: Array  # f[B]  mean of the bin
-    accuracy: Array  # f[B]  share of the bin that is right
-    examples: Array  # i32[B]
+    Attributes:
+      confidence: `f[b]`, mean confidence of the predictions in each bin.
+      accuracy: `f[b]`, share of the predictions in each bin that are right.
+      examples: `i32[b]`, number of predictions in each bin.
+    """
+
+    confidence: Array
+    accuracy: Array
+    examples: Array
 
 
 def accuracy(probabilities: Array, labels: Array) -> Array:
-    """Share of examples whose most probable class is right. probabilities: `f[n, C]`; labels: `i32[n]`."""
+    """Compute the share of examples whose most probable class is right.
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      `f[]`, from 0 to 1.
+    """
+    _check_shapes(probabilities, labels)
     return jnp.mean((jnp.argmax(probabilities, axis=-1) == labels).astype(probabilities.dtype))
 
 
 def negative_log_likelihood(probabilities: Array, labels: Array) -> Array:
-    """Mean of -log p(label), in nats; a probability of 0 counts as the smallest number above it."""
+    """Compute the mean of -log p(right class).
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class. A probability of 0 counts as the smallest
+        positive number of the dtype.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      `f[]`, in nats.
+    """
+    _check_shapes(probabilities, labels)
     right = jnp.take_along_axis(probabilities, labels[:, None], axis=-1)
     return -jnp.mean(jnp.log(jnp.maximum(right, jnp.finfo(right.dtype).tiny)))
 
 
 def brier_score(probabilities: Array, labels: Array) -> Array:
-    """Mean over examples of sum_y (p(y) - 1[y is right])^2: 0 is perfect, 2 the worst, 1 - 1/C that of a uniform guess."""
-    return jnp.mean(
-        jnp.sum(
-            jnp.square(probabilities - jax.nn.one_hot(labels, probabilities.shape[-1])), axis=-1
-        )
-    )
+    """Compute the mean over examples of sum_y (p(y) - 1[y is right])^2.
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      `f[]`: 0 is perfect, 2 is the worst, and a uniform guess has 1 - 1/K.
+    """
+    _check_shapes(probabilities, labels)
+    right = jax.nn.one_hot(labels, probabilities.shape[-1])
+    return jnp.mean(jnp.sum(jnp.square(probabilities - right), axis=-1))
 
 
 def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Reliability:
-    """Group predictions by the probability of their class, in bins ((b - 1) / B, b / B] (Guo et al. 2017)."""
+    """Group predictions by confidence, in the bins ((i - 1) / b, i / b] (Guo et al. 2017).
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+      bins: b, the number of bins.
+
+    Returns:
+      Confidence, accuracy and number of predictions of every bin.
+    """
+    _check_shapes(probabilities, labels)
     confidence = jnp.max(probabilities, axis=-1)
     is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(confidence.dtype)
     place = jnp.clip(jnp.ceil(confidence * bins).astype("int32") - 1, 0, bins - 1)
     count = jnp.zeros(bins, "int32").at[place].add(1)
-    some = jnp.maximum(count, 1)
+    divisor = jnp.maximum(count, 1)
     return Reliability(
-        jnp.zeros(bins).at[place].add(confidence) / some,
-        jnp.zeros(bins).at[place].add(is_right) / some,
+        jnp.zeros(bins).at[place].add(confidence) / divisor,
+        jnp.zeros(bins).at[place].add(is_right) / divisor,
         count,
     )
 
 
 def expected_calibration_error(probabilities: Array, labels: Array, *, bins: int = BINS) -> Array:
-    """Mean distance between confidence and accuracy of the bins, weighted by their counts."""
+    """Compute the mean distance between confidence and accuracy of the bins.
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+      bins: b, the number of bins.
+
+    Returns:
+      `f[]`, from 0 to 1; bins are weighted by their number of predictions.
+    """
     confidence, right, examples = reliability(probabilities, labels, bins=bins)
     return jnp.sum(examples * jnp.abs(right - confidence)) / labels.shape[0]
 
 
 def of_predictions(probabilities: Array, labels: Array) -> dict[str, Array]:
-    """All of the above by name: accuracy, nll, brier and ece, each a number."""
+    """Compute all scores of predictions.
+
+    Args:
+      probabilities: `f[m, K]`, probability of each class.
+      labels: `i32[m]`, the right classes.
+
+    Returns:
+      "accuracy", "nll", "brier" and "ece" (expected calibration error), each `f[]`.
+    """
     return {
         "accuracy": accuracy(probabilities, labels),
         "nll": negative_log_likelihood(probabilities, labels),
         "brier": brier_score(probabilities, labels),
         "ece": expected_calibration_error(probabilities, labels),
     }
+
+
+def _check_shapes(probabilities: Array, labels: Array) -> None:
+    """Refuse labels `[m, 1]`, which would broadcast silently."""
+    chex.assert_rank(probabilities, 2)
+    chex.assert_shape(labels, probabilities.shape[:1])

@@ -1,22 +1,36 @@
-"""What is learnt: problems with known answers, Bayesian regressions, and classification over a model."""
+"""What is learnt: clients' data and a loss, as `fedjax_sim.types.Problem` asks for.
 
-from fedjax_sim.models.calls import takes_train
+Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known posterior),
+Bayesian regression in `logistic`, and problems with a network in `classification` (images, with
+the random changes of `augmentation`) and `next_character` (texts). `latent` has latent-variable
+models for expectation maximisation. `client_data` checks and pads partitions for all of them.
+"""
+
+from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
 from fedjax_sim.problems.classification import (
     Classification,
-    check_partition,
     make_classification,
     make_classifications,
 )
-from fedjax_sim.problems.gaussian import GaussianClients, make_gaussian_clients
+from fedjax_sim.problems.client_data import check_partition, pad_partitions
+from fedjax_sim.problems.gaussian import (
+    GaussianClients,
+    OneGaussian,
+    make_gaussian_clients,
+    quadratic_form,
+)
 from fedjax_sim.problems.logistic import Logistic, make_logistic
 from fedjax_sim.problems.next_character import NextCharacter, make_next_characters
 from fedjax_sim.problems.quadratic import Quadratic
 
 __all__ = [
+    "AUGMENTATIONS",
+    "Augmentation",
     "Classification",
     "GaussianClients",
     "Logistic",
     "NextCharacter",
+    "OneGaussian",
     "Quadratic",
     "check_partition",
     "make_classification",
@@ -24,5 +38,6 @@ __all__ = [
     "make_gaussian_clients",
     "make_logistic",
     "make_next_characters",
-    "takes_train",
+    "pad_partitions",
+    "quadratic_form",
 ]

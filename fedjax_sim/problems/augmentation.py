@@ -1,7 +1,13 @@
-"""Random changes of training images, made anew for each mini-batch inside the compiled program."""
+"""Random crops and mirroring of training images.
+
+Each mini-batch is changed anew inside the compiled program, so no changed image is ever stored.
+
+Dimension letters: `B` images of a mini-batch, `H`, `W`, `C` height, width and channels of an image.
+"""
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -12,10 +18,15 @@ from fedjax_sim.types import Array, Key
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Crop at random from an image padded with black, and mirror it left to right with probability 1/2."""
+    """Random crop of a padded image, then mirroring left to right with probability 1/2.
+
+    Attributes:
+      pad: Number of black rows and columns added on each side before a crop of the image's size is
+        taken, at least 0; 0 means no crop.
+      flip: Whether images are mirrored.
+    """
 
     pad: int = 4
-    """Black rows and columns on each side of which the crop, as large as the image, is taken; 0 for no crop."""
     flip: bool = True
 
     def __post_init__(self) -> None:
@@ -23,7 +34,16 @@ class Augmentation:
             raise ConfigError("pad", self.pad, "at least 0")
 
     def __call__(self, key: Key, images: Array) -> Array:
-        """Change every image in its own way. images: `[B, H, W, C]`, bytes or floats; returns the same shape and type."""
+        """Change every image independently of the others.
+
+        Args:
+          key: Random key of the mini-batch.
+          images: `u8[B, H, W, C]` or `f[B, H, W, C]`, before normalisation: black is 0.
+
+        Returns:
+          Images of the same shape and dtype.
+        """
+        chex.assert_rank(images, 4)
         if self.pad:
             images = _crop(stream(key, "crop"), images, self.pad)
         if self.flip:
@@ -33,16 +53,15 @@ class Augmentation:
 
 
 def _crop(key: Key, images: Array, pad: int) -> Array:
+    """Shift every image by up to `pad` pixels in each direction and fill the border with 0."""
     num, height, width = images.shape[:3]
     shift = jax.random.randint(key, (num, 2), -pad, pad + 1)
-    rows, columns = shift[:, :1] + jnp.arange(height)[None], shift[:, 1:] + jnp.arange(width)[None]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
-    rows, columns = (
-        jnp.clip(rows, 0, height - 1)[:, :, None],
-        jnp.clip(columns, 0, width - 1)[:, None, :],
-    )
+    rows = shift[:, :1] + jnp.arange(height)[None]
+    columns = shift[:, 1:] + jnp.arange(width)[None]
+    is_row, is_column = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+    inside = is_row[:, :, None] & is_column[:, None, :]
+    rows = jnp.clip(rows, 0, height - 1)[:, :, None]
+    columns = jnp.clip(columns, 0, width - 1)[:, None, :]
     return jnp.where(inside[..., None], images[jnp.arange(num)[:, None, None], rows, columns], 0)
 
 
@@ -52,4 +71,4 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
     "crop": Augmentation(flip=False),
     "crop_flip": Augmentation(),
 }
-"""Augmentations by name."""
+"""Augmentations by the name that the command line uses."""

@@ -1,12 +1,20 @@
-"""Gaussian posteriors that clients hold parts of: the target is known exactly, and so is the law of a sampler's model."""
+"""Quadratic losses of clients whose posterior is a known Gaussian.
+
+Each client holds a part of the posterior. Because everything is Gaussian, the target of a sampler
+is known exactly, and so is the law of the sampler's model at every round.
+
+Dimension letters: `N` clients, `P` parameters.
+"""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Self
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
@@ -15,33 +23,59 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
-"""Of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
-
+"""Covariance of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
 
 UNROLLED = 8
-"""Dimensions up to which a matrix is multiplied column by column: batches of tiny products, or sums over tiny axes, are slow."""
+"""Largest P for which a matrix-vector product is written out column by column.
+
+Large batches of tiny matrix products, or of sums over tiny axes, are slow.
+"""
 
 
 @jax.custom_jvp
 def quadratic_form(x: Array, hessian: Array) -> Array:
-    """x' H x / 2 for a symmetric H, whose gradient is H x: `f[]`. x: `f[P]`. hessian: `f[P, P]`."""
+    """Compute x' H x / 2 for a symmetric H, with the gradient H x.
+
+    Args:
+      x: `f[P]`.
+      hessian: `f[P, P]`, symmetric.
+
+    Returns:
+      `f[]`.
+
+    Raises:
+      AssertionError: If the shapes do not match.
+    """
+    chex.assert_shape([x, hessian], [x.shape[:1], (*x.shape[:1], *x.shape[:1])])
     return jnp.sum(x * times(hessian, x)) / 2
 
 
 @partial(quadratic_form.defjvp, symbolic_zeros=True)
-def _slope(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
-    (x, hessian), (along, turn) = primals, tangents
-    of_x, of_hessian = (
-        None if isinstance(tangent, SymbolicZero) else tangent for tangent in (along, turn)
-    )
-    slope = jnp.zeros((), x.dtype) if of_x is None else jnp.sum(times(hessian, x) * of_x)
-    return quadratic_form(x, hessian), slope if of_hessian is None else slope + quadratic_form(
-        x, of_hessian
-    )
+def _quadratic_form_jvp(
+    primals: tuple[Array, Array],
+    tangents: tuple[Array | SymbolicZero, Array | SymbolicZero],
+) -> tuple[Array, Array]:
+    """Compute `quadratic_form` and its directional derivative, without terms known to be zero."""
+    x, hessian = primals
+    x_tangent, hessian_tangent = tangents
+    slope = jnp.zeros((), x.dtype)
+    if not isinstance(x_tangent, SymbolicZero):
+        slope = jnp.sum(times(hessian, x) * x_tangent)
+    if not isinstance(hessian_tangent, SymbolicZero):
+        slope = slope + quadratic_form(x, hessian_tangent)
+    return quadratic_form(x, hessian), slope
 
 
 def times(matrix: Array, x: Array) -> Array:
-    """A matrix times a vector, fast in large batches of tiny ones too: `f[P]`."""
+    """Multiply a matrix by a vector in a way that stays fast in large batches of tiny ones.
+
+    Args:
+      matrix: `f[P, P]`.
+      x: `f[P]`.
+
+    Returns:
+      `f[P]`.
+    """
     if x.shape[0] > UNROLLED:
         return matrix @ x
     return sum((matrix[:, i] * x[i] for i in range(1, x.shape[0])), matrix[:, 0] * x[0])
@@ -49,103 +83,195 @@ def times(matrix: Array, x: Array) -> Array:
 
 @struct.dataclass
 class OneGaussian:
-    """A client's part of `GaussianClients` by itself, whose number then does not matter."""
+    """The losses of one client of `GaussianClients`; letters as there.
 
-    hessian: Array  # f[P, P]
-    center: Array  # f[P]
-    noise: Array  # f[P, P]
-    num_examples: Array  # i32[]  n, of all clients
+    Attributes:
+      hessian: `f[P, P]`, H_c.
+      center: `f[P]`, b_c.
+      noise: `f[P, P]`, factor of the covariance G_c of the gradient noise.
+      num_examples: `i32[]`, n, the number of examples of all clients together.
+    """
+
+    hessian: Array
+    center: Array
+    noise: Array
+    num_examples: Array
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """(f^c(w) + <xi, w>) / n, whose gradient has n^-1 times noise xi of covariance G_c; whichever examples are asked for."""
+        """Compute (f^c(w) + <xi, w>) / n, so that the gradient has the noise xi / n.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: Ignored.
+          examples: Ignored: the noise stands for the choice of a mini-batch.
+          key: For the noise xi, which is Gaussian with covariance G_c.
+
+        Returns:
+          `f[]`.
+        """
+        chex.assert_equal_shape([params, self.center])
         xi = times(self.noise, jax.random.normal(key, params.shape, params.dtype))
         return self.client_loss(params, client, key) + jnp.sum(xi * params) / self.num_examples
 
     def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
-        """f^c(w) / n, without noise."""
+        """Compute f^c(w) / n, without noise.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: Ignored.
+          key: Ignored.
+
+        Returns:
+          `f[]`.
+        """
+        chex.assert_equal_shape([params, self.center])
         return quadratic_form(params - self.center, self.hessian) / self.num_examples
 
 
 @struct.dataclass
 class GaussianClients:
-    """Clients with f^c(w) = (w - b_c)' H_c (w - b_c) / 2, of weights p_c = n_c / n, and Gaussian gradient noise.
+    """Client c has f^c(w) = (w - b_c)' H_c (w - b_c) / 2 and the weight p_c = n_c / n.
 
-    `loss` is f^c / n, the mean over the client's n_c examples of its part of the energy f = sum_c p_c f^c. The posterior at temperature
-    tau is N(w_*, tau H^-1) with H = sum_c p_c H_c. `evaluate` returns the loss f / n without noise.
+    The energy is f = sum_c p_c f^c. At temperature tau the posterior is N(w_*, tau H^-1) with
+    H = sum_c p_c H_c. `loss` is f^c / n: the mean, over the client's n_c examples, of its part
+    p_c f^c of the energy.
+
+    Attributes:
+      hessians: `f[N, P, P]`, H_c, symmetric and positive definite.
+      centers: `f[N, P]`, b_c.
+      noise: `f[N, P, P]`, factors of the covariances G_c = noise noise' of the Gaussian noise on
+        the gradients of the f^c.
+      counts: `i32[N]`, n_c; only their proportions and their sum n matter.
+      start: `f[P]`, the initial model.
     """
 
-    hessians: Array  # f[N, P, P]  H_c, symmetric and positive definite
-    centers: Array  # f[N, P]  b_c
-    noise: Array  # f[N, P, P]  factors of the covariance G_c = noise noise' of the noise on the gradient of f^c
-    counts: Array  # i32[N]  n_c, in the proportion of the weights
-    start: Array  # f[P]  initial model
+    hessians: Array
+    centers: Array
+    noise: Array
+    counts: Array
+    start: Array
 
     @classmethod
     def of(
-        cls, hessians: Any, centers: Any, *, counts: Any = 1, noise: Any = 0.0, start: Any = 0.0
-    ) -> "GaussianClients":
-        """Build from anything that broadcasts: hessians and noise from `[N]`, `[P, P]` or `[N, P, P]`, counts and start from a number.
+        cls,
+        hessians: npt.ArrayLike,
+        centers: npt.ArrayLike,
+        *,
+        counts: npt.ArrayLike = 1,
+        noise: npt.ArrayLike = 0.0,
+        start: npt.ArrayLike = 0.0,
+    ) -> Self:
+        """Build from arrays or plain numbers.
 
-        Hessians and noise that are numbers, or one per client, multiply the identity.
+        Args:
+          hessians: H_c: one number, one per client `[N]`, one matrix `[P, P]` or one matrix per
+            client `[N, P, P]`. Numbers multiply the identity.
+          centers: `[N, P]`, b_c. Its dtype is that of the problem.
+          counts: n_c: one whole number, or one per client `[N]`.
+          noise: Factors of the covariances of the gradient noise, in the same forms as `hessians`.
+          start: Initial model: one number for all coordinates, or `[P]`.
+
+        Returns:
+          The problem.
+
+        Raises:
+          ConfigError: If a Hessian is not symmetric.
+          AssertionError: If `centers` is not a matrix.
+          ValueError: If another argument does not fit the shape of `centers`.
         """
         centers = jnp.asarray(centers)
+        chex.assert_rank(centers, 2)
         num, dim = centers.shape
 
-        def matrices(x: Any) -> Array:
+        def matrices(x: npt.ArrayLike) -> Array:
             x = np.asarray(x, float)
-            return jnp.asarray(
-                np.broadcast_to(
-                    x[..., None, None] * np.eye(dim) if x.ndim < 2 else x, (num, dim, dim)
-                ),
-                centers.dtype,
-            )
+            x = x[..., None, None] * np.eye(dim) if x.ndim < 2 else x
+            return jnp.asarray(np.broadcast_to(x, (num, dim, dim)), centers.dtype)
 
-        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
-        if not np.allclose(
-            matrices(hessians), np.swapaxes(matrices(hessians), 1, 2), rtol=1e-4, atol=1e-8
-        ):
+        hessians = matrices(hessians)
+        if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        return cls(
-            matrices(hessians),
-            centers,
-            matrices(noise),
-            counts,
-            jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,)),
-        )
+        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
+        return cls(hessians, centers, matrices(noise), counts, start)
 
     def init(self, key: Key) -> Params:
-        """Start from `start`, whatever the key."""
+        """Return `start`, `f[P]`; the key is ignored."""
         return self.start
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """As `OneGaussian.loss`."""
+        """Compute (f^c(w) + <xi, w>) / n for client c, so that the gradient has the noise xi / n.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: `i32[]`, the client c.
+          examples: Ignored: the noise stands for the choice of a mini-batch.
+          key: For the noise xi, which is Gaussian with covariance G_c.
+
+        Returns:
+          `f[]`.
+        """
         return self.alone(client).loss(params, client, examples, key)
 
     def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
-        """f^c(w) / n, without noise."""
+        """Compute f^c(w) / n for client c, without noise.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: `i32[]`, the client c.
+          key: Ignored.
+
+        Returns:
+          `f[]`.
+        """
         return self.alone(client).client_loss(params, client, key)
 
     def alone(self, client: Array) -> OneGaussian:
-        """A client's losses by themselves: for loops over steps of two parameters, of which looking the client up would be the most."""
+        """Look up the losses of one client.
+
+        In a loop over local steps with two parameters, looking up the client in every step would
+        be most of the work.
+
+        Args:
+          client: `i32[]`, the client's number.
+
+        Returns:
+          The losses, with the same values as those of this problem for the client.
+        """
+        chex.assert_rank(client, 0)
         return OneGaussian(
             self.hessians[client], self.centers[client], self.noise[client], self.counts.sum()
         )
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """f(w) / n."""
+        """Compute "loss", f(w) / n without noise.
+
+        Args:
+          params: `f[P]`, the model w.
+
+        Returns:
+          A mapping with the one entry "loss", `f[]`.
+        """
         losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
             jnp.arange(self.counts.shape[0])
         )
         return {"loss": self.counts @ losses / self.counts.sum()}
 
     def posterior(self, temperature: float = 1.0) -> Gaussian:
-        """The law that is to be sampled from, in float64."""
+        """Compute the law N(w_*, tau H^-1) that a sampler should reach, on the host in float64.
+
+        Args:
+          temperature: tau, above 0.
+
+        Returns:
+          Mean `f64[P]` and covariance `f64[P, P]`.
+        """
         share = np.asarray(self.counts, float) / np.asarray(self.counts).sum()
         hessians, centers = np.asarray(self.hessians, float), np.asarray(self.centers, float)
-        whole = np.einsum("c,cij->ij", share, hessians)
+        hessian = np.einsum("c,cij->ij", share, hessians)
         return Gaussian(
-            np.linalg.solve(whole, np.einsum("c,cij,cj->i", share, hessians, centers)),
-            temperature * np.linalg.inv(whole),
+            np.linalg.solve(hessian, np.einsum("c,cij,cj->i", share, hessians, centers)),
+            temperature * np.linalg.inv(hessian),
         )
 
 
@@ -154,15 +280,33 @@ def make_gaussian_clients(
     *,
     alpha: float,
     num_clients: int = 50,
-    examples_per_client: int | Any = 1000,
-    covariance: Any = COVARIANCE,
+    examples_per_client: npt.ArrayLike = 1000,
+    covariance: npt.ArrayLike = COVARIANCE,
     dtype: str = "float64",
 ) -> GaussianClients:
-    """Draw FA-LD's simulated data (arXiv 2112.05120, Sec. 5.1): client means from N(0, alpha I), data around them, known covariance.
+    """Draw the simulated data of FA-LD (arXiv 2112.05120, Sec. 5.1).
 
-    examples_per_client: one number, or one per client; the paper does not say (1000 gives its values of gamma, squared). covariance: of
-    the data, `[P, P]`, or one per client `[N, P, P]`, which makes Hessians H_c = n covariance_c^-1 unequal. Only the clients' means are
-    kept, which is all that exact gradients need. float64 has to be enabled where the problem is made and run.
+    Each client has a true mean from N(0, alpha I) and data around it with a known covariance. Only
+    the mean of each client's data is kept, as exact gradients need nothing else.
+
+    Args:
+      seed: Seed of the draws.
+      alpha: Variance of each coordinate of the clients' true means, at least 0. It sets how
+        different the clients are.
+      num_clients: N.
+      examples_per_client: n_c: one whole number, or one per client `[N]`. The paper does not state
+        it; 1000 gives the paper's values of gamma, squared.
+      covariance: Covariance of the data: `[P, P]`, or one per client `[N, P, P]`, which makes the
+        Hessians H_c = n covariance_c^-1 unequal.
+      dtype: Floating type of the problem. "float64" needs `jax.enable_x64` where the problem is
+        made and where it is run.
+
+    Returns:
+      The problem, with exact gradients and the initial model 0.
+
+    Raises:
+      ConfigError: If `alpha` or the shape of `covariance` is not allowed.
+      ValueError: If `examples_per_client` is neither one number nor one per client.
     """
     if not (np.isfinite(alpha) and alpha >= 0):
         raise ConfigError("alpha", alpha, "a finite number from 0")
@@ -175,12 +319,9 @@ def make_gaussian_clients(
     random = np.random.default_rng(seed)
     counts = np.broadcast_to(np.asarray(examples_per_client), (num_clients,))
     true_means = np.sqrt(alpha) * random.normal(size=(num_clients, dim))
-    # The mean of n_c normal vectors is normal: drawn as such, it does not take the memory of the data.
+    # The mean of n_c normal vectors is itself normal. Drawing it directly needs no memory for data.
     factor = np.linalg.cholesky(np.broadcast_to(covariance, (num_clients, dim, dim)))
-    means = (
-        true_means
-        + np.einsum("cij,cj->ci", factor, random.normal(size=(num_clients, dim)))
-        / np.sqrt(counts)[:, None]
-    )
+    deviations = np.einsum("cij,cj->ci", factor, random.normal(size=(num_clients, dim)))
+    means = true_means + deviations / np.sqrt(counts)[:, None]
     hessians = counts.sum() * np.broadcast_to(np.linalg.inv(covariance), (num_clients, dim, dim))
     return GaussianClients.of(hessians.astype(dtype), means.astype(dtype), counts=counts)

@@ -1,85 +1,160 @@
-"""Bayesian logistic regression of two classes, with a Gaussian prior."""
+"""Bayesian logistic regression of two classes, with a Gaussian prior.
+
+Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
+examples of a mini-batch, `n` training and `m` test examples, `P` coefficients.
+"""
 
 from collections.abc import Mapping
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.datasets.arrays import Dataset
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
 
 @struct.dataclass
 class Logistic:
-    """Clients with parts of the examples of a logistic regression; the last coefficient is the intercept, under the same prior.
+    """A logistic regression whose examples are spread over clients.
 
-    The energy is the sum of all examples' losses and of the prior's, prior_precision / 2 ||w||^2; so much of the latter belongs to a
-    client as it has of the examples.
+    The last of the P coefficients w is the intercept; it has the same prior as the others. The
+    energy is the sum of the losses of all training examples plus prior_precision / 2 ||w||^2. The
+    prior's term is divided evenly among the examples, so a client's part of it is proportional to
+    its number of examples.
+
+    Attributes:
+      inputs: `f[n, P]`, training examples; the last column is 1.
+      labels: `f[n]`, 0 or 1.
+      test_inputs: `f[m, P]`, like `inputs`.
+      test_labels: `i32[m]`, 0 or 1.
+      index: `i32[N, M]`, positions of the clients' examples in `inputs`, padded.
+      counts: `i32[N]`, number of examples of each client, without padding.
+      prior_precision: `f[]`, precision of the Gaussian prior.
+      start: `f[P]`, the initial model.
     """
 
-    inputs: Array  # f[examples, P]  the last column 1
-    labels: Array  # f[examples]  0 or 1
+    inputs: Array
+    labels: Array
     test_inputs: Array
-    test_labels: Array  # i32[test examples]
-    index: Array  # i32[N, M]  positions of the clients' examples, padded
-    counts: Array  # i32[N]  true numbers of examples
-    prior_precision: Array  # f[]
-    start: Array  # f[P]  initial model
+    test_labels: Array
+    index: Array
+    counts: Array
+    prior_precision: Array
+    start: Array
 
     def init(self, key: Key) -> Params:
-        """Start from `start`, whatever the key."""
+        """Return `start`, `f[P]`; the key is ignored."""
         return self.start
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Mean loss in nats of a client's examples `i32[B]`, and the prior's part of an example."""
+        """Compute the mean loss of some of a client's examples, in nats.
+
+        Args:
+          params: `f[P]`, the coefficients.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions below `counts[client]`.
+          key: Ignored.
+
+        Returns:
+          `f[]`, mean cross-entropy plus the prior's part of one example.
+        """
+        chex.assert_rank([client, examples], [0, 1])
         return self._losses(params, self.index[client, examples]).mean() + self._penalty(params)
 
     def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
-        """The same of all of a client's examples."""
+        """Compute the mean loss of all of a client's examples, in nats.
+
+        Args:
+          params: `f[P]`, the coefficients.
+          client: `i32[]`, the client's number.
+          key: Ignored.
+
+        Returns:
+          `f[]`, as `loss` gives it for all examples of the client.
+        """
+        chex.assert_rank(client, 0)
         places = jnp.arange(self.index.shape[1])
-        losses = self._losses(
-            params, self.index[client, jnp.minimum(places, self.counts[client] - 1)]
-        )
-        return jnp.where(places < self.counts[client], losses, 0).sum() / self.counts[
-            client
-        ] + self._penalty(params)
+        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
+        total = jnp.where(places < self.counts[client], self._losses(params, rows), 0).sum()
+        return total / self.counts[client] + self._penalty(params)
 
     def energy(self, params: Params) -> Array:
-        """Minus the logarithm of the posterior's density, but for a constant."""
+        """Compute minus the logarithm of the posterior density, up to a constant.
+
+        Args:
+          params: `f[P]`, the coefficients.
+
+        Returns:
+          `f[]`, in nats.
+        """
         losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
             jnp.arange(self.counts.shape[0])
         )
         return self.counts @ losses
 
     def predict(self, params: Params) -> Array:
-        """Probabilities of the classes of the test examples: `f[test examples, 2]`."""
+        """Compute the class probabilities of all test examples: `f[m, 2]`."""
+        chex.assert_shape(params, self.inputs.shape[1:])
         one = jax.nn.sigmoid(self.test_inputs @ params)
         return jnp.stack([1 - one, one], axis=-1)
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Accuracy (a share, 0 to 1) and loss (nats) on the test set."""
+        """Measure a model on the test set.
+
+        Args:
+          params: `f[P]`, the coefficients.
+
+        Returns:
+          "accuracy" (a share, 0 to 1) and "loss" (mean cross-entropy in nats, without the prior).
+        """
+        chex.assert_shape(params, self.inputs.shape[1:])
         logits = self.test_inputs @ params
-        loss = jnp.mean(jax.nn.softplus(logits) - self.test_labels * logits)
+        is_right = (logits > 0) == (self.test_labels == 1)
         return {
-            "accuracy": jnp.mean(((logits > 0) == (self.test_labels == 1)).astype(logits.dtype)),
-            "loss": loss,
+            "accuracy": jnp.mean(is_right.astype(logits.dtype)),
+            "loss": jnp.mean(jax.nn.softplus(logits) - self.test_labels * logits),
         }
 
     def _losses(self, params: Params, rows: Array) -> Array:
+        """Compute the cross-entropy of training examples `i32[B]`: `f[B]`."""
+        chex.assert_shape(params, self.inputs.shape[1:])
         logits = self.inputs[rows] @ params
         return jax.nn.softplus(logits) - self.labels[rows] * logits
 
     def _penalty(self, params: Params) -> Array:
+        """Compute the prior's part of one example's loss."""
         return self.prior_precision / (2 * self.counts.sum()) * jnp.sum(jnp.square(params))
 
 
 def make_logistic(
-    dataset: Any, partition: Any, *, prior_precision: float = 1.0, dtype: str = "float32"
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    prior_precision: float = 1.0,
+    dtype: str = "float32",
 ) -> Logistic:
-    """Build a logistic regression; starts from 0. dataset, partition: as `datasets.load` and the functions of `partition` return them."""
+    """Build a logistic regression that starts from zero coefficients.
+
+    Args:
+      dataset: Training and test set with two classes, as `fedjax_sim.datasets.load` returns them.
+      partition: Who holds which training example, from a function of `fedjax_sim.partition`.
+      prior_precision: Precision of the Gaussian prior on all coefficients, at least 0.
+      dtype: Floating type of the problem. "float64" needs `jax.enable_x64`.
+
+    Returns:
+      The problem. Bytes are scaled to [0, 1]; other inputs are used as they are.
+
+    Raises:
+      ConfigError: If the data set does not have two classes, `prior_precision` is not allowed, or
+        the partition does not fit the data set.
+      AssertionError: If arrays of the data set or of the partition have shapes that do not match.
+    """
     if dataset.num_classes != 2:
         raise ConfigError(
             "num_classes of the data set",
@@ -88,21 +163,25 @@ def make_logistic(
         )
     if not (np.isfinite(prior_precision) and prior_precision >= 0):
         raise ConfigError("prior_precision", prior_precision, "a finite number from 0")
+    [(index, counts)] = pad_partitions([partition], len(dataset.train_labels))
 
-    def with_intercept(images: Any) -> Array:
-        flat = np.asarray(images, dtype).reshape(len(images), -1) / (
-            255 if np.asarray(images).dtype == np.uint8 else 1
-        )
+    def with_intercept(images: np.ndarray) -> Array:
+        scale = 255 if np.asarray(images).dtype == np.uint8 else 1
+        flat = np.asarray(images, dtype).reshape(len(images), -1) / scale
         return jnp.asarray(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
 
-    inputs = with_intercept(dataset.train_images)
+    inputs, test_inputs = with_intercept(dataset.train_images), with_intercept(dataset.test_images)
+    labels = jnp.asarray(dataset.train_labels, dtype)
+    test_labels = jnp.asarray(dataset.test_labels, "int32")
+    chex.assert_shape([labels, test_labels], [inputs.shape[:1], test_inputs.shape[:1]])
+    chex.assert_equal_shape_suffix([inputs, test_inputs], 1)
     return Logistic(
-        inputs,
-        jnp.asarray(dataset.train_labels, dtype),
-        with_intercept(dataset.test_images),
-        jnp.asarray(dataset.test_labels, "int32"),
-        jnp.asarray(partition.index, "int32"),
-        jnp.asarray(partition.counts, "int32"),
-        jnp.asarray(prior_precision, dtype),
-        jnp.zeros(inputs.shape[1], dtype),
+        inputs=inputs,
+        labels=labels,
+        test_inputs=test_inputs,
+        test_labels=test_labels,
+        index=index,
+        counts=counts,
+        prior_precision=jnp.asarray(prior_precision, dtype),
+        start=jnp.zeros(inputs.shape[1], dtype),
     )

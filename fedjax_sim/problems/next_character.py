@@ -1,36 +1,51 @@
-"""Next-character prediction: a problem whose clients are the speakers of a play."""
+"""Next-character prediction on a play whose speakers are the clients.
+
+Dimension letters: `N` clients, `M` places for sequences of a client (the rest is padding), `B`
+sequences of a mini-batch, `n` training and `m` test sequences, `L` characters that are predicted
+in a sequence, `K` character codes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import takes_train
-from fedjax_sim.problems.classification import check_partition
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems.client_data import check_partition, pad_partitions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
 
 EVALUATED_AT_ONCE = 100
-"""Test sequences whose activations are in memory together."""
+"""Test sequences that are evaluated together: a limit on the memory for activations."""
 
 
 @struct.dataclass
 class NextCharacter:
-    """Cross-entropy of each character of a sequence given those before it. All sequences lie on the device once, as bytes.
+    """Cross-entropy of each character of a sequence, given the characters before it.
 
-    Means are over characters, not sequences; padding counts for nothing.
+    Means are over characters, not over sequences, and padding does not count. Sequences stay on
+    the device as bytes. In local steps, a model whose calls take `train` is called with
+    `train=True` and with random streams named "dropout" and "quantize".
+
+    Attributes:
+      sequences: `u8[n, L + 1]`, character codes of the training sequences of all clients.
+      test_sequences: `u8[m, L + 1]`, character codes of the test sequences.
+      index: `i32[N, M]`, positions of the clients' sequences in `sequences`, padded.
+      counts: `i32[N]`, number of sequences of each client, without padding.
+      model: The network.
     """
 
-    sequences: Array  # u8[examples, L + 1]
+    sequences: Array
     test_sequences: Array
-    index: Array  # i32[N, M]  positions of the clients' sequences, padded
-    counts: Array  # i32[N]  true numbers of sequences
+    index: Array
+    counts: Array
     model: Model = struct.field(pytree_node=False)
 
     def init(self, key: Key) -> Params:
@@ -38,54 +53,83 @@ class NextCharacter:
         return self.model.init(key, self.sequences[:1, :-1].astype("int32"))
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Mean cross-entropy, in nats a character, of a client's sequences `i32[B]`."""
+        """Compute the mean loss of some of a client's sequences, in nats per character.
+
+        Args:
+          params: The model's parameters.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions below `counts[client]`.
+          key: For the model's random streams.
+
+        Returns:
+          `f[]`.
+        """
+        chex.assert_rank([client, examples], [0, 1])
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
         options = {"train": True, "rngs": rngs} if takes_train(self.model) else {}
         total, _, num = self._sums(params, self.sequences[self.index[client, examples]], **options)
         return total / num
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Loss, and accuracy (a share, 0 to 1), per character of the test sequences. A character without a code is never right."""
+        """Measure a model on the test sequences.
+
+        Args:
+          params: The model's parameters.
+
+        Returns:
+          "accuracy" (a share of characters, 0 to 1) and "loss" (nats per character). A character
+          without a code always counts as wrong, whatever was predicted; its loss still counts.
+        """
         num = self.test_sequences.shape[0]
-        at_once = min(num, EVALUATED_AT_ONCE)
-        num_batches = -(-num // at_once)
+        batch = min(num, EVALUATED_AT_ONCE)
+        num_batches = -(-num // batch)
         padded = jnp.pad(
-            self.test_sequences, ((0, num_batches * at_once - num), (0, 0)), constant_values=PADDING
+            self.test_sequences, ((0, num_batches * batch - num), (0, 0)), constant_values=PADDING
         )
         sums = jax.lax.map(
-            lambda sequences: self._sums(params, sequences),
-            padded.reshape(num_batches, at_once, -1),
+            lambda sequences: self._sums(params, sequences), padded.reshape(num_batches, batch, -1)
         )
         loss, right, characters = (each.sum() for each in sums)
         return {"accuracy": right / characters, "loss": loss / characters}
 
     def _sums(self, params: Params, sequences: Array, **options: Any) -> tuple[Array, Array, Array]:
-        """Summed cross-entropy, characters predicted right, and characters, of sequences `u8[B, L + 1]`."""
+        """Sum the cross-entropy, the right predictions and the characters of `u8[B, L + 1]`."""
         inputs, targets = sequences[:, :-1].astype("int32"), sequences[:, 1:].astype("int32")
         logits = self.model.apply(params, inputs, **options)
+        chex.assert_shape(logits, (*targets.shape, None))
         is_there = targets != PADDING
-        losses = jnp.where(
-            is_there, optax.softmax_cross_entropy_with_integer_labels(logits, targets), 0
-        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        total = jnp.where(is_there, losses, 0).sum()
         is_right = (jnp.argmax(logits, axis=-1) == targets) & is_there & (targets != UNKNOWN)
-        return (
-            losses.sum(),
-            is_right.sum().astype(losses.dtype),
-            is_there.sum().astype(losses.dtype),
-        )
+        return total, is_right.sum().astype(losses.dtype), is_there.sum().astype(losses.dtype)
 
 
 def make_next_characters(
-    model: Model, dataset: Text, partitions: Sequence[Any]
+    model: Model, dataset: Text, partitions: Sequence[Partition]
 ) -> list[NextCharacter]:
-    """Build one problem per partition over the same sequences, which are held once; for a sweep with a partition per seed.
+    """Build one problem per partition, for a sweep with a partition per seed.
 
-    model: gives logits `[B, L, dataset.num_classes]` of codes `i32[B, L]`, such as `models.CharacterRNN`. partitions: of
-    `dataset.train_sequences`, as by `partition.natural` with the clients `dataset.train_speakers`.
+    All problems share one copy of the sequences.
+
+    Args:
+      model: A network with logits `[B, L, K]` for codes `i32[B, L]`, such as
+        `fedjax_sim.models.CharacterRNN`; K is `dataset.num_classes`.
+      dataset: Training and test sequences, as `fedjax_sim.datasets.load_text` returns them.
+      partitions: Partitions of `dataset.train_sequences`, for example from
+        `fedjax_sim.partition.natural` with `dataset.train_speakers` as clients.
+
+    Returns:
+      One problem per partition, in the same order.
+
+    Raises:
+      ConfigError: If a partition does not fit the data set, or the model's logits have the wrong
+        shape.
+      AssertionError: If arrays of the data set or of a partition have shapes that do not match.
     """
     for partition in partitions:
         check_partition(partition, len(dataset.train_sequences))
     length = dataset.train_sequences.shape[1] - 1
+    chex.assert_shape([dataset.train_sequences, dataset.test_sequences], (None, length + 1))
     wanted = (1, length, dataset.num_classes)
     codes = jax.ShapeDtypeStruct((1, length), "int32")
     try:
@@ -100,23 +144,9 @@ def make_next_characters(
             type(model).__name__,
             f"one with logits of shape {wanted} for codes of shape {(1, length)}",
         )
-    sequences, test_sequences = (
-        jnp.asarray(dataset.train_sequences),
-        jnp.asarray(dataset.test_sequences),
-    )
-    capacity = max(partition.index.shape[1] for partition in partitions)
-    problems = []
-    for partition in partitions:
-        index = np.pad(
-            np.asarray(partition.index, "int32"), ((0, 0), (0, capacity - partition.index.shape[1]))
-        )
-        problems.append(
-            NextCharacter(
-                sequences,
-                test_sequences,
-                jnp.asarray(index),
-                jnp.asarray(partition.counts, "int32"),
-                model,
-            )
-        )
-    return problems
+    sequences = jnp.asarray(dataset.train_sequences)
+    test_sequences = jnp.asarray(dataset.test_sequences)
+    return [
+        NextCharacter(sequences, test_sequences, index, counts, model)
+        for index, counts in pad_partitions(partitions, len(dataset.train_sequences))
+    ]

@@ -1,11 +1,16 @@
-"""Quadratics with a known optimum."""
+"""Quadratic losses with a known optimum.
+
+Dimension letters: `N` clients, `P` parameters.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Self
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import struct
 
 from fedjax_sim.types import Array, Key, Params
@@ -13,56 +18,95 @@ from fedjax_sim.types import Array, Key, Params
 
 @struct.dataclass
 class Quadratic:
-    """Clients with f_i(w) = (curvature_i / 2) ||w - center_i||^2, and Gaussian gradient noise.
+    """Client i has the loss f_i(w) = (curvature_i / 2) ||w - center_i||^2, with gradient noise.
 
-    The optimum is the curvature-weighted mean of the centers. `evaluate` returns the loss, the mean of the f_i without noise.
+    The objective is the mean of the f_i. Its optimum is the curvature-weighted mean of the centers.
+
+    Attributes:
+      centers: `f[N, P]`, the minimum of each client's loss.
+      curvature: `f[N]`, the only eigenvalue of each client's Hessian.
+      noise: `f[]`, sigma: standard deviation of the Gaussian gradient noise xi, in the norm over
+        all P coordinates, so that E||xi||^2 = sigma^2.
+      start: `f[P]`, the initial model.
     """
 
-    centers: Array  # f[N, P]
-    curvature: Array  # f[N]
-    noise: (
-        Array  # f[]  standard deviation of the gradient noise, ||.|| over all P coordinates (sigma)
-    )
-    start: Array  # f[P]  initial model
+    centers: Array
+    curvature: Array
+    noise: Array
+    start: Array
 
     @classmethod
     def of(
-        cls, centers: Any, *, curvature: Any = 1.0, noise: Any = 0.0, start: Any = 0.0
-    ) -> "Quadratic":
-        """Build from anything that broadcasts; `start` is a number or `f[P]`."""
+        cls,
+        centers: npt.ArrayLike,
+        *,
+        curvature: npt.ArrayLike = 1.0,
+        noise: npt.ArrayLike = 0.0,
+        start: npt.ArrayLike = 0.0,
+    ) -> Self:
+        """Build from arrays or plain numbers.
+
+        Args:
+          centers: `[N, P]`, the minimum of each client's loss. Its dtype is that of the problem.
+          curvature: One number for all clients, or one per client `[N]`.
+          noise: Standard deviation of the gradient noise.
+          start: Initial model: one number for all coordinates, or `[P]`.
+
+        Returns:
+          The problem.
+
+        Raises:
+          AssertionError: If `centers` is not a matrix or `noise` is not a number.
+          ValueError: If `curvature` or `start` does not fit the shape of `centers`.
+        """
         centers = jnp.asarray(centers)
+        chex.assert_rank([centers, jnp.asarray(noise)], [2, 0])
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
         return cls(centers, curvature, jnp.asarray(noise, centers.dtype), start)
 
     @property
     def counts(self) -> Array:
-        """One example a client."""
+        """Number of examples of each client, one each: `i32[N]`."""
         return jnp.ones(self.centers.shape[0], "int32")
 
     @property
     def optimum(self) -> Array:
-        """`f[P]`"""
+        """Minimum of the mean of the f_i: `f[P]`."""
         return self.curvature @ self.centers / self.curvature.sum()
 
     def init(self, key: Key) -> Params:
-        """Start from `start`, whatever the key."""
+        """Return `start`, `f[P]`; the key is ignored."""
         return self.start
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """f_i(w) + <xi, w>, whose gradient has noise xi with E||xi||^2 = noise^2."""
+        """Compute f_i(w) + <xi, w>, so that the gradient has the noise xi.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: `i32[]`, the client i.
+          examples: Ignored: a client has one example.
+          key: For the noise xi.
+
+        Returns:
+          `f[]`.
+        """
+        chex.assert_equal_shape([params, self.start])
         noise = (
             self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
         )
-        return (
-            self.curvature[client] / 2 * jnp.sum(jnp.square(params - self.centers[client]))
-            + noise @ params
-        )
+        away = params - self.centers[client]
+        return self.curvature[client] / 2 * jnp.sum(jnp.square(away)) + noise @ params
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Mean loss over clients."""
-        return {
-            "loss": jnp.mean(
-                self.curvature / 2 * jnp.sum(jnp.square(params[None] - self.centers), axis=1)
-            )
-        }
+        """Compute "loss", the mean of the f_i without noise.
+
+        Args:
+          params: `f[P]`, the model w.
+
+        Returns:
+          A mapping with the one entry "loss", `f[]`.
+        """
+        chex.assert_equal_shape([params, self.start])
+        away = params[None] - self.centers
+        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(away), axis=1))}

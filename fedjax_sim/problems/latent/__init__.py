@@ -1,17 +1,27 @@
-"""Latent-variable models, one file each, and the problem made of one and of data on the client axis.
+"""Latent-variable models, one per file, and the problem made of a model and clients' data.
 
-A model is the mathematics of a complete-data likelihood p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)): the E-step
-as a function of phi, the M-step T as a function of expected statistics, the loss and the penalty (`types.LatentModel`). To add one, write
-a file like `bernoulli_mixture.py`, and, for the command line, a line in `features.py`.
+A model is the mathematics of a complete-data likelihood
+p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)), as
+`fedjax_sim.types.LatentModel` asks for: the E-step as a function of phi, the M-step T as a function
+of expected statistics, the loss and the penalty.
+
+`estimation` joins a model and data to a problem; `features` turns images into examples of mixtures;
+`cells` is the compressor that makes FedMissEM of FedEM. To add a model, write a file like
+`bernoulli_mixture.py` and, to offer it on the command line, add an entry to `features.MODELS`.
 """
 
 from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
 from fedjax_sim.problems.latent.cells import CellSampling
 from fedjax_sim.problems.latent.estimation import Estimation, make_estimation, make_estimations
-from fedjax_sim.problems.latent.features import MODELS
+from fedjax_sim.problems.latent.features import MODELS, binary, principal_components
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
-from fedjax_sim.problems.latent.missing_values import MissingValues, make_matrices
-from fedjax_sim.problems.latent.noisy_mean import NoisyMean
+from fedjax_sim.problems.latent.missing_values import (
+    LowRank,
+    Matrix,
+    MissingValues,
+    make_matrices,
+)
+from fedjax_sim.problems.latent.noisy_mean import NoisyMean, Seen
 
 __all__ = [
     "MODELS",
@@ -19,9 +29,14 @@ __all__ = [
     "CellSampling",
     "Estimation",
     "GaussianMixture",
+    "LowRank",
+    "Matrix",
     "MissingValues",
     "NoisyMean",
+    "Seen",
+    "binary",
     "make_estimation",
     "make_estimations",
     "make_matrices",
+    "principal_components",
 ]

@@ -1,17 +1,27 @@
-"""Mixture of products of Bernoulli laws: binary examples y in {0, 1}^D from one of G components.
+"""Mixture of products of Bernoulli laws, for binary examples.
 
+    y in {0, 1}^D from one of G components z
     s(y, z) = (1_{z=1}, .., 1_{z=G}, y 1_{z=1}, .., y 1_{z=G}),  q = G + G D
     phi(theta) = (log pi_g + sum_d log(1 - mu_gd))_g + (log(mu_gd / (1 - mu_gd)))_gd,  psi = 0
     T(s): pi_g = s1_g / sum s1,  mu_gd = (s2_gd + smoothing) / (s1_g + 2 smoothing)
 
-The smoothing is the penalty R(theta) = -smoothing sum_gd log(mu_gd (1 - mu_gd)): it keeps mu inside (0, 1) for statistics that are means,
-0 <= s2 <= s1. T needs s1 > 0, and phi needs -smoothing < s2 < s1 + smoothing; noise of a compressor can take s beyond, and the result is
-then not a number, so that the lane is reported as failed. Values between 0 and 1 are taken as probabilities of a 1.
+Here s1 and s2 are the two parts of s. The smoothing is the strength of the penalty
+R(theta) = -smoothing sum_gd log(mu_gd (1 - mu_gd)). It keeps mu inside (0, 1) for statistics that
+are means of expected statistics, which have 0 <= s2 <= s1.
+
+T needs s1 > 0, and phi needs -smoothing < s2 < s1 + smoothing. The noise of a compressor can push s
+out of this domain. The result is then not a number, and the lane is reported as failed.
+
+Values of y between 0 and 1 are taken as probabilities of a 1.
+
+Dimension letters: `B` examples, `G` components, `D` coordinates of an example, `q` numbers of a
+statistic.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -20,68 +30,100 @@ from fedjax_sim.types import Array, Key
 
 
 class Mixture(NamedTuple):
-    """theta."""
+    """The parameters theta.
 
-    weights: Array  # f[G]     pi
-    means: Array  # f[G, D]  mu, probabilities of a 1
+    Attributes:
+      weights: `f[G]`, pi, weights of the components.
+      means: `f[G, D]`, mu, probabilities of a 1.
+    """
+
+    weights: Array
+    means: Array
 
 
 @struct.dataclass
 class BernoulliMixture:
-    """The model."""
+    """The model of this module.
+
+    Attributes:
+      components: G, the number of components.
+      smoothing: Strength of the penalty, above 0.
+    """
 
     components: int = struct.field(pytree_node=False)
     smoothing: float = 1e-3
 
-    def with_data(self, examples: Array, weight: Array) -> "BernoulliMixture":
-        """Nothing is taken in."""
+    def with_data(self, examples: Array, weight: Array) -> Self:
+        """Check the shapes of the examples `f[B, D]` and return the model as it is."""
+        chex.assert_rank(examples, 2)
+        chex.assert_shape(weight, examples.shape[:1])
         return self
 
     def initial(self, key: Key, examples: Array, weight: Array) -> Array:
-        """Equal weights, and different examples drawn halfway to the mean of all as probabilities."""
+        """Draw natural parameters to start from.
+
+        The components have equal weights. The probabilities of each lie halfway between an example
+        (a different one for each component) and the mean of all examples.
+
+        Args:
+          key: For the choice of examples.
+          examples: `f[B, D]`, all examples.
+          weight: `f[B]`, their weights, with sum 1.
+
+        Returns:
+          `f[q]`.
+        """
         chosen = jax.random.choice(key, examples, (self.components,), replace=False, p=weight)
         means = jnp.clip((chosen + (weight @ examples)[None]) / 2, 0.01, 0.99)
-        return self.natural(
-            Mixture(jnp.full(self.components, 1 / self.components, examples.dtype), means)
-        )
+        weights = jnp.full(self.components, 1 / self.components, examples.dtype)
+        return self.natural(Mixture(weights, means))
 
     def maximise(self, statistics: Array) -> Mixture:
-        """T: not a number unless s1 > 0."""
+        """Compute the M-step T(s) from statistics `f[q]`; nan unless all s1 > 0."""
         first, second = self._split(statistics)
         first = jnp.where(first > 0, first, jnp.nan)
-        return Mixture(
-            first / first.sum(), (second + self.smoothing) / (first + 2 * self.smoothing)[:, None]
-        )
+        means = (second + self.smoothing) / (first + 2 * self.smoothing)[:, None]
+        return Mixture(first / first.sum(), means)
 
     def natural(self, params: Mixture) -> Array:
-        """phi."""
+        """Compute the natural parameters phi(theta): `f[q]`."""
         absent = jnp.log1p(-params.means)
-        return jnp.concatenate(
-            [jnp.log(params.weights) + absent.sum(axis=1), (jnp.log(params.means) - absent).ravel()]
-        )
+        first = jnp.log(params.weights) + absent.sum(axis=1)
+        return jnp.concatenate([first, (jnp.log(params.means) - absent).ravel()])
 
     def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
-        """Responsibilities rho and rho y, summed with weights."""
+        """Compute the weighted sum of the responsibilities rho and of rho y.
+
+        Args:
+          natural: `f[q]`, phi(theta).
+          examples: `f[B, D]`.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
+        """
+        chex.assert_shape(weight, examples.shape[:1])
         share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        return jnp.concatenate(
-            [share.sum(axis=0), jnp.matmul(share.T, examples, precision="highest").ravel()]
-        )
+        second = jnp.matmul(share.T, examples, precision="highest")
+        return jnp.concatenate([share.sum(axis=0), second.ravel()])
 
     def loss(self, params: Mixture, examples: Array) -> Array:
-        """-log p(y; theta)."""
+        """Compute -log p(y; theta) of examples `f[B, D]`: `f[B]`."""
         return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=1)
 
     def penalty(self, params: Mixture) -> Array:
-        """R."""
+        """Compute R(theta): `f[]`."""
         return -self.smoothing * jnp.sum(jnp.log(params.means) + jnp.log1p(-params.means))
 
     def metrics(self, statistics: Array, params: Mixture) -> Mapping[str, Array]:
-        """Weights, "pi_0" and so on."""
+        """Return the weights of the components, "pi_0", "pi_1" and so on."""
         return {f"pi_{g}": params.weights[g] for g in range(self.components)}
 
     def _split(self, vector: Array) -> tuple[Array, Array]:
+        """Split s or phi into its two parts: `f[G]`, `f[G, D]`."""
         return vector[: self.components], vector[self.components :].reshape(self.components, -1)
 
     def _logits(self, natural: Array, examples: Array) -> Array:
+        """Compute log p(y, z; theta) for every example and component: `f[B, G]`."""
         first, second = self._split(natural)
         return first[None] + jnp.matmul(examples, second.T, precision="highest")

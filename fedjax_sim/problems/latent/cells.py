@@ -1,4 +1,7 @@
-"""FedMissEM's mini-batches of cells (arXiv 2111.02083, Algorithm 7) as a compressor: what a server sends of its matrix."""
+"""FedMissEM's mini-batches of cells (arXiv 2111.02083, Algorithm 7), as a compressor.
+
+Dimension letters: `J` rows and `L` columns of a server's matrix.
+"""
 
 from typing import Any
 
@@ -12,6 +15,7 @@ from fedjax_sim.types import Array, Key
 
 
 def _is_shape(value: Any) -> bool:
+    """Tell whether a value is a pair of whole numbers of at least 1."""
     return (
         isinstance(value, tuple)
         and len(value) == 2
@@ -21,17 +25,28 @@ def _is_shape(value: Any) -> bool:
 
 @struct
 class CellSampling(Compressor):
-    """Send the cells of a random set of rows times a random set of columns of a matrix, as one compressed vector; 0 for the others.
+    """Send the cells where a random set of rows meets a random set of columns of a matrix.
 
-    Rows and columns are uniform without replacement, so a cell is sent with probability rho = rows columns / (J L). An E-step of these
-    cells alone, as in Algorithm 7, is the same as one of all of which only these are sent, as the cells' statistics do not depend on
-    each other. So FedMissEM is FedEM with this compressor and whole matrices as examples, of which a client has one.
+    The cells sent form one vector, which is compressed in turn. All other cells are received as 0.
+    Rows and columns are drawn uniformly without replacement, so a cell is sent with probability
+    rho = rows columns / (J L).
 
-    Readings. Algorithm 7 sends the cells as they are: then E[H] = V + rho (h - V), which is consistent as memories converge, but no
-    unbiased compressor. With `unbiased` they are divided by rho: omega is (1 + omega') / rho - 1 with that of the cells' compressor.
-    Blocks of that compressor are of the cells sent, row by row in the matrix's order, not of the matrix; with `row=columns` they stay
-    within rows. Bits: those of a vector of rows times columns; which cells they are follows from a seed that both sides know. All methods
-    raise ConfigError for vectors that are not J L long.
+    FedMissEM is FedEM with this compressor, where each client has one example: its whole matrix.
+    The E-step of Algorithm 7 is over the drawn cells only. Computing all cells and sending the
+    drawn ones gives the same, as the statistic of a cell does not depend on other cells.
+
+    Reading of the paper: Algorithm 7 sends the cells as they are (`unbiased=False`). Then
+    E[H] = V + rho (h - V), which is consistent once the memories V converge, but this is not an
+    unbiased compressor. With `unbiased` the cells are divided by rho, and
+    omega = (1 + omega') / rho - 1, where omega' is that of the compressor of the cells.
+
+    Blocks of that compressor are made of the cells sent, row by row in the matrix's order, and not
+    of the matrix. If the compressor's own `row` equals `columns`, blocks stay within rows.
+
+    Bits are those of a vector of rows times columns entries. Which cells they are follows from a
+    seed that both sides know, and costs nothing.
+
+    All methods raise ConfigError for vectors whose length is not J L.
     """
 
     name: str = fixed("cells")
@@ -39,70 +54,121 @@ class CellSampling(Compressor):
         (0, 0),
         "two whole numbers of at least 1, rows and columns of the matrix",
         _is_shape,
-        meaning="(J, L); must be given.",
+        meaning="Shape (J, L) of the matrix; it has no usable default and must be given.",
     )
-    rows: int = count(1, "Rows.")
-    columns: int = count(1, "Sent.")
-    unbiased: bool = switch(True, "Unbiased.")
+    rows: int = count(1, "Number of rows drawn for each message, at most J.")
+    columns: int = count(1, "Number of columns drawn for each message, at most L.")
+    unbiased: bool = switch(
+        True,
+        "Whether the cells sent are divided by their probability rho, which makes the compressor "
+        "unbiased; the paper's Algorithm 7 does not divide.",
+    )
     compression: Compressor = part(
-        Identity(), "a compressor", Compressor, parse_compressor, meaning="Of the cells sent."
+        Identity(),
+        "a compressor",
+        Compressor,
+        parse_compressor,
+        meaning="Compressor of the vector of cells that are sent.",
     )
 
     def check_together(self) -> None:
+        """Check that no more rows and columns are drawn than the matrix has.
+
+        Raises:
+          ConfigError: If `rows` or `columns` is too large.
+        """
         for name, most in zip(("rows", "columns"), self.shape, strict=True):
             if getattr(self, name) > most:
-                raise ConfigError(name, getattr(self, name), f"at most {most}, those of the matrix")
+                allowed = f"at most {most}, the number of {name} of the matrix"
+                raise ConfigError(name, getattr(self, name), allowed)
 
     @property
     def share(self) -> float:
-        """rho."""
+        """Probability rho that a cell is sent."""
         return self.rows * self.columns / (self.shape[0] * self.shape[1])
 
     def apply(self, key: Key, vector: Array) -> Array:
-        """Send some cells of a matrix given row by row, `f[J L]`."""
+        """Send some cells of a matrix.
+
+        Args:
+          key: For the draw of rows and columns and for the compressor of the cells.
+          vector: `f[J L]`, the matrix row by row.
+
+        Returns:
+          What the server decodes, `f[J L]`: 0 in the cells that are not sent.
+        """
         self._check_length(vector.size)
-        of_rows, of_columns, inner = jax.random.split(key, 3)
-        # In order, so that the blocks of the cells' compressor are of neighbours.
-        rows = jnp.sort(jax.random.permutation(of_rows, self.shape[0])[: self.rows])
-        columns = jnp.sort(jax.random.permutation(of_columns, self.shape[1])[: self.columns])
+        rows_key, columns_key, cells_key = jax.random.split(key, 3)
+        # Sorted, so that blocks of the cells' compressor are made of neighbours.
+        rows = jnp.sort(jax.random.permutation(rows_key, self.shape[0])[: self.rows])
+        columns = jnp.sort(jax.random.permutation(columns_key, self.shape[1])[: self.columns])
         places = (rows[:, None] * self.shape[1] + columns[None]).ravel()
-        sent = self.compression.apply(inner, vector[places])
+        sent = self.compression.apply(cells_key, vector[places])
         return jnp.zeros_like(vector).at[places].set(sent / self.share if self.unbiased else sent)
 
     def variance(self, vector: Array) -> Array:
-        """Compute E||Q(x) - x||^2 exactly, where the cells' compressor treats cells alike, so that it is a multiple of ||x||^2."""
+        """Compute E||Q(x) - x||^2 exactly.
+
+        Args:
+          vector: `f[J L]`, x.
+
+        Returns:
+          `f[]`, a multiple of ||x||^2.
+
+        Raises:
+          NotImplementedError: If the cells' compressor does not treat all cells alike: its blocks
+            then depend on which cells are drawn.
+        """
         self._check_length(vector.size)
         if not isinstance(self.compression, (Identity, RandSparsification, RandK)):
             raise NotImplementedError(
-                f"no closed form for random cells with {self.compression}, whose blocks depend on which are drawn"
+                "There is no closed form of the variance for random cells with the compressor "
+                f"{self.compression}, because its blocks depend on which cells are drawn."
             )
         inner = self.compression.omega(self.rows * self.columns)
-        factor = (
-            (1 + inner) / self.share - 1 if self.unbiased else 1 - self.share + self.share * inner
-        )
+        if self.unbiased:
+            factor = (1 + inner) / self.share - 1
+        else:
+            factor = 1 - self.share + self.share * inner
         return factor * jnp.sum(jnp.square(wide_of(vector)))
 
     def __str__(self) -> str:
-        """Say how many cells of how many are sent."""
+        """Say how many cells of how many are sent, and with which compressor."""
         kind = "" if self.unbiased else " as they are"
-        return f"{self.name} {self.rows}x{self.columns} of {self.shape[0]}x{self.shape[1]}{kind}, {self.compression}"
+        drawn = f"{self.rows}x{self.columns} of {self.shape[0]}x{self.shape[1]}"
+        return f"{self.name} {drawn}{kind}, {self.compression}"
 
     def omega(self, dim: int) -> Any:
-        """Compute the constant; without `unbiased` that of the cells' compressor, which sets the memories' step as well."""
+        """Compute the constant omega for vectors of `dim` entries.
+
+        Without `unbiased` this is the omega of the cells' compressor, which then also sets the step
+        size of the memories.
+
+        Args:
+          dim: Length of the vectors, J L.
+
+        Returns:
+          A number; traced if the numbers of the cells' compressor are.
+        """
         self._check_length(dim)
         inner = self.compression.omega(self.rows * self.columns)
         return (1 + inner) / self.share - 1 if self.unbiased else inner
 
     def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count those of the cells sent."""
+        """Count the bits of one message.
+
+        Args:
+          dim: Length of the vectors, J L.
+          word: Bits of a float.
+
+        Returns:
+          The bits of the cells that are sent.
+        """
         self._check_length(dim)
         return self.compression.bits(self.rows * self.columns, word=word)
 
     def _check_length(self, dim: int) -> None:
-        # An index beyond the end would be clamped in silence.
+        """Refuse vectors of the wrong length: JAX would silently clamp positions beyond the end."""
         if dim != self.shape[0] * self.shape[1]:
-            raise ConfigError(
-                "shape",
-                self.shape,
-                f"rows and columns of a matrix of {dim} cells, the length of the vectors compressed",
-            )
+            allowed = f"rows and columns of a matrix of {dim} cells, the length of the vectors"
+            raise ConfigError("shape", self.shape, allowed)

@@ -1,79 +1,137 @@
-"""Penalised maximum likelihood of a latent-variable model from data on the client axis: the problem of expectation maximisation."""
+"""Penalised maximum likelihood of a latent-variable model from the data of clients.
 
+This is the problem that the systems of expectation maximisation (EM) solve. Symbols as in
+`fedjax_sim.types.LatentProblem`: parameters theta, expected statistics s, natural parameters
+phi(theta), the M-step T.
+
+Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
+examples of a mini-batch, `n` examples, `q` numbers of a statistic.
+"""
+
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import struct
 
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, LatentModel, Params
 
 
 @struct.dataclass
 class Estimation:
-    """The objective is F(theta) = sum_i share_i / N mean_j -log p(y_ij; theta) + R(theta); a client's statistics are times its share.
+    """A latent-variable model and the examples of clients.
 
-    All examples lie on the device once; a partition is an index array. Letters as in `types`, and `M` places for examples of a client.
+    The objective is F(theta) = (1/N) sum_i share_i mean_j -log p(y_ij; theta) + R(theta), where the
+    mean is over the examples of client i. A client's statistics are multiplied by its share too.
+
+    Attributes:
+      model: The latent-variable model.
+      data: Examples of all clients: a pytree of leaves `[n, ...]`, whatever the model takes.
+      index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
+      counts: `i32[N]`, number of examples of each client, without padding.
+      share: `f[N]`, weights of the clients, with mean 1.
+      start: `f[q]`, the initial statistics S_0, or None to draw them.
     """
 
     model: LatentModel
-    data: Any  # leaves [examples, ...]
-    index: Array  # i32[N, M]  positions of the clients' examples, padded
-    counts: Array  # i32[N]  true numbers of examples
-    share: Array  # f[N]  weights of clients, of mean 1
-    start: Array | None = None  # f[q]  S_0; drawn if None
+    data: Any
+    index: Array
+    counts: Array
+    share: Array
+    start: Array | None = None
 
     def init(self, key: Key) -> Array:
-        """Draw S_0: the mean statistics under initial parameters of the model's, unless they are given."""
+        """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.
+
+        They are drawn as the mean expected statistics under initial parameters of the model.
+        """
         if self.start is not None:
             return self.start
         natural = self.model.initial(key, *self._pooled())
         return self.client_statistics(natural).mean(axis=0)
 
     def maximise(self, statistics: Array) -> Params:
-        """T(s)."""
+        """Compute the M-step: theta = T(s) from statistics `f[q]`."""
         return self.model.maximise(statistics)
 
     def unknown(self, params: Params) -> Params:
-        """What of theta a client has to be sent: all of it, unless the model knows better."""
+        """Return the part of theta that a client has to be sent.
+
+        This is all of it, unless the model has a method `unknown` that leaves known parts out.
+        """
         return getattr(self.model, "unknown", lambda whole: whole)(params)
 
     def natural(self, params: Params) -> Array:
-        """phi(theta): `f[q]`."""
+        """Compute the natural parameters phi(theta): `f[q]`."""
         return self.model.natural(params)
 
     def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
-        """Weighted sum of the expected statistics of a client's examples, times its share: `f[q]`."""
-        return self.model.statistics(
-            natural, self._rows(self.index[client, examples]), weight * self.share[client]
-        )
+        """Compute the weighted sum of expected statistics of some examples, times the share.
+
+        Args:
+          natural: `f[q]`, phi(theta).
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions below `counts[client]`.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
+        """
+        chex.assert_rank([client, examples], [0, 1])
+        chex.assert_equal_shape([examples, weight])
+        rows = self._rows(self.index[client, examples])
+        return self.model.statistics(natural, rows, weight * self.share[client])
 
     def client_statistics(self, natural: Array) -> Array:
-        """Every client's mean expected statistics, times its share: `f[N, q]`."""
+        """Compute every client's mean expected statistics, times its share.
+
+        Args:
+          natural: `f[q]`, phi(theta).
+
+        Returns:
+          `f[N, q]`.
+        """
         return jax.vmap(self.model.statistics, in_axes=(None, 0, 0))(
             natural, self._rows(self.index), self._weights()
         )
 
     def objective(self, params: Params) -> Array:
-        """F(theta)."""
+        """Compute the objective F(theta): `f[]`."""
         losses = jax.vmap(self.model.loss, in_axes=(None, 0))(params, self._rows(self.index))
         weights = self._weights()
-        return jnp.sum(jnp.where(weights > 0, losses, 0) * weights) / self.counts.shape[
-            0
-        ] + self.model.penalty(params)
+        chex.assert_equal_shape([losses, weights])
+        total = jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
+        return total / self.counts.shape[0] + self.model.penalty(params)
 
     def mean_field(self, statistics: Array) -> Array:
-        """The field h(s) whose roots are the fixed points of EM, s bar(T(s)) - s: `f[q]`."""
-        return (
-            self.client_statistics(self.natural(self.maximise(statistics))).mean(axis=0)
-            - statistics
-        )
+        """Compute the mean field h(s), whose roots are the fixed points of EM.
+
+        Args:
+          statistics: `f[q]`, s.
+
+        Returns:
+          `f[q]`, the mean expected statistics under T(s) minus s.
+        """
+        natural = self.natural(self.maximise(statistics))
+        return self.client_statistics(natural).mean(axis=0) - statistics
 
     def evaluate(self, statistics: Array) -> Mapping[str, Array]:
-        """F(T(s)) as "objective", ||h(s)||^2 as "mean_field", and what the model watches."""
+        """Measure the statistics of a server.
+
+        Args:
+          statistics: `f[q]`, s.
+
+        Returns:
+          "objective", F(T(s)); "mean_field", ||h(s)||^2; and the metrics of the model.
+        """
         params = self.maximise(statistics)
         metrics = {
             "objective": self.objective(params),
@@ -82,71 +140,103 @@ class Estimation:
         return {**metrics, **self.model.metrics(statistics, params)}
 
     def _rows(self, places: Array) -> Any:
+        """Gather examples at positions `i32[...]` of `data`: leaves `[..., ...]`."""
         return jax.tree.map(lambda leaf: leaf[places], self.data)
 
     def _weights(self) -> Array:
-        """Weights of the examples in a client's mean, times its share, 0 beyond its count: `f[N, M]`."""
+        """Compute share_i / counts_i for every place of client i, 0 for padding: `f[N, M]`."""
         is_there = jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
-        return jnp.where(
-            is_there, self.share[:, None] / self.counts[:, None].astype(self.share.dtype), 0
-        )
+        weights = self.share[:, None] / self.counts[:, None].astype(self.share.dtype)
+        return jnp.where(is_there, weights, 0)
 
     def _pooled(self) -> tuple[Any, Array]:
-        """All clients' examples, leaves `[N M, ...]`, and their weights, which sum to 1."""
+        """Gather all clients' examples, leaves `[N M, ...]`, and their weights with sum 1."""
         return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
 
 
-def make_estimation(model: LatentModel, data: Any, partition: Any, **options: Any) -> Estimation:
-    """Build one problem. Arguments as in `estimations`."""
-    return make_estimations(model, data, [partition], **options)[0]
+def make_estimation(
+    model: LatentModel,
+    data: Any,
+    partition: Partition,
+    *,
+    weighting: str = "pooled",
+    start: npt.ArrayLike | None = None,
+) -> Estimation:
+    """Build an estimation problem.
+
+    Args:
+      model: The latent-variable model, without data.
+      data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
+        leaf is that of the problem; 64 bits are kept where `jax.enable_x64` is on.
+      partition: Who holds which example, as the functions of `fedjax_sim.partition` return it.
+      weighting: "pooled" gives every example the same weight, so that the share of client i is
+        N counts_i / sum(counts); "equal" gives every client the same weight.
+      start: Initial statistics S_0 `[q]`, or None to draw them.
+
+    Returns:
+      The problem.
+
+    Raises:
+      ConfigError: If `weighting`, the data or the partition is not allowed.
+      AssertionError: If the shapes of the partition, of `start` or of the data are wrong.
+    """
+    return make_estimations(model, data, [partition], weighting=weighting, start=start)[0]
 
 
 def make_estimations(
     model: LatentModel,
     data: Any,
-    partitions: Sequence[Any],
+    partitions: Sequence[Partition],
     *,
     weighting: str = "pooled",
-    start: Any = None,
+    start: npt.ArrayLike | None = None,
 ) -> list[Estimation]:
-    """Build one problem per partition over the same examples, which are held once; for a sweep with a partition per seed.
+    """Build one estimation problem per partition, for a sweep with a partition per seed.
 
-    data: a pytree of leaves `[examples, ...]`, finite. partitions: with `index` and `counts`, as the functions of `partition` return
-    them. weighting: "pooled", every example weighs the same, a client's share being N counts_i / sum(counts); or "equal", every client
-    does. start: S_0, or None to draw it. Arrays are 64-bit where `jax.enable_x64` is on and theirs are.
+    All problems share one copy of the examples.
+
+    Args:
+      model: The latent-variable model, without data.
+      data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
+        leaf is that of the problems; 64 bits are kept where `jax.enable_x64` is on.
+      partitions: Partitions of the examples, from the functions of `fedjax_sim.partition`.
+      weighting: "pooled" gives every example the same weight, so that the share of client i is
+        N counts_i / sum(counts); "equal" gives every client the same weight.
+      start: Initial statistics S_0 `[q]`, or None to draw them.
+
+    Returns:
+      One problem per partition, in the same order.
+
+    Raises:
+      ConfigError: If `weighting`, the data or a partition is not allowed.
+      AssertionError: If the shapes of a partition, of `start` or of the data are wrong.
     """
     if weighting not in ("pooled", "equal"):
         raise ConfigError("weighting", weighting, "one of pooled, equal")
     sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
     if len(sizes) != 1:
-        raise ConfigError("data", f"arrays of {sorted(sizes)} examples", "arrays of equally many")
+        raise ConfigError(
+            "data", f"arrays of {sorted(sizes)} examples", "arrays of one number of examples"
+        )
     for leaf in jax.tree.leaves(data):
         if not np.isfinite(leaf).all():
             raise ConfigError("data", "an array with nan or inf", "finite")
     examples = jax.tree.map(jnp.asarray, data)
     dtype = jax.tree.leaves(examples)[0].dtype
-    # Numbers of the model become arrays of the data's type, so that lanes of several models share a program.
+    # The model's numbers become arrays of the data's dtype, so that lanes with different numbers
+    # share a compiled program.
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
-    capacity = max(partition.index.shape[1] for partition in partitions)
+    given = None if start is None else jnp.asarray(start, dtype)
+    if given is not None:
+        chex.assert_rank(given, 1)
     problems = []
-    for partition in partitions:
-        counts, index = np.asarray(partition.counts), np.asarray(partition.index)
-        if counts.min() < 1 or counts.max() > index.shape[1]:
-            raise ConfigError(
-                "partition.counts",
-                int(counts.min()),
-                f"from 1 to the {index.shape[1]} places of a client",
-            )
-        if index.min() < 0 or index.max() >= min(sizes):
-            raise ConfigError(
-                "partition.index", int(index.max()), f"positions of the {min(sizes)} examples"
-            )
-        share = (
-            counts * len(counts) / counts.sum() if weighting == "pooled" else np.ones(len(counts))
-        )
-        places = jnp.asarray(np.pad(index, ((0, 0), (0, capacity - index.shape[1]))), "int32")
+    clients = pad_partitions(partitions, min(sizes))
+    for partition, (index, device_counts) in zip(partitions, clients, strict=True):
+        counts = np.asarray(partition.counts)
+        share = np.ones(len(counts))
+        if weighting == "pooled":
+            share = counts * len(counts) / counts.sum()
         shares = jnp.asarray(share, dtype)
-        given = None if start is None else jnp.asarray(start, dtype)
-        problem = Estimation(model, examples, places, jnp.asarray(counts, "int32"), shares, given)
-        problems.append(problem.replace(model=model.with_data(*problem._pooled())))  # type: ignore[attr-defined]
+        problem = Estimation(model, examples, index, device_counts, shares, given)
+        problems.append(dataclasses.replace(problem, model=model.with_data(*problem._pooled())))
     return problems

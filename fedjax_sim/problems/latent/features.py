@@ -1,4 +1,7 @@
-"""What mixtures are fitted to: features of images, and the models that the command line lists."""
+"""Features of images that mixtures are fitted to, and the models that the command line offers.
+
+Dimension letters: `n` images, `D` features.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,39 +15,57 @@ from fedjax_sim.types import LatentModel
 
 
 def principal_components(images: np.ndarray, dimensions: int) -> np.ndarray:
-    """Project images on their first principal components: centred, not scaled, bytes first divided by 255.
+    """Project images on their first principal components.
 
-    images: `[n, ...]`. dimensions: at most the number of examples and of pixels that are not 0 in all of them. Returns `f64[n, D]`.
+    Images are centred but not scaled; bytes are divided by 255 first.
+
+    Args:
+      images: `[n, ...]`, bytes or floats.
+      dimensions: D, at most the number of images and the number of pixels that are not 0 in all
+        images.
+
+    Returns:
+      `f64[n, D]`.
+
+    Raises:
+      ConfigError: If `dimensions` is too large.
     """
-    from sklearn.decomposition import PCA
+    from sklearn.decomposition import PCA  # Slow to import, and only needed here.
 
     flat = images.reshape(len(images), -1)
     used = flat[:, (flat != 0).any(axis=0)]
     if dimensions > (most := min(used.shape)):
-        raise ConfigError(
-            "dimensions",
-            dimensions,
-            f"at most {most}, the examples or the pixels that are not 0 in all of them",
-        )
-    return PCA(dimensions, svd_solver="full").fit_transform(
-        used / (255.0 if images.dtype == np.uint8 else 1.0)
-    )
+        allowed = f"at most {most}, the number of images or of pixels that are not 0 in all images"
+        raise ConfigError("dimensions", dimensions, allowed)
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    return PCA(dimensions, svd_solver="full").fit_transform(used / scale)
 
 
 def binary(images: np.ndarray) -> np.ndarray:
-    """Whether pixels are above the middle of their range, for images `[n, ...]`: 0 or 1, `f64[n, D]`."""
+    """Turn images into black and white at the middle of the range of all their values.
+
+    Args:
+      images: `[n, ...]`, bytes or floats.
+
+    Returns:
+      `f64[n, D]`, 1 for pixels above the middle and 0 for the others.
+    """
     flat = images.reshape(len(images), -1).astype(float)
     return (flat > (flat.min() + flat.max()) / 2).astype(float)
 
 
 class Entry(NamedTuple):
-    """A latent-variable model that the command line lists."""
+    """A latent-variable model that the command line offers.
+
+    Attributes:
+      summary: One line about the model.
+      make: Makes the model from the number of components.
+      features: Makes features `f64[n, D]` from images `[n, ...]` and the number of dimensions.
+    """
 
     summary: str
     make: Callable[[int], LatentModel]
-    """From the number of components."""
     features: Callable[[np.ndarray, int], np.ndarray]
-    """From images and the number of dimensions."""
 
 
 MODELS: dict[str, Entry] = {
@@ -59,4 +80,4 @@ MODELS: dict[str, Entry] = {
         lambda images, _: binary(images),
     ),
 }
-"""By name."""
+"""Models by the name that the command line uses."""

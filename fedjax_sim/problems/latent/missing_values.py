@@ -1,28 +1,39 @@
-"""Matrices with missing cells and a low-rank mean (arXiv 2111.02083, App. F.2): the model of FedMissEM.
+"""Matrices with missing cells and a low-rank mean: the model of FedMissEM.
 
-Cells are independent with density rho(x) exp(x theta - psi(theta)), theta = U V' the same for all matrices. The statistic of a matrix is
-itself with psi'(theta) in the cells not seen; phi is the identity; R = (ridge / 2)(||U||^2 + ||V||^2).
+The model is that of arXiv 2111.02083, App. F.2. Cells are independent with density
+rho(x) exp(x theta - psi(theta)), where theta = U V' is the same matrix for all examples. The
+statistic of an example is its matrix, with psi'(theta) filled in where a cell is missing; phi is
+the identity; R(theta) = (ridge / 2) (||U||^2 + ||V||^2).
 
     family      psi(t)           psi'(t)     theta is
     gaussian    t^2 / 2          t           the mean, with variance 1
     poisson     exp(t)           exp(t)      the logarithm of the intensity
     bernoulli   log(1 + exp t)   sigmoid     the logarithm of the odds
 
-Letters: `J` rows (sites), `L` columns (times), `r` the rank; q = J L, row by row. An example is one matrix: in the paper's experiment a
-server with all visits of its observers.
+An example is one matrix. In the paper's experiment it holds all visits of one server's observers.
 
-Readings. The paper prints another sign and other names of parameters for psi, and theta where psi'(theta) belongs in the E-step, which is
-right for the Gaussian alone; its "thresholded" singular value decomposition is the closed form below. Other families are maximised by
-alternating Newton steps from the decomposition of the link of s, as T is a function of s and knows no earlier parameters. They are for
-statistics that are means of the family, at least 0 (Poisson) or from 0 to 1 (Bernoulli): beyond, where a compressor's noise can take s, the
-surrogate may have no minimum, and T is what the steps have come to, without a warning. The algorithm's mini-batches of cells are a
-compressor, see `cells.py`.
+Readings of the paper:
+
+- The paper prints psi with another sign and other parameter names.
+- It prints theta where the E-step needs psi'(theta), which is right only for the Gaussian family.
+- Its "thresholded" singular value decomposition is the closed form of `truncated`.
+- The M-step of the other families alternates Newton steps for U and V. They start from the
+  decomposition of the link of s, because T is a function of s and does not know earlier parameters.
+- The algorithm's mini-batches of cells are a compressor: see `fedjax_sim.problems.latent.cells`.
+
+Limit: the M-step of the other families is for statistics that are means of the family, at least 0
+(Poisson) or from 0 to 1 (Bernoulli). The noise of a compressor can push s out of this range. The
+surrogate may then have no minimum, and T returns where the steps ended, without a warning.
+
+Dimension letters: `N` clients, `B` examples, `J` rows (sites) and `L` columns (times) of a matrix,
+`r` the rank, `q` = J L numbers of a statistic, row by row.
 """
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,36 +43,54 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Leaf
 
 FAMILIES = ("gaussian", "poisson", "bernoulli")
+"""Exponential families of the cells."""
 LEAST_INTENSITY, LEAST_CHANCE = 1e-2, 1e-2
-"""Where the link of a statistic is cut off, to start from."""
+"""Limits to which a statistic is clipped before the link is applied: Poisson and Bernoulli."""
 STEP_SIZES = tuple(0.5**k for k in range(7))
-"""Tried along each Newton direction."""
+"""Step sizes that are tried along each Newton direction."""
 
 
 class Matrix(NamedTuple):
-    """Examples."""
+    """Examples: matrices of which only some cells are seen.
 
-    values: Leaf  # f[B, J, L]  anything where not seen
-    seen: Leaf  # f[B, J, L]  1 or 0
+    Attributes:
+      values: `f[B, J, L]`, the cells; arbitrary where a cell is not seen.
+      seen: `f[B, J, L]`, 1 where a cell is seen, else 0.
+    """
+
+    values: Leaf
+    seen: Leaf
 
 
 class LowRank(NamedTuple):
-    """theta = rows columns'."""
+    """The parameters theta = U V'.
 
-    rows: Array  # f[J, r]  U
-    columns: Array  # f[L, r]  V
+    Attributes:
+      rows: `f[J, r]`, U.
+      columns: `f[L, r]`, V.
+    """
+
+    rows: Array
+    columns: Array
 
 
 @struct.dataclass
 class MissingValues:
-    """The model.
+    """The model of this module.
 
-    method: "svd" and "gram" are the closed form for the Gaussian, by the singular value decomposition of s or, for J much larger than L,
-    by the eigenvectors of s' s; "alternating" is for all families, with `iterations` rounds of a Newton step for all rows and one for
-    all columns.
+    Attributes:
+      shape: (J, L), rows and columns of the matrices.
+      rank: r, from 1 to min(J, L) - 1.
+      family: "gaussian", "poisson" or "bernoulli".
+      method: How the M-step is computed. "svd" and "gram" are the closed form of the Gaussian
+        family, by the singular value decomposition of s or (faster if J and L are very different)
+        by the eigenvectors of s' s. "alternating" is for all families: each iteration is one Newton
+        step for all rows and one for all columns.
+      iterations: Number of iterations of the alternating method.
+      ridge: Strength of the penalty, at least 0.
     """
 
-    shape: tuple[int, int] = struct.field(pytree_node=False)  # (J, L)
+    shape: tuple[int, int] = struct.field(pytree_node=False)
     rank: int = struct.field(pytree_node=False)
     family: str = struct.field(pytree_node=False, default="gaussian")
     method: str = struct.field(pytree_node=False, default="svd")
@@ -71,33 +100,42 @@ class MissingValues:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ConfigError("family", self.family, "one of " + ", ".join(FAMILIES))
-        if self.method not in (
-            methods := ("svd", "gram", "alternating")
-            if self.family == "gaussian"
-            else ("alternating",)
-        ):
-            raise ConfigError(
-                "method", self.method, f"one of {', '.join(methods)} for the {self.family} family"
-            )
+        closed_forms = ("svd", "gram") if self.family == "gaussian" else ()
+        methods = (*closed_forms, "alternating")
+        if self.method not in methods:
+            allowed = f"one of {', '.join(methods)} for the {self.family} family"
+            raise ConfigError("method", self.method, allowed)
         if not 1 <= self.rank < min(self.shape):
             raise ConfigError("rank", self.rank, f"from 1 to {min(self.shape) - 1}")
 
-    def with_data(self, examples: Matrix, weight: Array) -> "MissingValues":
-        """Nothing is taken in."""
+    def with_data(self, examples: Matrix, weight: Array) -> Self:
+        """Check the shapes of the examples and return the model as it is."""
+        chex.assert_shape([examples.values, examples.seen], (*weight.shape, *self.shape))
         return self
 
     def initial(self, key: Key, examples: Matrix, weight: Array) -> Array:
-        """The same theta for every cell: 0, so that S_0 is the mean of matrices filled up with zeros; for counts, of their mean."""
+        """Return natural parameters to start from: the same theta for every cell.
+
+        For Poisson cells theta is the logarithm of the mean of all cells seen. For the other
+        families it is 0, so that S_0 is the mean of the matrices with psi'(0) in the missing cells.
+
+        Args:
+          key: Ignored.
+          examples: All examples.
+          weight: `f[B]`, their weights, with sum 1.
+
+        Returns:
+          `f[q]`.
+        """
+        num_cells = self.shape[0] * self.shape[1]
         if self.family == "poisson":
             seen = jnp.einsum("b,bjl->", weight, examples.seen)
             mean = jnp.einsum("b,bjl->", weight, self._filled(examples, jnp.zeros(()))) / seen
-            return jnp.full(
-                self.shape[0] * self.shape[1], jnp.log(jnp.maximum(mean, LEAST_INTENSITY))
-            )
-        return jnp.zeros(self.shape[0] * self.shape[1], examples.values.dtype)
+            return jnp.full(num_cells, jnp.log(jnp.maximum(mean, LEAST_INTENSITY)))
+        return jnp.zeros(num_cells, examples.values.dtype)
 
     def maximise(self, statistics: Array) -> LowRank:
-        """T."""
+        """Compute the M-step T(s) from statistics `f[q]`."""
         matrix = statistics.reshape(self.shape)
         if self.method == "alternating":
             start = truncated(self._link(matrix), self.rank, 0.0)
@@ -107,67 +145,85 @@ class MissingValues:
         return truncated(matrix, self.rank, self.ridge, by_gram=self.method == "gram")
 
     def natural(self, params: LowRank) -> Array:
-        """phi(theta): theta itself."""
+        """Return phi(theta), which is theta, row by row: `f[q]`."""
         return jnp.matmul(params.rows, params.columns.T, precision="highest").ravel()
 
     def statistics(self, natural: Array, examples: Matrix, weight: Array) -> Array:
-        """Completed matrices, summed with weights."""
+        """Compute the weighted sum of the matrices with missing cells filled in.
+
+        Args:
+          natural: `f[q]`, theta.
+          examples: B matrices.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
+        """
+        chex.assert_shape([examples.values, examples.seen], (*weight.shape, *self.shape))
         completed = self._filled(examples, self._mean(natural.reshape(self.shape))[None])
         return jnp.einsum("b,bjl->jl", weight, completed, precision="highest").ravel()
 
     def loss(self, params: LowRank, examples: Matrix) -> Array:
-        """Sum over cells seen of psi(theta) - y theta."""
+        """Compute the sum over the cells seen of psi(theta) - y theta, for each matrix: `f[B]`."""
+        chex.assert_shape([examples.values, examples.seen], (None, *self.shape))
         theta = self.natural(params).reshape(self.shape)
-        loss = (
-            self._log_partition(theta)[None] - self._filled(examples, jnp.zeros(())) * theta[None]
-        )
+        observed = self._filled(examples, jnp.zeros(()))
+        loss = self._log_partition(theta)[None] - observed * theta[None]
         return jnp.sum(jnp.where(examples.seen > 0, loss, 0), axis=(1, 2))
 
     def penalty(self, params: LowRank) -> Array:
-        """R."""
-        return (
-            self.ridge
-            / 2
-            * (jnp.sum(jnp.square(params.rows)) + jnp.sum(jnp.square(params.columns)))
-        )
+        """Compute R(theta): `f[]`."""
+        squares = jnp.sum(jnp.square(params.rows)) + jnp.sum(jnp.square(params.columns))
+        return self.ridge / 2 * squares
 
     def metrics(self, statistics: Array, params: LowRank) -> Mapping[str, Array]:
-        """None."""
+        """Return no further metrics."""
         return {}
 
     def means(self, params: LowRank) -> Array:
-        """Expected values of all cells: `f[J, L]`."""
+        """Compute the expected values psi'(theta) of all cells: `f[J, L]`."""
         return self._mean(self.natural(params).reshape(self.shape))
 
     def surrogate(self, statistics: Array, params: LowRank) -> Array:
-        """What T minimises: the sum of psi(theta) - s theta, and R."""
+        """Compute what T minimises: the sum over cells of psi(theta) - s theta, plus R(theta).
+
+        Args:
+          statistics: `f[q]`, s.
+          params: theta.
+
+        Returns:
+          `f[]`.
+        """
         theta = self.natural(params).reshape(self.shape)
-        return jnp.sum(
-            self._log_partition(theta) - statistics.reshape(self.shape) * theta
-        ) + self.penalty(params)
+        fit = jnp.sum(self._log_partition(theta) - statistics.reshape(self.shape) * theta)
+        return fit + self.penalty(params)
 
     @staticmethod
     def _filled(examples: Matrix, fill: Array) -> Array:
+        """Replace missing cells by `fill`: `f[B, J, L]`."""
         return jnp.where(examples.seen > 0, examples.values, fill)
 
     def _log_partition(self, theta: Array) -> Array:
-        return {"gaussian": lambda t: t**2 / 2, "poisson": jnp.exp, "bernoulli": jax.nn.softplus}[
-            self.family
-        ](theta)
+        """Compute psi(theta) cell by cell."""
+        if self.family == "poisson":
+            return jnp.exp(theta)
+        return jax.nn.softplus(theta) if self.family == "bernoulli" else theta**2 / 2
 
     def _mean(self, theta: Array) -> Array:
-        return {"gaussian": lambda t: t, "poisson": jnp.exp, "bernoulli": jax.nn.sigmoid}[
-            self.family
-        ](theta)
+        """Compute psi'(theta) cell by cell."""
+        if self.family == "poisson":
+            return jnp.exp(theta)
+        return jax.nn.sigmoid(theta) if self.family == "bernoulli" else theta
 
     def _curvature(self, theta: Array) -> Array:
+        """Compute psi''(theta) cell by cell."""
         mean = self._mean(theta)
-        return {"gaussian": jnp.ones_like(mean), "poisson": mean, "bernoulli": mean * (1 - mean)}[
-            self.family
-        ]
+        if self.family == "poisson":
+            return mean
+        return mean * (1 - mean) if self.family == "bernoulli" else jnp.ones_like(mean)
 
     def _link(self, matrix: Array) -> Array:
-        """The theta of a mean, cut off."""
+        """Compute the theta whose mean a cell is, after clipping the cell to its limits."""
         if self.family == "poisson":
             return jnp.log(jnp.maximum(matrix, LEAST_INTENSITY))
         if self.family == "bernoulli":
@@ -176,43 +232,63 @@ class MissingValues:
         return matrix
 
     def _alternate(self, matrix: Array, theta: LowRank) -> LowRank:
+        """Take one Newton step for all rows of U, then one for all rows of V."""
         rows = self._newton(matrix, theta.rows, theta.columns)
         return LowRank(rows, self._newton(matrix.T, theta.columns, rows))
 
-    def _newton(self, matrix: Array, own: Array, other: Array) -> Array:
-        """One damped Newton step of every row of `own[K, r]`, the other factor `[M, r]` fixed; matrix: `[K, M]`.
+    def _newton(self, matrix: Array, factor: Array, other: Array) -> Array:
+        """Take one damped Newton step for every row of one factor while the other is fixed.
 
-        The best of a few step sizes for each row by itself, or none, so that the surrogate never increases.
+        Each row takes the best of a few step sizes, or none, so the surrogate never increases.
+
+        Args:
+          matrix: `f[K, M]`, the statistics; K is J and M is L, or the reverse.
+          factor: `f[K, r]`, the factor that moves.
+          other: `f[M, r]`, the factor that is fixed.
+
+        Returns:
+          The moved factor, `f[K, r]`.
         """
         product = functools.partial(jnp.matmul, precision="highest")
-        theta = product(own, other.T)
-        gradient = product(self._mean(theta) - matrix, other) + self.ridge * own
+        theta = product(factor, other.T)
+        gradient = product(self._mean(theta) - matrix, other) + self.ridge * factor
         hessian = jnp.einsum(
             "km,mr,ms->krs", self._curvature(theta), other, other, precision="highest"
         )
-        # A trace of damping keeps rows solvable whose curvature vanishes.
-        damping = (
-            self.ridge + 1e-6 * jnp.trace(hessian, axis1=1, axis2=2) + jnp.finfo(own.dtype).tiny
-        )
+        # A little damping keeps rows solvable whose curvature vanishes.
+        least = jnp.finfo(factor.dtype).tiny
+        damping = self.ridge + 1e-6 * jnp.trace(hessian, axis1=1, axis2=2) + least
         hessian = hessian + damping[:, None, None] * jnp.eye(self.rank)[None]
         direction = jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
-        along = product(direction, other.T)
+        change = product(direction, other.T)
 
         def surrogate(size: Array) -> Array:
-            moved, there = own - size * direction, theta - size * along
-            fit = jnp.sum(self._log_partition(there) - matrix * there, axis=1)
+            moved, moved_theta = factor - size * direction, theta - size * change
+            fit = jnp.sum(self._log_partition(moved_theta) - matrix * moved_theta, axis=1)
             return fit + self.ridge / 2 * jnp.sum(jnp.square(moved), axis=1)
 
-        sizes = jnp.asarray((*STEP_SIZES, 0.0), own.dtype)
+        sizes = jnp.asarray((*STEP_SIZES, 0.0), factor.dtype)
         values = jax.lax.map(surrogate, sizes)
         best = sizes[jnp.argmin(jnp.where(jnp.isfinite(values), values, jnp.inf), axis=0)]
-        return own - best[:, None] * direction
+        return factor - best[:, None] * direction
 
 
-def truncated(matrix: Array, rank: int, threshold: Any, *, by_gram: bool = False) -> LowRank:
-    """The minimiser of ||matrix - U V'||^2 / 2 + (threshold / 2)(||U||^2 + ||V||^2): singular values less the threshold, the largest kept.
+def truncated(
+    matrix: Array, rank: int, threshold: float | Array, *, by_gram: bool = False
+) -> LowRank:
+    """Minimise ||matrix - U V'||^2 / 2 + (threshold / 2) (||U||^2 + ||V||^2) in closed form.
 
-    by_gram: from the eigenvectors of the smaller of the two products with the transpose, less exact for small singular values.
+    The minimiser keeps the largest singular values, each less the threshold (at least 0).
+
+    Args:
+      matrix: `f[J, L]`.
+      rank: r, number of singular values that are kept.
+      threshold: Subtracted from the singular values, at least 0.
+      by_gram: Whether to use the eigenvectors of the smaller of matrix' matrix and matrix matrix',
+        which is less exact for small singular values.
+
+    Returns:
+      U `f[J, r]` and V `f[L, r]`.
     """
     if by_gram and matrix.shape[0] < matrix.shape[1]:
         turned = truncated(matrix.T, rank, threshold, by_gram=True)
@@ -220,9 +296,8 @@ def truncated(matrix: Array, rank: int, threshold: Any, *, by_gram: bool = False
     if by_gram:
         squares, right = jnp.linalg.eigh(jnp.matmul(matrix.T, matrix, precision="highest"))
         right, values = right[:, ::-1][:, :rank], jnp.sqrt(jnp.maximum(squares[::-1][:rank], 0))
-        left = (
-            jnp.matmul(matrix, right, precision="highest") / jnp.where(values > 0, values, 1)[None]
-        )
+        scaled = jnp.matmul(matrix, right, precision="highest")
+        left = scaled / jnp.where(values > 0, values, 1)[None]
     else:
         left, values, right_rows = jnp.linalg.svd(matrix, full_matrices=False)
         left, values, right = left[:, :rank], values[:rank], right_rows[:rank].T
@@ -237,9 +312,21 @@ def make_matrices(
     value: Sequence[float],
     shape: tuple[int, int, int],
 ) -> Matrix:
-    """Gather visits into one matrix per client, on the host; values of a cell visited several times are averaged.
+    """Gather visits into one matrix per client, on the host.
 
-    client, row, column: whole numbers `[n]` below shape = (N, J, L); value: `[n]`. Returns leaves `f64[N, J, L]`.
+    Args:
+      client: Client of each visit, whole numbers below N.
+      row: Row of each visit, whole numbers below J.
+      column: Column of each visit, whole numbers below L.
+      value: What was observed, finite. Several values of one cell are averaged.
+      shape: (N, J, L).
+
+    Returns:
+      Matrices whose leaves are `f64[N, J, L]`; a cell without a visit is 0 and not seen.
+
+    Raises:
+      ConfigError: If the lists have different lengths, a number is out of range, or a value is not
+        finite.
     """
     places = np.stack([np.asarray(each) for each in (client, row, column)])
     values = np.asarray(value, float)
@@ -247,8 +334,8 @@ def make_matrices(
         if place.shape != values.shape or place.min(initial=0) < 0 or place.max(initial=0) >= size:
             raise ConfigError(
                 f"{name} of the visits",
-                f"from {place.min()} to {place.max()}",
-                f"from 0 to {size - 1}, one for each value",
+                f"{place.size} numbers from {place.min()} to {place.max()}",
+                f"{values.size} numbers from 0 to {size - 1}, one for each value",
             )
     if not np.isfinite(values).all():
         raise ConfigError("value of the visits", "nan or inf", "finite")

@@ -1,15 +1,23 @@
-"""A Gaussian mean seen through noise: everything about EM in closed form, for tests of theory.
+"""A Gaussian mean seen through noise: everything about EM in closed form, to test theory with.
 
-    z ~ N(theta, I),  y | z ~ N(z, tau^2 I),  kappa = 1 / (1 + tau^2);  s(y, z) = z,  phi(theta) = theta,  psi = ||theta||^2 / 2
-    expected statistic (1 - kappa) theta + kappa y,  R = (ridge / 2) ||theta||^2,  T(s) = s / (1 + ridge)
+    z ~ N(theta, I),  y | z ~ N(z, tau^2 I),  kappa = 1 / (1 + tau^2)
+    s(y, z) = z,  phi(theta) = theta,  psi = ||theta||^2 / 2
+    expected statistic = (1 - kappa) theta + kappa y
+    R(theta) = (ridge / 2) ||theta||^2,  T(s) = s / (1 + ridge)
 
-With one kappa for all examples ("toy A") the statistics of a mini-batch differ from the mean by a noise that does not depend on theta; with
-kappas of their own ("toy B") they do. With a the mean of (ridge + kappa) / (1 + ridge), h(s) = mean(kappa y) - a s.
+The mean field is h(s) = mean(kappa y) - a s, where a is the mean of (ridge + kappa) / (1 + ridge).
+
+If all examples have the same kappa ("toy A"), the statistics of a mini-batch differ from the mean
+over all examples by a noise that does not depend on theta. If kappa differs between examples
+("toy B"), the noise depends on theta.
+
+Dimension letters: `B` examples, `q` coordinates of theta and of an example.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import chex
 import jax.numpy as jnp
 from flax import struct
 
@@ -17,49 +25,70 @@ from fedjax_sim.types import Array, Key
 
 
 class Seen(NamedTuple):
-    """Examples."""
+    """Examples of a noisy mean.
 
-    y: Array  # f[B, q]
-    kappa: Array  # f[B]
+    Attributes:
+      y: `f[B, q]`, what is observed.
+      kappa: `f[B]`, 1 / (1 + tau^2) with the variance tau^2 of the observation's noise.
+    """
+
+    y: Array
+    kappa: Array
 
 
 @struct.dataclass
 class NoisyMean:
-    """The model; theta is a vector `f[q]`."""
+    """The model of this module; its parameters theta are a vector `f[q]`.
+
+    Attributes:
+      ridge: Strength of the penalty R(theta) = (ridge / 2) ||theta||^2, at least 0.
+    """
 
     ridge: float = 0.0
 
-    def with_data(self, examples: Seen, weight: Array) -> "NoisyMean":
-        """Nothing is taken in."""
+    def with_data(self, examples: Seen, weight: Array) -> Self:
+        """Check the shapes of the examples and return the model as it is."""
+        chex.assert_rank(examples.y, 2)
+        chex.assert_shape([examples.kappa, weight], examples.y.shape[:1])
         return self
 
     def initial(self, key: Key, examples: Seen, weight: Array) -> Array:
-        """theta = 0."""
+        """Return the natural parameters of theta = 0: `f[q]`."""
         return jnp.zeros(examples.y.shape[1], examples.y.dtype)
 
     def maximise(self, statistics: Array) -> Array:
-        """T."""
+        """Compute the M-step T(s) from statistics `f[q]`: `f[q]`."""
         return statistics / (1 + self.ridge)
 
     def natural(self, params: Array) -> Array:
-        """phi, the identity."""
+        """Return phi(theta), which is theta: `f[q]`."""
         return params
 
     def statistics(self, natural: Array, examples: Seen, weight: Array) -> Array:
-        """Posterior means of z, summed with weights."""
+        """Compute the weighted sum of the posterior means of z.
+
+        Args:
+          natural: `f[q]`, phi(theta).
+          examples: B examples.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
+        """
+        chex.assert_shape([examples.kappa, weight], examples.y.shape[:1])
         shrunk = weight * examples.kappa
-        return (weight - shrunk).sum() * natural + jnp.matmul(
-            shrunk, examples.y, precision="highest"
-        )
+        data = jnp.matmul(shrunk, examples.y, precision="highest")
+        return (weight - shrunk).sum() * natural + data
 
     def loss(self, params: Array, examples: Seen) -> Array:
-        """(kappa / 2) ||y - theta||^2."""
+        """Compute (kappa / 2) ||y - theta||^2 of every example: `f[B]`."""
+        chex.assert_shape(examples.kappa, examples.y.shape[:1])
         return examples.kappa / 2 * jnp.sum(jnp.square(examples.y - params[None]), axis=1)
 
     def penalty(self, params: Array) -> Array:
-        """R."""
+        """Compute R(theta): `f[]`."""
         return self.ridge / 2 * jnp.sum(jnp.square(params))
 
     def metrics(self, statistics: Array, params: Array) -> Mapping[str, Array]:
-        """None."""
+        """Return no further metrics."""
         return {}
