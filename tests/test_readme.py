@@ -21,17 +21,17 @@ def test_blocks_run_and_momentum_matters() -> None:
         > float(curves.accuracy.isel(eval=0).mean()) + 0.2
     )
     exec(compile(blocks[1], "README.md, second block", "exec"), scope)
-    own = scope["run"].curves
-    assert own.sizes == {"momentum": 3, "seed": 5, "eval": own.sizes["eval"]}
-    assert np.isfinite(own.loss.values).all()
+    swept = scope["run"].curves
+    assert swept.sizes == {"momentum": 3, "seed": 5, "eval": swept.sizes["eval"]}
+    assert np.isfinite(swept.loss.values).all()
     # Without momentum it is FedAvg.
     from fedjax_sim import sweep
     from fedjax_sim.systems import fedavg
 
     hyper = fedavg.Hyper(num_clients=30, num_selected=6, local_steps=10, batch_size=16, lr=0.1)
     plain = sweep(fedavg.system, scope["problem"], hyper, seeds=5, num_ticks=30).curves
-    np.testing.assert_allclose(own.loss.sel(momentum=0.0).values, plain.loss.values, rtol=1e-4)
-    assert not np.allclose(own.loss.sel(momentum=0.9).values, plain.loss.values, rtol=1e-2)
+    np.testing.assert_allclose(swept.loss.sel(momentum=0.0).values, plain.loss.values, rtol=1e-4)
+    assert not np.allclose(swept.loss.sel(momentum=0.9).values, plain.loss.values, rtol=1e-2)
 
 
 @pytest.mark.parametrize("script", ["demo", "test"])

@@ -12,7 +12,7 @@ from fedjax_sim.engine.placement import Layout
 from fedjax_sim.settings import ConfigError
 
 MOST_SEEDS = 10_000
-GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit")
+GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
 """Flags of `run` that only systems of expectation maximisation use."""
@@ -99,7 +99,7 @@ def refuse_flags(arguments: argparse.Namespace, names: Iterable[str], system: st
       ConfigError: If one of these flags was given.
     """
     for name in names:
-        if (value := getattr(arguments, name)) is not None:
+        if (value := getattr(arguments, name)) not in (None, False):
             raise ConfigError(name, value, f"left out for {system}, which has no use for it")
 
 

@@ -37,7 +37,7 @@ from fedjax_sim.reporting.results import Folder, label
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace
-from fedjax_sim.types import Hyper, LatentProblem, Problem, System, Timeline
+from fedjax_sim.types import LatentProblem, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
@@ -53,10 +53,10 @@ class Contender(NamedTuple):
     """
 
     system: System
-    hyper: Hyper
+    hyper: Any
     swept: dict[str, list[Any]]
 
-    def points(self) -> list[tuple[str, Hyper]]:
+    def points(self) -> list[tuple[str, Any]]:
         """List every combination of the swept values: a label, and the complete settings."""
         combinations = [
             dict(zip(self.swept, values, strict=True))
@@ -110,7 +110,7 @@ def contenders(
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
     systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
-    kinds = {system.learns: system.name for system in systems}
+    kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
         raise ConfigError(
             "systems",
@@ -170,7 +170,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
             raise ConfigError(
                 f"values of {name}", ",".join(texts[name]), "different from each other"
             )
-    usual = defaults.em_settings if system.learns is LatentProblem else defaults.settings
+    usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
     return Contender(
@@ -231,7 +231,7 @@ def load_data(
         data set or the systems.
     """
     system = entrants[0].system
-    is_latent = system.learns is LatentProblem
+    is_latent = system.fit.learns is LatentProblem
     refuse_flags(arguments, GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS, system.name)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
     kind = check_name(
@@ -348,7 +348,7 @@ def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:
       ConfigError: If they do not.
     """
     for (_, hyper), problem in itertools.product(contender.points(), problems):
-        contender.system.complete(hyper, problem)
+        contender.system.fit.complete(hyper, problem)
 
 
 def draw_schedules(
@@ -370,7 +370,7 @@ def draw_schedules(
     Raises:
       ConfigError: If the time budget is too short for one tick, or too long.
     """
-    hypers = [contender.system.complete(hyper, None) for _, hyper in contender.points()]
+    hypers = [contender.system.fit.complete(hyper, None) for _, hyper in contender.points()]
     static_parts: list[Any] = [jax.tree.structure(hyper) for hyper in hypers]
     drawn: dict[int, list[Timeline]] = {}
     while len(drawn) < len(hypers):
@@ -382,7 +382,7 @@ def draw_schedules(
 
 
 def _draw(
-    system: System, hypers: list[Hyper], seeds: Sequence[int], time_budget: float
+    system: System, hypers: list[Any], seeds: Sequence[int], time_budget: float
 ) -> list[Timeline]:
     """Draw the schedules of settings with equal static parts: seeds of the first, then the next."""
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
@@ -402,7 +402,7 @@ def read_time_budget(arguments: argparse.Namespace, defaults: Defaults) -> float
       ConfigError: If it is no finite number above 0.
     """
     is_latent = any(
-        name in SYSTEMS and SYSTEMS[name].learns is LatentProblem for name in arguments.systems
+        name in SYSTEMS and SYSTEMS[name].fit.learns is LatentProblem for name in arguments.systems
     )
     usual = defaults.em_time_budget if is_latent else defaults.time_budget
     return read_number("time_budget", arguments.time_budget, usual)

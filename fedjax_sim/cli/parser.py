@@ -208,6 +208,12 @@ def _add_training_flags(parser: Parser) -> None:
         "least seconds between two checkpoints (default: 20)",
     )
     parser.add_argument(
+        "--client-variance",
+        action="store_true",
+        help="measure and draw how far clients' models are from the server's, which keeps more of "
+        "its old models in memory",
+    )
+    parser.add_argument(
         "--resume", action="store_true", help="continue the unfinished run in the results folder"
     )
 

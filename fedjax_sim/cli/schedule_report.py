@@ -23,7 +23,7 @@ from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, time
 from fedjax_sim.reporting.results import Folder, environment
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ClientDelays, Groups, client_rates
-from fedjax_sim.types import EMPTY, Hyper, Timeline
+from fedjax_sim.types import EMPTY, Timeline
 
 COLUMNS = {
     "ticks": "ticks",
@@ -183,7 +183,7 @@ def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
     return by_client / max(by_client.sum(), np.finfo(float).tiny)
 
 
-def _fast_clients(hyper: Hyper, seeds: Sequence[int]) -> list[np.ndarray] | None:
+def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
     """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
     if (
         not isinstance(hyper, ClientDelays)

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         **data.facts,
         "evals": num_evals,
         "layout": layout._asdict(),
+        "client_variance": arguments.client_variance,
     }
     if arguments.resume:
         folder.check_resumable(_identity(config))
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
             time_budget=time_budget,
             num_evals=num_evals,
             layout=layout,
+            client_variance=arguments.client_variance,
             checkpoint=folder.checkpoints / name,
             checkpoint_every=checkpoint_every,
             resume=arguments.resume,

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a process of its own, in an empty folder, with good input."""
+"""The command line as a user meets it: a new process in an empty folder, with good input."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import fedjax_sim
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, fields
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
@@ -40,7 +40,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def call(environment, tmp_path):
-    """Runs `fedjax-sim` with words in an empty folder, and returns what it printed."""
+    """Run `fedjax-sim` with words in an empty folder, and return what it printed."""
 
     def run(*words):
         done = subprocess.run(
@@ -62,7 +62,7 @@ def groups(path):
         return {name: node.to_dataset().load() for name, node in tree.children.items()}
 
 
-def test_without_words_it_tells_its_commands(call):
+def test_without_words_it_lists_its_commands(call):
     out = call()
     assert all(command in out for command in ("list", "run", "timeline"))
     assert call("--version").strip() == fedjax_sim.__version__
@@ -78,8 +78,19 @@ def test_list_names_everything(call):
     assert "after_interaction" in settings
 
 
+def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):
+    text = " ".join(call("list", "favano").split())
+    for name, field in fields(fedjax_sim.SYSTEMS["favano"].Hyper).items():
+        meaning, allowed = field.metadata["meaning"], field.metadata["allowed"]
+        assert " ".join(f"{meaning} Allowed: {allowed}.".split()) in text, name
+        assert f" {name} " in text
+    assert " lr 0.5 " in text
+    assert " carry_residual false " in text
+    assert " reweight stochastic " in text
+
+
 def test_run_without_a_system_is_the_main_job(call, tmp_path):
-    out = call("run", *QUICK, *BUFFER)
+    out = call("run", *QUICK, *BUFFER, "--client-variance")
     names = {"fedavg", "quafl", "fedbuff", "favano"}
     assert all(name in out for name in names)
     assert "Written to results " in out
@@ -175,9 +186,10 @@ def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_pa
     assert not any(name.startswith("pi_") for name in pictures)
 
 
-def test_a_second_run_takes_a_folder_of_its_own(call, tmp_path):
+def test_a_second_run_takes_another_folder(call, tmp_path):
     call("run", "fedavg", *QUICK)
     before = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}
+    assert "client_variance.png" not in before
     out = call("run", "fedavg", *QUICK)
     assert "Written to results-2 " in out
     assert {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
@@ -185,9 +197,9 @@ def test_a_second_run_takes_a_folder_of_its_own(call, tmp_path):
 
 
 def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
-    own = [*BUFFER, "--set", "server_lr=0.5", "--set", "lr=0.1"]
+    single = [*BUFFER, "--set", "server_lr=0.5", "--set", "lr=0.1"]
     out = call(
-        "run", "favano", "fedbuff", *QUICK, *own, "--set", "server_wait=2,4", "--out", "mine"
+        "run", "favano", "fedbuff", *QUICK, *single, "--set", "server_wait=2,4", "--out", "mine"
     )
     assert "favano server_wait=2" in out
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
@@ -206,7 +218,10 @@ def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
 
 
 def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
-    """Speeds of clients where delays are drawn for groups, or a trace decides them; refused where nobody has a use for them."""
+    """Clients' speeds go to the systems that use them; it is an error if none does.
+
+    A system does not use them if delays are drawn for groups, or if a trace decides them.
+    """
 
     def rates(*systems, **texts):
         entrants = comparison.contenders(
@@ -230,7 +245,7 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
             rates(*systems, rate_slow="0.1", **texts)
 
 
-def test_local_steps_are_swept_beside_the_steps_received(call, tmp_path):
+def test_the_swept_local_steps_are_not_the_steps_received(call, tmp_path):
     sizes = [word.replace("local_steps=2", "local_steps=1,2") for word in QUICK]
     call("run", "fedavg", *sizes)
     entries = json.loads((tmp_path / "results" / "summary.json").read_text())["systems"]["fedavg"][
@@ -255,7 +270,7 @@ def test_diverged_lanes_are_reported_and_left_out(call, tmp_path):
     assert 0 <= good["final"]["accuracy"]["mean"] <= 1
 
 
-def test_own_data_partition_and_trace(call, tmp_path):
+def test_a_users_data_with_partition_and_trace(call, tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
     np.savez(
@@ -361,7 +376,7 @@ def test_timeline_needs_no_training(call, tmp_path):
 
 
 def test_groups_are_drawn_and_swept(call, tmp_path):
-    """Their delays too, which may be several numbers of one setting; the schedule is that of the groups and not of the clients."""
+    """A delay may be one number per group. The schedule names groups, not clients."""
     words = (
         "--seeds",
         "2",

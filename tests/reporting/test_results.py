@@ -1,4 +1,4 @@
-"""The results folder: what is checked, written, kept, and read back; the pictures."""
+"""The results folder: what is checked, written, kept, and read back. The pictures."""
 
 import errno
 import json
@@ -16,7 +16,10 @@ from fedjax_sim.types import EMPTY, Timeline
 
 
 def curves(accuracy, *, failed=None, swept=None, time=None):
-    """Curves of one system. accuracy: [..., seeds, evals]; swept: names to values of the leading dimensions."""
+    """Make the curves of one system.
+
+    accuracy: `[..., seeds, evals]`. swept: values of the leading dimensions, by name.
+    """
     accuracy = np.asarray(accuracy, float)
     swept = swept or {}
     lanes, dims = (*swept, "seed"), (*swept, "seed", "eval")
@@ -192,7 +195,7 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_is_done(tmp_path):
         if not name.startswith("checkpoint")
     } == before
     results.save(new, {"a": curves([[0.1, 0.9]])}, {})
-    # The old picture is gone with its run, what is not of the run stays.
+    # The old picture is gone with its run; files that are not of the run stay.
     assert set(listing(new.path)) == {"results.nc", "summary.json", "config.json", "notes.txt"}
     assert results.load(new.path).summary["systems"]["a"]["final"]["accuracy"]["mean"] == 0.9
 
