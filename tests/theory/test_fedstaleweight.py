@@ -385,6 +385,7 @@ def test_influence_approaches_fairness_with_the_buffer() -> None:
 def influence_of_a_throttled_client(
     speed: float, weight: Callable[[Numbers], Numbers] | None = None
 ) -> float:
+    """Compute the influence of one fast client that runs at a fraction `speed` of its rate."""
     rates, sizes = [FAST, speed * FAST, SLOW], [NUM_FAST - 1, 1, NUM_SLOW]
     return float(
         theory.expected_influence(rates, num_clients=sizes, buffer_size=5, weight=weight)[1]
@@ -407,6 +408,7 @@ def test_weights_that_fall_too_fast_reward_throttling() -> None:
     """
 
     def gain(weight: Callable[[Numbers], Numbers]) -> float:
+        """Compute what a fast client gains in influence by running at half its rate."""
         return influence_of_a_throttled_client(0.5, weight) - influence_of_a_throttled_client(
             1, weight
         )

@@ -263,7 +263,7 @@ def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: int) -
 
 
 def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> Numbers:
-    """Compute how far a client's reweighted progress takes it to its optimum on a quadratic.
+    """Compute how far reweighted progress takes a client towards its optimum on a quadratic.
 
     Derived. With curvature a, step size eta and optimum c_i, the expected reweighted progress from
     w is omega_i a (w - c_i), and the result is eta a omega_i, the mean share of the way to c_i that
@@ -353,6 +353,9 @@ def potential_step_bound(
 ) -> float | Numbers:
     """Bound the expected potential after one server step, (157)-(167).
 
+    Holds if the conditions "local gradients" and "contraction" of `conditions` do; the paper states
+    eta <= 1 / (20 s L b).
+
     Args:
         setup: Constants of the problem and of the run.
         step_size: eta.
@@ -376,7 +379,7 @@ def potential_sum_bound(
 ) -> float:
     """Bound the sum of expected potentials over t = 0, ..., T, (168)-(171).
 
-    The run starts with all models equal.
+    The run starts with all models equal. Holds under the conditions of `potential_step_bound`.
 
     Args:
         setup: Constants of the problem and of the run.

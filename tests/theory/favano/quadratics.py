@@ -93,7 +93,7 @@ class Quadratics(NamedTuple):
     ) -> Numbers:
         """Draw the reweighted progress of all clients from their base models `f64[..., N, P]`.
 
-        With `bits`, gradients are taken at weights that are rounded to so many bits on [-4, 4].
+        With `bits`, gradients are taken at weights that are rounded to that many bits on [-4, 4].
         """
         steps = draw_steps(random, self.law, bases.shape[:-2])
         noise_scale = np.sqrt(self.gradient_variance / bases.shape[-1])

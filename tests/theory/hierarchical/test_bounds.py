@@ -27,6 +27,7 @@ class Logistic(NamedTuple):
 
     @classmethod
     def make(cls, group_size: tuple[int, ...], seed: int) -> "Logistic":
+        """Draw a problem with 12 examples of 4 features for each client."""
         random = np.random.default_rng(seed)
         inputs = random.normal(size=(sum(group_size), 12, 4)) + random.normal(
             size=(sum(group_size), 1, 4)
@@ -43,9 +44,11 @@ class Logistic(NamedTuple):
 
     @property
     def smoothness(self) -> float:
+        """L, the largest over clients."""
         return max(float(np.linalg.eigvalsh(a.T @ a / len(a))[-1]) for a in self.inputs) / 4
 
     def members(self, group: int) -> slice:
+        """Select the clients of a group."""
         first = sum(self.group_size[:group])
         return slice(first, first + self.group_size[group])
 
@@ -55,6 +58,7 @@ class Logistic(NamedTuple):
         return -(self.labels[clients] / (1 + np.exp(margin)))[..., None] * self.inputs[clients]
 
     def loss(self, models: Numbers, clients: slice = slice(None)) -> Numbers:
+        """Compute the mean loss of some clients at R models `f64[R, P]`: `f64[R]`."""
         margin = np.einsum("rp,knp->rkn", models, self.inputs[clients]) * self.labels[clients]
         return np.log1p(np.exp(-margin)).mean(axis=(1, 2))
 
