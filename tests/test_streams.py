@@ -15,7 +15,7 @@ from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 
 
 def names_of_streams() -> set[str]:
-    """Every name that the package passes to `stream`."""
+    """Collect every name that the package passes to `stream`."""
     names = set()
     for path in Path(fedjax_sim.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -32,7 +32,7 @@ def names_of_streams() -> set[str]:
 
 
 def test_streams_of_the_names_in_use_are_all_different() -> None:
-    """Names are hashed to 31 bits: no two of those in use may meet."""
+    """Names are hashed to 31 bits, and no two names in use may have the same hash."""
     names = names_of_streams()
     assert {
         "timeline",
@@ -70,7 +70,7 @@ def test_every_permutation_is_one(size: int) -> None:
 
 
 def test_positions_looked_up_alone_are_those_of_the_whole() -> None:
-    """Also with a size and a permutation that are known to the program only when it runs."""
+    """Single positions agree with whole permutations, also if size and permutation are traced."""
     bits = shuffle_bits(jax.random.key(0))
     whole = shuffled_index(bits, jnp.arange(50)[None], 50, jnp.arange(4)[:, None])
     alone = jax.jit(shuffled_index)(
@@ -80,7 +80,7 @@ def test_positions_looked_up_alone_are_those_of_the_whole() -> None:
 
 
 def test_largest_size() -> None:
-    """2^24 positions: those looked up are all different, in range, and their mean is as it should be."""
+    """With 2^24 positions, those looked up are distinct and in range, and have the right mean."""
     size, num = 2**24, 200_000
     found = np.asarray(shuffled_index(shuffle_bits(jax.random.key(0)), jnp.arange(num), size))
     assert len(np.unique(found)) == num
@@ -90,14 +90,14 @@ def test_largest_size() -> None:
 
 
 def permutations_seen(tables: np.ndarray) -> np.ndarray:
-    """How often each of the n! permutations stands among the rows."""
+    """Count how often each of the n! permutations occurs among the rows."""
     codes = {perm: i for i, perm in enumerate(itertools.permutations(range(tables.shape[1])))}
     return np.bincount([codes[tuple(row)] for row in tables.tolist()], minlength=len(codes))
 
 
 @pytest.mark.parametrize(("size", "num"), [(4, 12_000), (5, 30_000)])
 def test_permutations_are_uniform_over_keys(size: int, num: int) -> None:
-    """Chi-square over all n! of them, each expected some hundred times; p-value above 1e-3 for these keys."""
+    """Chi-square over all n! permutations, each expected hundreds of times; p-value above 1e-3."""
     keys = jax.random.split(jax.random.key(1), num)
     tables = jax.jit(
         jax.vmap(lambda key: shuffled_index(shuffle_bits(key), jnp.arange(size), size))
@@ -107,14 +107,14 @@ def test_permutations_are_uniform_over_keys(size: int, num: int) -> None:
 
 @pytest.mark.parametrize(("size", "num"), [(4, 12_000), (5, 30_000)])
 def test_permutations_are_uniform_over_epochs(size: int, num: int) -> None:
-    """The same for the many permutations of one key, which differ by a number mixed into its bits."""
+    """The same for the permutations of one key, which differ by a number mixed into its bits."""
     tables = np.asarray(
         shuffled_index(
             shuffle_bits(jax.random.key(2)), jnp.arange(size)[None], size, jnp.arange(num)[:, None]
         )
     )
     assert stats.chisquare(permutations_seen(tables)).pvalue > 1e-3
-    # Where one epoch puts an element says nothing about where the next one does.
+    # The position of an element in one epoch says nothing about the next epoch.
     pairs = np.bincount(tables[:-1, 0] * size + tables[1:, 0], minlength=size * size)
     assert stats.chisquare(pairs).pvalue > 1e-3
 
@@ -122,7 +122,10 @@ def test_permutations_are_uniform_over_epochs(size: int, num: int) -> None:
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 1), (1, 3)])
 @pytest.mark.parametrize("outer", [(1,), (3,), (1, 1)])
 def test_axes_of_length_one_compile(shape: tuple[int, ...], outer: tuple[int, ...]) -> None:
-    """A batch of one example, a cohort of one client, a lane by itself: a compiler may take exponential time and memory over these."""
+    """Axes of length one compile: a batch of one example, a cohort of one client, a single lane.
+
+    Compilers can take exponential time and memory over them.
+    """
 
     def look(key: jax.Array) -> jax.Array:
         sample = jax.random.randint(key, shape, 0, 100)

@@ -1,4 +1,8 @@
-"""Compressors by their properties: no bias, the exact variance, a constant that is never exceeded and attained, bits counted by hand."""
+"""Compressors by their properties.
+
+They have no bias, the variance that they state, and a constant omega that is attained and never
+exceeded. Bits are counted by hand.
+"""
 
 import math
 from collections.abc import Callable
@@ -39,7 +43,7 @@ TEXTS = [
     "luq:top=0",
     "luq:top=2",
 ]
-"""All kinds, with blocks that do not divide the eleven entries."""
+"""All kinds of compressors, with blocks that do not divide the eleven entries."""
 
 random = np.random.default_rng(7)
 VECTORS = np.stack(
@@ -55,7 +59,7 @@ VECTORS = np.stack(
 
 
 def neighbours(text: str, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Magnitudes that each entry may take, below and above, written out anew from the definitions."""
+    """Compute the values below and above each magnitude, directly from the definitions."""
     compressor, size = parse_compressor(text), np.abs(vector)
     name = text.partition(":")[0]
     if name == "identity":
@@ -92,7 +96,7 @@ def exact_variance(text: str, vector: np.ndarray) -> float:
 
 @pytest.fixture(scope="module", params=TEXTS)
 def drawn(request: pytest.FixtureRequest) -> tuple[str, np.ndarray, np.ndarray]:
-    """A compressor's text, its draws `f64[DRAWS, V, D]`, and the variances it states `f64[V]`."""
+    """Return a compressor's text, draws `f64[DRAWS, V, D]` and stated variances `f64[V]`."""
     compressor = parse_compressor(request.param)
 
     def run(key: jax.Array, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -111,29 +115,35 @@ def drawn(request: pytest.FixtureRequest) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def test_no_bias(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
-    """Every entry's mean within 5 standard errors, which come from the two values that an entry may take."""
+    """Every entry's mean agrees with the vector within 5 standard errors.
+
+    The standard error follows from the two values that an entry may take.
+    """
     text, draws, _ = drawn
-    for vector, own in zip(VECTORS, np.moveaxis(draws, 1, 0), strict=True):
+    for vector, sent in zip(VECTORS, np.moveaxis(draws, 1, 0), strict=True):
         if text.startswith("rand_k"):
             deviation = np.abs(vector) * np.sqrt(len(vector) / 3 - 1)
         else:
             below, above = neighbours(text, vector)
             deviation = np.sqrt(np.maximum((np.abs(vector) - below) * (above - np.abs(vector)), 0))
-            values = np.abs(own)[:, :, None]
+            values = np.abs(sent)[:, :, None]
             distance = np.abs(values - np.stack([below, above], axis=-1)[None]).min(axis=-1)
             assert distance.max() <= 1e-6 * np.abs(vector).max(initial=0)
         assert (
-            np.abs(own.mean(axis=0) - vector)
+            np.abs(sent.mean(axis=0) - vector)
             <= 5 * deviation / np.sqrt(DRAWS) + 1e-6 * np.abs(vector)
         ).all()
-        assert (np.sign(own) * np.sign(vector) >= 0).all()
+        assert (np.sign(sent) * np.sign(vector) >= 0).all()
 
 
 def test_variance_is_exact(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
-    """What a compressor states equals a formula written out, and its draws' within 5 standard errors."""
+    """The stated variance equals a formula written out here.
+
+    The variance of the draws agrees within 5 standard errors.
+    """
     text, draws, stated = drawn
-    for vector, own, variance in zip(VECTORS, np.moveaxis(draws, 1, 0), stated, strict=True):
-        error = np.sum((own - vector) ** 2, axis=1)
+    for vector, sent, variance in zip(VECTORS, np.moveaxis(draws, 1, 0), stated, strict=True):
+        error = np.sum((sent - vector) ** 2, axis=1)
         assert variance == pytest.approx(
             exact_variance(text, vector), rel=1e-5, abs=1e-12 * (vector @ vector)
         )
@@ -143,7 +153,7 @@ def test_variance_is_exact(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
 
 
 def test_lemma_b() -> None:
-    """The variance of block quantization in the paper's words: ||x||_1 ||x||_p - ||x||_2^2, block by block."""
+    """Block quantization has the variance of Lemma B, ||x||_1 ||x||_p - ||x||_2^2 per block."""
     for norm in (1, 2, np.inf):
         x = VECTORS[0]
         expected = sum(
@@ -156,7 +166,10 @@ def test_lemma_b() -> None:
 
 
 def test_zeros_and_dtypes() -> None:
-    """A vector of zeros stays so, without a nan; types are kept; numbers whose square underflows are not lost."""
+    """A vector of zeros stays zero without nan, and dtypes are kept.
+
+    Numbers whose squares underflow are not lost.
+    """
     compressors = [parse_compressor(text) for text in TEXTS]
     key, block = jax.random.key(1), parse_compressor("block")
 
@@ -176,11 +189,11 @@ def test_zeros_and_dtypes() -> None:
     assert set(np.asarray(tiny).tolist()) == {0.0, float(np.float32(2e-30))}
 
 
-# Omega --------------------------------------------------------------------------------------------------------------------------------
+# Omega
 
 
 def worst(text: str, dim: int) -> np.ndarray | None:
-    """A vector whose relative variance is omega, where one is known."""
+    """Return a vector whose relative variance is omega, or None if none is known."""
     compressor = parse_compressor(text)
     name = text.partition(":")[0]
     omega = float(compressor.omega(dim))
@@ -243,7 +256,11 @@ def test_omega_is_attained(text: str) -> None:
     ],
 )
 def test_omega_is_never_exceeded(text: str) -> None:
-    """By vectors of many shapes, among them steps up the slope of the relative variance from each; a smaller constant would be."""
+    """No vector has a relative variance above omega.
+
+    The search starts from vectors of many shapes and climbs the slope of the relative variance.
+    It would find a violation if omega were smaller.
+    """
     compressor, dim = parse_compressor(text), 17
     spread = np.random.default_rng(5)
     shapes = [
@@ -301,7 +318,7 @@ def test_values_of_omega(text: str, dim: int, omega: float) -> None:
     assert float(parse_compressor(text).omega(dim)) == pytest.approx(omega, rel=1e-12)
 
 
-# Bits ---------------------------------------------------------------------------------------------------------------------------------
+# Bits
 
 
 @pytest.mark.parametrize(
@@ -350,7 +367,7 @@ def test_bits_counted_by_hand(text: str, dim: int, bits: int) -> None:
     ],
 )
 def test_a_code_of_so_many_bits_exists(text: str) -> None:
-    """An entry has no more values, in units of its block, than its bits tell apart."""
+    """An entry takes no more values, in units of its block, than its bits can tell apart."""
     compressor, dim = parse_compressor(text), 40
     vectors = jax.random.normal(jax.random.key(0), (300, dim)) ** 3
 
@@ -368,11 +385,14 @@ def test_a_code_of_so_many_bits_exists(text: str) -> None:
     assert 2 ** (bits - 1) < len(codes) <= 2**bits
 
 
-# Under jit and vmap, by name ----------------------------------------------------------------------------------------------------------
+# Under jit and vmap, by name
 
 
 def test_numbers_are_traced() -> None:
-    """Other levels, widths, shares and numbers kept are no other programs, and a batch of them is what each is alone."""
+    """Other numbers of levels, bits or kept entries do not need a new program.
+
+    A batch of them equals each alone.
+    """
     vector, key = jnp.asarray(VECTORS[0], "float32"), jax.random.key(2)
     for texts in (
         ("dithering:levels=2", "dithering:levels=5"),
@@ -402,15 +422,15 @@ def test_numbers_are_traced() -> None:
             for each in several
         ]
         assert len(traces) == 1
-        for i, (each, own) in enumerate(zip(several, alone, strict=True)):
+        for i, (each, single) in enumerate(zip(several, alone, strict=True)):
             jax.tree.map(
-                lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-6), batch, own
+                lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-6), batch, single
             )
-            assert float(own[1]) == pytest.approx(float(each.omega(DIM)), rel=1e-6)
+            assert float(single[1]) == pytest.approx(float(each.omega(DIM)), rel=1e-6)
 
 
 def test_kinds_with_equal_fields_are_different_programs() -> None:
-    """JAX compares pytrees of dataclasses by their fields, so that each needs one of its own."""
+    """JAX compares dataclass pytrees by their fields, so each kind needs a distinguishing field."""
     trees = [jax.tree.structure(kind()) for kind in COMPRESSORS.values()]
     assert all(a != b for i, a in enumerate(trees) for b in trees[:i])
     program: Callable[[Compressor], jax.Array] = jax.jit(
@@ -421,7 +441,10 @@ def test_kinds_with_equal_fields_are_different_programs() -> None:
 
 
 def test_clients_have_scales_of_their_own() -> None:
-    """On a client axis every row is what it is alone, and rows of a matrix are blocks' borders."""
+    """With a client axis every row equals what it is alone.
+
+    With the setting `row`, blocks end at the rows of a matrix.
+    """
     rows = jnp.asarray(VECTORS[:4], "float32") * jnp.array([[1.0], [1e3], [1.0], [1e-3]])
     keys = jax.random.split(jax.random.key(4), 4)
     compressor = parse_compressor("block:block=4")

@@ -1,4 +1,7 @@
-"""Compressed messages of the gradient systems: unbiased, of the variance that the compressor states, priced by its bits."""
+"""Compressed messages of gradient systems.
+
+They are unbiased, have the variance that the compressor states, and take the bits that it counts.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,13 +30,21 @@ COMPRESSOR = parse_compressor("block:norm=2:block=4")
 
 
 class After(NamedTuple):
-    """What two ticks of a system leave, over keys `[DRAWS, ...]`, with compression and without; server and clients after each."""
+    """The models after each of two ticks of a system, with compression and without.
 
-    servers: np.ndarray  # f[DRAWS, 2, P]
-    clients: np.ndarray  # f[DRAWS, 2, N, P]
-    known: np.ndarray  # f[DRAWS, 2, N, P]
-    plain_servers: np.ndarray  # f[2, P]
-    plain_clients: np.ndarray  # f[2, N, P]
+    Attributes:
+      servers: `f[DRAWS, 2, P]`, server models with compression, for each key.
+      clients: `f[DRAWS, 2, N, P]`, client models with compression.
+      known: `f[DRAWS, 2, N, P]`, QuAFL's references that both sides know.
+      plain_servers: `f[2, P]`, server models without compression.
+      plain_clients: `f[2, N, P]`, client models without compression.
+    """
+
+    servers: np.ndarray
+    clients: np.ndarray
+    known: np.ndarray
+    plain_servers: np.ndarray
+    plain_clients: np.ndarray
 
 
 def events(weight: float) -> Event:
@@ -50,7 +61,7 @@ PROBLEM = Quadratic.of(np.random.default_rng(1).normal(size=(5, DIM)).astype("fl
 
 @pytest.fixture(scope="module", params=[fedavg, quafl], ids=["fedavg", "quafl"])
 def after(request: pytest.FixtureRequest) -> After:
-    """Gradients have no noise here, so that only the compressor draws."""
+    """Run two ticks for many keys. Gradients have no noise, so only the compressor draws."""
     system = request.param
     hyper = system.Hyper(num_clients=5, num_selected=SLOTS, local_steps=3, batch_size=1, lr=0.2)
 
@@ -78,7 +89,10 @@ def after(request: pytest.FixtureRequest) -> After:
 
 
 def far(drawn: np.ndarray, expected: np.ndarray) -> float:
-    """The largest distance of means over keys from what is expected, in standard errors; what is not random must be equal."""
+    """Compute the largest distance of means over keys from expected values, in standard errors.
+
+    Entries that are not random must be equal.
+    """
     error = drawn.std(axis=0) / np.sqrt(len(drawn))
     distance = np.abs(drawn.mean(axis=0) - expected)
     assert (distance[error < 1e-7] < 1e-5).all()
@@ -86,7 +100,7 @@ def far(drawn: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_compression_does_not_shift_the_models(after: After) -> None:
-    """Gradients are linear, so that the means over keys are what goes on without compression."""
+    """Gradients are linear, so means over keys equal the models without compression."""
     assert far(after.servers, after.plain_servers) < 5
     assert after.servers.std(axis=0).min() > 1e-3, "nothing was compressed"
     if after.clients.size:
@@ -94,11 +108,14 @@ def test_compression_does_not_shift_the_models(after: After) -> None:
 
 
 def test_variance_of_the_first_server_step(after: After) -> None:
-    """The messages' variances times their squared weights, for the clients' draws are independent: 1 / s or, in QuAFL, 1 / (s + 1)."""
+    """The first server step has the messages' variances times their squared weights.
+
+    The clients' draws are independent, and the weights are 1 / s, or 1 / (s + 1) in QuAFL.
+    """
     is_quafl = bool(after.clients.size)
     start, centers = np.full(DIM, 2.0), np.asarray(PROBLEM.centers)
     moves = [(centers[i] - start) * (1 - 0.8**k) for i, k in zip(CLIENTS[0], STEPS[0], strict=True)]
-    # QuAFL's server sends nothing new at first: everybody has the initial model.
+    # QuAFL's server sends nothing new at first: all clients have the initial model.
     variance = (
         sum(float(COMPRESSOR.variance(jnp.asarray(move))) for move in moves)
         / (SLOTS + is_quafl) ** 2
@@ -108,7 +125,10 @@ def test_variance_of_the_first_server_step(after: After) -> None:
 
 
 def test_what_both_sides_of_quafl_know(after: After) -> None:
-    """r moves from w_0 towards the server's model that is sent by 1 / (1 + omega) of the way on average, for the clients contacted."""
+    """The reference r of contacted clients moves towards the server's model that is sent.
+
+    From w_0 it moves 1 / (1 + omega) of the way on average.
+    """
     if not after.known.size:
         pytest.skip("a system without memory")
     start, half = np.full(DIM, 2.0), 1 / (1 + COMPRESSOR.omega(DIM))
@@ -118,20 +138,23 @@ def test_what_both_sides_of_quafl_know(after: After) -> None:
     contacted = np.isin(np.arange(5), CLIENTS[1])
     towards = start + half * (after.plain_servers[0] - start)
     assert far(after.known[:, 1], np.where(contacted[:, None], towards, start)) < 5
-    # It is what is decoded that r follows, and that the client mixes in: the remainder of its model is its own.
+    # r follows the decoded model, which is random; the client mixes in the same decoded model.
     moved = (after.known[:, 1] - start)[:, contacted]
     assert moved.std() > 1e-2
 
 
 def test_clients_mix_in_what_they_decode(after: After) -> None:
-    """Of client 4, contacted at the second tick for the first time: y + (v - y) / (s + 1), v = r + (1 + omega) (r_after - r)."""
+    """Client 4, contacted at the second tick for the first time, mixes in what it decodes.
+
+    Its model is y + (v - y) / (s + 1), with v = r + (1 + omega) (r_after - r).
+    """
     if not after.known.size:
         pytest.skip("a system without memory")
     start, center = np.full(DIM, 2.0), np.asarray(PROBLEM.centers)[4]
-    own = center + (start - center) * 0.8 ** STEPS[1][1]
+    local = center + (start - center) * 0.8 ** STEPS[1][1]
     decoded = start + (1 + COMPRESSOR.omega(DIM)) * (after.known[:, 1, 4] - start)
     np.testing.assert_allclose(
-        after.clients[:, 1, 4], own + (decoded - own) / (SLOTS + 1), atol=1e-5
+        after.clients[:, 1, 4], local + (decoded - local) / (SLOTS + 1), atol=1e-5
     )
 
 
@@ -140,7 +163,7 @@ def tree() -> dict[str, jax.Array]:
 
 
 def test_a_pytree_is_one_vector() -> None:
-    """Leaf after leaf: blocks reach from one into the next."""
+    """Leaves are joined one after another, so blocks extend from one leaf into the next."""
     key, vector = jax.random.key(0), jnp.concatenate([tree()["a"].ravel(), tree()["b"]])
     sent = compress(COMPRESSOR, key, tree())
     np.testing.assert_array_equal(
@@ -175,7 +198,10 @@ def test_directions_clients_and_ticks_have_draws_of_their_own() -> None:
 
 
 def test_bits_of_messages() -> None:
-    """Nine numbers: three blocks, in 32 bits and in 64; FedAvg's server sends its model as it is, QuAFL's does not."""
+    """Nine numbers make three blocks, in 32 bits and in 64.
+
+    FedAvg's server sends its model uncompressed, QuAFL's server does not.
+    """
     assert message_bits(COMPRESSOR, tree()) == 3 * 32 + 9 * 2
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: leaf.astype("float64"), tree())
@@ -188,7 +214,7 @@ def test_bits_of_messages() -> None:
 
 
 def test_on_the_command_line() -> None:
-    """Several compressors are a sweep, known by their text."""
+    """Several compressors on the command line make a sweep, labelled by their text."""
     texts = {"compression": ["identity", "block:norm=inf:block=9", "rounding:width=4"]}
     for contender in comparison.contenders(["fedavg", "quafl"], texts, defaults_of("digits")):
         assert contender.resolved()["compression"] == texts["compression"]

@@ -1,4 +1,8 @@
-"""Buffered arrivals: server steps, shares and staleness worked out apart, fixed durations, and the readings of restarting and pulling."""
+"""Buffered arrivals under the six readings of when a client starts its next update.
+
+Server steps, shares of fast clients and staleness are compared with numbers from a separate
+simulation, and schedules with fixed durations and with event loops.
+"""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -25,7 +29,7 @@ from fedjax_sim.timelines.laws import update_time
 
 
 def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
-    """Share of the updates that fast clients sent, per seed."""
+    """Compute the share of updates that fast clients sent, per seed."""
     with jax.enable_x64(True):
         rates = [
             np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper))
@@ -39,7 +43,9 @@ def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
     )
 
 
-# Server steps in 5000 units of time, share of fast clients, mean and largest staleness; 100 clients, buffer of 10, simulated apart to 1 %.
+# Reading, slow fraction, server steps in 5000 units of time, share of fast clients, mean and
+# largest staleness, for 100 clients and a buffer of 10. The numbers come from a separate simulation
+# and are accurate to 1 %.
 READINGS = [
     ("after_interaction", 1 / 3, 767, 0.934, 8.9, 87),
     ("after_interaction", 8 / 9, 236, 0.447, 8.7, 29),
@@ -62,7 +68,7 @@ def test_server_steps_and_who_makes_them(
     stale_mean: float | None,
     stale_max: float | None,
 ) -> None:
-    """Within 5 standard errors over seeds, and the precision of the expected numbers."""
+    """Agree within 5 standard errors over seeds plus the precision of the expected numbers."""
     hyper = Arrivals(restart=restart, slow_fraction=slow_fraction)
     schedule = draw(schedule_arrivals, hyper, num_ticks=950, seeds=12)
     ticks = [ticks_in_budget(time, 5000, overshoot=True) for time in schedule.time]
@@ -85,19 +91,23 @@ def test_server_steps_and_who_makes_them(
 
 @pytest.mark.parametrize("restart", ["after_interaction", "own_finish", "fresh"])
 def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
-    """A step per time unit, and a buffer for everyone: all wait for each other (own finish: but not for the exchange)."""
+    """All clients wait for each other if each step takes a time unit and the buffer holds everyone.
+
+    Under "own_finish" they do not wait for the exchange.
+    """
     hyper = Arrivals(
         num_clients=5, buffer_size=5, local_steps=4, rate_fast=1.0, rate_slow=1.0, restart=restart
     )
     schedule = draw(schedule_arrivals, hyper, num_ticks=12, seeds=2)
-    # Own finish: a client restarts at max(own finish, start of the tick); the first tick starts at 0, the next ones where the last ended.
+    # Under "own_finish" a client restarts at max(its finish, start of the tick). The first tick
+    # starts at 0, later ones where the previous one ended.
     expected = 7.0 * np.arange(1, 13) if restart != "own_finish" else None
-    clock, finish, own = 0.0, 4.0, []
+    clock, finish, times = 0.0, 4.0, []
     for _ in range(12):
         began, clock = clock, max(clock, finish) + 3
         finish = max(began, finish) + 4
-        own.append(clock)
-    np.testing.assert_array_equal(schedule.time[0], own if expected is None else expected)
+        times.append(clock)
+    np.testing.assert_array_equal(schedule.time[0], times if expected is None else expected)
     assert (np.sort(schedule.clients, axis=-1) == np.arange(5)).all()
     np.testing.assert_array_equal(
         schedule.version, np.broadcast_to(np.arange(12)[:, None], (2, 12, 5))
@@ -107,11 +117,11 @@ def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
 
 
 def test_ties_are_broken_at_random(draw: Callable) -> None:
-    """Everybody finishes at once, and the first buffer takes two of five: each pair of slots is uniform over clients."""
+    """Slots are uniform over clients if all five finish together and the buffer takes two."""
     hyper = Arrivals(num_clients=5, buffer_size=2, local_steps=4, rate_fast=1.0, rate_slow=1.0)
     first = draw(schedule_arrivals, hyper, num_ticks=2, seeds=600).clients[:, 0]
     counts = np.bincount(first.ravel(), minlength=5)
-    # 240 expected of each, standard deviation below 14.
+    # 240 are expected of each client, with a standard deviation below 14.
     assert (np.abs(counts - 240) < 5 * 14).all()
 
 
@@ -131,7 +141,7 @@ def test_a_client_has_one_update_in_a_buffer_at_most_when_held_back(draw: Callab
 def test_versions_are_those_that_clients_hold(
     draw: Callable, restart: str, send_old_model: bool
 ) -> None:
-    """An update starts from what its client was sent at its last one: the model after that tick, or before it."""
+    """An update starts from the model after the tick of its client's last one, or before it."""
     schedule = draw(
         schedule_arrivals,
         FEW.replace(restart=restart, send_old_model=send_old_model),
@@ -147,7 +157,10 @@ def test_versions_are_those_that_clients_hold(
 
 
 def test_free_clients_never_wait(draw: Callable) -> None:
-    """In the long run updates arrive at the sum of the clients' rates over K, whatever the exchange takes."""
+    """In the long run updates arrive at the sum of the clients' rates over K.
+
+    The duration of the exchange has no influence.
+    """
     hyper = Arrivals(
         num_clients=6, buffer_size=3, local_steps=2, restart="free", server_interact=100.0
     )
@@ -162,7 +175,10 @@ def test_free_clients_never_wait(draw: Callable) -> None:
 
 
 def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Callable) -> None:
-    """Own aggregation included: after arrival number a, floor((a + 1) / Z) models have been made."""
+    """The client of arrival number a takes model floor((a + 1) / Z), which is the current one.
+
+    This includes the aggregation that its own update triggers.
+    """
     schedule = draw(schedule_arrivals, FEW.replace(restart="free"), num_ticks=60, seeds=3)
     clients, version = schedule.clients[0].ravel(), schedule.version[0].ravel()
     assert any(len(set(row)) < 4 for row in schedule.clients[0].tolist())
@@ -175,7 +191,10 @@ def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Call
 
 
 def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> None:
-    """One client in forty is two thousand times faster than the others, and does most updates. A longer schedule agrees."""
+    """One client in forty is two thousand times faster than the others, and does most updates.
+
+    A longer schedule begins with the shorter one.
+    """
     hyper = Arrivals(
         num_clients=40,
         buffer_size=3,
@@ -189,14 +208,15 @@ def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> Non
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :100])
     counts = np.bincount(long.clients.ravel(), minlength=40)
-    # 40 others' 1/8000 an update against one's 1/4: about a fiftieth of the arrivals is theirs.
+    # Each of the 39 slow clients sends an update per 8000 units of time, the fast one an update per
+    # 4 units: about a fiftieth of the arrivals come from slow clients.
     assert counts.max() > 0.95 * 2400
     assert 10 < 2400 - counts.max() < 100
 
 
 @pytest.mark.parametrize("restart", ["after_interaction", "own_finish", "free", "fresh"])
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, restart: str) -> None:
-    """Ties in time, which geometric times have many of, included."""
+    """This includes ties in time, of which geometric times have many."""
     hyper = FEW.replace(restart=restart, slow_fraction=0.0, rate_fast=0.8)
     short, long = (draw(schedule_arrivals, hyper, num_ticks=num, seeds=3) for num in (17, 60))
     assert short.time.dtype == np.float64
@@ -212,7 +232,7 @@ def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
 
 
 def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
-    """A worker fifty times slower than the other sees about fifty server steps pass in each of its own."""
+    """A worker fifty times slower than the other sees about fifty server steps per own step."""
     hyper = Arrivals(
         num_clients=2,
         buffer_size=1,
@@ -231,12 +251,15 @@ def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     error = of_slow.std() / np.sqrt(of_slow.size)
     assert of_slow.size > 100
     assert abs(of_slow.mean() - 50) < 5 * error
-    # Between two steps of the fast one lie at most two of the slow one, at the same times.
+    # Between two steps of the fast worker lie at most two steps of the slow one, at the same times.
     assert staleness[rate[schedule.clients[0].ravel()] == 1].max() <= 2
 
 
 def test_three_clients_of_constant_times(draw: Callable) -> None:
-    """Worked out by hand: times 1.0, 1.3 and 3.1, and a buffer of two. Whoever fills the buffer takes the new model at once."""
+    """A schedule worked out by hand, with times 1.0, 1.3 and 3.1 and a buffer of two.
+
+    A client that fills the buffer takes the new model immediately.
+    """
     speeds = ClientTable(1 / np.array([1.0, 1.3, 3.1]))
     hyper = Arrivals(
         num_clients=3,
@@ -268,13 +291,13 @@ FIVE = Arrivals(
     runtime_law="runtime_uniform",
     ties="client",
 )
-"""Two clients of U(0.5, 1.5), two of U(1, 3) and one of U(3, 5)."""
+"""Two clients with times from U(0.5, 1.5), two from U(1, 3) and one from U(3, 5)."""
 NUM_ARRIVALS, LANES = 6000, 16
 
 
 @pytest.fixture(scope="module")
 def five(draw: Callable) -> Callable[..., Timeline]:
-    """Schedules of one and the same updates, whatever the buffer."""
+    """Draw schedules that have the same updates for all buffer sizes."""
     known: dict[tuple[str, int], Timeline] = {}
 
     def get(size: int, restart: str = "free") -> Timeline:
@@ -289,13 +312,13 @@ def five(draw: Callable) -> Callable[..., Timeline]:
 
 
 def flat_staleness(schedule: Timeline) -> np.ndarray:
-    """Of all arrivals in order: `i32[lanes, A]`."""
+    """Compute the staleness of all arrivals in order: `i32[lanes, A]`."""
     lanes, num_ticks, _ = schedule.version.shape
     return (np.arange(num_ticks)[:, None] - schedule.version).reshape(lanes, -1)
 
 
 def client_means(schedule: Timeline) -> np.ndarray:
-    """Mean staleness of each client in each lane: `f64[lanes, N]`."""
+    """Compute the mean staleness of each client in each lane: `f64[lanes, N]`."""
     clients = schedule.clients.reshape(len(schedule.clients), -1)
     totals = [
         np.bincount(i, tau, minlength=5) / np.bincount(i, minlength=5)
@@ -309,9 +332,10 @@ SIZES = [1, 3]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_mean_staleness_tells_shares_of_arrivals(five: Callable, size: int) -> None:
-    """E[tau_i] = (sum_j r_j / r_i - 1) / b, and so 1 / (b E[tau_i] + 1) is the client's share.
+    """E[tau_i] = (sum_j r_j / r_i - 1) / b.
 
-    Within 4 standard errors over lanes, and 2 %.
+    So 1 / (b E[tau_i] + 1) is the client's share of arrivals. Both hold within 4 standard
+    errors over lanes, and 2 %.
     """
     stale = size * client_means(five(size))
     for i, expected in enumerate(1 / SHARES - 1):
@@ -324,7 +348,13 @@ def test_mean_staleness_tells_shares_of_arrivals(five: Callable, size: int) -> N
 
 
 class Identity(NamedTuple):
-    """Just before each arrival of a client in one lane: its staleness so far, this one's included; the version; own aggregations so far."""
+    """What is known just before each arrival of one client in one lane.
+
+    Attributes:
+      total: Sum of the client's staleness so far, including this arrival's.
+      version: Version of the server's model.
+      made: Models so far that were made by an update of this client.
+    """
 
     total: np.ndarray
     version: np.ndarray
@@ -338,10 +368,10 @@ def identities(schedule: Timeline) -> list[Identity]:
         schedule.clients.reshape(LANES, -1), flat_staleness(schedule), strict=True
     ):
         for client in range(5):
-            mine = np.flatnonzero(clients == client)
-            fills = mine % size == size - 1
+            arrivals = np.flatnonzero(clients == client)
+            fills = arrivals % size == size - 1
             found.append(
-                Identity(np.cumsum(staleness[mine]), mine // size, np.cumsum(fills) - fills)
+                Identity(np.cumsum(staleness[arrivals]), arrivals // size, np.cumsum(fills) - fills)
             )
     return found
 
@@ -350,7 +380,7 @@ def identities(schedule: Timeline) -> list[Identity]:
 def test_staleness_adds_up_to_the_version_but_for_own_aggregations(
     five: Callable, size: int
 ) -> None:
-    """At every single arrival, in whole numbers; no randomness is needed."""
+    """The identity holds exactly at every single arrival, in whole numbers."""
     for total, version, made in identities(five(size)):
         np.testing.assert_array_equal(total, version - made)
         assert made[-1] > 0
@@ -369,7 +399,10 @@ def test_staleness_adds_up_to_the_version_if_models_are_taken_before_aggregation
 
 
 def test_staleness_does_not_add_up_if_clients_wait_for_new_versions(five: Callable) -> None:
-    """The version that ends a wait counts for nobody. Only the slowest client hardly ever waits, as a buffer is filled while it works."""
+    """No staleness counts the version that ends a wait, so the sum falls behind the version.
+
+    Only the slowest client hardly ever waits, because a buffer is filled while it works.
+    """
     gaps = [version - made - total for total, version, made in identities(five(4, "new_version"))]
     assert all((np.diff(gap) >= 0).all() for gap in gaps)
     missed = np.array([gap[-1] / len(gap) for gap in gaps]).reshape(LANES, 5).mean(axis=0)
@@ -379,20 +412,26 @@ def test_staleness_does_not_add_up_if_clients_wait_for_new_versions(five: Callab
 
 
 def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
-    """b E[tau_i] p_i tends to 1 if clients take models before their own aggregations; else (b E[tau_i] + 1) p_i does."""
+    """b E[tau_i] p_i tends to 1 if clients take models before their own aggregations.
+
+    Otherwise (b E[tau_i] + 1) p_i tends to 1.
+    """
     clients = five(3).clients.reshape(LANES, -1)
     share = np.array([np.bincount(lane, minlength=5) for lane in clients]) / NUM_ARRIVALS
     before, after = (
         3 * client_means(five(3, restart)) * share for restart in ("before_aggregation", "free")
     )
-    # What has come since a client's last arrival is missing: at most a few dozen arrivals of 6000.
+    # Arrivals after a client's last one are not counted: at most a few dozen of 6000.
     np.testing.assert_allclose(before, 1, atol=0.01)
     np.testing.assert_allclose(after.mean(axis=0) + share.mean(axis=0), 1, atol=0.01)
     assert (after.mean(axis=0) < 0.95).all()
 
 
 def test_staleness_in_larger_buffers(five: Callable) -> None:
-    """Of each update it is M / b, rounded down or up, where M is what it is with a buffer of one: arrival times do not depend on b."""
+    """An update's staleness is M / b, rounded down or up.
+
+    M is its staleness with a buffer of one. Arrival times do not depend on b.
+    """
     single, buffered = five(1), five(3)
     np.testing.assert_array_equal(
         single.clients.reshape(LANES, -1), buffered.clients.reshape(LANES, -1)
@@ -406,7 +445,7 @@ def test_staleness_in_larger_buffers(five: Callable) -> None:
 
 
 class Held(NamedTuple):
-    """A schedule as nested lists, one entry a tick."""
+    """A schedule as nested lists with one entry per tick."""
 
     time: list[float]
     clients: list[list[int]]
@@ -415,7 +454,13 @@ class Held(NamedTuple):
 
 
 def one_at_a_time(taken: Sequence[Sequence[float]], *, size: int, num_ticks: int) -> Held:
-    """Clients that wait for a newer model than the one they worked from, one event after the other. taken: by client and update."""
+    """Simulate, event by event, clients that wait for a newer model than the one they worked from.
+
+    Args:
+      taken: Running times by client and update.
+      size: Size of the buffer.
+      num_ticks: Number of ticks.
+    """
     base, sent = [0] * len(taken), [0] * len(taken)
     events = [(times[0], client) for client, times in enumerate(taken)]
     heapq.heapify(events)
@@ -455,7 +500,7 @@ def _times(key: jax.Array, hyper: Arrivals, num: int) -> jax.Array:
 
 
 def times_of(hyper: Arrivals, seed: int, num: int) -> np.ndarray:
-    """The running times that a schedule draws: `f64[N, num]`."""
+    """Draw the running times that a schedule uses: `f64[N, num]`."""
     with jax.enable_x64(True):
         hyper = jax.tree.map(lambda leaf: np.asarray(leaf, float), hyper)
         return np.asarray(_times(stream(jax.random.key(seed), "timeline"), hyper, num))
@@ -506,7 +551,7 @@ WAITING_KINDS: dict[str, dict[str, Any]] = {
     + [(4, "close times after long"), (4, "normal, some of no length")],
 )
 def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None:
-    """Against one event after the other, to the last bit."""
+    """The schedule equals an event-by-event simulation to the last bit."""
     hyper = WAITING.replace(buffer_size=size, **WAITING_KINDS[kind])
     schedule = draw(schedule_arrivals, hyper, num_ticks=200, seeds=2)
     for seed in range(2):
@@ -520,7 +565,8 @@ def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None
         first = taken[:, 0]
         assert len(set(first.tolist())) == 6 > len(set(first.astype("float32").tolist()))
     if size == 6:
-        # Synchronous rounds: everyone once, from the current model, for as long as the slowest takes.
+        # These are synchronous rounds: everyone reports once, from the current model, and a round
+        # takes as long as the slowest client.
         np.testing.assert_array_equal(
             np.sort(schedule.clients, axis=-1), np.broadcast_to(np.arange(6), (2, 200, 6))
         )
@@ -535,7 +581,7 @@ def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None
 
 
 def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> None:
-    """So that nobody waits: each update starts from the version that its client's last one made."""
+    """Nobody waits: each update starts from the version that its client's last update made."""
     schedule = draw(schedule_arrivals, WAITING.replace(buffer_size=1), num_ticks=200, seeds=2)
     held = np.zeros(6, int)
     for t, client in enumerate(schedule.clients[0, :, 0]):
@@ -546,13 +592,16 @@ def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> N
 
 
 def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
-    """Under every reading client 0's times grow by the factor by which its rate falls; the others' are the same draws."""
+    """Client 0's times grow by the factor by which its rate falls, under every reading.
+
+    The other clients' draws do not change.
+    """
     hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25, spread_slow=0.25)
     schedule, slowed = (
         draw(schedule_arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2)
         for throttle in (1.0, 1 / 8)
     )
-    # Even its shortest time is longer than nearly all of the others'.
+    # Even the shortest time of client 0 is longer than nearly all times of the other clients.
     taken = times_of(hyper, 0, 200)
     assert (taken[0] * 8 > taken[1:].max(axis=0)).all()
     np.testing.assert_allclose(slowed.time[0], 8 * np.cumsum(taken[0]), rtol=1e-12)
@@ -576,7 +625,8 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
         ),
         (
             {"drop_rate": 0.1},
-            'drop_rate is 0.1, but must be 0 under restart = "after_interaction", or restart one of free, before_aggregation',
+            'drop_rate is 0.1, but must be 0 under restart = "after_interaction"; '
+            "other values need restart to be one of free, before_aggregation",
         ),
         (
             {"off_time": 2.0, "restart": "fresh"},

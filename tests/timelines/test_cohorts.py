@@ -1,4 +1,4 @@
-"""Cohorts and earlier visits."""
+"""Draws of cohorts and the look-up of earlier visits."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ jitted = jax.jit(previous_visits)
 
 
 def test_cohorts_are_uniform_without_replacement() -> None:
-    """Each of the 20 ordered pairs of 5 clients equally often: chi-square, p-value above 1e-3."""
+    """Each of the 20 ordered pairs of 5 clients is equally likely (chi-square, p above 1e-3)."""
     drawn = np.asarray(draw_cohorts(jax.random.key(0), 5, 2, 10_000))
     assert (drawn[:, 0] != drawn[:, 1]).all()
     counts = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
@@ -23,11 +23,14 @@ def test_cohorts_are_uniform_without_replacement() -> None:
 
 
 def test_consecutive_cohorts_are_independent() -> None:
-    """Whether a client is contacted says nothing about the next tick: chi-square over the four cases, for every client."""
+    """Whether a client is contacted says nothing about the next tick.
+
+    Chi-square test over the four cases, for every client.
+    """
     drawn = np.asarray(draw_cohorts(jax.random.key(1), 5, 2, 10_000))
     for client in range(5):
         present = (drawn == client).any(axis=1)
-        # Every second pair, so that pairs do not overlap.
+        # Take every second pair, so that pairs do not overlap.
         both = np.bincount(2 * present[0:-1:2] + present[1::2], minlength=4)
         expected = np.array([0.36, 0.24, 0.24, 0.16]) * both.sum()
         assert stats.chisquare(both, expected).pvalue > 1e-3 / 5
@@ -53,7 +56,7 @@ def test_a_cohort_of_everyone_is_everyone() -> None:
     )
 )
 def test_previous_visits_are_those_of_a_loop(rows: list[list[int]]) -> None:
-    """A client may stand several times in a tick, which then counts as an earlier visit."""
+    """If a client fills several slots of a tick, the earlier slots count as earlier visits."""
     previous, visit = map(np.asarray, jitted(jnp.array(rows, "int32")))
     last: dict[int, int] = {}
     count: dict[int, int] = {}
@@ -68,20 +71,23 @@ SHARE = np.array([0.1, 0.2, 0.3, 0.4])
 
 
 def shares_drawn(num_draws: int, num_ticks: int) -> np.ndarray:
-    """How often each client was drawn in each tick, over the number of draws: `[T, N]`."""
+    """Compute how often each client was drawn in each tick, as a share of the draws: `[T, N]`."""
     drawn = draw_with_replacement(jax.random.key(4), jnp.asarray(SHARE), num_draws, num_ticks)
     clients, times = np.asarray(drawn.clients), np.asarray(drawn.times)
     assert ((clients == EMPTY) == (times == 0)).all()
     found = np.zeros((num_ticks, len(SHARE) + 1))
     np.add.at(found, (np.arange(num_ticks)[:, None], clients), times)
-    # Every client stands in one slot at most, and all draws are there.
+    # Every client fills at most one slot, and all draws are counted.
     assert all(len(set(row[row != EMPTY].tolist())) == (row != EMPTY).sum() for row in clients)
     np.testing.assert_array_equal(found.sum(axis=1), num_draws)
     return found[:, :-1] / num_draws
 
 
 def test_draws_are_multinomial() -> None:
-    """Means p and covariances (diag(p) - p p') / S of the shares, within five standard errors; other ticks, other draws."""
+    """Shares have means p and covariances (diag(p) - p p') / S, and ticks are uncorrelated.
+
+    All within five standard errors.
+    """
     num = 10_000
     found = shares_drawn(3, num)
     covariance = (np.diag(SHARE) - np.outer(SHARE, SHARE)) / 3

@@ -1,4 +1,4 @@
-"""Rounds of all clients with coins: the law of the coins, what slots say, and that the first rounds do not depend on how many are drawn."""
+"""Rounds with Bernoulli participation: the law of the coins, the slots, and a stable beginning."""
 
 from collections.abc import Callable
 

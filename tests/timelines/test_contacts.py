@@ -20,7 +20,7 @@ K, PERIOD, SHARE = 20, 7, 0.2
 
 
 class Drawn:
-    """Schedules of a hundred clients, of whom twenty are contacted at a time, and every slot's rate."""
+    """Schedules of 100 clients, of whom 20 are contacted per tick, with every slot's rate."""
 
     def __init__(self, draw: Callable, hyper: Contacts, *, num_ticks: int, seeds: int):
         drawn, self.window = draw(schedule_contacts, hyper, num_ticks=num_ticks, seeds=seeds)
@@ -29,7 +29,7 @@ class Drawn:
         self.rate = np.stack([rates[seed][self.timeline.clients[seed]] for seed in range(seeds)])
 
     def of(self, rate: float, values: np.ndarray, *, skip: int) -> np.ndarray:
-        """Values of the slots with clients of this rate, the first ticks left out."""
+        """Select values of the slots whose clients have this rate, without the first ticks."""
         return values[:, skip:][self.rate[:, skip:] == rate]
 
 
@@ -43,7 +43,10 @@ def rates_of(hyper: Any, seeds: int) -> np.ndarray:
 def assert_mean(
     sample: np.ndarray, expected: float, *, precision: float, rounded: float = 0.0
 ) -> None:
-    """Within 5 standard errors (and what the expected number was rounded by), which must be small enough to say something."""
+    """Check a mean within 5 standard errors plus the rounding of the expected number.
+
+    The standard error must be small enough for the given relative precision.
+    """
     error = sample.std() / np.sqrt(sample.size)
     assert 5 * error < precision * expected, "too few draws for this precision"
     assert abs(sample.mean() - expected) < 5 * error + rounded
@@ -60,7 +63,7 @@ def assert_mean(
 def test_step_counts_in_the_long_run(
     draw: Callable, law: str, mean: tuple[float, float], any_step: tuple[float, float]
 ) -> None:
-    """E[X] and P(E > 0) of fast and slow clients, worked out from stationary windows."""
+    """E[X] and P(E > 0) of fast and slow clients equal the values for stationary windows."""
     drawn = Drawn(draw, Contacts(runtime_law=law), num_ticks=1000, seeds=16)
     for rate, expected_mean, expected_any in zip((FAST, SLOW), mean, any_step, strict=True):
         steps = drawn.of(rate, drawn.timeline.steps, skip=50)
@@ -81,7 +84,10 @@ def capped_binomial_mean(rate: float, windows: np.ndarray, chance: np.ndarray) -
 def test_shorter_windows(
     draw: Callable, switch: str, shorter: int, means: tuple[float, float] | None
 ) -> None:
-    """With whole clocks, a strict deadline takes a time unit off the window, and a busy client those of the exchange."""
+    """With integer times, a strict deadline shortens the window by one time unit.
+
+    A client that is busy during the exchange loses the duration of the exchange.
+    """
     drawn = Drawn(draw, Contacts(**{switch: True}), num_ticks=1000, seeds=16)
     rounds = np.arange(1, 150)
     for i, rate in enumerate((FAST, SLOW)):
@@ -94,7 +100,10 @@ def test_shorter_windows(
 
 
 def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) -> None:
-    """Long draws survive contacts: a slow client's mean falls from 2.19 to 1.13, slowly, and its P(E > 0) from .741 to .383."""
+    """Long draws survive contacts, which slows slow clients down.
+
+    A slow client's mean falls gradually from 2.19 to 1.13, and its P(E > 0) from .741 to .383.
+    """
     drawn = Drawn(draw, Contacts(carry_residual=True), num_ticks=1500, seeds=16)
     steps = drawn.timeline.steps
     assert_mean(drawn.of(SLOW, steps, skip=1000), 1.13, precision=0.04, rounded=0.015)
@@ -103,7 +112,7 @@ def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) 
 
 
 def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
-    """E[X] at the first server steps, before windows are stationary; all clients start at time 0."""
+    """E[X] at the first server steps, whose windows are shorter: all clients start at time 0."""
     drawn = Drawn(draw, Contacts(), num_ticks=20, seeds=250)
     ticks = [1, 2, 3, 5, 10, 20]
     means_of_fast = [3.5, 6.3, 8.54, 11.6333, 12.4929, 12.4929]
@@ -115,10 +124,10 @@ def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
 
 
 def test_gaps_between_contacts_are_geometric(draw: Callable) -> None:
-    """Whatever a client's speed; and everyone is contacted equally often."""
+    """The law does not depend on a client's speed, and all clients are contacted equally often."""
     drawn = Drawn(draw, Contacts(), num_ticks=1000, seeds=16)
     ticks = np.arange(1000)[None, :, None]
-    # Version v was made at tick v - 1, the previous contact.
+    # Version v was made at tick v - 1, the client's previous contact.
     gap = ticks + 1 - drawn.timeline.version
     for rate in (FAST, SLOW):
         gaps = drawn.of(rate, gap, skip=60)
@@ -154,7 +163,7 @@ def test_windows_and_versions_are_those_of_a_loop(draw: Callable) -> None:
 
 
 def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
-    """Rates of one: everyone does a step in each unit of time, up to K."""
+    """With rates of one, every client does a step in each unit of time, up to K."""
     hyper = FEW.replace(server_wait=2.0, server_interact=1.0, rate_fast=1.0, rate_slow=1.0)
     schedule, window = draw(schedule_contacts, hyper, num_ticks=40)
     np.testing.assert_array_equal(schedule.steps, np.minimum(window, 9))
@@ -189,7 +198,7 @@ def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
 def test_a_contact_at_the_end_of_the_budget_belongs_to_it(
     draw: Callable, wait: float, interact: float, budget: float, ticks: int
 ) -> None:
-    """Whatever the last bit of a product of numbers that are not whole."""
+    """The last bit of a product of fractional numbers has no influence."""
     schedule, _ = draw(
         schedule_contacts, FEW.replace(server_wait=wait, server_interact=interact), num_ticks=50
     )
@@ -197,7 +206,10 @@ def test_a_contact_at_the_end_of_the_budget_belongs_to_it(
 
 
 def test_whole_windows_are_whole(draw: Callable) -> None:
-    """100 periods of 4.35 are 435 units, in which a client of a step per unit does 435, or 434 before a strict deadline."""
+    """100 periods of 4.35 are 435 units of time.
+
+    A client that does a step per unit does 435 of them, or 434 before a strict deadline.
+    """
     hyper = Contacts(
         num_clients=1,
         num_selected=1,
@@ -236,7 +248,7 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(
 
 
 def test_times_are_in_64_bits(draw: Callable) -> None:
-    """Contacts a tenth of a unit apart, after more than 2^24 tenths."""
+    """Contacts a tenth of a unit apart are told apart after more than 2^24 tenths."""
     schedule, _ = draw(
         schedule_contacts,
         FEW.replace(server_wait=0.1, server_interact=0.0, first_contact=2.0**25),
@@ -253,7 +265,10 @@ def test_times_are_in_64_bits(draw: Callable) -> None:
 def test_constant_times_that_fill_a_window_fit_into_it(
     draw: Callable, steps_in_a_window: int
 ) -> None:
-    """Whatever the last bits of their sum: six and ten sevenths are among those that come out too long."""
+    """The last bits of a sum of equal times have no influence.
+
+    Sums of six and of ten sevenths are among those that come out too long.
+    """
     rate = steps_in_a_window / 7
     hyper = Contacts(
         num_clients=3,

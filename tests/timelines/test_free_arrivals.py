@@ -1,4 +1,7 @@
-"""Arrivals of clients that never wait, against a queue of events in plain Python: order, ties, losses and breaks."""
+"""Arrivals of clients that never wait, against an event queue in plain Python.
+
+Covers order, ties, losses and breaks.
+"""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -25,7 +28,10 @@ from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.laws import update_time
 
 ARRIVES, IS_LOST, BEGINS = range(3)
-"""Kinds of events, in their order at one time: who only takes a model does so after all arrivals."""
+"""Kinds of events, in their order at the same time.
+
+A client that only takes a model does so after all arrivals of that time.
+"""
 
 
 class Event(NamedTuple):
@@ -37,7 +43,15 @@ class Event(NamedTuple):
 
 
 class One(NamedTuple):
-    """An arrival: its time, client and number of the attempt, the arrivals that its model knew of, and whether the last was its own."""
+    """One arrival of the reference simulation.
+
+    Attributes:
+      time: Time of the arrival.
+      client: Client whose update arrives.
+      attempt: Number of the update, counting lost ones.
+      before: Arrivals that the update's model contained.
+      at_own: Whether that model was taken at the client's own previous arrival.
+    """
 
     time: Any
     client: int
@@ -57,9 +71,17 @@ def one_by_one(
     on: Any = 1,
     off: Any = 0,
 ) -> list[One]:
-    """Work off events in order of time.
+    """Process events one by one, in order of time, until `num` updates have arrived.
 
-    taken, lots (client numbers if left out), waits (before an attempt), lost: by client and attempt. phases: by client.
+    Args:
+      num: Number of arrivals.
+      taken: Running times, by client and attempt.
+      lots: Lots that order simultaneous arrivals, by client and attempt; None for client numbers.
+      waits: Waits before an attempt, by client and attempt.
+      lost: Whether an update is lost, by client and attempt.
+      phases: Place in the cycle of work and break at time 0, by client, as a share of the cycle.
+      on: Length of a working window.
+      off: Length of a break.
     """
     queue: list[Event] = []
     found: list[One] = []
@@ -103,14 +125,14 @@ def one_by_one(
 
 
 PRUNED: list[int] = []
-"""Arrivals dropped whenever a search was over-full."""
+"""Numbers of arrivals dropped, one entry for each time that the search had to drop some."""
 
 
 @partial(jax.jit, static_argnames=("num", "block"))
 def _searched(
     taken: jax.Array, waits: jax.Array, lots: jax.Array | None, *, num: int, block: int
 ) -> Arrived:
-    """First arrivals of clients whose times, waits and lots stand in tables, by a search in blocks of a given size."""
+    """Find first arrivals from tables of times, waits and lots, with blocks of given size."""
 
     def follow(client: jax.Array, attempt: jax.Array, time: jax.Array) -> Update:
         start = time + waits[client, attempt + 1]
@@ -152,7 +174,7 @@ def search(
 
 
 def assert_same(found: Arrived, expected: list[One]) -> None:
-    """To the last bit."""
+    """Check that arrivals are equal to the last bit."""
     time, client, _, before, at_own = zip(*expected, strict=True)
     assert found.time.dtype == np.float64
     np.testing.assert_array_equal(found.time, time)
@@ -202,7 +224,10 @@ TABLES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 @pytest.mark.parametrize("ties", ["client", "random"])
 @pytest.mark.parametrize("name", TABLES)
 def test_first_arrivals_are_those_of_a_queue_of_events(name: str, ties: str) -> None:
-    """Blocks are smaller than the number of clients, and the search has to drop arrivals several times when one client is fast."""
+    """The search equals the event queue if blocks are smaller than the number of clients.
+
+    When one client is fast, the search has to drop arrivals several times.
+    """
     taken = TABLES[name](np.random.default_rng(0), 401)
     lots = lots_of(taken.shape) if ties == "random" else None
     assert_same(
@@ -215,7 +240,10 @@ def test_first_arrivals_are_those_of_a_queue_of_events(name: str, ties: str) -> 
 
 @pytest.mark.parametrize(("num", "block"), [(2000, 64), (17, 2**16)])
 def test_many_clients_of_very_unlike_speeds(num: int, block: int) -> None:
-    """300 clients, whose speeds range over more than four orders of magnitude; many and few arrivals are asked for."""
+    """300 clients with speeds that range over more than four orders of magnitude.
+
+    Once more arrivals than clients are asked for, and once fewer.
+    """
     random = np.random.default_rng(1)
     rates = np.exp(2 * random.normal(size=300))
     assert rates.max() / rates.min() > 10_000
@@ -228,7 +256,7 @@ def test_many_clients_of_very_unlike_speeds(num: int, block: int) -> None:
 
 
 def test_few_clients_and_very_many_arrivals() -> None:
-    """Blocks are small here and the queue is long."""
+    """The search works with small blocks and a long queue."""
     num = 150_000
     taken = np.random.default_rng(8).exponential(size=(4, num + 1))
     found = search(taken, num=num, block=4)
@@ -236,7 +264,10 @@ def test_few_clients_and_very_many_arrivals() -> None:
 
 
 def test_lots_decide_ties_whatever_number_is_asked_for() -> None:
-    """Ten clients of equal times arrive in rounds: the order in each is that of their lots, in short and in long searches."""
+    """Ten clients with equal times arrive in rounds, each ordered by their lots.
+
+    Short and long searches agree.
+    """
     taken = np.ones((TEN, 401))
     lots = lots_of(taken.shape)
     by_round = np.argsort(lots, axis=0, kind="stable").T
@@ -249,7 +280,11 @@ def test_lots_decide_ties_whatever_number_is_asked_for() -> None:
 
 @pytest.mark.parametrize("ties", ["client", "random"])
 def test_models_taken_between_arrivals(ties: str) -> None:
-    """After a wait a client takes what is current then, arrivals at that time included; times and waits are small whole numbers."""
+    """After a wait a client takes the model that is then current.
+
+    That includes arrivals at the same time. Times and waits are small whole numbers, to make
+    ties.
+    """
     random = np.random.default_rng(4)
     taken, waits = random.integers(1, 4, size=(TEN, 401)), random.integers(3, size=(TEN, 401))
     lots = lots_of(taken.shape) if ties == "random" else None
@@ -262,7 +297,10 @@ def test_models_taken_between_arrivals(ties: str) -> None:
 
 @pytest.mark.parametrize("ties", ["client", "random"])
 def test_no_model_is_taken_after_the_own_update_has_arrived(ties: str) -> None:
-    """Not even if the update takes no time and others arrive with it; and each of a client's models knows of its last arrival."""
+    """A model never contains the update that is computed from it, and always the client's last one.
+
+    This holds even if the update takes no time and others arrive with it.
+    """
     random = np.random.default_rng(6)
     taken, waits = random.integers(2, size=(TEN, 401)), random.integers(2, size=(TEN, 401))
     found = search(
@@ -271,13 +309,13 @@ def test_no_model_is_taken_after_the_own_update_has_arrived(ties: str) -> None:
     assert (np.diff(found.time) >= 0).all()
     assert (found.before <= np.arange(400)).all()
     for client in range(TEN):
-        mine = np.flatnonzero(found.client == client)
-        assert mine.size > 10
-        assert (found.before[mine[1:]] > mine[:-1]).all()
+        arrivals = np.flatnonzero(found.client == client)
+        assert arrivals.size > 10
+        assert (found.before[arrivals[1:]] > arrivals[:-1]).all()
 
 
 def test_close_times_after_long_are_told_apart() -> None:
-    """Near 11,000 the spacing of 32-bit numbers is a thousandth; here a ten-millionth decides."""
+    """Near 11,000 neighbouring 32-bit floats are 0.001 apart; here a difference of 1e-7 decides."""
     random = np.random.default_rng(2)
     taken = 11_000 + 1e-7 * np.stack([random.permutation(TEN) for _ in range(401)], axis=1)
     expected = one_by_one(400, taken.tolist())
@@ -291,7 +329,10 @@ def test_close_times_after_long_are_told_apart() -> None:
     "name", ["close", "equal", "one step apart", "infinite", "unlike", "tiny", "zeros"]
 )
 def test_sorting(name: str) -> None:
-    """As NumPy's stable sort: equal times by index, and times one unit in the last place apart by time."""
+    """`_argsort` equals NumPy's stable sort.
+
+    Equal times are ordered by index, and times one unit in the last place apart by time.
+    """
     random = np.random.default_rng(3)
     size = 999
     if name == "close":
@@ -318,7 +359,7 @@ _sorted = jax.jit(free_arrivals._argsort)
 
 
 class Draws(NamedTuple):
-    """All that is drawn for the attempts of every client."""
+    """All random numbers behind the attempts of every client."""
 
     taken: np.ndarray  # f64[N, A]
     lots: np.ndarray  # u32[N, A]
@@ -340,8 +381,8 @@ def _draws(key: jax.Array, hyper: Arrivals, num: int) -> Draws:
         update_time(
             stream(key, "runtimes"), client, attempt, client_speeds(key, hyper), hyper
         ).reshape(-1, num),
-        per_attempt("ties", lambda own: jax.random.bits(own, (), "uint32")),
-        per_attempt("losses", lambda own: jax.random.uniform(own, dtype=float)),
+        per_attempt("ties", lambda update_key: jax.random.bits(update_key, (), "uint32")),
+        per_attempt("losses", lambda update_key: jax.random.uniform(update_key, dtype=float)),
         jax.vmap(
             lambda i: jax.random.uniform(jax.random.fold_in(stream(key, "phases"), i), dtype=float)
         )(jnp.arange(hyper.num_clients)),
@@ -359,7 +400,10 @@ def draws_of(hyper: Arrivals, seed: int, num: int) -> Draws:
 def assert_is_schedule(
     schedule: Timeline, seed: int, expected: list[One], *, rtol: float = 0
 ) -> None:
-    """Whole schedules of a lane: who arrives, from which model, and what it then holds; and times, exact unless told otherwise."""
+    """Check a whole schedule of one lane: arrivals, versions, held models and times.
+
+    Times are exact unless `rtol` is given.
+    """
     num_ticks, size = schedule.clients[seed].shape
     assert len(expected) == num_ticks * size
     np.testing.assert_array_equal(schedule.clients[seed].ravel(), [one.client for one in expected])
@@ -389,7 +433,9 @@ LOSSY = Arrivals(
 )
 """Two of six clients are slow, and a buffer holds more updates than there are clients.
 
-A spread of 0 makes times constant, of 1 exponential; losses and breaks come without compiling anew."""
+A spread of 0 makes times constant, and a spread of 1 exponential. Losses and breaks are traced
+settings and need no new compilation.
+"""
 RANDOM = {"spread_fast": 1.0, "spread_slow": 1.0}
 LOST = {"drop_rate": 0.3}
 BREAKS = {"on_time": 2.0, "off_time": 1.5}
@@ -412,7 +458,7 @@ ATTEMPTS = 2200
 
 @pytest.fixture(scope="module")
 def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draws]]]:
-    """Settings, schedules of two lanes, and all draws behind them."""
+    """Return settings, schedules of two lanes, and all draws behind them."""
     known: dict[str, tuple[Arrivals, Timeline, list[Draws]]] = {}
 
     def get(kind: str) -> tuple[Arrivals, Timeline, list[Draws]]:
@@ -431,7 +477,7 @@ def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draw
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) -> None:
-    """From the same draws, in every lane."""
+    """Schedules equal the event queue on the same draws, in every lane."""
     hyper, schedule, drawn = lossy(kind)
     has_breaks = hyper.off_time > 0
     for seed, (taken, lots, loss, phases) in enumerate(drawn):
@@ -446,7 +492,7 @@ def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) ->
             on=hyper.on_time,
             off=hyper.off_time,
         )
-        # The reference adds stretches of windows one by one.
+        # The reference adds the parts of a running time in successive windows one by one.
         assert_is_schedule(schedule, seed, expected, rtol=1e-12 if has_breaks else 0)
         if hyper.drop_rate > 0:
             assert np.mean([not one.at_own and one.before > 0 for one in expected]) > 0.2
@@ -464,7 +510,7 @@ def test_lanes_differ(lossy: Callable) -> None:
 
 
 def test_ties_are_uniform_over_clients(lossy: Callable) -> None:
-    """All six arrive at every whole time: who is first, and who second, is uniform over pairs."""
+    """All six arrive at every whole time; the first two of them are uniform over pairs."""
     _, schedule, _ = lossy("equal and constant")
     np.testing.assert_array_equal(schedule.time[0], np.ceil(SIZE * np.arange(1, NUM_TICKS + 1) / 6))
     by_time = schedule.clients.reshape(-1, 6)
@@ -492,15 +538,17 @@ def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(
     ("kind", "share"), [("exponential", 1.0), ("lost", 0.7), ("breaks", 2 / 3.5)]
 )
 def test_how_many_get_through(lossy: Callable, kind: str, share: float) -> None:
-    """Exponential times make arrivals Poisson, of the clients' rates times the share that is not lost, or of the time they work.
+    """With exponential times, arrivals are Poisson.
 
-    Breaks: in whole cycles the clients work the same time whatever their phases, so that the count is Poisson all the same.
+    Their rate is that of the clients, times the share of updates that are not lost, or the
+    share of time that clients work. In whole cycles clients work the same time whatever their
+    phases, so with breaks the count is Poisson too.
     """
     hyper, schedule, drawn = lossy(kind)
     rate = (4 + 2 / 8) * share
     cycles = 3.5 * np.floor(schedule.time[:, -1].min() / 3.5)
     counts = SIZE * (schedule.time <= cycles).sum(axis=1)
-    # What stands in the buffer at the end is not counted, half of it on average.
+    # Updates in the buffer at the end are not counted; on average these are half a buffer.
     error = np.sqrt(counts.sum())
     assert error < 0.015 * counts.sum()
     assert abs(counts.sum() + SEEDS * (SIZE - 1) / 2 - SEEDS * rate * cycles) < 4 * error
@@ -511,7 +559,10 @@ def test_how_many_get_through(lossy: Callable, kind: str, share: float) -> None:
 
 
 def test_clients_work_in_their_windows_alone(lossy: Callable) -> None:
-    """The one that fills a buffer does so in a window of its own, at a place that is uniform in it when times are exponential."""
+    """A client fills the buffer only within one of its working windows.
+
+    With exponential times, the place in the window is uniform.
+    """
     hyper, schedule, drawn = lossy("breaks")
     places = [
         (schedule.time[seed] + drawn[seed].phases[schedule.clients[seed, :, -1]] * 3.5) % 3.5
@@ -520,7 +571,7 @@ def test_clients_work_in_their_windows_alone(lossy: Callable) -> None:
     later = np.concatenate(places)
     assert later.max() < hyper.on_time
     assert stats.kstest(later, stats.uniform(0, hyper.on_time).cdf).pvalue > 1e-3
-    # Without breaks they would be anywhere in the cycle.
+    # Without breaks the place can be anywhere in the cycle.
     _, free, drawn = lossy("exponential")
     assert ((free.time[0] + drawn[0].phases[free.clients[0, :, -1]] * 3.5) % 3.5).max() > 3.4
 
@@ -541,7 +592,10 @@ EQUAL = Arrivals(
 
 
 def test_equal_constant_times_lock_the_phases(draw: Callable) -> None:
-    """A buffer for everyone, yet no synchronous rounds: the client that fills it has the new model, the others are one behind."""
+    """A buffer for everyone does not make synchronous rounds.
+
+    The client that fills the buffer has the new model; the others are one version behind.
+    """
     schedule = draw(schedule_arrivals, EQUAL, num_ticks=40, seeds=8)
     np.testing.assert_array_equal(schedule.time, np.tile(np.arange(1.0, 41), (8, 1)))
     np.testing.assert_array_equal(schedule.clients, np.broadcast_to(np.arange(5), (8, 40, 5)))
@@ -558,7 +612,11 @@ def test_equal_constant_times_lock_the_phases(draw: Callable) -> None:
 def test_times_that_fill_windows_end_with_them(
     draw: Callable, on: int, off: int, fast: int, slow: int
 ) -> None:
-    """Whole constant times, in exact arithmetic. Clients that start off fill each window to its end, and then take the next one's model."""
+    """Schedules with whole constant times equal exact arithmetic.
+
+    Clients that start in a break fill each window to its end, and then take the model of the
+    start of the next window.
+    """
     hyper = EQUAL.replace(
         rate_fast=1 / fast, rate_slow=1 / slow, on_time=float(on), off_time=float(off)
     )

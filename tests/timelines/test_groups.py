@@ -1,6 +1,10 @@
-"""Rounds of groups: the table of moments, the clock by hand, what grows with the sync time, and who is in which group."""
+"""Rounds of groups: moments of the paper's settings, clocks by hand, and membership.
+
+Dimension letters: `L` lanes, `U` rounds, `M` groups.
+"""
 
 import itertools
+import operator
 import re
 from collections.abc import Callable
 from functools import partial
@@ -43,15 +47,16 @@ EXACT = {
     "exchange_shift_per_group": 0.0,
     "exchange_mean_per_group": 0.0,
 }
-"""Delays as given, whatever the sizes."""
+"""Settings that make delays independent of the groups' sizes."""
 CERTAIN = {**EXACT, "mean": 0.0, "exchange_mean": 0.0}
-"""And without chance."""
+"""The same without randomness."""
 
 FIG3, FIG6 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1), (1e-3, 0.5, 1e-3, 0.05, 5, 10, 1e-3, 0.05)
 FIG7, FIG8 = (0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2), (0.1, 1.4, 0.01, 0.14, 4, 2, 0.5, 1)
 FIG9, FIG11 = (0.1, 1.4, 0.01, 0.14, 0.5, 5, 0.05, 0.5), (0.1, 0.7, 0.001, 0.13, 3, 3, 0.01, 0.2)
 
-# Of the paper's settings: the delay vector, the groups' sizes, active clients (0: all) -> c_i, 1 / lambda_i, c_g, 1 / lambda_g.
+# The paper's settings: delay coefficients, sizes of the groups, active clients (0 for all), and the
+# resulting c_i, 1 / lambda_i, c_g, 1 / lambda_g.
 LAWS: dict[str, Any] = {
     "fig 3": (FIG3, (10, 10), 0, (1.0, 1.0), (0.1, 0.1), 5.0, 0.2),
     "fig 6": (FIG6, (500, 500), 0, (1.0, 1.0), (0.55, 0.55), 20.0, 0.052),
@@ -66,7 +71,8 @@ LAWS: dict[str, Any] = {
 }
 LAWS["fig 7b"] = (*LAWS["fig 7a"][:5], 30.0, 1.0)
 
-# Law, S -> E[t_i], E[max_i Sigma_i], E[D], E[U] for T = 1000; the last three of another simulation.
+# Law and S, with E[t_i], E[max_i Sigma_i], E[D], and E[U] for T = 1000. The last three come from a
+# separate simulation.
 MOMENTS: dict[tuple[str, float], Any] = {
     ("fig 3", 0): (1, 1.150, 6.35, 158.0),
     ("fig 3", 5): (4.990, 5.608, 10.81, 93.0),
@@ -90,7 +96,8 @@ MOMENTS: dict[tuple[str, float], Any] = {
     ("fig 11, equal", 12): (4.958, 14.36, 23.58, 43.0),
     ("fig 11, unequal", 12): ((3.919, 6.988), 15.18, 24.40, 41.4),
 }
-# Rounds for one of S = 0, E[D at 0] / E[D at S]; of the same simulation, to three digits.
+# Rounds for one round of S = 0: E[D at S = 0] / E[D at S], from the same simulation, to three
+# digits.
 RELATIVE_ROUNDS: dict[tuple[str, float], float] = {
     ("fig 3", 5): 0.588,
     ("fig 6", 5): 0.833,
@@ -111,7 +118,7 @@ LANES, ROUNDS = 60, 190
 
 @pytest.mark.parametrize("name", [name for name in LAWS if name != "fig 7b"])
 def test_delays_follow_from_sizes(name: str) -> None:
-    """The paper's linear model, in the order in which it lists its coefficients."""
+    """The paper's linear model, with coefficients in the order in which the paper lists them."""
     vector, sizes, active, shift, mean, exchange_shift, exchange_mean = LAWS[name]
     groups = Groups(
         num_clients=sum(sizes),
@@ -129,7 +136,10 @@ def test_delays_follow_from_sizes(name: str) -> None:
 
 
 def with_law(name: str, sync_time: float) -> Groups:
-    """A law of the table, by number of groups alone, so that one program draws all of them."""
+    """Make settings of a law in the table that depend statically only on the number of groups.
+
+    One program then draws all laws with that number.
+    """
     _, sizes, _, shift, mean, exchange_shift, exchange_mean = LAWS[name]
     given = {
         "shift": shift,
@@ -144,7 +154,7 @@ def with_law(name: str, sync_time: float) -> Groups:
 
 @partial(jax.jit, static_argnums=0)
 def _works(num_rounds: int, keys: jax.Array, groups: Groups) -> Any:
-    """Work `[L, ...]`, exchanges `[L, U]` and the clock `[L, U]` of many lanes."""
+    """Draw work `[L, ...]`, exchanges `[L, U]` and the clock `[L, U]` of many lanes."""
 
     def lane(key: jax.Array, groups: Groups) -> Any:
         clock = schedule_group_rounds(key, groups, num_rounds * groups.ticks_per_round).time
@@ -154,7 +164,10 @@ def _works(num_rounds: int, keys: jax.Array, groups: Groups) -> Any:
 
 
 def works(settings: list[Groups], *, seeds: int, num_rounds: int) -> list[Any]:
-    """Draw rounds for settings of one structure, with the same seeds for each: leaves `[seeds, U, ...]`."""
+    """Draw rounds for settings of one structure, with the same seeds for each.
+
+    Leaves of each result are `[seeds, U, ...]`.
+    """
     with jax.enable_x64(True):
         keys = jnp.stack(
             [stream(jax.random.key(seed), "timeline") for seed in range(seeds)] * len(settings)
@@ -163,15 +176,13 @@ def works(settings: list[Groups], *, seeds: int, num_rounds: int) -> list[Any]:
             lambda *leaves: np.repeat(np.asarray(leaves, float), seeds), *settings
         )
         drawn = jax.tree.map(np.asarray, _works(num_rounds, keys, stacked))
-    return [
-        jax.tree.map(lambda leaf: leaf[i * seeds : (i + 1) * seeds], drawn)
-        for i in range(len(settings))
-    ]  # noqa: B023
+    parts = [slice(i * seeds, (i + 1) * seeds) for i in range(len(settings))]
+    return [jax.tree.map(operator.itemgetter(part), drawn) for part in parts]
 
 
 @pytest.fixture(scope="module")
 def table() -> dict[tuple[str, float], Any]:
-    """The draws of every row of the table, and of the baselines of its last column."""
+    """Draw every row of `MOMENTS`, and the baselines S = 0 of `RELATIVE_ROUNDS`."""
     found = {}
     for num in (2, 4, 8):
         rows = [
@@ -190,7 +201,10 @@ def table() -> dict[tuple[str, float], Any]:
 
 
 def assert_mean(values: np.ndarray, expected: float, rounding: float) -> None:
-    """Within 5 standard errors over independent values, and the rounding of what is expected, of which the former are no more than 1 %."""
+    """Check a mean of independent values within 5 standard errors plus the given rounding.
+
+    The standard error must be at most 1 % of the expected value.
+    """
     error = values.std(ddof=1) / np.sqrt(values.size)
     assert error < 0.01 * expected
     assert abs(values.mean() - expected) < 5 * error + rounding
@@ -198,7 +212,10 @@ def assert_mean(values: np.ndarray, expected: float, rounding: float) -> None:
 
 @pytest.mark.parametrize("row", MOMENTS, ids=lambda row: f"{row[0]}, S = {row[1]}")
 def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> None:
-    """Iterations and lengths of rounds are independent between rounds; the number of rounds is one value per lane."""
+    """Moments of iterations and lengths of rounds, which are independent between rounds.
+
+    The number of rounds is one value per lane.
+    """
     steps, longest, length, num_rounds = MOMENTS[row]
     work, exchange, clock = table[row]
     total = work.steps[:, :, -1]
@@ -212,9 +229,11 @@ def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> N
 
 @pytest.mark.parametrize("row", RELATIVE_ROUNDS, ids=lambda row: f"{row[0]}, S = {row[1]}")
 def test_rounds_for_one_of_the_baseline(table: dict, row: tuple[str, float]) -> None:
-    """A ratio of means over pairs of independent rounds on the same delays; where no iteration fits in S, it is 1 to the bit.
+    """A ratio of mean lengths over pairs of independent rounds with the same delays.
 
-    Beyond 5 standard errors what is expected is off by its rounding, 0.0005, and by the errors of its mean lengths, 0.005 each.
+    Where S is shorter than any iteration, the ratio is exactly 1. Beyond 5 standard errors the
+    expected ratio may be off by its rounding, 0.0005, and by the errors of its mean lengths,
+    0.005 each.
     """
     length, other = (
         table[key][0].busy.max(axis=-1).ravel() + table[key][1].ravel()
@@ -225,9 +244,9 @@ def test_rounds_for_one_of_the_baseline(table: dict, row: tuple[str, float]) -> 
         assert ratio == 1
         return
     error = (other - ratio * length).std(ddof=1) / np.sqrt(length.size) / length.mean()
-    theirs = 0.0005 + 0.005 * np.hypot(1, ratio) / length.mean()
-    assert 5 * error + theirs < 0.01 * ratio
-    assert abs(ratio - RELATIVE_ROUNDS[row]) < 5 * error + theirs
+    rounding = 0.0005 + 0.005 * np.hypot(1, ratio) / length.mean()
+    assert 5 * error + rounding < 0.01 * ratio
+    assert abs(ratio - RELATIVE_ROUNDS[row]) < 5 * error + rounding
 
 
 def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(table: dict) -> None:
@@ -238,7 +257,10 @@ def test_there_is_an_iteration_in_every_round_and_never_more_than_shifts_allow(t
 
 
 def test_an_iterations_law(table: dict) -> None:
-    """Waiting for 4 groups of mean 8.64 beyond 86.4: 86.4 + 8.64 H_4, and Wald's identity for their sums, within 5 standard errors."""
+    """The slowest of 4 groups with 86.4 + Exp(mean 8.64) takes 86.4 + 8.64 H_4 on average.
+
+    Sums of iterations obey Wald's identity. Both within 5 standard errors.
+    """
     assert_mean(
         table["fig 8", 0][0].busy.max(axis=-1).ravel(),
         86.4 + 8.64 * (1 + 1 / 2 + 1 / 3 + 1 / 4),
@@ -252,7 +274,10 @@ SYNC_TIMES = (0.0, 0.5, 2.0, 5.0, 5.5, 12.0, 24.0)
 
 
 def test_everything_grows_with_the_sync_time_on_every_path() -> None:
-    """Iterations and their time with S, round by round; rounds in a budget fall with S and with c_g, and grow with T."""
+    """Iterations and their time grow with S, round by round.
+
+    The number of rounds in a budget falls with S and with c_g, and grows with T.
+    """
     base = with_law("fig 6", 0.0)
     drawn = works([base.replace(sync_time=s) for s in SYNC_TIMES], seeds=20, num_rounds=60)
     for (less, _, early), (more, _, late) in itertools.pairwise(drawn):
@@ -282,7 +307,7 @@ def test_everything_grows_with_the_sync_time_on_every_path() -> None:
 
 @pytest.fixture(scope="module")
 def delays() -> np.ndarray:
-    """Every delay of 20 rounds that Fig. 6's groups might ask for, with one seed: `f64[U, L, M]`."""
+    """Draw all delays that Fig. 6's groups might need in 20 rounds of one seed: `f64[U, 30, M]`."""
     with jax.enable_x64(True):
         key = stream(jax.random.key(0), "timeline")
         one = partial(iteration_times, key, with_law("fig 6", 0.0))
@@ -292,7 +317,10 @@ def delays() -> np.ndarray:
 
 
 def test_iterations_are_counted_until_the_sync_time_has_passed(delays: np.ndarray) -> None:
-    """By another way of counting: as many as leave off before S, and one; the overshoot is shorter than the last."""
+    """A group does one iteration more than the number of iterations that end before S.
+
+    Its time exceeds S by less than the last iteration.
+    """
     drawn = works([with_law("fig 6", s) for s in SYNC_TIMES], seeds=20, num_rounds=60)
     passed = np.cumsum(delays, axis=1)
     for sync_time, (work, _, _) in zip(SYNC_TIMES, drawn, strict=True):
@@ -310,7 +338,10 @@ def test_iterations_are_counted_until_the_sync_time_has_passed(delays: np.ndarra
 
 
 def test_rounds_cut_into_ticks(delays: np.ndarray, draw: Callable) -> None:
-    """A tick has the iterations that were done in its part of the sync time; the last one those that were not, and the exchange."""
+    """A tick has the iterations that end within its part of the sync time.
+
+    The last tick has the remaining iterations and the exchange.
+    """
     whole = draw(schedule_group_rounds, with_law("fig 6", 5.0), num_ticks=20)
     cut = draw(
         schedule_group_rounds, with_law("fig 6", 5.0).replace(ticks_per_round=4), num_ticks=79
@@ -333,7 +364,10 @@ def test_rounds_cut_into_ticks(delays: np.ndarray, draw: Callable) -> None:
 
 
 def test_the_clock_by_hand(draw: Callable) -> None:
-    """Iterations of 1 and 2, S = 5, an exchange of 3: five and three iterations, and a round of 9. An iteration ends at S exactly."""
+    """A round takes 9: three iterations of 2, which pass S = 5, and an exchange of 3.
+
+    The first group does five iterations of 1. The last of them ends exactly at S.
+    """
     hyper = Groups(num_clients=4, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
     schedule = draw(schedule_group_rounds, hyper, num_ticks=4)
     np.testing.assert_array_equal(schedule.steps[0], [[5, 3]] * 4)
@@ -347,7 +381,7 @@ def test_the_clock_by_hand(draw: Callable) -> None:
 
 
 def test_the_sync_time_grows(draw: Callable) -> None:
-    """By one a round from 1 to 5, then no more. Iterations of 1 and 2."""
+    """The sync time grows by one per round from 1 to 5 and stays there; iterations take 1 and 2."""
     hyper = Groups(
         num_clients=4, sync_growth=1.0, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0})
     )
@@ -362,7 +396,7 @@ def test_the_sync_time_grows(draw: Callable) -> None:
 
 
 def test_groups_isolated_until_the_end(draw: Callable) -> None:
-    """S = T is a single round, whose ticks show what everyone has done by then."""
+    """S = T is a single round, whose ticks show what every group has done so far."""
     hyper = Groups(
         num_clients=4,
         sync_time=100.0,
@@ -377,7 +411,7 @@ def test_groups_isolated_until_the_end(draw: Callable) -> None:
     assert ticks_in_budget(schedule.time[0], 100.0, overshoot=True) is None
 
 
-# Two and three clients behind a server each, and one that takes no part, slower than all.
+# Two and three clients behind one server each, and a slow client that does not take part.
 ASSOCIATION = (1, 0, 1, -1, 0, 1)
 OF_CLIENTS = {
     "num_clients": 6,
@@ -390,9 +424,9 @@ OF_CLIENTS |= {"exchange_shift_per_group": 0.0, "exchange_mean_per_group": 0.0}
 
 
 def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> None:
-    """Constant times of 1, 2, 3, 100, 1/2, 1 by client: 2 and 3 by group."""
-    own = ClientTable(1 / np.array([1.0, 2.0, 3.0, 100.0, 0.5, 1.0]))
-    hyper = Groups(client_table=own, runtime_law="runtime_constant", sync_time=6.5, **OF_CLIENTS)
+    """Constant times of 1, 2, 3, 100, 1/2 and 1 by client make times of 2 and 3 by group."""
+    table = ClientTable(1 / np.array([1.0, 2.0, 3.0, 100.0, 0.5, 1.0]))
+    hyper = Groups(client_table=table, runtime_law="runtime_constant", sync_time=6.5, **OF_CLIENTS)
     check(hyper)
     schedule = draw(schedule_group_rounds, hyper, num_ticks=3)
     np.testing.assert_array_equal(schedule.steps[0], [[4, 3]] * 3)
@@ -401,7 +435,10 @@ def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> 
 
 
 def test_the_longest_of_exponential_delays(draw: Callable) -> None:
-    """Of 2 and 3 clients of one rate: H_2 and H_3 means, of all H_5; within 5 standard errors."""
+    """The longest of n exponential delays is H_n means on average, within 5 standard errors.
+
+    Here n is 5 for both groups together, and 2 for the first group alone.
+    """
     hyper = Groups(
         rate_fast=0.5, slow_fraction=0.0, runtime_law="runtime_exp", sync_time=0.0, **OF_CLIENTS
     )
@@ -432,15 +469,15 @@ def test_the_longest_of_exponential_delays(draw: Callable) -> None:
     ids=["equal", "sizes", "association"],
 )
 def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> None:
-    """Padding repeats a member, so that it never reads what does not belong to the group."""
+    """Padding repeats a member of the same group, so that other clients' values are never read."""
     groups = Groups(**settings)
     check(groups)
     found = members(groups)
     assert [
         row[mask].tolist() for row, mask in zip(found.clients, found.is_there, strict=True)
     ] == expected
-    assert [set(row.tolist()) for row in found.clients] == [set(own) for own in expected]
-    sizes = np.array([len(own) for own in expected])
+    assert [set(row.tolist()) for row in found.clients] == [set(row) for row in expected]
+    sizes = np.array([len(row) for row in expected])
     np.testing.assert_array_equal(found.size, sizes)
     np.testing.assert_allclose(group_shares(groups), sizes / sizes.sum(), rtol=1e-15)
     np.testing.assert_allclose(
@@ -460,7 +497,10 @@ def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> Non
 
 
 def test_weights_of_the_aggregations() -> None:
-    """By hand; and with equal iterations they differ by their number, and not at all."""
+    """Weights by hand.
+
+    With equal iterations the rules differ only by a common factor, or not at all.
+    """
     shares, steps = jnp.array([0.25, 0.75]), jnp.array([[1, 3], [4, 4]])
     weights = {rule: np.asarray(aggregation_weights(shares, steps, rule)) for rule in AGGREGATIONS}
     np.testing.assert_allclose(

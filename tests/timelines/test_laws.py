@@ -1,4 +1,4 @@
-"""Delay laws against their distributions, who has which speed, what is refused, and schedules under the laws."""
+"""Delay laws: distributions, clients' speeds, refused settings, and schedules under the laws."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +31,10 @@ from fedjax_sim.timelines import (
 from fedjax_sim.timelines.laws import SPREAD_LAWS, read_client_table, update_time
 
 RATE, SPREAD = 0.4, 0.2
-"""Times have four moments under each law, so that variances have standard errors."""
+"""Distributions of running times.
+
+Times have four moments under each law, so that variances have standard errors.
+"""
 TIMES: dict[str, Any] = {
     "runtime_uniform": stats.uniform((1 - SPREAD) / RATE, 2 * SPREAD / RATE),
     "runtime_exp": stats.expon(scale=1 / RATE),
@@ -51,7 +54,7 @@ def _drawn(speeds: Speeds, *, num: int, law: str) -> jax.Array:
 
 
 def times(law: str, *, rate: Any = RATE, spread: Any = SPREAD, num: int = NUM) -> np.ndarray:
-    """Running times of a client, or of several: `f64[..., num]`."""
+    """Draw running times of one client, or of several: `f64[..., num]`."""
     with jax.enable_x64(True):
         speeds = Speeds(
             *(
@@ -65,7 +68,7 @@ def times(law: str, *, rate: Any = RATE, spread: Any = SPREAD, num: int = NUM) -
 
 
 def assert_moments(sample: np.ndarray, mean: float, variance: float) -> None:
-    """Within 4 standard errors, by the sample's own moments."""
+    """Check mean and variance within 4 standard errors, which come from the sample's moments."""
     centred = sample - sample.mean()
     errors = (
         sample.std() / np.sqrt(sample.size),
@@ -79,7 +82,7 @@ def assert_moments(sample: np.ndarray, mean: float, variance: float) -> None:
 
 @pytest.mark.parametrize("law", TIMES)
 def test_distributions(law: str) -> None:
-    """Mean 1 / rate, variance, and the whole distribution (of whole numbers by counts)."""
+    """Check the mean 1 / rate, the variance and the distribution, by counts if times are whole."""
     law_of_time, drawn = TIMES[law], times(law)
     assert law_of_time.mean() == pytest.approx(1 / RATE, rel=1e-12)
     assert_moments(drawn, 1 / RATE, law_of_time.var())
@@ -98,7 +101,10 @@ def test_all_laws_are_tested() -> None:
 
 
 def test_normal_times_are_cut_at_0() -> None:
-    """Under a spread of 1 a sixth of the times are 0, and the others normal; the mean is then above 1 / rate."""
+    """With a spread of 1 a sixth of the times are 0 and the rest are normal.
+
+    The mean is then above 1 / rate.
+    """
     drawn = times("runtime_normal", spread=1.0)
     assert drawn.min() == 0
     assert stats.binomtest(int((drawn == 0).sum()), NUM, stats.norm.cdf(-1)).pvalue > 1e-3
@@ -119,7 +125,7 @@ def test_times_without_spread_are_constant(law: str) -> None:
 
 
 def test_widest_spreads() -> None:
-    """A uniform time from 0 to two means; an exponential one without a constant part."""
+    """A uniform time from 0 to two means, and an exponential time without a constant part."""
     assert (
         stats.kstest(times("runtime_uniform", spread=1.0), stats.uniform(0, 2 / RATE).cdf).pvalue
         > 1e-3
@@ -133,7 +139,7 @@ def test_a_certain_step_takes_a_unit() -> None:
 
 @pytest.mark.parametrize("law", RUNTIME_LAWS)
 def test_clients_have_their_own_speeds(law: str) -> None:
-    """Rates and spreads in rows; the draws of two clients are not correlated."""
+    """Each client has its rate and spread, and the draws of two clients are uncorrelated."""
     rate, spread = np.array([0.8, 0.1]), np.array([0.05, 0.3])
     drawn = times(law, rate=rate, spread=spread, num=NUM // 4)
     assert drawn.shape == (2, NUM // 4)
@@ -170,7 +176,10 @@ EXPONENTIAL = ClientDelays(
 
 @pytest.mark.parametrize(("time_of", "shape"), [("step", 5), ("update", 1)])
 def test_what_an_update_takes(time_of: str, shape: int) -> None:
-    """The sum of K times, or one time whatever K: exponential ones make a gamma law of that shape."""
+    """An update takes the sum of K times, or one time whatever K is.
+
+    With exponential times the update's time has a gamma law of that shape.
+    """
     client, update = np.indices((3, 3000))
     drawn = update_times(client, update, EXPONENTIAL.replace(time_of=time_of))
     for row, rate in zip(drawn, (1 / 2, 1 / 2, 1 / 16), strict=True):
@@ -178,9 +187,9 @@ def test_what_an_update_takes(time_of: str, shape: int) -> None:
         assert_moments(row, shape / rate, shape / rate**2)
     assert np.abs(np.corrcoef(drawn)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(3000)
     assert abs(np.corrcoef(drawn[0, :-1], drawn[0, 1:])[0, 1]) < 5 / np.sqrt(3000)
-    # No two of them share a draw.
+    # No two updates share a draw.
     assert np.unique(drawn * np.array([[1 / 2], [1 / 2], [1 / 16]])).size == drawn.size
-    # Whoever asks for an update, in whatever order and company, gets the same.
+    # An update takes the same time in whatever order and with whatever other updates it is drawn.
     order = np.random.default_rng(0).permutation(client.size)
     mixed = (x.ravel()[order].reshape(x.shape) for x in (client, update))
     again = update_times(*mixed, EXPONENTIAL.replace(time_of=time_of))
@@ -202,7 +211,7 @@ def speeds(clients: ClientDelays, seed: int = 0) -> Speeds:
 
 
 def test_the_last_clients_are_slow() -> None:
-    """A third of eight is three, rounded up; spreads go with rates."""
+    """A third of eight is three, rounded up; slow clients have the slow rate and spread."""
     hyper = ClientDelays(
         num_clients=8,
         slow_clients="last",
@@ -238,7 +247,11 @@ def test_speeds_from_a_table() -> None:
 
 
 def test_tables_in_files(tmp_path: Path) -> None:
-    """Columns by name, in any order, others ignored; the settings' text is the file's name. Without a column spread it is 0."""
+    """Columns are found by name in any order, and other columns are ignored.
+
+    On the command line the setting is the file's name. Without a column `spread` the spread is
+    0.
+    """
     path = tmp_path / "clients.csv"
     path.write_text("spread,note,rate\n0.5,a,2\n,b,0.25\n")
     table = parse(Arrivals, "client_table", str(path))
@@ -301,7 +314,8 @@ REFUSED: list[tuple[ClientDelays, str]] = [
     *(
         (
             ClientDelays(**THREE, **{name: value}),
-            f"{name} is {value!r}, but must be left at {default!r} with a table of clients, which decides it",
+            f"{name} is {value!r}, but must be left at {default!r} with a table of clients, "
+            "which decides it",
         )
         for name, value, default in (
             ("slow_fraction", 0.5, 1 / 3),
@@ -381,7 +395,8 @@ REFUSED: list[tuple[ClientDelays, str]] = [
     *(
         (
             fedjax_sim.SYSTEMS["favano"].Hyper(runtime_law=law, reweight=reweight),
-            f"reweight is {reweight!r}, but must be one of none, estimated_stochastic, estimated under {law}",
+            f"reweight is {reweight!r}, but must be one of none, estimated_stochastic, estimated "
+            f"under {law}",
         )
         for law in ("runtime_constant", *SPREAD_LAWS)
         for reweight in ("stochastic", "deterministic", "conditional_stochastic", "conditional")
@@ -391,7 +406,7 @@ REFUSED: list[tuple[ClientDelays, str]] = [
 
 @pytest.mark.parametrize(("clients", "words"), REFUSED)
 def test_settings_that_are_refused(clients: ClientDelays, words: str) -> None:
-    """In one sentence that names the setting, its value and what is allowed."""
+    """The error is one sentence that names the setting, its value and what is allowed."""
     with pytest.raises(ConfigError) as error:
         check(clients)
     assert str(error.value).startswith(words)
@@ -421,7 +436,10 @@ def test_settings_that_are_not(clients: ClientDelays) -> None:
 def test_rounds_of_constant_times(
     draw: Callable, time_of: str, taken: int, round_time: str
 ) -> None:
-    """As long as the slowest of the cohort takes, in all readings, and the exchange: 2 or 16 units a step (or update), and 3."""
+    """A round takes as long as the slowest of the cohort, in all readings, plus the exchange of 3.
+
+    A step (or update) takes 2 or 16 units.
+    """
     hyper = Rounds(
         num_clients=9,
         num_selected=4,
@@ -470,7 +488,10 @@ def test_rounds_of_a_table(draw: Callable) -> None:
 
 
 def test_contacts_of_constant_times(draw: Callable) -> None:
-    """Steps of 2 and of 16 units that fit between two contacts, at most K; a step that ends with the contact counts."""
+    """Steps of 2 and of 16 units that fit between two contacts count, at most K of them.
+
+    A step that ends at the contact counts.
+    """
     hyper = Contacts(
         num_clients=9, num_selected=3, local_steps=6, server_wait=4.0, server_interact=2.0
     )
@@ -486,7 +507,10 @@ def test_contacts_of_constant_times(draw: Callable) -> None:
 
 
 def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
-    """Everyone is contacted every 7 units: k steps are done if k constant parts of 1 and k exponential ones of mean 1 fit in."""
+    """With contacts every 7 units, k steps are done if their times fit.
+
+    These are k constant parts of 1 and k exponential parts of mean 1.
+    """
     hyper = Contacts(
         num_clients=50,
         num_selected=50,
@@ -499,7 +523,7 @@ def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
     assert steps.max() <= 7
     reached = stats.gamma(np.arange(1, 8)).cdf(7 - np.arange(1, 8))
     expected = -np.diff(np.concatenate([[1], reached, [0]]))
-    # The last two are too rare for a count.
+    # Counts of 6 and 7 steps are too rare for separate cells.
     counts = np.bincount(steps.ravel(), minlength=8)
     assert (
         stats.chisquare(

@@ -1,4 +1,4 @@
-"""Synchronous rounds against the exact mean of the slowest of a cohort, and round counts."""
+"""Synchronous rounds against the exact mean of a cohort's slowest client, and round counts."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,10 @@ from fedjax_sim.types import EMPTY
 
 
 def mean_round_time(num_slow: int) -> float:
-    """3 + E[max over a cohort of 20 of 100 of the time of 20 geometric steps], by the law of the number of slow clients in it."""
+    """Compute 3 + E[max over a cohort of 20 of 100 clients of the time of 20 geometric steps].
+
+    The number of slow clients in a cohort is hypergeometric.
+    """
     horizon = np.arange(3000)
     fast, slow = (1 - stats.binom.cdf(19, horizon, rate) for rate in (1 / 2, 1 / 16))
     cohort = stats.hypergeom(100, num_slow, 20)
@@ -26,7 +29,10 @@ def mean_round_time(num_slow: int) -> float:
 def test_mean_round_time(
     draw: Callable, slow_fraction: float, num_slow: int, expected: float
 ) -> None:
-    """Within 5 standard errors of the formula, which gives the numbers worked out apart."""
+    """The mean agrees with the formula within 5 standard errors.
+
+    The formula agrees with numbers from a separate calculation.
+    """
     assert abs(mean_round_time(num_slow) - expected) < 0.005
     schedule = draw(schedule_rounds, Rounds(slow_fraction=slow_fraction), num_ticks=60, seeds=160)
     times = np.diff(schedule.time, axis=1)
@@ -35,7 +41,8 @@ def test_mean_round_time(
     assert abs(times.mean() - expected) < 5 * error
 
 
-# Rounds in 5000 and 10000 units of time, the last one run to its end; simulated apart, to 1 %.
+# Slow fraction, reading, and rounds in 5000 and 10000 units of time, the last one run to its end.
+# The numbers come from a separate simulation and are accurate to 1 %.
 COUNTS = [
     (1 / 3, "sum", 12.5, 24.4),
     (1 / 3, "one_draw", 6.9, 13.1),
@@ -50,7 +57,7 @@ COUNTS = [
 def test_rounds_in_a_budget(
     draw: Callable, slow_fraction: float, reading: str, short: float, long: float
 ) -> None:
-    """Within 5 standard errors and the 1 % of the expected numbers, and what they were rounded by."""
+    """Agree within 5 standard errors, plus the 1 % and the rounding of the expected numbers."""
     schedule = draw(
         schedule_rounds,
         Rounds(slow_fraction=slow_fraction, round_time=reading),
@@ -75,7 +82,7 @@ def test_everyone_starts_from_the_current_model_and_does_all_steps(draw: Callabl
     assert all(len(set(row)) == 4 for row in schedule.clients.reshape(-1, 4).tolist())
     lengths = np.diff(schedule.time, axis=1, prepend=0.0)
     assert (lengths >= 3 + 5).all()
-    # Geometric times are whole.
+    # Geometric times are whole numbers.
     np.testing.assert_array_equal(lengths, np.round(lengths))
 
 
@@ -88,7 +95,7 @@ def test_one_draw_counts_for_all_steps(draw: Callable) -> None:
 
 
 def test_the_mean_reading_waits_for_the_slowest_mean(draw: Callable) -> None:
-    """K / rate of the slowest in the cohort: 5 x 2 or 5 x 16, and the exchange; exact."""
+    """The slowest client's K / rate, 5 x 2 or 5 x 16, plus the exchange, exactly."""
     hyper = Rounds(
         num_clients=9, num_selected=4, local_steps=5, round_time="mean", slow_fraction=2 / 9
     )
@@ -104,7 +111,10 @@ def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
 
 
 def test_exponential_times_have_the_same_mean(draw: Callable) -> None:
-    """A cohort of one: K steps of a fast client take K / rate on average, with the variance of a sum of exponentials."""
+    """With a cohort of one, K steps of a fast client take K / rate on average.
+
+    Their variance is that of a sum of exponential times.
+    """
     hyper = Rounds(
         num_clients=3, num_selected=1, local_steps=5, slow_fraction=0.0, runtime_law="runtime_exp"
     )
@@ -129,7 +139,10 @@ WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
 
 @pytest.mark.parametrize("participation", ["full", "with_replacement"])
 def test_weighted_rounds(draw: Callable, participation: str) -> None:
-    """Everyone with its share, or each of three draws with a third; in lock-step, K units of time a round."""
+    """Every client has its share as weight, or each of three draws the weight 1/3.
+
+    In lock-step a round takes K units of time.
+    """
     hyper = WeightedRounds(
         num_clients=4,
         num_selected=3,
@@ -160,12 +173,12 @@ def test_weighted_rounds(draw: Callable, participation: str) -> None:
                 for i in range(3)
             ]
         )
-        # 450 draws; p-value above 1e-3.
+        # There are 450 draws; the p-value is above 1e-3.
         assert stats.chisquare(3 * counts.sum(axis=0), 45 * WEIGHTS).pvalue > 1e-3
 
 
 def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
-    """On the same clients with the same clock also the time."""
+    """The clients are the same and, with the same settings of the clock, so are the times."""
     clock = {"num_clients": 9, "num_selected": 4, "local_steps": 5, "round_time": "one_draw"}
     weighted = WeightedRounds(
         participation="without_replacement",
@@ -174,8 +187,8 @@ def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
         server_interact=3.0,
         **clock,
     )
-    ours, theirs = (
+    subset, cohort = (
         draw(schedule_weighted_rounds, weighted, num_ticks=30, seeds=2),
         draw(schedule_rounds, Rounds(**clock), num_ticks=30, seeds=2),
     )
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, subset, cohort)

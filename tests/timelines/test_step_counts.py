@@ -1,4 +1,7 @@
-"""The closed forms of the step count, against values worked out apart, against each other and against draws."""
+"""Closed forms of the step count.
+
+They are compared with values from a separate calculation, with each other and with draws.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -134,7 +137,7 @@ def test_means_early_in_a_run() -> None:
 
 @pytest.mark.parametrize("law", STEP_COUNT_LAWS)
 def test_early_values_rise_to_the_stationary_ones(law: str) -> None:
-    """The table is built from windows, the stationary values from a recursion over counts."""
+    """Values by tick come from windows, stationary ones from a recursion over counts."""
     means = step_counts.mean_steps_by_tick(
         both_speeds(), max_steps=20, law=law, num_ticks=150, **PLACE
     )
@@ -175,7 +178,7 @@ def test_rounds_of_one_time_unit(max_steps: int) -> None:
 
 @pytest.mark.parametrize("law", ["runtime_geom", "runtime_exp"])
 def test_everyone_contacted_every_round(law: str) -> None:
-    """With p = 1 all windows are one round."""
+    """With p = 1 every window is one round."""
     place = {"contact_probability": 1.0, "round_time": 7, "max_steps": 4, "law": law}
     np.testing.assert_allclose(
         step_counts.mean_steps(both_speeds(), **place),
@@ -201,7 +204,7 @@ def test_moments_agree_with_the_sum_over_counts(law: str) -> None:
 
 @pytest.mark.parametrize("law", STEP_COUNT_LAWS)
 def test_a_step_is_certain_in_a_time_unit(law: str) -> None:
-    """A rate of one, where a completion probability leaves nothing to chance, gives finite values."""
+    """A rate of one, at which every time unit completes a step, gives finite values."""
     place = {"max_steps": 20, "law": law, **PLACE}
     expected = {
         "runtime_geom": 7 * 0.2 + 14 * 0.16 + 20 * 0.64,

@@ -1,4 +1,4 @@
-"""Recorded traces: what is read, what is refused, and each schedule's replay against a loop over the rows."""
+"""Recorded traces: reading, refused rows, and every schedule's replay against a loop over rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,10 @@ from fedjax_sim.timelines import (
 
 
 def recorded(num_clients: int = 6, rows: int = 90, *, seed: int = 0, whole: bool = False) -> Trace:
-    """Rows of clients that work without a break, of random lengths; whole numbers make ties with the server's clock."""
+    """Make rows of clients that work without breaks, for random lengths of time.
+
+    With whole numbers, finishes coincide with the server's clock.
+    """
     random = np.random.default_rng(seed)
     client = np.concatenate(
         [np.arange(num_clients), random.integers(0, num_clients, rows - num_clients)]
@@ -46,7 +49,7 @@ def test_rows_are_put_in_order_of_finish() -> None:
 
 
 def test_a_csv_file_is_read(tmp_path: Path) -> None:
-    """Columns by name, in any order, others ignored."""
+    """Columns are found by name in any order, and other columns are ignored."""
     path = tmp_path / "trace.csv"
     path.write_text("finish,note,client,start\n3.5,a,1,0\n1.25,b,0,0.5\n")
     trace = read_trace(path)
@@ -83,7 +86,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (([0, 1], [0.0], [1.0, 2.0]), "one and the same length"),
+        (([0, 1], [0.0], [1.0, 2.0]), "of the same length"),
         (([], [], []), "at least 1"),
         (([[0]], [[0.0]], [[1.0]]), "three columns"),
         (([0], [0.0], [np.nan]), "finite times"),
@@ -142,7 +145,10 @@ def test_settings_that_a_trace_does_not_go_with(hyper: object, words: str) -> No
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, strict: bool) -> None:
-    """At most K of them; one that ends with the contact counts, unless the deadline is strict."""
+    """At most K rows count.
+
+    A row that ends at the contact counts, unless the deadline is strict.
+    """
     trace = recorded(whole=True)
     hyper = Contacts(
         num_clients=6,
@@ -158,11 +164,11 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
     for t in range(25):
         now = schedule.time[0, t]
         for slot, i in enumerate(schedule.clients[0, t]):
-            own = trace.finish[trace.client == i]
+            finish = trace.finish[trace.client == i]
             done = (
-                np.sum((own >= last[i]) & (own < now))
+                np.sum((finish >= last[i]) & (finish < now))
                 if strict
-                else np.sum((own > last[i]) & (own <= now))
+                else np.sum((finish > last[i]) & (finish <= now))
             )
             assert schedule.steps[0, t, slot] == min(done, 3)
             last[i] = now
@@ -170,7 +176,7 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
 
 
 def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
-    """From the first again when they are spent."""
+    """After its last row a client starts again from the first."""
     trace = recorded()
     hyper = Rounds(num_clients=6, num_selected=2, local_steps=3, server_interact=0.5, trace=trace)
     schedule = draw(schedule_rounds, hyper, num_ticks=60)
@@ -187,7 +193,10 @@ def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
 
 
 def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
-    """The server acts when a buffer is full and it is not at work; an update starts from what there was at its recorded start."""
+    """The server acts when a buffer is full and the previous exchange is over.
+
+    An update starts from the newest version at its recorded start.
+    """
     trace = recorded()
     hyper = Arrivals(num_clients=6, buffer_size=4, local_steps=3, server_interact=0.5, trace=trace)
     schedule = draw(schedule_arrivals, hyper, num_ticks=30)
@@ -200,21 +209,25 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
         for slot, start in enumerate(trace.start[rows]):
             assert schedule.version[0, t, slot] == sum(time <= start for time in made)
         made.append(clock)
-        # What a client holds after its exchange: the tick's model, unless it had gone on from an older one.
+        # After its exchange a client holds the tick's model, unless its next row started from an
+        # older one.
         for slot, i in enumerate(schedule.clients[0, t]):
             later = np.flatnonzero(trace.client[4 * t + slot + 1 : 88] == i)
             started = trace.start[4 * t + slot + 1 + later[0]] if later.size else np.inf
             assert schedule.holds[0, t, slot] == (
                 t + 1 if started >= clock else sum(time <= started for time in made)
             )
-    # 90 rows fill 22 buffers: later ticks never happen.
+    # 90 rows fill 22 buffers; later ticks never happen.
     assert np.isposinf(schedule.time[0, 22:]).all()
     assert schedule.version.max() > 0
 
 
 @pytest.mark.parametrize("name", ["fedavg", "quafl", "fedbuff", "favano"])
 def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_path: Path) -> None:
-    """From a file, through the public interface, to the trace's end; asking for more ticks than it has is refused."""
+    """Systems run on a trace from a file, through the public interface, until its end.
+
+    Asking for more ticks than the trace has is an error.
+    """
     trace = recorded(num_clients=7, rows=60)
     path = tmp_path / "trace.csv"
     rows = zip(trace.client.tolist(), trace.start.tolist(), trace.finish.tolist(), strict=True)
