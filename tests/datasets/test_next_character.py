@@ -1,0 +1,148 @@
+"""Next-character prediction on plays: losses by hand, learning, and the command line."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_sim
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.cli.commands import main
+from fedjax_sim.datasets import text as texts
+from fedjax_sim.problems import next_character
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import fedavg
+from tests.datasets.plays import PLAY
+
+
+class Bigrams:
+    """A model whose parameters are the logits of the next character, for each character."""
+
+    def __init__(self, num: int):
+        self.num = num
+
+    def init(self, key: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (self.num, self.num))
+
+    def apply(self, params: jax.Array, x: jax.Array) -> jax.Array:
+        return params[x]
+
+
+@pytest.fixture(scope="module")
+def play() -> datasets.Text:
+    return datasets.from_text(PLAY, sequence_length=4, held_out=0.45, min_characters=8, name="play")
+
+
+def speakers_of(data: datasets.Text) -> partition.Partition:
+    return partition.natural(
+        data.train_speakers, client_ids=data.train_clients, num_clients=len(data.speakers), seed=0
+    )
+
+
+def test_loss_and_metrics_by_hand(play: datasets.Text) -> None:
+    """Both are means over characters, without padding.
+
+    A target without a code adds its loss, but no prediction of it counts as correct.
+    """
+    problem = problems.make_next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
+    params = problem.init(jax.random.key(3))
+    log_probability = np.asarray(jax.nn.log_softmax(params))
+
+    def by_hand(rows: np.ndarray) -> tuple[float, float]:
+        pairs = [(a, b) for row in rows for a, b in itertools.pairwise(row) if b != texts.PADDING]
+        right = [np.argmax(log_probability[a]) == b != texts.UNKNOWN for a, b in pairs]
+        return -float(np.mean([log_probability[pair] for pair in pairs])), float(np.mean(right))
+
+    for client in range(2):
+        sequences = play.train_sequences[play.train_speakers == client]
+        assert problem.counts[client] == len(sequences)
+        picked = np.array([len(sequences) - 1, 0, 0])  # the padded sequence, and another one twice
+        loss = problem.loss(params, jnp.asarray(client), jnp.asarray(picked), jax.random.key(0))
+        assert float(loss) == pytest.approx(by_hand(sequences[picked])[0], rel=1e-5)
+    found = problem.evaluate(params)
+    loss, accuracy = by_hand(play.test_sequences)
+    assert float(found["loss"]) == pytest.approx(loss, rel=1e-5)
+    assert float(found["accuracy"]) == pytest.approx(accuracy, rel=1e-5)
+    # The test text has a "!", which has no code; to predict "no code" does not count as correct.
+    assert np.sum(play.test_sequences[:, 1:] == texts.UNKNOWN) == 1
+    predicts_unknown = jnp.zeros((play.num_classes,) * 2).at[:, texts.UNKNOWN].set(50.0)
+    assert float(problem.evaluate(predicts_unknown)["accuracy"]) == 0
+
+
+def test_evaluation_in_batches_is_the_same(
+    play: datasets.Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problems.make_next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
+    params = problem.init(jax.random.key(3))
+    whole = problem.evaluate(params)
+    monkeypatch.setattr(next_character, "EVALUATED_AT_ONCE", 4)
+    assert len(play.test_sequences) == 6
+    for name, value in problem.evaluate(params).items():
+        assert float(value) == pytest.approx(float(whole[name]), rel=1e-6)
+
+
+def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> None:
+    """The speakers have different numbers of sequences, and each repeats one word."""
+    text = "\n\n".join(
+        f"{name}:\n{words * times}" for name, words, times in (("A", "abc ", 20), ("B", "dca, ", 9))
+    )
+    data = datasets.from_text(text, sequence_length=6, min_characters=8, name="two")
+    problem = problems.make_next_characters(
+        models.CharacterRNN(data.num_classes, 4, (12,), "gru"), data, [speakers_of(data)]
+    )[0]
+    assert problem.counts[0] != problem.counts[1]
+    hyper = fedavg.Hyper(
+        num_clients=2, num_selected=2, local_steps=5, batch_size=4, lr=0.02, optimizer=optax.adam
+    )
+    curves = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=40, num_evals=2).curves
+    assert float(curves.loss[-1]) < 0.6 * float(curves.loss[0])
+    assert float(curves.accuracy[-1]) > 0.6
+
+
+def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> None:
+    for model in (
+        models.MLP((3,), play.num_classes),
+        models.LeNet(play.num_classes),
+        models.CharacterRNN(play.num_classes + 1),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"model is .*, but must be one with logits of shape \(1, 4, 8\)"
+        ):
+            problems.make_next_characters(model, play, [speakers_of(play)])
+    bad = partition.Partition(np.array([[100]]), np.array([1]))
+    with pytest.raises(ConfigError, match=r"partition\.index is 100"):
+        problems.make_next_characters(Bigrams(play.num_classes), play, [bad])
+
+
+def test_the_command_line_takes_a_text(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Wrong arguments are refused; a run with a text is tested above, from Python."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "play.txt").write_text("\n\n".join(f"S{i}:\n" + "word " * 80 for i in range(4)))
+    arguments = [
+        "run",
+        "fedavg",
+        "--dataset",
+        "play.txt",
+        "--set",
+        "num_clients=4",
+        "--set",
+        "num_selected=2",
+    ]
+    for words, message in (
+        (["--model", "mlp32"], "model is 'MLP', but must be one with logits of shape (1, 80, 7)"),
+        (["--augmentation", "flip"], "augmentation is 'flip', but must be none with a text"),
+        (["--set", "local_steps=0"], "local_steps"),
+        (["--dataset", "missing.txt"], "second --dataset"),
+    ):
+        assert main([*arguments, *words]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["run", "fedavg", "--partition", "natural"]) == 2
+    assert (
+        "partition is 'natural', but must be another one, as digits comes without clients"
+        in capsys.readouterr().err
+    )
