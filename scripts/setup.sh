@@ -1,4 +1,5 @@
-# Makes .venv beside pyproject.toml and installs the package into it; $1 is an extra, such as [test]. Sourced by demo and test.
+# Make .venv next to pyproject.toml, and install the package into it with an extra such as [test],
+# which is the first argument. The scripts demo and test source this file.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 [ -x .venv/bin/python ] || "$python" -m venv .venv

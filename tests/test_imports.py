@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,14 @@ def test_the_root_has_few_files() -> None:
     files = [path for path in ROOT.iterdir() if path.is_file()]
     assert len(files) <= MOST_ROOT_FILES, files
     assert ROOT / "py.typed" in files
+
+
+def test_the_wheel_holds_this_package_alone() -> None:
+    """`experiments`, `scripts` and `tests` run from a clone."""
+    config = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert config["packages"]["find"]["include"] == ["fedjax_sim*"]
+    assert config["package-data"] == {"fedjax_sim": ["py.typed"]}
+    assert config["dynamic"]["version"] == {"attr": "fedjax_sim.__version__"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
