@@ -31,7 +31,14 @@ def stream(key: Key, name: str) -> Key:
 
 
 def shuffle_bits(key: Key) -> Array:
-    """Draw the random bits that `shuffled_index` needs: `u32[SHUFFLE_ROUNDS, 2]`."""
+    """Draw the random bits that `shuffled_index` needs.
+
+    Args:
+      key: Key of the permutations.
+
+    Returns:
+      `u32[SHUFFLE_ROUNDS, 2]`.
+    """
     return jax.random.bits(key, (SHUFFLE_ROUNDS, 2), "uint32")
 
 

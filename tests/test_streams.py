@@ -137,3 +137,8 @@ def test_axes_of_length_one_compile(shape: tuple[int, ...], outer: tuple[int, ..
     found = jax.jit(look)(keys)
     assert found.shape == (*outer, *shape)
     assert (np.asarray(found) < 5).all()
+
+
+def test_bits_of_another_shape_are_refused() -> None:
+    with pytest.raises(AssertionError, match="shape"):
+        shuffled_index(jnp.zeros((32, 1), "uint32"), jnp.arange(3), 3)

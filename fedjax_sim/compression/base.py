@@ -139,12 +139,12 @@ class Identity(Compressor):
 
 
 def wide_of(vector: Array) -> Array:
-    """Convert a vector to at least 32 bits per entry."""
+    """Convert an array of floats `f[...]` to at least 32 bits per entry."""
     return vector.astype(jnp.promote_types(vector.dtype, "float32"))
 
 
 def divisor(value: Array) -> Array:
-    """Replace zeros by 1, so that one can divide by the result."""
+    """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
     return jnp.where(value == 0, 1, value)
 
 

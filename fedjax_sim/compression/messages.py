@@ -112,5 +112,12 @@ def message_bits(compressor: Compressor, params: Params) -> int:
 
 
 def num_parameters(params: Params) -> int:
-    """Count the numbers in a model, whose leaves may be arrays or `ShapeDtypeStruct`s."""
+    """Count the numbers in a model.
+
+    Args:
+      params: Model; its leaves may be arrays or `ShapeDtypeStruct`s.
+
+    Returns:
+      The total size of all leaves.
+    """
     return sum(leaf.size for leaf in jax.tree.leaves(params))

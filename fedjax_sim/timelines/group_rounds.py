@@ -70,7 +70,15 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
 
 
 def sync_times(groups: Groups, num_rounds: int) -> Array:
-    """Compute the sync time S_u of every round, in units of virtual time: `f64[U]`."""
+    """Compute the sync time S_u of every round.
+
+    Args:
+      groups: Settings.
+      num_rounds: Number of rounds U.
+
+    Returns:
+      Virtual times, `f64[U]`.
+    """
     final, growth = jnp.asarray(groups.sync_time, float), jnp.asarray(groups.sync_growth, float)
     return jnp.where(growth > 0, jnp.minimum(final, growth * (1 + jnp.arange(num_rounds))), final)
 

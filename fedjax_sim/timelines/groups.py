@@ -347,9 +347,15 @@ def _in_order(groups: Groups) -> np.ndarray:
 
 
 def group_shares(groups: Groups) -> np.ndarray:
-    """Compute every group's weight in the global model: `f64[M]`, of sum 1.
+    """Compute every group's weight in the global model.
 
     With groups of equal size the weights are 1 / M, unless other weights are given.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      `f64[M]`, of sum 1.
     """
     named = {"clients": members(groups).size, "equal": np.ones(groups.num_groups)}
     weight = np.asarray(
@@ -362,7 +368,14 @@ def group_shares(groups: Groups) -> np.ndarray:
 
 
 def delay_sizes(groups: Groups) -> np.ndarray:
-    """Count the clients of each group on which its delays depend: `i32[M]`."""
+    """Count the clients of each group on which its delays depend.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      `i32[M]`; with `active_per_group` above 0 at most that number.
+    """
     size = members(groups).size
     return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
 
@@ -398,6 +411,9 @@ def paper_delays(
 def iteration_law(groups: Groups) -> tuple[Array, Array]:
     """Compute the delay law of every group's local iteration.
 
+    Args:
+      groups: Settings that passed `check`.
+
     Returns:
       The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
       units of virtual time.
@@ -409,6 +425,9 @@ def iteration_law(groups: Groups) -> tuple[Array, Array]:
 
 def exchange_law(groups: Groups) -> tuple[Any, Any]:
     """Compute the delay law of the global exchange.
+
+    Args:
+      groups: Settings.
 
     Returns:
       The constant part c_g and the mean 1 / lambda_g of the exponential part, `f64[]` each, in

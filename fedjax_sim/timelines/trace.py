@@ -66,6 +66,9 @@ class Trace:
     def check(self, num_clients: int) -> None:
         """Check that all rows belong to clients below `num_clients`.
 
+        Args:
+          num_clients: Number of clients N.
+
         Raises:
           ConfigError: If a row does not.
         """
@@ -76,7 +79,14 @@ class Trace:
             )
 
     def by_client(self, num_clients: int) -> "ClientRows":
-        """Group the rows by client, each client's in order of finish."""
+        """Group the rows by client, each client's in order of finish.
+
+        Args:
+          num_clients: Number of clients N.
+
+        Returns:
+          The grouped rows.
+        """
         order = np.argsort(self.client, kind="stable")
         first = np.searchsorted(self.client[order], np.arange(num_clients + 1)).astype(np.int32)
         return ClientRows(first, self.start[order], self.finish[order])

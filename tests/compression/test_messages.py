@@ -230,3 +230,12 @@ def test_on_the_command_line() -> None:
         check(fedavg.Hyper(compression="block"))
     with pytest.raises(ConfigError, match="keep is 2"):
         check(fedavg.Hyper(compression=parse_compressor("sparsification").replace(keep=2.0)))
+
+
+def test_models_and_references_must_have_an_entry_per_slot() -> None:
+    """One row for all slots would broadcast."""
+    event = jax.tree.map(lambda leaf: leaf[0], events(1.0))
+    rows, row = jnp.ones((SLOTS, DIM)), jnp.ones((1, DIM))
+    for reference, models in ((row, rows), (row, row)):
+        with pytest.raises(AssertionError):
+            received(COMPRESSOR, jax.random.key(0), event, reference, models)
