@@ -3,5 +3,6 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt --editable ".$1"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --constraint scripts/constraints.txt --editable ".$1"
 export PATH="$PWD/.venv/bin:$PATH"
