@@ -68,7 +68,7 @@ def public_names(module: str) -> list[str]:
 
 
 def run_python(source: str) -> str:
-    """Run source in a process of its own and return what it printed."""
+    """Run source in a new process and return what it printed."""
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

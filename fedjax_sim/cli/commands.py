@@ -1,7 +1,7 @@
 """The entry point of the command line.
 
 Words are parsed first. The module of a command, and JAX with it, is imported only once they are
-understood, so that `--version`, `--help` and misspelt flags are answered at once.
+understood, so that `--version`, `--help` and misspelt flags are answered without delay.
 """
 
 import errno
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-      argv: The words after `fedjax-sim`; those of the process if None.
+      argv: The words after `fedjax-sim`; the words of the process if None.
 
     Returns:
       The exit code: 0, 2 after bad input or a full disk, 130 if interrupted.

@@ -96,7 +96,7 @@ def contenders(
     error.
 
     Args:
-      names: Names of systems; those of `MAIN_JOB` if empty.
+      names: Names of systems; `MAIN_JOB` if empty.
       texts: One text per value, by name of the setting; several values are swept over.
       defaults: Defaults of the data set.
 
@@ -188,7 +188,7 @@ class Data(NamedTuple):
       partitions: Who holds which of them: one partition per seed, by number of clients.
       partition: Name and options of the partition.
       model: Name of the model.
-      facts: What else decides about the problem, for config.json.
+      facts: The rest of what the problem depends on, for config.json.
       make: Makes problems, one for each of several partitions.
     """
 

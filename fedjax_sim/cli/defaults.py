@@ -18,7 +18,7 @@ class Defaults(NamedTuple):
       settings: Fields of `Hyper`; each system takes those that it has.
       augmentation: Name of the augmentation of training images.
       mean: Subtracted from images scaled to [0, 1]: one number, or one per channel.
-      std: Divides what is left: one number, or one per channel.
+      std: Divisor of the difference: one number, or one per channel.
       em_time_budget: Virtual time for systems of expectation maximisation, whose rounds take 1.
       em_settings: Fields of `Hyper` for systems of expectation maximisation.
       partition: Name of the partition.

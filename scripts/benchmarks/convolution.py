@@ -51,8 +51,8 @@ def local_step(
 def multiplications(model: Any, shape: tuple[int, int, int], batch: int) -> float:
     """Count the multiply-adds of one local step.
 
-    They are those of the products of the forward pass, three times: once forwards, once for the
-    gradient of the weights, once for that of the inputs, which the first layer does not need.
+    Each product of the forward pass counts three times: for the forward pass, for the gradient of
+    the weights, and for the gradient of the inputs, which the first layer does not need.
     """
     sizes = []
 
