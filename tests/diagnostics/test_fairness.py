@@ -1,4 +1,4 @@
-"""Fairness measures: a schedule worked out by hand, special cases of the indices, and influence when slots are drawn independently."""
+"""Fairness measures: a schedule by hand, special cases of the indices, and independent slots."""
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from fedjax_sim.types import EMPTY, Timeline
 
 
 def timeline(time: list, clients: list, version: list, weight: list) -> Timeline:
+    """Make a timeline of which only these four fields matter."""
     integers = [np.array(each, "int32") for each in (clients, version)]
     return Timeline(
         np.array(time, float),
@@ -36,7 +37,8 @@ def timeline(time: list, clients: list, version: list, weight: list) -> Timeline
     )
 
 
-# Client 2 is never heard; the empty slot has a version and a weight that must not be read; the first update of client 1 weighs nothing.
+# Client 2 never reports. The empty slot has a version and a weight that must not be read. The first
+# update of client 1 has weight 0.
 SMALL = timeline(
     time=[2, 3, 7, 8],
     clients=[[1, 0], [0, EMPTY], [0, 0], [1, 0]],
@@ -46,7 +48,8 @@ SMALL = timeline(
 GROUPS = np.array([0, 1, 1])
 
 
-def test_parts_of_the_clients() -> None:
+def test_measures_of_clients_by_hand() -> None:
+    """All measures of the whole schedule."""
     np.testing.assert_allclose(influence(SMALL, 3), [3.2 / 4, 0.6 / 4, 0])
     np.testing.assert_allclose(influence_per_time(SMALL, 3), [3.2 / 8, 0.6 / 8, 0])
     np.testing.assert_allclose(update_share(SMALL, 3), [5 / 7, 2 / 7, 0])
@@ -59,7 +62,10 @@ def test_parts_of_the_clients() -> None:
 
 
 def test_a_leading_share_of_ticks_is_skipped() -> None:
-    """The first two ticks of four: time begins at 3, and staleness still counts from the first tick of all."""
+    """Two ticks of four are skipped.
+
+    Time begins at 3, and versions still count from the first tick of the schedule.
+    """
     np.testing.assert_allclose(influence(SMALL, 3, skip=0.5), [1.2 / 2, 0.6 / 2, 0])
     np.testing.assert_allclose(influence_per_time(SMALL, 3, skip=0.5), [1.2 / 5, 0.6 / 5, 0])
     np.testing.assert_allclose(update_share(SMALL, 3, skip=0.5), [3 / 4, 1 / 4, 0])
@@ -69,7 +75,8 @@ def test_a_leading_share_of_ticks_is_skipped() -> None:
     np.testing.assert_allclose(share_without(SMALL, GROUPS, skip=0.5), [0, 1 / 2])
 
 
-def test_the_report_has_it_all() -> None:
+def test_the_report_has_all_measures() -> None:
+    """Every field equals the value by hand; without groups their fields are empty."""
     report = fairness_report(SMALL, 3, GROUPS, skip=0.5)
     np.testing.assert_allclose(report.influence, [0.6, 0.3, 0])
     np.testing.assert_allclose(report.influence_per_time, [0.24, 0.12, 0])
@@ -88,7 +95,7 @@ def test_the_report_has_it_all() -> None:
 
 
 def test_indices_of_equal_and_of_unequal_parts() -> None:
-    """k equal parts of ten: Jain's index k / 10, entropy log k, in whatever unit; unequal parts lie between."""
+    """k equal parts of ten have Jain's index k / 10 and entropy log k, in any unit."""
     for k in (1, 3, 10):
         parts = np.where(np.arange(10) < k, 0.2, 0.0)
         for unit in (1, 50):
@@ -102,7 +109,10 @@ def test_indices_of_equal_and_of_unequal_parts() -> None:
 
 
 def test_deviation_of_shares_of_arrivals() -> None:
-    """FedStaleWeight's experiment: ten clients with delays of 1.5 and five of 10 time units; and a target in proportion to data."""
+    """The deviation in FedStaleWeight's experiment, and deviations from a given target.
+
+    Ten clients have delays of 1.5 time units and five have delays of 10.
+    """
     share = np.array([1 / 1.5] * 10 + [1 / 10] * 5) / (10 / 1.5 + 5 / 10)
     assert deviation(share) == pytest.approx(0.5271, abs=5e-5)
     assert deviation(share, share) == 0
@@ -110,7 +120,7 @@ def test_deviation_of_shares_of_arrivals() -> None:
 
 
 def test_accuracy_of_groups() -> None:
-    """A class without test examples matters only to groups that have it."""
+    """A class without test examples gives nan only for groups that have it."""
     shares = np.array([[0.25, 0.75, 0.0], [0.0, 0.5, 0.5]])
     np.testing.assert_allclose(group_accuracy(np.array([1.0, 0.2, 0.6]), shares), [0.4, 0.4])
     per_class = np.array([[0.0, 1.0, np.nan], [1.0, 0.0, 1.0]])
@@ -120,7 +130,13 @@ def test_accuracy_of_groups() -> None:
 def independent_slots(
     share: np.ndarray, *, num_ticks: int, num_slots: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Clients with exponential delays, who go on at once: each arrival is of client i with probability p_i, whatever came before."""
+    """Draw the schedule of clients with exponential delays who never wait.
+
+    Each arrival is from client i with probability p_i, independently of earlier arrivals.
+
+    Returns:
+      Clients and versions, `i32[num_ticks, num_slots]` each.
+    """
     clients = np.random.default_rng(seed).choice(len(share), num_ticks * num_slots, p=share)
     last = np.full(len(share), -1)
     version = np.zeros_like(clients)
@@ -133,11 +149,13 @@ def independent_slots(
 
 
 def test_influence_of_slow_clients_if_slots_are_independent() -> None:
-    """Ten clients with mean delay 1.5, five with 10, buffer of 5.
+    """Influence of slow clients equals its exact value for three kinds of weights.
 
-    The plain mean gives shares of arrivals; Eq. 8, from averages over everything, what it gives with exact expectations: the mean over the
-    binomial number of slow slots. Its raw weights over b give equal influence. Six runs; within 5 standard errors, and 0.002 for averages
-    that have to settle.
+    Ten clients have mean delay 1.5, five have 10, and the buffer holds 5 updates. The plain mean
+    gives each client its share of arrivals. Eq. 8 with cumulative averages gives what it gives with
+    exact expectations: a mean over the binomial number of slow slots. Its weights before
+    normalisation, divided by the buffer size, give equal influence. Six runs must be within 5
+    standard errors, plus 0.002 for averages that have to settle.
     """
     is_slow = np.arange(15) >= 10
     rate = np.where(is_slow, 1 / 10, 1 / 1.5)
@@ -156,11 +174,11 @@ def test_influence_of_slow_clients_if_slots_are_independent() -> None:
     found: dict[str, list[float]] = {name: [] for name in settings}
     for seed in range(6):
         clients, version = independent_slots(share, num_ticks=8000, num_slots=5, seed=seed)
-        for name, own in settings.items():
+        for name, weights in settings.items():
             with jax.enable_x64(True):
                 weight = np.asarray(
                     staleness_weights(
-                        clients, np.arange(8000)[:, None] - version, own, num_clients=15
+                        clients, np.arange(8000)[:, None] - version, weights, num_clients=15
                     )
                 )
             part = influence(

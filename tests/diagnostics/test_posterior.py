@@ -1,4 +1,4 @@
-"""Metrics of predicted probabilities, predictions averaged over samples, and diagnostics of chains."""
+"""Predictions averaged over samples, and diagnostics of chains."""
 
 from typing import Any
 
@@ -7,66 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from sklearn.metrics import brier_score_loss, log_loss
 
 from fedjax_sim import ConfigError
-from fedjax_sim.diagnostics import posterior, predictions
-from fedjax_sim.reporting.plots.posterior import reliability_figure
-
-
-@pytest.fixture(scope="module")
-def predicted() -> tuple[np.ndarray, np.ndarray]:
-    """200 predictions of three classes, and labels that follow something else."""
-    random = np.random.default_rng(0)
-    probabilities = random.dirichlet((1.0, 0.5, 2.0), 200).astype("float32")
-    return probabilities, random.integers(0, 3, 200).astype("int32")
-
-
-def test_scores_are_those_of_scikit_learn(predicted: tuple[np.ndarray, np.ndarray]) -> None:
-    probabilities, labels = predicted
-    found = predictions.of_predictions(*map(jnp.asarray, predicted))
-    np.testing.assert_allclose(
-        found["accuracy"], np.mean(probabilities.argmax(axis=1) == labels), rtol=1e-6
-    )
-    np.testing.assert_allclose(found["nll"], log_loss(labels, probabilities), rtol=1e-5)
-    np.testing.assert_allclose(
-        found["brier"], brier_score_loss(labels, probabilities, scale_by_half=False), rtol=1e-5
-    )
-
-
-def test_calibration_by_hand(predicted: tuple[np.ndarray, np.ndarray]) -> None:
-    """In a loop over bins; and the bins of single predictions, their upper edges included."""
-    probabilities, labels = predicted
-    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-    expected, bins = 0.0, predictions.reliability(*map(jnp.asarray, predicted))
-    for b in range(15):
-        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
-        assert bins.examples[b] == inside.sum()
-        if inside.any():
-            np.testing.assert_allclose(
-                [bins.confidence[b], bins.accuracy[b]],
-                [confidence[inside].mean(), right[inside].mean()],
-                rtol=1e-5,
-            )
-            expected += inside.sum() / 200 * abs(right[inside].mean() - confidence[inside].mean())
-    np.testing.assert_allclose(
-        predictions.expected_calibration_error(*map(jnp.asarray, predicted)), expected, rtol=1e-5
-    )
-    halves = predictions.reliability(
-        jnp.array([[0.5, 0.5], [0.25, 0.75], [0.0, 1.0]]), jnp.array([0, 1, 1]), bins=2
-    )
-    assert halves.examples.tolist() == [1, 2]
-    assert halves.accuracy.tolist() == [1.0, 1.0]
-
-
-def test_a_certain_mistake_costs_much_but_not_everything() -> None:
-    assert 80 < predictions.negative_log_likelihood(jnp.array([[1.0, 0.0]]), jnp.array([1])) < 90
-    assert predictions.brier_score(jnp.array([[1.0, 0.0]]), jnp.array([1])) == 2
+from fedjax_sim.diagnostics import posterior
 
 
 @struct.dataclass
-class Fixed:
-    """A model is the logits of two test examples of two classes."""
+class LogitsAsModel:
+    """A problem whose models are the logits of two test examples of two classes."""
 
     test_labels: jax.Array
 
@@ -75,11 +23,14 @@ class Fixed:
 
 
 def test_predictions_are_averaged_sample_by_sample() -> None:
-    """Probabilities, not parameters; without the burn-in, of every second sample, each lane by itself."""
+    """Probabilities are averaged, not parameters, separately in each lane.
+
+    The burn-in is left out, and with `thin` every second sample is used.
+    """
     random = np.random.default_rng(1)
     logits = random.normal(size=(3, 9, 4)).astype("float32")
     labels = jnp.array([1, 0])
-    found = posterior.predictive(Fixed(labels), {"logits": logits}, burn_in=2, thin=2)
+    found = posterior.predictive(LogitsAsModel(labels), {"logits": logits}, burn_in=2, thin=2)
     each = np.exp(logits.reshape(3, 9, 2, 2)) / np.exp(logits.reshape(3, 9, 2, 2)).sum(
         axis=-1, keepdims=True
     )
@@ -91,12 +42,16 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     )
     expected = -np.log(average[:, :, [0, 1], [1, 0]]).mean(axis=-1)
     np.testing.assert_allclose(found.curves["nll"], expected, rtol=1e-5)
-    whole = posterior.predictive(Fixed(labels), {"logits": logits})
+    whole = posterior.predictive(LogitsAsModel(labels), {"logits": logits})
     np.testing.assert_allclose(whole.probabilities, each[:, 1:].mean(axis=1), rtol=1e-5)
 
 
 def test_chains_that_agree_and_chains_that_do_not() -> None:
-    """Independent draws have as many effective samples; an autoregression of coefficient a has (1 - a) / (1 + a) times as many."""
+    """Effective sample sizes equal their exact values, and R-hat tells chains that disagree.
+
+    Independent draws are all effective. Of an autoregression with coefficient a, a share
+    (1 - a) / (1 + a) is.
+    """
     random = np.random.default_rng(2)
     noise = random.normal(size=(4, 2001, 2))
     walk = noise.copy()
@@ -114,7 +69,26 @@ def test_chains_that_agree_and_chains_that_do_not() -> None:
     ).all()
 
 
-def test_what_is_left_of_samples() -> None:
+def test_effective_sample_sizes_are_those_of_the_mean() -> None:
+    """The size is that of the mean of exp(1.5 x) and not that of its ranks.
+
+    If a normal x has the autocorrelations a^k, exp(1.5 x) has
+    (exp(2.25 a^k) - 1) / (exp(2.25) - 1). Its ranks have those of the ranks of x.
+    """
+    random, a, num = np.random.default_rng(2), 0.8, 20_000
+    walk = random.normal(size=(4, num))
+    for t in range(1, num):
+        walk[:, t] = a * walk[:, t - 1] + np.sqrt(1 - a**2) * walk[:, t]
+    correlations = np.expm1(2.25 * a ** np.arange(1, 200)) / np.expm1(2.25)
+    expected = 4 * num / (1 + 2 * correlations.sum())
+    assert expected > 1.5 * 4 * num / 9
+    np.testing.assert_allclose(
+        posterior.mixing(np.exp(1.5 * walk), burn_in=0).ess, expected, rtol=0.15
+    )
+
+
+def test_burn_in_and_thinning() -> None:
+    """Samples are dropped as asked; a wrong number is refused."""
     samples = {"w": np.arange(10)[None, :, None]}
     assert posterior.thinned(samples)["w"].ravel().tolist() == list(range(1, 10))
     assert posterior.thinned(samples, burn_in=3, thin=3)["w"].ravel().tolist() == [3, 6, 9]
@@ -123,11 +97,3 @@ def test_what_is_left_of_samples() -> None:
             posterior.thinned(samples, **options)
     with pytest.raises(ConfigError, match="at least 4 a chain"):
         posterior.mixing(samples, burn_in=7)
-
-
-def test_a_picture_of_calibration(predicted: tuple[np.ndarray, np.ndarray]) -> None:
-    """A mark for each bin that is not empty, besides the diagonal."""
-    bins = predictions.reliability(*map(jnp.asarray, predicted))
-    axes = reliability_figure({"samples": bins}).axes[0]
-    assert len(axes.lines[1].get_xdata()) == int((np.asarray(bins.examples) > 0).sum())
-    np.testing.assert_array_equal(axes.lines[0].get_xdata(), axes.lines[0].get_ydata())

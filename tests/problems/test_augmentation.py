@@ -1,6 +1,4 @@
-"""Augmentation: crops are shifts with black edges, mirrored half of the time, uniform, and made by the loss for local steps alone."""
-
-import sys
+"""Augmentation: uniform crops with black edges, half of them mirrored, in local steps only."""
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +14,35 @@ IMAGES = jax.random.randint(jax.random.key(0), (4000, 5, 6, 2), 1, 256).astype("
 
 
 def shifted(image: np.ndarray, pad: int, row: int, column: int) -> np.ndarray:
+    """Cut an image out of its padded self, from a row and a column on."""
     padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
     return padded[row : row + image.shape[0], column : column + image.shape[1]]
 
 
-def test_a_crop_is_one_of_the_shifts_each_as_likely() -> None:
-    """25 shifts of 4000 images: counts within 4.5 standard errors (p about 2e-4 over all), bytes and shape as they were."""
+def test_crops_are_uniform_over_shifts() -> None:
+    """Each of the 25 shifts is equally likely; dtype and shape stay.
+
+    Counts over 4000 images are within 4.5 standard errors (p about 2e-4 over all shifts).
+    """
     made = np.asarray(
         jax.jit(AUGMENTATIONS["crop"].__class__(pad=2, flip=False))(jax.random.key(1), IMAGES)
     )
     assert made.dtype == np.uint8
     counts = np.zeros((5, 5), int)
-    for image, own in zip(np.asarray(IMAGES), made, strict=True):
+    for image, crop in zip(np.asarray(IMAGES), made, strict=True):
         found = [
             (i, j)
             for i in range(5)
             for j in range(5)
-            if np.array_equal(own, shifted(image, 2, i, j))
+            if np.array_equal(crop, shifted(image, 2, i, j))
         ]
         assert len(found) == 1
         counts[found[0]] += 1
     np.testing.assert_allclose(counts, 160, atol=4.5 * (160 * 24 / 25) ** 0.5)
 
 
-def test_half_are_mirrored() -> None:
+def test_half_of_the_images_are_mirrored() -> None:
+    """Each image is as it was or mirrored; the share is within four standard errors of 1/2."""
     made = np.asarray(AUGMENTATIONS["flip"](jax.random.key(1), IMAGES.astype("float32")))
     assert made.dtype == np.float32
     images = np.asarray(IMAGES, np.float32)
@@ -48,7 +51,7 @@ def test_half_are_mirrored() -> None:
     assert abs(mirrored.mean() - 0.5) < 4 * 0.5 / 4000**0.5
 
 
-def test_keys_decide() -> None:
+def test_the_same_key_gives_the_same_images() -> None:
     augment = Augmentation()
     first, again, other = (augment(jax.random.key(seed), IMAGES) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -58,7 +61,10 @@ def test_keys_decide() -> None:
 
 
 def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
-    """The loss is that of the images changed and then normalised, channel by channel; black is the byte 0, before normalisation."""
+    """Images are changed before they are normalised, so black is the byte 0.
+
+    The expected loss normalises channel by channel, by hand.
+    """
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (30, 4, 4, 3)).astype(np.uint8)
     data = datasets.from_arrays(images, np.arange(30) % 3, images[:7], np.arange(7) % 3)
@@ -98,53 +104,3 @@ def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
             match=rf"{name} is \(0.5, 0.5\), but must be one number, or 3: one per channel",
         ):
             problems.make_classification(model, data, shares, **{name: (0.5, 0.5)})
-
-
-def test_evaluation_in_parts_is_evaluation_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that do not divide the test set count every example once."""
-    digits = datasets.load("digits")
-    problem = problems.make_classification(
-        LogisticRegression(10),
-        digits,
-        partition.make("iid", digits.train_labels, num_clients=2, seed=0),
-    )
-    params = problem.init(jax.random.key(0))
-    whole = problem.evaluate(params)
-    logits = LogisticRegression(10).apply(params, jnp.asarray(digits.test_images, "float32") / 255)
-    assert whole["accuracy"] == np.float32((np.argmax(logits, 1) == digits.test_labels).mean())
-    picked = jax.nn.log_softmax(logits)[np.arange(360), digits.test_labels]
-    np.testing.assert_allclose(whole["loss"], -picked.mean(), rtol=1e-5)
-    monkeypatch.setattr(sys.modules[problems.Classification.__module__], "EVALUATED_AT_ONCE", 100)
-    parts = problem.evaluate(params)
-    assert parts["accuracy"] == whole["accuracy"]
-    np.testing.assert_allclose(parts["loss"], whole["loss"], rtol=1e-5)
-
-
-def test_training_models_get_their_streams() -> None:
-    """A model whose calls take `train` is told so in the loss, with a key per stream; not in evaluation."""
-
-    class Own:
-        def init(self, key: jax.Array, x: jax.Array) -> jax.Array:
-            return jnp.zeros(())
-
-        def apply(
-            self, params: jax.Array, x: jax.Array, *, train: bool = False, rngs: dict | None = None
-        ) -> jax.Array:
-            noise = (
-                jax.random.normal(rngs["dropout"], (10,))
-                + 10 * jax.random.normal(rngs["quantize"], (10,))
-                if train
-                else jnp.zeros(10)
-            )
-            return params + jnp.broadcast_to(noise, (x.shape[0], 10))
-
-    digits = datasets.load("digits")
-    problem = problems.make_classification(
-        Own(), digits, partition.make("iid", digits.train_labels, num_clients=2, seed=0)
-    )
-    params, client, examples = problem.init(jax.random.key(0)), jnp.int32(0), jnp.arange(5)
-    losses = [
-        float(problem.loss(params, client, examples, jax.random.key(seed))) for seed in (1, 1, 2)
-    ]
-    assert losses[0] == losses[1] != losses[2]
-    np.testing.assert_allclose(problem.evaluate(params)["loss"], np.log(10), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Mini-batches of cells: which are sent, without bias, with the exact constant; and FedMissEM's fixed point."""
+"""Mini-batches of cells: which cells are sent, bias, variance, and FedMissEM's fixed point."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,11 @@ def in_64_bits() -> Any:
         yield
 
 
-def test_a_product_of_rows_and_columns_is_sent_without_bias_and_with_the_exact_constant() -> None:
+def test_cells_are_sent_without_bias_and_with_the_exact_omega() -> None:
+    """The mean of 20,000 messages is the matrix, and their variance is omega times its square.
+
+    Without `unbiased`, the cells of two rows and three columns are sent as they are.
+    """
     sampling = latent.CellSampling(
         shape=(5, 4), rows=2, columns=3, compression=RandSparsification(keep=0.8)
     )
@@ -35,7 +39,8 @@ def test_a_product_of_rows_and_columns_is_sent_without_bias_and_with_the_exact_c
     sent = np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector))
     error = np.abs(sent.mean(axis=0) - vector) / (sent.std(axis=0) / np.sqrt(NUM))
     assert error.max() < 5
-    # rho = 6 / 20 and 1 / 0.8: omega holds with equality, as both keep or drop a cell whatever the others are.
+    # rho = 6 / 20, and omega' + 1 = 1 / 0.8. The bound with omega holds with equality, because both
+    # compressors keep a cell with a probability that does not depend on the values of cells.
     assert float(sampling.omega(20)) == pytest.approx(1 / (0.3 * 0.8) - 1)
     squares = ((sent - np.asarray(vector)) ** 2).sum(axis=1)
     expected = float(sampling.omega(20) * jnp.sum(vector**2))
@@ -51,7 +56,10 @@ def test_a_product_of_rows_and_columns_is_sent_without_bias_and_with_the_exact_c
 
 
 def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
-    """Servers of different sites, a quarter of the cells a round, quantized: to the root of the field, with and without the division."""
+    """Runs reach the root of the mean field with and without the division by rho.
+
+    Servers see different sites, and each sends a quarter of its cells per round, quantized.
+    """
     random = np.random.default_rng(2)
     shape, servers = (8, 6), 3
     values = random.normal(size=(8, 2)) @ random.normal(size=(2, 6)) + 0.3 * random.normal(
@@ -93,7 +101,8 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
         )
 
 
-def test_more_cells_than_there_are() -> None:
+def test_more_rows_than_the_matrix_has_are_refused() -> None:
+    """Directly, and inside the settings of a system."""
     with pytest.raises(ConfigError, match="rows is 6"):
         check(latent.CellSampling(shape=(5, 4), rows=6))
     with pytest.raises(ConfigError, match="rows is 6"):
@@ -101,7 +110,7 @@ def test_more_cells_than_there_are() -> None:
 
 
 def test_cells_of_another_matrix_are_refused() -> None:
-    """By every method and by a run: an index beyond the end would be clamped; a shape has to be given."""
+    """Every method and a run refuse vectors of the wrong length; a shape has to be given."""
     sampling = latent.CellSampling(shape=(5, 4), rows=2, columns=3)
     calls: list[Callable[[int], Any]] = [
         lambda dim: sampling.apply(jax.random.key(0), jnp.ones(dim)),
@@ -112,10 +121,8 @@ def test_cells_of_another_matrix_are_refused() -> None:
     for call in calls:
         call(20)
         for dim in (6, 24):
-            with pytest.raises(
-                ConfigError,
-                match=rf"shape is \(5, 4\), but must be rows and columns of a matrix of {dim} cells",
-            ):
+            words = rf"shape is \(5, 4\), but must be rows and columns of a matrix of {dim} cells"
+            with pytest.raises(ConfigError, match=words):
                 call(dim)
     examples = Matrix(np.ones((2, 4, 3)), np.ones((2, 4, 3)))
     problem = latent.make_estimation(
@@ -133,7 +140,10 @@ def test_cells_of_another_matrix_are_refused() -> None:
 
 
 def test_variance_of_cells() -> None:
-    """Exact for compressors that treat cells alike, divided or not, against draws; refused for others."""
+    """The variance equals that of draws, whether or not cells are divided by rho.
+
+    Compressors that do not treat all cells alike are refused.
+    """
     vector = jnp.asarray(np.random.default_rng(0).normal(size=20))
     keys = jax.random.split(jax.random.key(1), NUM)
     for unbiased in (True, False):
@@ -159,14 +169,17 @@ def test_variance_of_cells() -> None:
         assert float(plain.variance(vector)) == pytest.approx(
             (1 / 0.3 - 1 if unbiased else 0.7) * square
         )
-    with pytest.raises(NotImplementedError, match="closed form"):
+    with pytest.raises(NotImplementedError, match="no closed form"):
         latent.CellSampling(
             shape=(5, 4), rows=2, columns=3, compression=BlockQuantization()
         ).variance(vector)
 
 
 def test_blocks_of_cells_are_of_neighbours_in_a_row() -> None:
-    """The cells' compressor gets them in the matrix's order: with all rows and columns it is the compressor on the matrix itself."""
+    """The cells' compressor gets the cells in the matrix's order.
+
+    With all rows and columns the result is that of the compressor on the matrix itself.
+    """
     vector = jnp.asarray(np.random.default_rng(0).normal(size=24))
     inner = BlockQuantization(block=4, row=6)
     whole = latent.CellSampling(shape=(4, 6), rows=4, columns=6, compression=inner)

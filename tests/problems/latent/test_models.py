@@ -1,4 +1,4 @@
-"""Latent-variable models by their mathematics: EM is monotone, T minimises what it should, statistics and objectives by other code."""
+"""Latent-variable models: EM is monotone, T is a minimiser, other code gives the same values."""
 
 import warnings
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def in_64_bits() -> Any:
 
 
 def cells(family: str, seed: int = 0) -> Matrix:
-    """Four servers' matrices of 9 x 6 cells, half of them seen, of rank 2."""
+    """Draw four servers' matrices of 9 x 6 cells, half of them seen, whose theta has rank 2."""
     random = np.random.default_rng(seed)
     theta = random.normal(size=(9, 2)) @ random.normal(size=(2, 6)) / 2
     draw: dict[str, Callable[[], np.ndarray]] = {
@@ -53,8 +53,9 @@ def cells(family: str, seed: int = 0) -> Matrix:
 
 
 def problem_of(kind: str, seed: int = 0, **options: Any) -> latent.Estimation:
+    """Make a small problem of each kind, with arbitrary examples in the padding."""
     random = np.random.default_rng(seed)
-    # Beyond a client's count stands what must not count.
+    # Examples in the padding must not be used.
     padding = (np.arange(M)[None] >= COUNTS[:, None]).ravel()
     if kind.endswith("covariance"):
         y = (
@@ -90,7 +91,12 @@ def problem_of(kind: str, seed: int = 0, **options: Any) -> latent.Estimation:
 
 @jax.jit
 def em_path(problem: Any, start: jax.Array) -> Any:
-    """40 steps of EM in both spaces: statistics S_k, objectives F(T(S_k)), and S made of theta_k, T(S_0) being theta_0."""
+    """Take 40 steps of EM in the space of statistics and in that of parameters.
+
+    Returns:
+      The last statistics, the objective of theta_0 = T(S_0), and along the path the statistics S_k,
+      the statistics made from theta_k, and the objectives F(theta_k).
+    """
 
     def step(carry: Any, _: None) -> Any:
         statistics, params = carry
@@ -106,6 +112,7 @@ def em_path(problem: Any, start: jax.Array) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
+    """The objective never increases, and both spaces give the same statistics."""
     problem = problem_of(kind)
     _, first, (statistics, of_params, objective) = em_path(problem, problem.init(jax.random.key(2)))
     np.testing.assert_allclose(statistics, of_params, rtol=1e-9, atol=1e-12)
@@ -119,6 +126,7 @@ def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
     "kind", ["fitted covariance", "known covariance", "bernoulli mixture", "gaussian cells"]
 )
 def test_roots_of_the_field_are_fixed_points_of_em(kind: str) -> None:
+    """Where EM has converged the mean field is 0 and another step changes nothing."""
     problem = problem_of(kind)
     statistics = problem.init(jax.random.key(2))
     for _ in range(100):
@@ -126,23 +134,27 @@ def test_roots_of_the_field_are_fixed_points_of_em(kind: str) -> None:
     assert jnp.linalg.norm(problem.mean_field(statistics)) < 1e-10
     params = problem.maximise(statistics)
     again = problem.maximise(problem.client_statistics(problem.natural(params)).mean(axis=0))
+    # U and V are determined up to signs.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(np.abs(a), np.abs(b), rtol=1e-7, atol=1e-9),
         params,
         again,
-    )  # U, V up to signs
+    )
 
 
 @jax.jit
 def lyapunov_gradient(problem: Any, statistics: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """grad W(s), and B(s), the Jacobian of phi(T(s))."""
+    """Compute grad W(s) with W(s) = F(T(s)), and B(s), the Jacobian of phi(T(s))."""
     gradient = jax.grad(lambda s: problem.objective(problem.maximise(s)))(statistics)
     return gradient, jax.jacobian(lambda s: problem.natural(problem.maximise(s)))(statistics)
 
 
 @pytest.mark.parametrize("kind", ["fitted covariance", "known covariance", "bernoulli mixture"])
 def test_the_field_is_a_preconditioned_gradient(kind: str) -> None:
-    """grad W(s) = -B(s) h(s), off the fixed points; B is symmetric, definite for a fitted covariance, and B s = 0 for a known one."""
+    """Away from the fixed points, grad W(s) = -B(s) h(s) with a symmetric B.
+
+    B is positive definite if the covariance is fitted, and B s = 0 if it is known.
+    """
     problem = problem_of(kind)
     statistics = problem.init(jax.random.key(2)) * 1.02
     gradient, matrix = lyapunov_gradient(problem, statistics)
@@ -160,7 +172,7 @@ def test_the_field_is_a_preconditioned_gradient(kind: str) -> None:
 
 
 def test_the_gaussian_mixture_agrees_with_scikit_learn() -> None:
-    """Objective and parameters after several iterations from the same start, in 64 bits."""
+    """Objective and parameters are equal after 1, 2 and 10 iterations from the same start."""
     problem = problem_of("fitted covariance")
     used = np.concatenate(
         [np.asarray(problem.data).reshape(N, M, 2)[i, : COUNTS[i]] for i in range(N)]
@@ -206,7 +218,7 @@ def test_the_gaussian_mixture_agrees_with_scikit_learn() -> None:
 
 
 def test_gaussian_statistics_and_loss_by_densities() -> None:
-    """Far-off examples included, where densities vanish but their logarithms do not."""
+    """Also far away, where densities underflow to 0 but their logarithms do not."""
     random = np.random.default_rng(3)
     theta = mixture.Mixture(np.array([0.3, 0.7]), random.normal(size=(2, 2)), COVARIANCE)
     ours = latent.gaussian_mixture.Mixture(*(jnp.asarray(leaf) for leaf in theta))
@@ -226,7 +238,8 @@ def test_gaussian_statistics_and_loss_by_densities() -> None:
     )
 
 
-def test_outside_its_domain_a_mixture_is_not_a_number_unless_guarded() -> None:
+def test_outside_its_domain_a_mixture_is_nan_unless_guarded() -> None:
+    """A negative s1 gives nan in both mixtures, and finite parameters with `guard`."""
     statistics = jnp.array([-0.01, 1.01, 0.0, 0.0, 1.0, 1.0])
     moment = jnp.eye(2) * 3
     assert np.isnan(
@@ -238,7 +251,7 @@ def test_outside_its_domain_a_mixture_is_not_a_number_unless_guarded() -> None:
 
 
 def test_bernoulli_mixture_by_enumeration() -> None:
-    """Responsibilities by Bayes' rule; T by minimising what it should minimise."""
+    """Responsibilities equal Bayes' rule, and T equals a numerical minimiser of the surrogate."""
     random = np.random.default_rng(4)
     weights, means = np.array([0.4, 0.6]), random.uniform(0.1, 0.9, (2, 3))
     y = (random.random((6, 3)) < 0.5).astype(float)
@@ -266,7 +279,10 @@ def test_bernoulli_mixture_by_enumeration() -> None:
 
 
 def test_weights_of_clients() -> None:
-    """Pooled, every example weighs the same; equal, every client does. Paddings count in neither."""
+    """With "pooled" every example has the same weight, with "equal" every client has.
+
+    Padding does not count in either.
+    """
     for weighting in ("pooled", "equal"):
         problem = problem_of("known covariance", weighting=weighting)
         y = np.asarray(problem.data).reshape(N, M, 2)
@@ -275,12 +291,12 @@ def test_weights_of_clients() -> None:
         )
         params = latent.gaussian_mixture.Mixture(*(jnp.asarray(leaf) for leaf in theta))
         ours = problem.client_statistics(problem.natural(params)).mean(axis=0)
-        own = [mixture.e_step(theta, y[i, : COUNTS[i]]) for i in range(N)]
+        expected_statistics = [mixture.e_step(theta, y[i, : COUNTS[i]]) for i in range(N)]
         losses = [mixture.loss(theta, y[i, : COUNTS[i]]) for i in range(N)]
         expected = (
-            np.concatenate(own).mean(axis=0)
+            np.concatenate(expected_statistics).mean(axis=0)
             if weighting == "pooled"
-            else np.mean([each.mean(axis=0) for each in own], axis=0)
+            else np.mean([each.mean(axis=0) for each in expected_statistics], axis=0)
         )
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
         assert float(problem.objective(params)) == pytest.approx(
@@ -292,7 +308,9 @@ def test_weights_of_clients() -> None:
         )
         share = N * COUNTS[1] / COUNTS.sum() if weighting == "pooled" else 1
         np.testing.assert_allclose(
-            part, share * np.array([0.5, 0.25, 0.25]) @ own[1][[3, 0, 0]], rtol=1e-12
+            part,
+            share * np.array([0.5, 0.25, 0.25]) @ expected_statistics[1][[3, 0, 0]],
+            rtol=1e-12,
         )
 
 
@@ -302,7 +320,11 @@ def test_weights_of_clients() -> None:
 def test_the_low_rank_closed_form_is_a_minimum(
     rank: int, ridge: float, shape: tuple[int, int]
 ) -> None:
-    """Its value is that of the singular values, no random start of alternating steps gets lower, and both decompositions agree."""
+    """Its value is the one known from the singular values.
+
+    Alternating steps from random starts reach the same value and never a lower one, and both
+    decompositions agree.
+    """
     random = np.random.default_rng(5)
     matrix = jnp.asarray(random.normal(size=shape))
     model = latent.MissingValues(shape, rank, ridge=ridge, method="alternating")
@@ -321,10 +343,10 @@ def test_the_low_rank_closed_form_is_a_minimum(
         )
     )
     for seed in range(5):
-        own = np.random.default_rng(seed)
+        random = np.random.default_rng(seed)
         start = LowRank(
-            jnp.asarray(own.normal(size=(shape[0], rank))),
-            jnp.asarray(own.normal(size=(shape[1], rank))),
+            jnp.asarray(random.normal(size=(shape[0], rank))),
+            jnp.asarray(random.normal(size=(shape[1], rank))),
         )
         reached = float(model.surrogate(matrix.ravel(), alternate(start)))
         assert reached >= exact - 1e-9
@@ -335,7 +357,10 @@ def test_the_low_rank_closed_form_is_a_minimum(
 
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 def test_alternating_steps_reach_a_stationary_point(family: str) -> None:
-    """The gradient of the surrogate vanishes, and T(E[x]) at a low-rank truth is the truth if there is hardly a ridge."""
+    """The gradient of the surrogate vanishes there.
+
+    With almost no ridge, T of the exact means of a low-rank theta gives these means back.
+    """
     model = latent.MissingValues(
         (9, 6), 2, family=family, method="alternating", ridge=0.3, iterations=60
     )
@@ -356,8 +381,11 @@ def test_alternating_steps_reach_a_stationary_point(family: str) -> None:
     np.testing.assert_allclose(free.means(free.maximise(means.ravel())), means, rtol=1e-5)
 
 
-def test_missing_cells_are_filled_with_what_is_expected() -> None:
-    """By the table of laws: y where seen, psi'(theta) elsewhere; the loss is the sum of psi(theta) - y theta over cells seen."""
+def test_missing_cells_are_filled_with_their_expected_values() -> None:
+    """Statistics are y where a cell is seen and psi'(theta) elsewhere.
+
+    The loss is the sum of psi(theta) - y theta over the cells seen.
+    """
     theta = np.random.default_rng(7).normal(size=(9, 6))
     laws = {
         "gaussian": (theta**2 / 2, theta),
@@ -379,6 +407,7 @@ def test_missing_cells_are_filled_with_what_is_expected() -> None:
 
 
 def test_visits_are_gathered_into_matrices() -> None:
+    """Values of one cell are averaged; a row beyond the matrix is refused."""
     made = latent.make_matrices(
         [0, 0, 1, 0], [1, 1, 0, 0], [2, 2, 0, 1], [3.0, 5.0, 7.0, 1.0], (2, 2, 3)
     )
@@ -389,7 +418,10 @@ def test_visits_are_gathered_into_matrices() -> None:
 
 
 def test_the_noisy_mean_in_closed_form() -> None:
-    """h(s) = mean(kappa y) - a s with a the mean of (ridge + kappa) / (1 + ridge); W is quadratic where all kappas are equal."""
+    """h(s) = mean(kappa y) - a s, where a is the mean of (ridge + kappa) / (1 + ridge).
+
+    If all kappas are equal, W is quadratic.
+    """
     random = np.random.default_rng(8)
     y, kappa = random.normal(size=(N * M, 3)), random.uniform(0.1, 0.9, N * M)
     full = Partition(np.arange(N * M).reshape(N, M), np.full(N, M))
@@ -437,6 +469,6 @@ def test_the_noisy_mean_in_closed_form() -> None:
         (lambda: problem_of("known covariance", weighting="size"), "weighting is 'size'"),
     ],
 )
-def test_what_is_not_allowed_is_said(make: Callable[[], Any], words: str) -> None:
+def test_bad_input_is_refused(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()

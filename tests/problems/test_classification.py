@@ -1,0 +1,108 @@
+"""Classification: evaluation, the prior, random streams of models, and a Bayesian perceptron."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Layout, datasets, partition, problems
+from fedjax_sim.diagnostics import posterior
+from fedjax_sim.models import MLP, LogisticRegression
+from fedjax_sim.partition import iid
+from fedjax_sim.problems import make_classification
+from fedjax_sim.systems import langevin
+
+KEY = jax.random.key(0)
+
+
+def test_evaluation_in_batches_is_evaluation_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches whose size does not divide the test set still count every example once."""
+    digits = datasets.load("digits")
+    problem = problems.make_classification(
+        LogisticRegression(10),
+        digits,
+        partition.make("iid", digits.train_labels, num_clients=2, seed=0),
+    )
+    params = problem.init(jax.random.key(0))
+    whole = problem.evaluate(params)
+    logits = LogisticRegression(10).apply(params, jnp.asarray(digits.test_images, "float32") / 255)
+    assert whole["accuracy"] == np.float32((np.argmax(logits, 1) == digits.test_labels).mean())
+    picked = jax.nn.log_softmax(logits)[np.arange(360), digits.test_labels]
+    np.testing.assert_allclose(whole["loss"], -picked.mean(), rtol=1e-5)
+    monkeypatch.setattr(sys.modules[problems.Classification.__module__], "EVALUATED_AT_ONCE", 100)
+    batches = problem.evaluate(params)
+    assert batches["accuracy"] == whole["accuracy"]
+    np.testing.assert_allclose(batches["loss"], whole["loss"], rtol=1e-5)
+
+
+def test_models_get_random_streams_in_local_steps_only() -> None:
+    """A model whose calls take `train` gets it, with one key per stream; evaluation does not."""
+
+    class NoisyLogits:
+        def init(self, key: jax.Array, x: jax.Array) -> jax.Array:
+            return jnp.zeros(())
+
+        def apply(
+            self, params: jax.Array, x: jax.Array, *, train: bool = False, rngs: dict | None = None
+        ) -> jax.Array:
+            noise = (
+                jax.random.normal(rngs["dropout"], (10,))
+                + 10 * jax.random.normal(rngs["quantize"], (10,))
+                if train
+                else jnp.zeros(10)
+            )
+            return params + jnp.broadcast_to(noise, (x.shape[0], 10))
+
+    digits = datasets.load("digits")
+    problem = problems.make_classification(
+        NoisyLogits(), digits, partition.make("iid", digits.train_labels, num_clients=2, seed=0)
+    )
+    params, client, examples = problem.init(jax.random.key(0)), jnp.int32(0), jnp.arange(5)
+    losses = [
+        float(problem.loss(params, client, examples, jax.random.key(seed))) for seed in (1, 1, 2)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+    np.testing.assert_allclose(problem.evaluate(params)["loss"], np.log(10), rtol=1e-5)
+
+
+def test_the_prior_adds_a_ridge_to_the_loss_of_every_example(cancer: datasets.Dataset) -> None:
+    """Its gradient is precision / n times the parameters: the prior's, divided by n examples."""
+    part = iid(cancer.train_labels, num_clients=3, seed=0)
+    flat, ridge = (
+        make_classification(LogisticRegression(2), cancer, part, prior_precision=prior)
+        for prior in (None, 5.0)
+    )
+    params = flat.init(KEY)
+    slopes = [jax.grad(problem.loss)(params, 1, jnp.arange(4), KEY) for problem in (flat, ridge)]
+    jax.tree.map(
+        lambda a, b, w: np.testing.assert_allclose(b - a, 5 / 426 * w, atol=1e-6), *slopes, params
+    )
+    logits = flat.model.apply(params, jnp.asarray(cancer.test_images))
+    np.testing.assert_allclose(flat.predict(params), jax.nn.softmax(logits), rtol=1e-5)
+
+
+def test_a_bayesian_perceptron_on_digits() -> None:
+    """Averaged predictions are more accurate than 0.9.
+
+    Their loss is below the mean loss of the single samples (Jensen's inequality).
+    """
+    digits = datasets.load("digits")
+    problem = make_classification(
+        MLP((16,), 10),
+        digits,
+        iid(digits.train_labels, num_clients=5, seed=0),
+        prior_precision=10.0,
+    )
+    hyper = langevin.Hyper(num_clients=5, local_steps=5, batch_size=32, step_size=2e-4)
+    options = {"num_ticks": 60, "num_evals": 12, "keep_models": True, "layout": Layout(5, True, 1)}
+    run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=2, **options)
+    found = posterior.predictive(problem, run.samples, burn_in=5)
+    assert found.probabilities.shape == (2, 360, 10)
+    np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, rtol=1e-5)
+    single = run.curves.loss.values[:, 5:]
+    np.testing.assert_allclose(found.curves["nll"][:, 0], single[:, 0], rtol=1e-4)
+    assert (found.curves["nll"][:, -1] < single.mean(axis=1)).all()
+    assert (found.curves["accuracy"][:, -1] > 0.9).all()
