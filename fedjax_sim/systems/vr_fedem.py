@@ -165,8 +165,8 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         ), work
 
     def metrics(state: State) -> dict[str, Array]:
-        mean_fields = problem.client_statistics(natural(state.server)) - state.server[None]
-        error = state.memory.clients - mean_fields
+        statistics = problem.client_statistics(natural(state.server))
+        error = state.memory.clients - statistics + state.server[None]
         per_batch = hyper.batch_size / problem.counts.sum()
         return {
             "field": jnp.sum(jnp.square(state.field)),
