@@ -1,4 +1,7 @@
-"""Our convolution and pooling against the library's: values and gradients over shapes, strides and paddings; inside loops and batches."""
+"""Convolution by patches and pooling against the library's.
+
+Values and gradients are compared over shapes, strides and paddings, inside loops and in batches.
+"""
 
 from functools import partial
 from typing import Any
@@ -39,7 +42,7 @@ def compare(
     pair: str = "patches",
     **options: Any,
 ) -> None:
-    """Values, and gradients of a random weighting of them, relative to the largest."""
+    """Compare values, and gradients of a weighted sum of them, relative to the largest."""
     options = {"dimension_numbers": LAST, **options}
 
     def run(by: Any, x: jax.Array, kernel: jax.Array) -> Any:
@@ -51,13 +54,13 @@ def compare(
         (_, y), slopes = jax.value_and_grad(value, (0, 1), has_aux=True)(x, kernel)
         return y, *slopes
 
-    # One program per shape costs a tenth of what its operations cost one by one.
+    # Compiling one program per shape takes a tenth of the time of its operations one by one.
     both = jax.jit(lambda *given: [run(by, *given) for by in PAIRS[pair]])(x, kernel)
-    for own, expected in zip(*both, strict=True):
-        assert own.dtype == expected.dtype
+    for ours, expected in zip(*both, strict=True):
+        assert ours.dtype == expected.dtype
         expected = np.asarray(expected, np.float32)
         np.testing.assert_allclose(
-            np.asarray(own, np.float32),
+            np.asarray(ours, np.float32),
             expected,
             rtol=0,
             atol=tolerance * (np.abs(expected).max() + 1e-3),
@@ -72,7 +75,14 @@ def cases(
     features: tuple[int, ...] = (1, 3, 15, 16, 20),
     beyond: int = 0,
 ) -> tuple[Any, ...]:
-    """beyond: how much larger than its window an input is at least, in strides."""
+    """Draw shapes of input and kernel, strides, padding and dilation.
+
+    Args:
+      draw: Hypothesis's function.
+      most_dilated: Largest dilation.
+      features: Numbers of output channels to choose from.
+      beyond: Least number of strides by which an input is larger than its window.
+    """
     window = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
     strides = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
     dilation = (draw(st.integers(1, most_dilated)), draw(st.integers(1, most_dilated)))
@@ -94,7 +104,10 @@ def cases(
 @settings(max_examples=25)
 @given(case=cases())
 def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
-    """To float32 rounding: sums of at most 100 products are added in another order. Narrow and wide outputs, square and other windows."""
+    """Equal up to float32 rounding: sums of at most 100 products are added in another order.
+
+    There are few and many output channels, and square and other windows.
+    """
     shape, kernel_shape, strides, padding, dilation = case
     compare(*normal(shape, kernel_shape), strides, padding, rhs_dilation=dilation)
 
@@ -102,7 +115,7 @@ def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
 @settings(max_examples=20)
 @given(case=cases(most_dilated=1, features=(1, 3, 16), beyond=1))
 def test_pooled_equals_the_librarys_convolution_and_pooling(case: tuple[Any, ...]) -> None:
-    """Rows and columns left over by windows included; no ties among normal draws."""
+    """Windows may leave rows and columns over; normal draws have no ties."""
     shape, kernel_shape, strides, padding, _ = case
     compare(*normal(shape, kernel_shape), strides, padding, pair="pooled")
 
@@ -111,13 +124,13 @@ def test_pooled_equals_the_librarys_convolution_and_pooling(case: tuple[Any, ...
     "case", [((2, 6, 6, 2), (2, 2, 2, 20), (1, 1)), ((2, 8, 8, 2), (2, 2, 2, 3), (2, 2))]
 )
 def test_pooled_where_it_is_not_one_product(case: tuple[Any, ...]) -> None:
-    """Many channels, and dilated windows."""
+    """With many channels or dilated windows, convolution and pooling are done separately."""
     shape, kernel_shape, dilation = case
     compare(*normal(shape, kernel_shape), (1, 1), "SAME", rhs_dilation=dilation, pair="pooled")
 
 
 def test_pooled_gives_the_gradient_to_the_first_of_equals_and_passes_nan_on() -> None:
-    """Of an image without contrast all outputs are equal; the kernel's gradient is that of the windows' first ones."""
+    """In an image without contrast a window's outputs are equal; the first gets the gradient."""
     x, kernel = normal((2, 8, 8, 3), (3, 3, 3, 6))
     flat = jnp.ones_like(x).at[:, 3:5].set(2.0)
 
@@ -127,10 +140,10 @@ def test_pooled_gives_the_gradient_to_the_first_of_equals_and_passes_nan_on() ->
             (0, 1),
         )(x, kernel)
 
-    for own, expected in zip(
+    for ours, expected in zip(
         *jax.jit(lambda x: [slopes(by, x) for by in PAIRS["pooled"]])(flat), strict=True
     ):
-        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
     lost = convolution.pooled(convolution.patches)(
         x.at[0, 4, 4, 1].set(jnp.nan), kernel, (1, 1), "VALID", dimension_numbers=LAST
     )
@@ -144,7 +157,7 @@ def test_pooled_gives_the_gradient_to_the_first_of_equals_and_passes_nan_on() ->
 @pytest.mark.parametrize("pair", ["patches", "pooled"])
 @pytest.mark.parametrize("features", [6, 32])
 def test_bfloat16(features: int, pair: str) -> None:
-    """To its rounding, 2^-8 a number."""
+    """Equal up to the rounding of bfloat16, 2^-8 of each number."""
     x, kernel = normal((2, 9, 9, 3), (3, 3, 3, features))
     compare(
         x.astype("bfloat16"), kernel.astype("bfloat16"), (2, 2), "SAME", tolerance=2e-2, pair=pair
@@ -169,7 +182,10 @@ def normal(*shapes: tuple[int, ...]) -> list[jax.Array]:
 @pytest.mark.parametrize("pair", ["patches", "pooled"])
 @pytest.mark.parametrize("features", [6, 32])
 def test_weights_per_client_inside_a_loop(features: int, pair: str) -> None:
-    """Three clients take steps in a `fori_loop` under vmap; each as if it were alone, with the library's convolution, outside any loop."""
+    """Three clients take steps in a `fori_loop` under vmap.
+
+    Each reaches what it reaches alone, outside any loop, with the library's convolution.
+    """
     x, kernels = normal((3, 2, 8, 8, 3), (3, 3, 3, 3, features))
     ours, library = PAIRS[pair]
 
@@ -185,14 +201,16 @@ def test_weights_per_client_inside_a_loop(features: int, pair: str) -> None:
         return lax.fori_loop(0, 3, lambda _, kernel: step(ours, x, kernel), kernel)
 
     alone = jax.jit(partial(step, library))
-    for own, x_alone, expected in zip(jax.jit(jax.vmap(walk))(x, kernels), x, kernels, strict=True):
+    for ours, x_alone, expected in zip(
+        jax.jit(jax.vmap(walk))(x, kernels), x, kernels, strict=True
+    ):
         for _ in range(3):
             expected = alone(x_alone, expected)
-        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_patches_do_not_do() -> None:
-    """They refuse it; the choice for the machine leaves it to the library."""
+    """`patches` refuses what it does not support; `auto` leaves it to the library."""
     x, kernel = normal((1, 6, 6, 4), (3, 3, 2, 4))
     grouped = {"dimension_numbers": LAST, "feature_group_count": 2}
     with pytest.raises(ValueError, match="groups"):
@@ -212,7 +230,7 @@ def test_what_patches_do_not_do() -> None:
 
 
 def test_the_choice_for_a_cpu() -> None:
-    """No convolution is left in the program, forward or backward; by name it can be had."""
+    """`auto` leaves no convolution in the program, forward or backward; "lax" does."""
     x, kernel = normal((1, 6, 6, 4), (3, 3, 4, 4))
 
     def text(name: str) -> str:
@@ -230,7 +248,7 @@ def test_the_choice_for_a_cpu() -> None:
 
 @pytest.mark.parametrize("features", [8, 32])
 def test_gradients_keep_no_patches(features: int) -> None:
-    """Only the input and the kernel are kept for the gradient, not the nine times larger patches."""
+    """The gradient keeps only the input and the kernel, not the nine times larger patches."""
     x, kernel = normal((2, 32, 32, 4), (3, 3, 4, features))
     _, pull = jax.vjp(
         lambda x, kernel: convolution.patches(x, kernel, (1, 1), "SAME", dimension_numbers=LAST),
@@ -254,7 +272,7 @@ def test_gradients_keep_no_patches(features: int) -> None:
 def test_pooling_equals_the_librarys(
     window: int, stride: int | None, pad: int, shape: tuple[int, ...]
 ) -> None:
-    """Values and gradients; without ties, as normal draws have none."""
+    """Values and gradients are equal; normal draws have no ties."""
     (x,) = normal(shape)
     steps = (stride or window,) * 2
     edges = ((0, 0),) * (len(shape) - 3) + ((pad, pad), (pad, pad), (0, 0))
@@ -270,10 +288,10 @@ def test_pooling_equals_the_librarys(
         weight = jnp.cos(jnp.arange(y.size, dtype="float32")).reshape(y.shape)
         return y, jax.grad(lambda x: jnp.sum(pool(x) * weight))(x)
 
-    own_pool = partial(convolution.max_pool, window=window, stride=stride, pad=pad)
-    own, expected = jax.jit(lambda x: (slopes(own_pool, x), slopes(library, x)))(x)
-    np.testing.assert_array_equal(own[0], expected[0])
-    np.testing.assert_allclose(own[1], expected[1], rtol=1e-5, atol=1e-6)
+    our_pool = partial(convolution.max_pool, window=window, stride=stride, pad=pad)
+    ours, expected = jax.jit(lambda x: (slopes(our_pool, x), slopes(library, x)))(x)
+    np.testing.assert_array_equal(ours[0], expected[0])
+    np.testing.assert_allclose(ours[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def test_pooling_passes_nan_on_and_gives_the_gradient_to_the_first_of_equals() -> None:
@@ -286,7 +304,10 @@ def test_pooling_passes_nan_on_and_gives_the_gradient_to_the_first_of_equals() -
 
 
 def test_memory_of_resnet18_is_bounded() -> None:
-    """A local step on 32 images of 64x64 holds about what it holds with the library's convolution: patches are of few images at a time."""
+    """A local step on 32 images of 64x64 needs about the memory of the library's convolution.
+
+    Patches are made for a few images at a time.
+    """
     images, labels = jnp.zeros((32, 64, 64, 3)), jnp.zeros(32, int)
 
     def held(by: Any) -> int:
@@ -315,9 +336,8 @@ def test_few_images_at_a_time_make_no_difference(
 ) -> None:
     random = np.random.default_rng(num)
     shapes = ((2, num, 9, 8, 3), (2, 3, 3, 3, 20), (2, num, 9, 8, 20))
-    given = [
-        jnp.asarray(random.normal(size=shape), dtype) for shape in shapes
-    ]  # two clients, each with weights of its own
+    # Two clients with different weights.
+    given = [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
 
     def all_of(x: Any, kernel: Any, weight: Any) -> Any:
         by = partial(
@@ -333,9 +353,8 @@ def test_few_images_at_a_time_make_no_difference(
     all_of = jax.vmap(all_of)
     whole = jax.jit(all_of)(*given)
     each = 9 * 8 * 27 * given[0].dtype.itemsize
-    monkeypatch.setattr(
-        convolution, "BLOCK_BYTES", 3 * each + each // 2
-    )  # three images, or one of a prime number of them
+    # Three images fit; of a prime number of images one at a time is taken.
+    monkeypatch.setattr(convolution, "BLOCK_BYTES", 3 * each + each // 2)
     monkeypatch.setattr(convolution, "SPLIT_ABOVE", 0)
     jax.clear_caches()
     program = jax.make_jaxpr(all_of)(*given)
@@ -344,28 +363,31 @@ def test_few_images_at_a_time_make_no_difference(
     ]
     assert lengths and set(lengths) == {2 if num == 6 else 7}
     rounding = {"rtol": 2e-2, "atol": 2e-1} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-4}
-    for own, expected in zip(
+    for ours, expected in zip(
         jax.tree.leaves(jax.jit(all_of)(*given)), jax.tree.leaves(whole), strict=True
     ):
-        assert own.dtype == dtype
-        np.testing.assert_allclose(own.astype("float32"), expected.astype("float32"), **rounding)
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours.astype("float32"), expected.astype("float32"), **rounding)
 
 
 def test_a_users_network_takes_it_by_one_argument() -> None:
-    class Own(nn.Module):
-        by: Any
+    class Network(nn.Module):
+        convolution: Any
 
         @nn.compact
         def __call__(self, x: jax.Array) -> jax.Array:
-            x = nn.relu(nn.Conv(20, (3, 3), strides=2, conv_general_dilated=self.by)(x))
-            return nn.Conv(5, (1, 1), padding="VALID", conv_general_dilated=self.by)(x)
+            x = nn.relu(nn.Conv(20, (3, 3), strides=2, conv_general_dilated=self.convolution)(x))
+            return nn.Conv(5, (1, 1), padding="VALID", conv_general_dilated=self.convolution)(x)
 
     (x,) = normal((2, 9, 9, 3))
-    params = jax.jit(Own(None).init)(jax.random.key(0), x)
+    params = jax.jit(Network(None).init)(jax.random.key(0), x)
     assert jax.tree.structure(
-        jax.eval_shape(Own(convolution.auto).init, jax.random.key(0), x)
+        jax.eval_shape(Network(convolution.auto).init, jax.random.key(0), x)
     ) == jax.tree.structure(params)
-    own, library = jax.jit(
-        lambda params, x: (Own(convolution.auto).apply(params, x), Own(None).apply(params, x))
+    ours, library = jax.jit(
+        lambda params, x: (
+            Network(convolution.auto).apply(params, x),
+            Network(None).apply(params, x),
+        )
     )(params, x)
-    np.testing.assert_allclose(own, library, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours, library, rtol=1e-4, atol=1e-5)

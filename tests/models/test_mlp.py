@@ -69,7 +69,7 @@ def test_weights_and_biases_start_uniform_within_one_over_root_fan_in(layer, fan
         scaled = np.sort(np.ravel(values) / bound)
         assert scaled[0] < -0.97 and scaled[-1] > 0.97
         distance = np.abs((scaled + 1) / 2 - (np.arange(scaled.size) + 0.5) / scaled.size).max()
-        assert distance < 1.95 / np.sqrt(scaled.size)  # Kolmogorov-Smirnov, p = 0.001
+        assert distance < 1.95 / np.sqrt(scaled.size)  # Kolmogorov-Smirnov test, p = 0.001
 
 
 def test_computation_dtype_leaves_parameters_in_float32():

@@ -1,4 +1,4 @@
-"""Convolutional networks: sizes, forms of input, the same logits with either convolution, dropout in training alone."""
+"""Convolutional networks: sizes, forms of input, equal logits with either convolution, dropout."""
 
 from typing import Any
 
@@ -25,23 +25,30 @@ SIZES = {
     "lenet on FEMNIST": (LeNet(62), (28, 28, 1), 48_846),
     "two blocks on Fashion-MNIST": (DoubleConvNet(10), (28, 28, 1), 468_458),
     "three blocks on CIFAR-10": (DoubleConvNet(10, (32, 64, 128)), (32, 32, 3), 551_722),
-    # 3x3x3 and 3x3x32 windows with biases, 64 channels of 14x14 into 128 units, and those into 10.
-    "small on CIFAR-10": (SmallCNN(10), (32, 32, 3), 27 * 32 + 32 + 288 * 64 + 64 + 64 * 14 * 14 * 128 + 128 + 1290),
-    # Convolutions without bias, two numbers a channel in each normalisation, the shortcuts' convolutions and normalisations, logits.
+    # Windows of 3x3x3 and 3x3x32 with biases, 64 channels of 14x14 into 128 units, and into 10.
+    "small on CIFAR-10": (
+        SmallCNN(10),
+        (32, 32, 3),
+        27 * 32 + 32 + 288 * 64 + 64 + 64 * 14 * 14 * 128 + 128 + 1290,
+    ),
+    # Convolutions have no bias; a normalisation has two numbers per channel. In order: the stem,
+    # three stages with the convolutions and normalisations of their shortcuts, the logits.
     "resnet20": (
         resnet20(10),
         (32, 32, 3),
-        27 * 16 + 32 + 6 * (9 * 256 + 32) + (9 * 512 + 64) + 5 * (9 * 1024 + 64) + (512 + 64) + (9 * 2048 + 128) + 5 * (9 * 4096 + 128)
-        + (2048 + 128) + 650,
+        27 * 16 + 32 + 6 * (9 * 256 + 32)
+        + (9 * 512 + 64) + 5 * (9 * 1024 + 64) + (512 + 64)
+        + (9 * 2048 + 128) + 5 * (9 * 4096 + 128) + (2048 + 128)
+        + 650,
     ),
-    # As in torchvision, with 200 classes.
+    # As torchvision's network with 200 classes.
     "resnet18": (resnet18(200), (64, 64, 3), 11_279_112),
 }  # fmt: skip
 SMALL = {
     "lenet": (LeNet, (32, 32, 3), {}),
     "double": (DoubleConvNet, (8, 8, 1), {"blocks": (16, 32)}),
     "small": (SmallCNN, (8, 8, 3), {}),
-    # A stage without a shortcut's convolution and one with it, behind either stem: all that deeper ones repeat.
+    # Deeper networks repeat these two stages: one without and one with a shortcut's convolution.
     "resnet": (ResNet, (8, 8, 3), {"stages": (16, 32), "blocks": 1}),
     "resnet for larger images": (
         ResNet,
@@ -69,16 +76,14 @@ def test_the_command_lines_names_take_a_convolution(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> None:
-    """To float32 rounding through all layers; one image alone is that image in a batch."""
+    """Equal up to float32 rounding through all layers; an image has the same logits alone."""
     make, shape, options = SMALL[name]
-    own, library = (
-        make(10, convolution=by, **options) for by in (CONVOLUTIONS["patches"], CONVOLUTIONS["lax"])
-    )
+    ours, library = (make(10, convolution=CONVOLUTIONS[by], **options) for by in ("patches", "lax"))
     random = np.random.default_rng(0)
     x = random.normal(size=(3, *shape)).astype("float32")
 
     def weights(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        """He et al.'s normal weights; other numbers around one."""
+        """Draw He et al.'s normal weights for kernels, and other parameters around one."""
         values = random.normal(size=leaf.shape) * (2 / np.prod(leaf.shape[:-1])) ** 0.5
         return (values if len(leaf.shape) > 1 else 1 + 0.1 * random.normal(size=leaf.shape)).astype(
             leaf.dtype
@@ -95,7 +100,7 @@ def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> No
         return logits, slopes
 
     def run_all(params: Any, x: jax.Array) -> Any:
-        return run(own, params, x), run(library, params, x), own.apply(params, x[1])
+        return run(ours, params, x), run(library, params, x), ours.apply(params, x[1])
 
     (logits, slopes), (expected, other), alone = jax.jit(run_all)(params, x)
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
@@ -137,7 +142,7 @@ def test_dropout_is_of_whole_channels_and_in_training_alone() -> None:
 
 
 def test_normalisation_is_in_groups_of_four_channels() -> None:
-    """An image's own statistics: another image in the batch changes nothing."""
+    """Statistics are those of one image: another image in the batch changes nothing."""
     model = DoubleConvNet(4, (16,))
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 1))
     params = jax.jit(model.init)(jax.random.key(0), x)

@@ -1,4 +1,4 @@
-"""Tests of the dense layers' matrix product: the library's values and derivatives, however few the outputs."""
+"""The dense layers' matrix product has the library's values and derivatives for any width."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,94 @@
+"""Partitions by name: one signature, the same seed gives the same partition, refused values."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from fedjax_sim import partition
+from fedjax_sim.settings import ConfigError
+from tests.partition.checks import assert_disjoint, labels_of, members
+
+CALLS = {
+    "iid": {},
+    "classes": {"classes": 3},
+    "dirichlet": {"alpha": 0.5},
+    "shards": {"shards_per_client": 3},
+    "label_groups": {"slow_labels": 3, "held_out": 0.25},
+    "dirichlet_groups": {"group_sizes": (3, 7), "alpha": 0.5},
+    "disjoint_groups": {"group_sizes": (3, 7)},
+    "natural": {"client_ids": np.repeat(np.arange(20), 30)},
+}
+
+
+@pytest.mark.parametrize("name", partition.PARTITIONS)
+def test_same_seed_same_partition_and_other_seed_another(name):
+    labels = labels_of([60] * 10)
+    first, again, other = (
+        partition.make(name, labels, num_clients=10, seed=seed, **CALLS[name]) for seed in (5, 5, 6)
+    )
+    assert_disjoint(first, len(labels))
+    assert members(first) == members(again) != members(other)
+
+
+@pytest.mark.parametrize("name", partition.PARTITIONS)
+def test_registered_functions_share_a_signature_and_refuse_bad_values(name):
+    function, line = partition.PARTITIONS[name]
+    assert line and "\n" not in line
+    parameters = inspect.signature(function).parameters
+    assert next(iter(parameters)) == "labels" and {"num_clients", "seed"} < set(parameters)
+    labels = labels_of([60] * 10)
+    good = {"labels": labels, "num_clients": 10, "seed": 0, **CALLS[name]}
+    for field, value, words in [
+        ("num_clients", 0, "num_clients is 0"),
+        ("num_clients", 2.0, "num_clients is 2.0"),
+        ("num_clients", True, "num_clients is True"),
+        ("num_clients", 100_000, "num_clients is 100000"),
+        ("seed", -1, "seed is -1"),
+        ("seed", "a", "seed is 'a'"),
+        ("labels", labels[:0], "shape of labels"),
+        ("labels", labels.reshape(20, 30), "shape of labels"),
+        ("labels", labels / 2, "dtype of labels"),
+        ("labels", labels - 1, "smallest label"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            partition.make(name, **{**good, field: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        (
+            "idd",
+            {},
+            "partition is 'idd', but must be one of iid, classes, dirichlet, shards, label_groups, "
+            "dirichlet_groups",
+        ),
+        ("iid", {"alpha": 1.0}, "option of partition iid is 'alpha', but must be left out"),
+        (
+            "dirichlet",
+            {"alhpa": 1.0},
+            "option of partition dirichlet is 'alhpa', but must be one of alpha, min_examples",
+        ),
+        ("dirichlet", {}, "option alpha of partition dirichlet is None, but must be given"),
+        ("dirichlet", {"alpha": 0.0}, "alpha is 0.0"),
+        ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
+        ("dirichlet", {"alpha": "1"}, "alpha is '1'"),
+        ("dirichlet", {"alpha": 1.0, "min_examples": 0}, "min_examples is 0"),
+        (
+            "dirichlet",
+            {"alpha": 1.0, "min_examples": 61},
+            "min_examples is 61, but must be .* at most 60",
+        ),
+        ("classes", {"classes": 11}, "classes is 11, but must be .* at most 10"),
+        ("classes", {"classes": 0}, "classes is 0"),
+        ("shards", {"shards_per_client": 0}, "shards_per_client is 0"),
+        ("shards", {"shards_per_client": 61}, "num_clients is 10, but must be .* at most 9"),
+        ("natural", {}, "option client_ids of partition natural is None"),
+        ("natural", {"client_ids": np.arange(5)}, "shape of client_ids"),
+        ("natural", {"client_ids": np.zeros(600)}, "dtype of client_ids"),
+    ],
+)
+def test_bad_names_and_options_are_refused(name, options, words):
+    with pytest.raises(ConfigError, match=words):
+        partition.make(name, labels_of([60] * 10), num_clients=10, seed=0, **options)

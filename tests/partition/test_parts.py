@@ -1,0 +1,51 @@
+"""What partitions share: Dirichlet shares, the histogram of labels, and its picture."""
+
+import numpy as np
+import pytest
+
+from fedjax_sim import partition
+from fedjax_sim.partition import parts as partition_parts
+from fedjax_sim.settings import ConfigError
+from tests.partition.checks import labels_of
+
+
+def test_dirichlet_shares_have_their_mean_and_variance():
+    """A client's share of one class has mean 1/N and variance (1/N)(1 - 1/N) / (N alpha + 1)."""
+    num_clients, alpha, draws = 4, 0.5, 2000
+    labels = np.zeros(10_000, int)
+    shares = np.empty((draws, num_clients))
+    for seed in range(draws):
+        rng = partition_parts.make_generator(seed)
+        shares[seed] = partition_parts.cut_classes(
+            rng, num_clients, alpha, np.array([len(labels)])
+        )[0] / len(labels)
+    variance = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
+    assert np.abs(shares.mean(axis=0) - 1 / num_clients).max() < 5 * np.sqrt(variance / draws)
+    squares = (shares - 1 / num_clients) ** 2
+    assert np.abs(squares.mean(axis=0) - variance).max() < 5 * squares.std() / np.sqrt(draws)
+
+
+def test_histogram_counts_and_leaves_padding_out():
+    part = partition.Partition(
+        np.array([[0, 2, 3], [1, 0, 0]], np.int32), np.array([3, 1], np.int32)
+    )
+    np.testing.assert_array_equal(
+        partition.label_histogram(part, np.array([1, 0, 1, 2]), 4), [[0, 2, 1, 0], [1, 0, 0, 0]]
+    )
+    with pytest.raises(ConfigError, match="largest label is 2"):
+        partition.label_histogram(part, np.array([1, 0, 1, 2]), 2)
+
+
+def test_picture_shows_the_histogram(tmp_path):
+    labels = labels_of([30] * 3)
+    part = partition.dirichlet(labels, num_clients=5, alpha=0.5, seed=0)
+    figure = partition.plot_histogram(
+        part, labels, 3, class_names=["coot", "teal", "wigeon"], title="birds"
+    )
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(
+        axes.images[0].get_array(), partition.label_histogram(part, labels, 3).T
+    )
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["coot", "teal", "wigeon"]
+    figure.savefig(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
