@@ -14,7 +14,16 @@ import xarray as xr
 
 import fedjax_sim
 from experiments.fedstaleweight.claims import verdict
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    paired_interval,
+    table,
+    verdict_table,
+)
 from fedjax_sim import datasets, models, problems
 from fedjax_sim.models import DoubleConvNet
 from fedjax_sim.partition import label_groups
@@ -34,8 +43,6 @@ NUM_EVALS = 25
 ALG1_EVALS = 3
 """Algorithm 1's formula, which the figure does not show, is only run up to this evaluation: claim 20 compares curves, and theirs part early
 or not at all."""
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95 % points of Student's t by the number of pairs."""
 SMOKE = "not judged: a smoke run on digits is too small"
 
 
@@ -123,14 +130,6 @@ def final(data: xr.Dataset, metric: str = "accuracy") -> np.ndarray:
     return 100 * data[metric].isel(eval=-1).values.astype(float)
 
 
-def interval(differences: np.ndarray) -> tuple[float, float]:
-    """The mean of paired differences, and half its 95 % interval."""
-    num = len(differences)
-    return float(differences.mean()), float(
-        T95.get(num, 2.2) * differences.std(ddof=1) / np.sqrt(num)
-    ) if num > 1 else float("nan")
-
-
 def first_reached(data: xr.Dataset, level: float) -> int | None:
     """Server steps at which mean accuracy first reaches a level, among the evaluations."""
     above = data.accuracy.mean("seed").values >= level
@@ -141,7 +140,7 @@ def judge(
     panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
 ) -> dict[int, tuple[Any, bool | None, str]]:
     """What one panel says of the claims: measured, verdict, and why."""
-    gain, half = interval(final(curves[OURS]) - final(curves[BASELINE]))
+    gain, half = paired_interval(final(curves[OURS]) - final(curves[BASELINE]))
     where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.seeds} seeds"
     means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
     sooner = first_reached(curves[OURS], means[BASELINE] / 100)
@@ -153,7 +152,7 @@ def judge(
     }
     rise, fall = (groups[group][OURS] - groups[group][BASELINE] for group in ("slow", "fast"))
     until = {name: curves[name].isel(eval=slice(ALG1_EVALS + 1)) for name in (OURS, ALG1)}
-    between, half_between = interval(final(until[OURS]) - final(until[ALG1]))
+    between, half_between = paired_interval(final(until[OURS]) - final(until[ALG1]))
     compared = int(curves[ALG1].ticks.isel(seed=0, eval=-1))
     fails = {name: int(data.failed.sum()) for name, data in curves.items()}
     found: dict[int, tuple[Any, bool | None, str]] = {

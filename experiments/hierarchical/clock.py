@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Sizes, Study, draw, table, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    draw,
+    mean_and_error,
+    table,
+    verdict_table,
+)
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
 from fedjax_sim.reporting.plots import COLORS
@@ -106,8 +115,7 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
     per_run = (schedule.time < SYSTEM_TIME).sum(axis=1) + 1
     return Found(
         max(deviations),
-        float(per_run.mean()),
-        float(per_run.std(ddof=1) / np.sqrt(len(per_run))),
+        *mean_and_error(per_run),
         theory.expected_rounds(sync_time, delays, system_time=SYSTEM_TIME),
         steps.min(axis=0).astype(int).tolist(),
         steps.max(axis=0).astype(int).tolist(),

@@ -16,7 +16,16 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    mean_and_error,
+    table,
+    verdict_table,
+)
 from experiments.hierarchical.claims import EQUAL, verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
@@ -217,12 +226,7 @@ class Lead(NamedTuple):
 def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
     """Compare accuracies per seed, in percent; two standard errors are what counts as clear."""
     difference = 100 * (first.values - second.values).astype(float).ravel()
-    error = (
-        float(difference.std(ddof=1) / np.sqrt(len(difference)))
-        if len(difference) > 1
-        else float("nan")
-    )
-    return Lead(float(difference.mean()), error)
+    return Lead(*mean_and_error(difference))
 
 
 def leads(first: xr.DataArray, second: xr.DataArray) -> dict[float, Lead]:

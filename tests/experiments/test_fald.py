@@ -1,9 +1,6 @@
 """The experiments on FA-LD as a user runs them: small, from the command line, with verdicts that are meant."""
 
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,23 +10,16 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from experiments import (
-    fald_fig1,
-    fald_fig2,
-    fald_fig2_unequal,
-    fald_gaussian,
-    fald_images,
-    fald_laws,
-)
-from experiments.fald_claims import CLAIMS
-from experiments.fald_fig1 import same_law
-from experiments.support import Arguments
+from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws
+from experiments.fald.claims import CLAIMS
+from experiments.fald.fig1 import same_law
+from experiments.harness import Arguments, Sizes
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from tests.experiments.environment import environment
+from tests.experiments.running import FILES, Ran, claims, judged, run, summary
 
 HOLDS: dict[str, dict[int, bool | None]] = {
-    "fald_laws": {
+    "fald/laws": {
         1: True,
         2: True,
         9: False,
@@ -40,59 +30,37 @@ HOLDS: dict[str, dict[int, bool | None]] = {
         19: True,
         20: True,
     },
-    "fald_bounds": {3: True, 4: True, 5: True},
-    "fald_unequal": {6: True, 7: False, 8: True},
-    "fald_fig1": {12: None},
-    "fald_fig1_unequal": {6: True, 8: True},
-    "fald_fig2": {13: None},
-    "fald_fig2_unequal": {10: None},
-    "fald_fig3": {14: None, 15: None},
-    "fald_privacy": {16: True},
+    "fald/bounds": {3: True, 4: True, 5: True},
+    "fald/unequal": {6: True, 7: False, 8: True},
+    "fald/fig1": {12: None},
+    "fald/fig1_unequal": {6: True, 8: True},
+    "fald/fig2": {13: None},
+    "fald/fig2_unequal": {10: None},
+    "fald/fig3": {14: None, 15: None},
+    "fald/privacy": {16: True},
 }
-PICTURES = {name: [f"{name.removeprefix('fald_')}.png"] for name in HOLDS if name != "fald_laws"}
+PICTURES = {name: [f"{name.removeprefix('fald/')}.png"] for name in HOLDS if name != "fald/laws"}
 
 
-def run(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"experiments.{name}", "--smoke", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=900
-    )
-
-
-def check(
-    name: str, holds: dict[int, bool | None], done: subprocess.CompletedProcess[str], folder: Path
-) -> None:
+def check(name: str, holds: dict[int, bool | None], done: Ran, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
-    claims = json.loads((folder / "claims.json").read_text())
-    assert {claim["id"]: claim["holds"] for claim in claims} == {
-        f"fald-{number}": value for number, value in holds.items()
-    }
-    for claim in claims:
-        assert all(
-            isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why")
-        )
-        assert f"| {claim['id']} " in done.stdout
-    written = {path.name for path in folder.iterdir()}
-    assert written == {
-        "claims.json",
-        "config.json",
-        "results.nc",
-        "summary.json",
-        *PICTURES.get(name, []),
-    }
-    assert json.loads((folder / "summary.json").read_text())["failed_lanes"] == 0
+    assert judged(folder) == {f"fald-{number}": value for number, value in holds.items()}
+    assert all(f"| {id} " in done.stdout for id in claims(folder))
+    assert {path.name for path in folder.iterdir()} == {*FILES, *PICTURES.get(name, [])}
+    assert summary(folder)["failed_lanes"] == 0
 
 
 @pytest.mark.parametrize("name", HOLDS)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
-    check(name, HOLDS[name], run(name, "--out", "out", cwd=tmp_path), tmp_path / "out")
-    if name == "fald_fig3":
-        drawn = run("fald_fig4", "--results", "out", "--out", "drawn", cwd=tmp_path)
-        check("fald_fig4", {14: None, 15: None}, drawn, tmp_path / "drawn")
+    done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
+    check(name, HOLDS[name], done, tmp_path / "out")
+    if name == "fald/fig3":
+        drawn = run("fald/fig4", "--smoke", "--results", "out", "--out", "drawn", cwd=tmp_path)
+        check("fald/fig4", {14: None, 15: None}, drawn, tmp_path / "drawn")
         assert "accuracy, warm-up" in drawn.stdout
 
 
-PICTURES["fald_fig4"] = ["fig4.png"]
+PICTURES["fald/fig4"] = ["fig4.png"]
 
 
 def test_every_claim_has_a_verdict() -> None:
@@ -110,9 +78,7 @@ def test_deviations_in_standard_errors() -> None:
     found = Gaussian(
         np.array([[shift], [0.0], [0.0]]), np.array([4.0, 4.0 * (1 + widening), 0.0])[:, None, None]
     )
-    np.testing.assert_allclose(
-        fald_gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12
-    )
+    np.testing.assert_allclose(gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12)
 
 
 def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
@@ -120,17 +86,17 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
     found = Gaussian(
         np.array([[np.nan], [0.0], [1e-9]]), np.array([4.0, np.nan, 0.0])[:, None, None]
     )
-    assert fald_gaussian.deviations(found, exact, 101)[:, 0].tolist() == [np.inf] * 3
-    assert fald_gaussian.largest(1.0, np.nan, 2.0) == fald_gaussian.largest(np.nan, 1.0) == np.inf
-    assert fald_gaussian.largest(1.0, 3.0, 2.0) == 3
+    assert gaussian.deviations(found, exact, 101)[:, 0].tolist() == [np.inf] * 3
+    assert gaussian.largest(1.0, np.nan, 2.0) == gaussian.largest(np.nan, 1.0) == np.inf
+    assert gaussian.largest(1.0, 3.0, 2.0) == 3
 
 
-@pytest.mark.parametrize("judge", [fald_laws.judge_noise, fald_laws.judge_alone])
+@pytest.mark.parametrize("judge", [laws.judge_noise, laws.judge_alone])
 def test_increments_that_are_no_numbers_are_no_evidence(
     monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]
 ) -> None:
     """A single chain that is not a number, after the first of the cases that are looked at."""
-    sizes, sweep = fald_laws.Sizes(100), fedjax_sim.sweep
+    sizes, sweep = Sizes(seeds=100), fedjax_sim.sweep
 
     def spoiled(*given: Any, **how: Any) -> fedjax_sim.Run:
         ran = sweep(*given, **how)
@@ -161,22 +127,22 @@ def test_deviations_of_a_mixture() -> None:
         * np.stack([np.ones(400_000), random.choice([1.0, 3.0], 400_000)], -1)[:, None, :]
     )
     # A half of variance 1 and a half of 9: mean square 5, mean fourth power 3 (1 + 81) / 2.
-    np.testing.assert_allclose(fald_gaussian.kurtosis(models)[0], (3.0, 4.92), rtol=0.03)
+    np.testing.assert_allclose(gaussian.kurtosis(models)[0], (3.0, 4.92), rtol=0.03)
     exact = Gaussian(np.zeros((1, 2)), np.eye(2)[None])
     found = Gaussian(np.zeros((1, 2)), 1.3 * np.eye(2)[None])
     np.testing.assert_allclose(
-        fald_gaussian.deviations(found, exact, 101, np.array([[3.0, 19.0]]))[0],
+        gaussian.deviations(found, exact, 101, np.array([[3.0, 19.0]]))[0],
         (3 / np.sqrt(2), 1 / np.sqrt(2)),
     )
 
 
 def test_verdict_on_floors() -> None:
     """Claim 13 asks for chains that follow their exact laws, of all panels, and enough of them: made up here from those very laws."""
-    sizes = fald_fig2.FULL._replace(rounds=12, chains=200, step_sizes=(1e-6, 1e-7, 1e-8))
-    clients = fald_gaussian.clients_of(fald_gaussian.equal_problem(0.0))
+    sizes = fig2.STUDY.full.replace(rounds=12, seeds=200, step_sizes=(1e-6, 1e-7, 1e-8))
+    clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     ran = follow(clients, sizes)
-    late = fald_fig2.late_distances(clients, sizes, ran)
-    judged = fald_fig2.judge(clients, sizes, ran, late)
+    late = fig2.late_distances(clients, sizes, ran)
+    judged = fig2.judge(clients, sizes, ran, late)
     assert judged.holds and max(judged.measured["standard errors off"].values()) > 0.5
     # At small steps the chains are far from their floor, and follow the exact law all the same.
     assert late.exact["a"][-1] > 20 * judged.measured["exact"]["a"][-1]
@@ -188,45 +154,43 @@ def test_verdict_on_floors() -> None:
             Gaussian(law.mean + 0.01, law.covariance),
         ):
             other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
-            assert fald_fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
+            assert fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
         second = np.concatenate([ran[panel].distance, np.full_like(ran[panel].distance, np.nan)])
         assert (
-            fald_fig2.judge(
+            fig2.judge(
                 clients, sizes, ran | {panel: ran[panel]._replace(distance=second)}, late
             ).holds
             is False
         )
-    assert fald_fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
-    assert fald_fig2.judge(clients, sizes._replace(chains=99), ran, late).holds is None
+    assert fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
+    assert fig2.judge(clients, sizes.replace(seeds=99), ran, late).holds is None
 
 
 def test_verdict_on_floors_with_unequal_hessians() -> None:
     """The same of claim 10; by the laws of clients with one Hessian it fails."""
-    sizes = fald_fig2.FULL._replace(rounds=12, chains=200, step_sizes=(1e-6, 1e-7, 1e-8))
+    sizes = fig2.STUDY.full.replace(rounds=12, seeds=200, step_sizes=(1e-6, 1e-7, 1e-8))
     clients = [
-        fald_gaussian.clients_of(make(0.0))
-        for make in (fald_gaussian.unequal_problem, fald_gaussian.equal_problem)
+        gaussian.clients_of(make(0.0))
+        for make in (gaussian.unequal_problem, gaussian.equal_problem)
     ]
     own, other = (follow(each, sizes) for each in clients)
-    late = fald_fig2.late_distances(clients[0], sizes, own)
-    assert fald_fig2_unequal.judge(clients[0], sizes, own, late).holds
-    assert fald_fig2_unequal.judge(clients[0], sizes, own | {"a": other["a"]}, late).holds is False
-    assert fald_fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
+    late = fig2.late_distances(clients[0], sizes, own)
+    assert fig2_unequal.judge(clients[0], sizes, own, late).holds
+    assert fig2_unequal.judge(clients[0], sizes, own | {"a": other["a"]}, late).holds is False
+    assert fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
 
 
-def follow(
-    clients: oracle.GaussianTarget, sizes: fald_fig2.Sizes
-) -> dict[str, fald_gaussian.Repeated]:
+def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.Repeated]:
     """Make up chains of all panels: independent draws from the exact laws of their rounds."""
     random = np.random.default_rng(0)
     ran = {}
-    for panel, who in fald_fig2.PANELS.items():
+    for panel, who in fig2.PANELS.items():
         laws = [
             oracle.iterate_rounds(
                 oracle.one_round(
                     clients,
                     step_size=eta,
-                    local_steps=fald_fig2.LOCAL_STEPS,
+                    local_steps=fig2.LOCAL_STEPS,
                     rho=0.0,
                     participation=who,
                 ),
@@ -236,21 +200,21 @@ def follow(
             for eta in sizes.step_sizes
         ]
         roots = np.linalg.cholesky(np.stack([law.covariance for law in laws]) + 1e-18 * np.eye(2))
-        normal = random.normal(size=(sizes.chains, *roots.shape[:-1]))
+        normal = random.normal(size=(sizes.seeds, *roots.shape[:-1]))
         models = np.moveaxis(
             np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1
         )[None]
         law = fit(np.moveaxis(models, -3, -2))
-        own = fald_gaussian.Chains(
+        own = gaussian.Chains(
             models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset()
         )
-        ran[panel] = fald_gaussian.Repeated(own, own.distance[None], own.curves)
+        ran[panel] = gaussian.Repeated(own, own.distance[None], own.curves)
     return ran
 
 
 def test_draws_are_common_to_settings_and_not_to_calls() -> None:
     """Around 0 a model is its noise, which the square root of the temperature multiplies; seeds alone make curves different."""
-    problem, settings = fald_gaussian.line(2.0, [0.0, 0.0]), {"temperature": [1.0, 4.0]}
+    problem, settings = gaussian.line(2.0, [0.0, 0.0]), {"temperature": [1.0, 4.0]}
     how = {
         "num_chains": 3,
         "num_rounds": 2,
@@ -258,51 +222,48 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
         "local_steps": 2,
         "settings": settings,
     }
-    both = fald_gaussian.chains([problem], **how).models[0]
+    both = gaussian.chains([problem], **how).models[0]
     np.testing.assert_allclose(both[1], 2 * both[0], rtol=1e-5)
-    later = fald_gaussian.chains([problem], first_seed=2, **how).models[0]
+    later = gaussian.chains([problem], first_seed=2, **how).models[0]
     np.testing.assert_array_equal(later[:, 0], both[:, 2])
     assert len(np.unique(np.concatenate([both[0], later[0]])[:, -1])) == 5
 
 
 def test_verdict_on_rounds_saved() -> None:
     """Claim 12 asks for 20 to 40 times fewer rounds of all exact laws at K = 3000 than at 100, and for chains that follow and arrive."""
-    sizes = fald_fig1.FULL._replace(alphas=(0.0, 1.0), local_steps=(100, 3000, 10_000), rhos=())
-    clients = {
-        alpha: fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha))
-        for alpha in sizes.alphas
-    }
+    sizes = fig1.STUDY.full.replace(alphas=(0.0, 1.0), local_steps=(100, 3000, 10_000), rhos=())
+    clients = {alpha: gaussian.clients_of(gaussian.equal_problem(alpha)) for alpha in sizes.alphas}
     random = np.random.default_rng(0)
 
-    def chains(local_steps: int, num_rounds: int) -> fald_gaussian.Repeated:
+    def chains(local_steps: int, num_rounds: int) -> gaussian.Repeated:
         mean, covariance = [], []
         for own in clients.values():
             taken = oracle.one_round(
-                own, step_size=fald_fig1.STEP_SIZE, local_steps=local_steps, rho=0.0
+                own, step_size=fig1.STEP_SIZE, local_steps=local_steps, rho=0.0
             )
             laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
-            error = np.sqrt(np.diagonal(laws.covariance, axis1=-2, axis2=-1) / sizes.chains)
+            error = np.sqrt(np.diagonal(laws.covariance, axis1=-2, axis2=-1) / sizes.seeds)
             mean.append(laws.mean + error * random.normal(size=error.shape))
             covariance.append(laws.covariance)
-        first = fald_gaussian.Chains(
+        first = gaussian.Chains(
             np.empty(0),
             Gaussian(np.stack(mean), np.stack(covariance)),
             np.ones((2, num_rounds + 1)),
             xr.Dataset(),
         )
-        return fald_gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)), xr.Dataset())
+        return gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)), xr.Dataset())
 
     exact = {alpha: {100: 60.0, 3000: 2.0, 10_000: 1.0} for alpha in sizes.alphas}
     found = {
         alpha: {100: np.array([55.0, 65.0, 60.0]), 3000: np.full(3, 2.0), 10_000: np.ones(3)}
         for alpha in sizes.alphas
     }
-    good = fald_fig1.Panels(
+    good = fig1.Panels(
         sizes, clients, {k: chains(k, 12_000 // k + 1) for k in sizes.local_steps}, {}, exact, found
     )
 
     def judged(**changes: Any) -> Any:
-        return fald_fig1.judge(good._replace(**changes), smoke=False)[0]
+        return fig1.judge(good._replace(**changes), smoke=False)[0]
 
     assert judged().holds and judged().measured["gain"] == {
         kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")
@@ -325,59 +286,52 @@ def test_verdict_on_rounds_saved() -> None:
     assert (
         judged(ran=good.ran | {100: one._replace(first=one.first._replace(law=law))}).holds is False
     )
-    assert judged(sizes=sizes._replace(chains=99)).holds is None
-    assert fald_fig1.judge(good, smoke=True)[0].holds is None
+    assert judged(sizes=sizes.replace(seeds=99)).holds is None
+    assert fig1.judge(good, smoke=True)[0].holds is None
 
 
 def test_sets_of_chains_share_nothing() -> None:
     """Two sets of 3 chains on two problems are the 6 and 6 chains of as many seeds, and the first is one of its own."""
-    problems = [fald_gaussian.line(2.0, [0.0, 0.0]), fald_gaussian.line(1.0, [0.0, 0.0])]
+    problems = [gaussian.line(2.0, [0.0, 0.0]), gaussian.line(1.0, [0.0, 0.0])]
     how = {"num_chains": 3, "num_rounds": 2, "step_size": 0.05, "local_steps": 2}
-    ran = fald_gaussian.repeated(
+    ran = gaussian.repeated(
         problems, sets=2, first_seed=5, options=lambda name: {}, name="any", **how
     )
     for i in range(2):
         np.testing.assert_array_equal(
-            ran.distance[i], fald_gaussian.chains(problems, first_seed=5 + 6 * i, **how).distance
+            ran.distance[i], gaussian.chains(problems, first_seed=5 + 6 * i, **how).distance
         )
     np.testing.assert_array_equal(ran.first.distance, ran.distance[0])
     assert len(np.unique(ran.distance[:, :, -1])) == 4
-    written = fald_gaussian.kept(ran)
+    written = gaussian.kept(ran)
     assert written["w2"].dims == ("set", "problem", "round")
     assert written.seed.values.tolist() == list(range(5, 17)) and written.failed.shape == (12,)
 
 
 def test_first_round_within_an_accuracy() -> None:
-    found = fald_gaussian.first_within(
+    found = gaussian.first_within(
         np.array([[3.0, 2.0, 0.5, 2.0, 0.1], [3.0, 2.0, 2.0, 2.0, 1.0], [3.0, 2.0, 2.0, 2.0, 2.0]]),
         1.0,
     )
     assert found.tolist() == [2, 4, float("inf")]
-    assert fald_gaussian.mean_of_finite(found) == 3 and fald_gaussian.mean_of_finite(
-        found[2:]
-    ) == float("inf")
-    assert fald_gaussian.spread(found) == "3 ± 1.41 (2 of 3)"
-    assert (
-        fald_gaussian.spread(found[2:]) == "inf (0 of 1)" and fald_gaussian.spread(found[:1]) == "2"
+    assert gaussian.mean_of_finite(found) == 3 and gaussian.mean_of_finite(found[2:]) == float(
+        "inf"
     )
+    assert gaussian.spread(found) == "3 ± 1.41 (2 of 3)"
+    assert gaussian.spread(found[2:]) == "inf (0 of 1)" and gaussian.spread(found[:1]) == "2"
 
 
 def test_simulated_problem_is_the_papers() -> None:
     """Curvatures n / 5.828 and n / 0.1716 of 50,000 points, gamma squared of the printed sizes, and unequal Hessians where meant."""
-    clients = fald_gaussian.clients_of(fald_gaussian.equal_problem(0.0))
+    clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     np.testing.assert_allclose(np.linalg.eigvalsh(clients.hessians[7]), [8579, 2.914e5], rtol=1e-3)
     np.testing.assert_allclose(
-        oracle.target(clients).covariance * 50_000, fald_gaussian.COVARIANCE, rtol=1e-4
+        oracle.target(clients).covariance * 50_000, gaussian.COVARIANCE, rtol=1e-4
     )
     for alpha, square in ((0.0, 0.9e8), (1.0, 5e11), (100.0, 5e13)):
-        found = (
-            fald_gaussian.dissimilarity(
-                fald_gaussian.clients_of(fald_gaussian.equal_problem(alpha))
-            )
-            ** 2
-        )
+        found = gaussian.dissimilarity(gaussian.clients_of(gaussian.equal_problem(alpha))) ** 2
         assert 0.4 < found / square < 2.5
-    unequal = fald_gaussian.clients_of(fald_gaussian.unequal_problem(0.0)).hessians
+    unequal = gaussian.clients_of(gaussian.unequal_problem(0.0)).hessians
     values = np.linalg.eigvalsh(unequal)
     np.testing.assert_allclose(values[:, 1] / values[:, 0], 33.97, rtol=1e-3)
     assert np.ptp(values[:, 0]) > 0.5 * values[:, 0].min()
@@ -397,55 +351,53 @@ def made_up(
     seeds: int = 5,
     noise: float = 1e-4,
     data: tuple[str, ...] = ("mnist", "fashion_mnist"),
-) -> fald_images.Study:
+) -> images.ImageRuns:
     """Runs that end with the accuracy, Brier score and ECE given by K, and each seed's own errors of a standard deviation `noise`."""
     random = np.random.default_rng(0)
     curves, chosen = {}, {}
     for name, k in itertools.product(data, plain):
         leaves = {}
         for prefix, ends in (("", plain[k]), ("warm_", warm[k])):
-            for metric, end in zip(fald_images.METRICS, ends, strict=True):
+            for metric, end in zip(images.METRICS, ends, strict=True):
                 last = np.stack([end + noise * random.normal(size=seeds), np.full(seeds, 9.0)])
                 leaves[prefix + metric] = (
                     ("step_size", "seed", "sample"),
                     np.stack([np.full_like(last, 9.0), last], axis=-1),
                 )
-        curves[fald_images.name_of(name, k)] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
-        chosen[fald_images.name_of(name, k)] = dict.fromkeys(leaves, 1e-6)
+        curves[images.name_of(name, k)] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
+        chosen[images.name_of(name, k)] = dict.fromkeys(leaves, 1e-6)
     config = {
-        **fald_images.FULL._asdict(),
+        **images.STUDY.full.config(),
         "local_steps": tuple(plain),
         "words": "",
         "seeds": seeds,
     }
-    return fald_images.Study(curves, chosen, config)
+    return images.ImageRuns(curves, chosen, config)
 
 
 def test_verdict_on_the_worst_number_of_local_steps() -> None:
     """K = 1 is worst only where it is so in every panel beyond doubt; the ECE of one panel is free."""
-    worst = fald_images.judge_worst(made_up(), BOTH)
+    worst = images.judge_worst(made_up(), BOTH)
     assert worst.holds and set(worst.measured["worst"].values()) == {1}
     for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
-        assert fald_images.judge_worst(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
-        assert (
-            fald_images.judge_worst(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
-        )
+        assert images.judge_worst(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
+        assert images.judge_worst(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
     close = ORDINARY | {1: (0.85, 0.20, 0.15)}
-    assert fald_images.judge_worst(made_up(close), BOTH).holds is None
+    assert images.judge_worst(made_up(close), BOTH).holds is None
     free = made_up()
     leaf = free.curves["fashion_mnist, K = 1"]["warm_ece"]
     free.curves["fashion_mnist, K = 1"]["warm_ece"] = leaf - 0.15
-    assert fald_images.judge_worst(free, BOTH).holds
+    assert images.judge_worst(free, BOTH).holds
     leaf = free.curves["fashion_mnist, K = 1"]["ece"]
     free.curves["fashion_mnist, K = 1"]["ece"] = leaf - 0.15
-    assert fald_images.judge_worst(free, BOTH).holds is False
+    assert images.judge_worst(free, BOTH).holds is False
 
 
 def test_verdict_on_the_best_number_of_local_steps() -> None:
     """It has to differ between metrics and by warm-up, in each case beyond doubt; where not even observed to, the claim fails."""
-    best = fald_images.judge_best(made_up(), BOTH)
+    best = images.judge_best(made_up(), BOTH)
     assert best.holds
-    assert [best.measured["best"][f"mnist, {metric}"] for metric in fald_images.METRICS] == [
+    assert [best.measured["best"][f"mnist, {metric}"] for metric in images.METRICS] == [
         10,
         10,
         100,
@@ -454,11 +406,11 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     assert ("mnist, brier", "mnist, ece") in best.measured["differ"]["metric"]
     alike = {("mnist, accuracy", "mnist, brier"), ("mnist, ece", "mnist, ece, warm-up")}
     assert not alike & set(itertools.chain.from_iterable(best.measured["differ"].values()))
-    assert fald_images.judge_best(made_up(warm=ORDINARY, noise=0.0), BOTH).holds is False
+    assert images.judge_best(made_up(warm=ORDINARY, noise=0.0), BOTH).holds is False
     same: Ends = {1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.10), 100: (0.85, 0.20, 0.15)}
     turned: Ends = {1: (0.80, 0.30, 0.20), 10: (0.85, 0.20, 0.15), 100: (0.90, 0.10, 0.10)}
-    assert fald_images.judge_best(made_up(same, turned, noise=0.0), BOTH).holds is False
-    assert fald_images.judge_best(made_up(noise=0.05), BOTH).holds is None
+    assert images.judge_best(made_up(same, turned, noise=0.0), BOTH).holds is False
+    assert images.judge_best(made_up(noise=0.05), BOTH).holds is None
 
 
 def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
@@ -470,10 +422,10 @@ def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
         for curves in study.curves.values():
             for leaf in curves.data_vars.values():
                 leaf.values[0, :, -1] += 1e-3 * random.normal(size=5)
-        assert fald_images.judge_best(study, BOTH).holds is not True
+        assert images.judge_best(study, BOTH).holds is not True
 
 
-@pytest.mark.parametrize("judge", [fald_images.judge_worst, fald_images.judge_best])
+@pytest.mark.parametrize("judge", [images.judge_worst, images.judge_best])
 def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
     assert judge(made_up(), ("",)).holds is None
     assert judge(made_up(seeds=4), BOTH).holds is None
@@ -482,7 +434,7 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
         in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"}), BOTH).why
     )
     one = judge(made_up(data=("mnist",)), BOTH).holds
-    assert one is (None if judge is fald_images.judge_worst else True)
+    assert one is (None if judge is images.judge_worst else True)
     diverged = {1: (np.nan, np.nan, np.nan)}
     assert judge(made_up(ORDINARY | diverged, WARM | diverged), BOTH).holds is None
 
@@ -491,8 +443,8 @@ def test_step_size_with_the_best_last_score() -> None:
     """The largest accuracy, the smallest scores; a run that diverged is none."""
     leaves = dict.fromkeys(("accuracy", "warm_ece"), ("step_size", np.array([0.5, 0.9, np.nan])))
     tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
-    assert fald_images.best(tried.accuracy) == 2e-6
-    assert fald_images.best(tried.warm_ece) == 1e-6
+    assert images.best(tried.accuracy) == 2e-6
+    assert images.best(tried.warm_ece) == 1e-6
 
 
 @pytest.mark.parametrize(("top", "last"), [(1e-5, 2e-5), (2e-5, 5e-5), (5e-5, 1e-4), (2e-3, 5e-4)])
@@ -501,7 +453,7 @@ def test_further_step_sizes_are_tried_while_the_largest_is_the_best(
 ) -> None:
     """One metric's best is at `top`, those of the others are within the grid; runs diverge from 2 `top` on."""
     asked: list[float] = []
-    names = [prefix + metric for prefix in fald_images.WARM_UPS for metric in fald_images.METRICS]
+    names = [prefix + metric for prefix in images.WARM_UPS for metric in images.METRICS]
 
     def made_up(tasks: Any, sizes: Any, local_steps: int, step_sizes: Any, kept: Any) -> xr.Dataset:
         asked.extend(step_sizes)
@@ -519,12 +471,12 @@ def test_further_step_sizes_are_tried_while_the_largest_is_the_best(
             leaves | {"failed": (("seed",), [False])}, {"step_size": list(step_sizes)}
         )
 
-    monkeypatch.setattr(fald_images, "_run", made_up)
-    found = fald_images.tune([], fald_images.FULL, 1, "any", Arguments(False, None, None, "", None))
+    monkeypatch.setattr(images, "_run", made_up)
+    found = images.tune([], images.STUDY.full, 1, "any", Arguments())
     assert set(found) == set(names) and found.step_size.values.tolist() == asked == sorted(asked)
     assert asked[-1] == last
-    assert fald_images.best(found.accuracy) == 1e-6
-    assert fald_images.best(found.warm_brier) == min(top, last)
+    assert images.best(found.accuracy) == 1e-6
+    assert images.best(found.warm_brier) == min(top, last)
 
 
 def test_samples_of_another_law_are_told_from_the_targets() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import fald_bounds
-from experiments.fald_bounds import FULL, Sizes
+from experiments.fald import bounds as fald_bounds
+from experiments.harness import Sizes
 from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
 from fedjax_sim.theory.langevin.exact_laws import Participation
@@ -46,7 +46,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     ways = (EVERYONE, Participation("with_replacement", 1))
     chosen = [case for case in fald_bounds.cases(8) if case.local_steps == 5 and case.who in ways]
     monkeypatch.setattr(fald_bounds, "cases", lambda num: chosen)
-    return Sizes(8, 10, 60)
+    return Sizes(problems=8, followed=10, steps=60)
 
 
 def test_every_share_is_below_one(few: Sizes) -> None:
@@ -88,8 +88,11 @@ def test_a_rate_that_is_not_a_number_is_no_rate(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_problem_is_judged_in_every_way() -> None:
     """R1 and R2 with 5 and 11 selections, at three K, step sizes and rho each; random ones with everyone and in both schemes."""
-    cases = list(fald_bounds.cases(FULL.problems))
-    assert sum(len(case.rho) for case in cases) == (5 + 11) * 3 * 9 + 3 * FULL.problems
+    cases = list(fald_bounds.cases(fald_bounds.STUDY.full.problems))
+    assert (
+        sum(len(case.rho) for case in cases)
+        == (5 + 11) * 3 * 9 + 3 * fald_bounds.STUDY.full.problems
+    )
     on_line = [
         (case.clients.shape[0], case.who, case.local_steps)
         for case in cases
@@ -98,5 +101,7 @@ def test_every_problem_is_judged_in_every_way() -> None:
     assert len(set(on_line)) == len(on_line) == (5 + 11) * 3
     in_plane = [(case.who.scheme, len(case.rho)) for case in cases if case.clients.shape[1] == 2]
     for scheme in ("full", "with_replacement", "without_replacement"):
-        assert sum(num for each, num in in_plane if each == scheme) == FULL.problems
+        assert (
+            sum(num for each, num in in_plane if each == scheme) == fald_bounds.STUDY.full.problems
+        )
     assert {case.who.num_selected for case in cases} == {None, 1, 2, 3, 4, 5}

@@ -1,7 +1,5 @@
 """The experiment on a logistic regression as a user runs it, and how it compares draws."""
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,28 +7,20 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import fald_gaussian, fald_logistic
+from experiments.fald import gaussian as fald_gaussian
+from experiments.fald import logistic as fald_logistic
 from fedjax_sim import ConfigError
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.reporting.results import load
-from tests.experiments.environment import environment
+from tests.experiments.running import FILES, claims, run
 
 
 def test_smoke_run(tmp_path: Path) -> None:
     """It judges no claim; K = 1 changes nothing against itself."""
-    command = [sys.executable, "-m", "experiments.fald_logistic", "--smoke", "--out", "out"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900
-    )
+    done = run("fald/logistic", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "claims.json",
-        "config.json",
-        "results.nc",
-        "summary.json",
-        "logistic.png",
-    }
-    assert json.loads((tmp_path / "out" / "claims.json").read_text()) == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "logistic.png"}
+    assert claims(tmp_path / "out") == {}
     assert done.stdout.count("| 50 |") == 2 and "NUTS: R-hat at most 1.0" in done.stdout
     results = load(tmp_path / "out")
     assert results.summary["failed_lanes"] == 0

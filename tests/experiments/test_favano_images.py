@@ -1,4 +1,4 @@
-"""The experiments on convolutional networks in their smoke sizes, as a user calls them, in an empty folder."""
+"""FAVANO's and FedAvg's experiments on convolutional networks in their smoke sizes."""
 
 import json
 from pathlib import Path
@@ -6,24 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.experiments.test_favano_mnist import claims, run
+from tests.experiments.running import claims, run
 
 
 def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
-    done = run("favano_fig3a", "--smoke", "--out", "fig3a", cwd=tmp_path)
+    done = run("favano/fig3a", "--smoke", "--out", "fig3a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = claims(tmp_path / "fig3a")
     assert set(found) == {"favano-13"} and found["favano-13"]["holds"] is None
     config = json.loads((tmp_path / "fig3a" / "config.json").read_text())
     assert (config["dataset"], config["model"], config["smoke"]) == ("digits", "SmallCNN", True)
-    done = run("favano_fig6", "--results", "fig3a", "--out", "fig6", cwd=tmp_path)
+    done = run("favano/fig6", "--results", "fig3a", "--out", "fig6", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "fig6").glob("*.png"))) == 9
     assert json.loads((tmp_path / "fig6" / "config.json").read_text())["smoke"] is True
     # Another column than the one that was run, and another number of seeds.
     for name, arguments, word in (
-        ("favano_fig3b", [], "IID"),
-        ("favano_fig6", ["--seeds", "7"], "seeds is 7"),
+        ("favano/fig3b", [], "IID"),
+        ("favano/fig6", ["--seeds", "7"], "seeds is 7"),
     ):
         done = run(name, "--results", "fig3a", *arguments, "--out", "none", cwd=tmp_path)
         assert (
@@ -44,7 +44,7 @@ def test_fig7_compares_bits_on_a_file_of_images(tmp_path: Path) -> None:
         test_images=images,
         test_labels=labels,
     )
-    done = run("favano_fig7", "--smoke", "--dataset", "own.npz", "--out", "fig7", cwd=tmp_path)
+    done = run("favano/fig7", "--smoke", "--dataset", "own.npz", "--out", "fig7", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     settings = json.loads((tmp_path / "fig7" / "config.json").read_text())["settings"]
     pairs = {(each["num_selected"], str(each["low_bit"])) for each in settings.values()}
@@ -53,8 +53,8 @@ def test_fig7_compares_bits_on_a_file_of_images(tmp_path: Path) -> None:
 
 
 def test_fedavg_on_many_clients(tmp_path: Path) -> None:
-    done = run("fedavg_cifar10", "--smoke", "--out", "out", cwd=tmp_path)
+    done = run("fedavg/cifar10", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rounds a second" in done.stdout and (tmp_path / "out" / "accuracy.png").is_file()
-    done = run("fedavg_cifar10", "--smoke", "--reduced", cwd=tmp_path)
+    done = run("fedavg/cifar10", "--smoke", "--reduced", cwd=tmp_path)
     assert done.returncode == 2 and "reduced" in done.stderr

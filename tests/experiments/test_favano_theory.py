@@ -1,48 +1,31 @@
-"""The experiments on FAVANO's theory and clock as a user runs them: small, from the command line, with verdicts that are meant."""
+"""The experiments on FAVANO's theory and clock: small, through the command line, with verdicts."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.experiments.environment import environment
+from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED = {
-    "favano_lemmas": [1, 2, 3],
-    "favano_theory": [6, 7, 16],
-    "favano_clock": [4, 5, 8, 17, 18, 19],
+    "favano/lemmas": [1, 2, 3],
+    "favano/theory": [6, 7, 16],
+    "favano/clock": [4, 5, 8, 17, 18, 19],
 }
-NOT_JUDGED = {"favano_lemmas": [], "favano_theory": [], "favano_clock": []}
 PICTURES = {
-    "favano_lemmas": ["contraction.png"],
-    "favano_theory": ["long_run_mean.png", "theorem_1.png"],
-    "favano_clock": ["contacts.png", "staleness.png", "step_time.png"],
+    "favano/lemmas": {"contraction.png"},
+    "favano/theory": {"long_run_mean.png", "theorem_1.png"},
+    "favano/clock": {"contacts.png", "staleness.png", "step_time.png"},
 }
 
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", f"experiments.{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600
-    )
+    done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    claims = json.loads((tmp_path / "out" / "claims.json").read_text())
-    expected = {
-        **{f"favano-{number}": True for number in JUDGED[name]},
-        **{f"favano-{number}": None for number in NOT_JUDGED[name]},
-    }
-    assert {claim["id"]: claim["holds"] for claim in claims} == expected
-    for claim in claims:
-        assert set(claim) == {"id", "claim", "paper", "measured", "holds", "why"}
-        assert all(
-            isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why")
-        )
-        assert isinstance(claim["measured"], dict if claim["holds"] is not None else type(None))
-        assert f"| {claim['id']} " in done.stdout
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"claims.json", "config.json", "results.nc", "summary.json", *PICTURES[name]}
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["failed_lanes"] == 0
+    out = tmp_path / "out"
+    assert judged(out) == {f"favano-{number}": True for number in JUDGED[name]}
+    for id, claim in claims(out).items():
+        assert isinstance(claim["measured"], dict)
+        assert f"| {id} " in done.stdout
+    assert {path.name for path in out.iterdir()} == FILES | PICTURES[name]
+    assert summary(out)["failed_lanes"] == 0

@@ -3,35 +3,26 @@
 import csv
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments import (
-    fedem_ablations,
-    fedem_counts,
-    fedem_fig1,
-    fedem_fig2,
-    fedem_fig3,
-    fedem_theory,
-)
-from experiments.fedem_claims import CLAIMS
-from experiments.support import Arguments, Outcome
+from experiments.fedem import ablations, counts, fig1, fig2, fig3, theory
+from experiments.fedem.claims import CLAIMS
+from experiments.harness import Arguments, Outcome
 from fedjax_sim.problems import latent
 from fedjax_sim.settings import ConfigError
-from tests.experiments.environment import environment
+from tests.experiments.running import FILES, claims, run
 
-SMOKE = Arguments(smoke=True, seeds=None, data_dir=None, out="", results=None)
+SMOKE = Arguments(smoke=True)
 EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, bool | None]] = {
-    fedem_theory.run: dict.fromkeys([*range(1, 9), 10, 12, 14], True),
-    fedem_ablations.run: dict.fromkeys([9, 11, 13, 15, 16, 17], True),
-    fedem_fig1.run: {18: None},
-    fedem_fig3.run: {19: None},
-    fedem_fig2.run: {20: None},
+    theory.run: dict.fromkeys([*range(1, 9), 10, 12, 14], True),
+    ablations.run: dict.fromkeys([9, 11, 13, 15, 16, 17], True),
+    fig1.run: {18: None},
+    fig3.run: {19: None},
+    fig2.run: {20: None},
 }
 """What each judges at this size."""
 
@@ -40,18 +31,18 @@ def test_every_claim_is_judged_somewhere() -> None:
     assert sorted(number for judged in EXPERIMENTS.values() for number in judged) == sorted(CLAIMS)
 
 
-SLOW = (fedem_theory.run, fedem_ablations.run)
+SLOW = (theory.run, ablations.run)
 RUNS = [
-    pytest.param(run, marks=pytest.mark.slow) if run in SLOW else run
-    for run in list(EXPERIMENTS)[:-1]
+    pytest.param(study, marks=pytest.mark.slow) if study in SLOW else study
+    for study in list(EXPERIMENTS)[:-1]
 ]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__module__.rpartition(".")[2])
-def test_smoke_run(run: Callable[[Arguments], Outcome]) -> None:
-    outcome = run(SMOKE)
+@pytest.mark.parametrize("study", RUNS, ids=lambda study: study.__module__.rpartition(".")[2])
+def test_smoke_run(study: Callable[[Arguments], Outcome]) -> None:
+    outcome = study(SMOKE)
     assert {each.id: each.holds for each in outcome.verdicts} == {
-        f"fedem-{number}": holds for number, holds in EXPERIMENTS[run].items()
+        f"fedem-{number}": holds for number, holds in EXPERIMENTS[study].items()
     }
     assert all(each.why and each.claim and each.paper for each in outcome.verdicts)
     json.dumps(outcome.config)
@@ -62,13 +53,11 @@ def test_smoke_run(run: Callable[[Arguments], Outcome]) -> None:
 
 def test_from_the_command_line(tmp_path: Path) -> None:
     """The missing values, whole: the folder, the verdict, the text."""
-    command = [sys.executable, "-m", "experiments.fedem_fig2", "--smoke", "--out", "out"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900
-    )
+    done = run("fedem/fig2", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (claim,) = json.loads((tmp_path / "out" / "claims.json").read_text())
-    assert (claim["id"], claim["holds"]) == ("fedem-20", None)
+    assert {id: claim["holds"] for id, claim in claims(tmp_path / "out").items()} == {
+        "fedem-20": None
+    }
     assert "fedem-20" in done.stdout
     found = json.loads((tmp_path / "out" / "config.json").read_text())["found"]
     assert found["ours"]["F"] < found["ours"]["F at first"]
@@ -89,14 +78,13 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert sparse["RMSE"]["FedMissEM"] > sparse["RMSE"]["site and time means"]
     written = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {"fig2_papers.png", "fig2_ours.png", "fig2_objective.png"}
-    assert written == {"claims.json", "config.json", "results.nc", "summary.json"} | pictures
+    assert written == FILES | pictures
 
 
 def test_kinds_of_counts() -> None:
     """All have the same abundances, of rank 2; Poisson counts the same visits; regional servers their own sites; sparse ones few visits."""
     plain, poisson, regional = (
-        make(fedem_counts.FULL)
-        for make in (fedem_counts.synthetic, fedem_counts.poisson, fedem_counts.regional)
+        make(counts.COUNTS.full) for make in (counts.synthetic, counts.poisson, counts.regional)
     )
     assert np.linalg.matrix_rank(plain.truth) == 2
     np.testing.assert_array_equal(regional.truth, plain.truth)
@@ -122,21 +110,18 @@ def test_kinds_of_counts() -> None:
         near = (np.arange(40) + 20 * server) % 200
         seen = np.bincount(regional.site[regional.server == server], minlength=200)
         assert np.corrcoef(plain.truth.mean(axis=1)[near], seen[near])[0, 1] > 0.6
-    sparse = fedem_counts.synthetic(fedem_counts.SPARSE)
+    sparse = counts.synthetic(counts.SPARSE.full)
     assert sparse.shape == (2000, 100)
     assert 0.6 < len(sparse.value) / 2000 < 0.7
 
 
 def test_families_of_counts() -> None:
     """Poisson counts are fitted as such; start, server by server."""
-    poisson = fedem_counts.poisson(fedem_counts.SMALL)
-    problem = fedem_fig2.problem_of(poisson, 0.1)
+    poisson = counts.poisson(counts.COUNTS.smoke)
+    problem = fig2.problem_of(poisson, 0.1)
     assert (problem.model.family, problem.model.method) == ("poisson", "alternating")
-    assert (
-        fedem_fig2.problem_of(fedem_counts.synthetic(fedem_counts.SMALL), 0.1).model.family
-        == "gaussian"
-    )
-    visits = fedem_counts.Visits(
+    assert fig2.problem_of(counts.synthetic(counts.COUNTS.smoke), 0.1).model.family == "gaussian"
+    visits = counts.Visits(
         np.array([0, 0, 1]),
         np.array([0, 0, 1]),
         np.array([1, 1, 2]),
@@ -144,7 +129,7 @@ def test_families_of_counts() -> None:
         (2, 3),
         num_servers=2,
     )
-    np.testing.assert_allclose(fedem_fig2.filled_up(visits), [0, 2.5, 0, 0, 0, 1.5])
+    np.testing.assert_allclose(fig2.filled_up(visits), [0, 2.5, 0, 0, 0, 1.5])
 
 
 def write(path: Path, header: str, rows: list[list[object]]) -> Path:
@@ -156,13 +141,13 @@ def write(path: Path, header: str, rows: list[list[object]]) -> Path:
 def test_reading_counts(tmp_path: Path) -> None:
     """Months of winters are in order of time, an empty count is 0, observers stay together, and other visits are dealt out."""
     rows: list[list[object]] = [["b", 2, 1, 7, "ann"], ["a", 1, 6, "", "ann"], ["a", 2, 1, 1, "bo"]]
-    visits = fedem_counts.read(write(tmp_path / "a.csv", "site,winter,month,birds,observer", rows))
+    visits = counts.read(write(tmp_path / "a.csv", "site,winter,month,birds,observer", rows))
     assert visits.shape == (2, 2)
     assert visits.site.tolist() == [1, 0, 0]
     assert visits.time.tolist() == [1, 0, 1]
     np.testing.assert_allclose(visits.value, np.log1p([7, 0, 1]))
     assert visits.server[0] == visits.server[1]
-    many = fedem_counts.read(
+    many = counts.read(
         write(tmp_path / "b.csv", "site,time,count", [[i % 5, i, i] for i in range(200)])
     )
     assert set(many.server.tolist()) == set(range(10))
@@ -175,30 +160,28 @@ def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
         rows: list[list[object]] = [
             [i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)
         ]
-        visits = fedem_counts.read(
-            write(tmp_path / "a.csv", "site,time,count,server,observer", rows)
-        )
+        visits = counts.read(write(tmp_path / "a.csv", "site,time,count,server,observer", rows))
         assert visits.num_servers == num
         assert visits.server.tolist() == [i % num for i in range(110)]
-        assert fedem_fig2.problem_of(visits, 0.0).counts.shape == (num,)
-        assert fedem_fig2.problem_of(visits, 0.0, is_pooled=True).counts.shape == (1,)
+        assert fig2.problem_of(visits, 0.0).counts.shape == (num,)
+        assert fig2.problem_of(visits, 0.0, is_pooled=True).counts.shape == (1,)
 
 
 def test_epochs_of_cells_and_blocks_within_a_site() -> None:
     """Sixteen cells at the start, then what a round sends, over the visits; the paper's mini-batch is 10 x 10 in groups of four times."""
-    assert [batch.share for batch in fedem_fig2.batches((200, 60)).values()] == pytest.approx(
+    assert [batch.share for batch in fig2.batches((200, 60)).values()] == pytest.approx(
         [100 / 12000, 0.4935, 0.4935], rel=1e-3
     )
-    for batch in fedem_fig2.batches((200, 60)).values():
+    for batch in fig2.batches((200, 60)).values():
         assert (batch.compression.block, batch.compression.row) == (4, batch.columns)
     random = np.random.default_rng(0)
     site, time = np.nonzero(np.ones((4, 4)))
-    visits = fedem_counts.Visits(
+    visits = counts.Visits(
         np.arange(16) % 2, site, time, random.normal(size=16), (4, 4), num_servers=2
     )
     batch = latent.CellSampling(shape=(4, 4), rows=2, columns=3)
-    own = fedem_fig2.fit(
-        fedem_fig2.problem_of(visits, 0.0),
+    own = fig2.fit(
+        fig2.problem_of(visits, 0.0),
         visits,
         rounds=5,
         gamma=0.1,
@@ -218,9 +201,9 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="a readable CSV file"):
-        fedem_counts.read(path)
+        counts.read(path)
     path.write_bytes(whole)
-    assert fedem_counts.read(path).shape == (500, 500)
+    assert counts.read(path).shape == (500, 500)
 
 
 @pytest.mark.parametrize(
@@ -239,14 +222,14 @@ def test_counts_that_are_not_allowed(
     tmp_path: Path, header: str, row: list[object], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        fedem_counts.read(write(tmp_path / "a.csv", header, [row]))
+        counts.read(write(tmp_path / "a.csv", header, [row]))
 
 
 def test_smoothing_keeps_lines_and_removes_noise() -> None:
     line = 3 + 0.5 * np.arange(40)
-    np.testing.assert_allclose(fedem_fig2.smoothed(line), line, atol=1e-9)
+    np.testing.assert_allclose(fig2.smoothed(line), line, atol=1e-9)
     noise = np.random.default_rng(0).normal(size=40)
-    assert np.std(fedem_fig2.smoothed(line + noise) - line) < 0.5
+    assert np.std(fig2.smoothed(line + noise) - line) < 0.5
 
 
 def test_additive_means() -> None:
@@ -254,5 +237,5 @@ def test_additive_means() -> None:
     random = np.random.default_rng(0)
     table = random.normal(size=(6, 1)) + random.normal(size=(1, 8))
     site, time = np.nonzero(random.random(table.shape) < 0.7)
-    visits = fedem_counts.Visits(0 * site, site, time, table[site, time], table.shape)
-    np.testing.assert_allclose(fedem_fig2.additive(visits), table, atol=1e-6)
+    visits = counts.Visits(0 * site, site, time, table[site, time], table.shape)
+    np.testing.assert_allclose(fig2.additive(visits), table, atol=1e-6)

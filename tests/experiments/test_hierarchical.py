@@ -1,33 +1,21 @@
 """The experiments on hierarchical FL: small, from the command line, with verdicts that are meant; and what they compute with."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import (
-    hierarchical_clock,
-    hierarchical_fig3,
-    hierarchical_fig4_5,
-    hierarchical_fig7,
-    hierarchical_fig11,
-    hierarchical_fig13,
-    hierarchical_runs,
-)
-from experiments.hierarchical_claims import CLAIMS
-from experiments.sampling import draw
-from experiments.support import Arguments
+from experiments.harness import Arguments, Sizes, draw
+from experiments.hierarchical import clock, fig3, fig4_5, fig7, fig11, fig13, setup
+from experiments.hierarchical.claims import CLAIMS
 from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.groups import paper_delays
 from fedjax_sim.types import Timeline
-from tests.experiments.environment import environment
+from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED: dict[str, dict[int, bool | None]] = {
     "clock": dict.fromkeys((1, 2, 3, 17), True),
@@ -59,25 +47,17 @@ def test_every_claim_is_judged_somewhere() -> None:
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED],
 )
 def test_smoke_run(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", f"experiments.hierarchical_{name}", "--smoke", "--out", "out"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=900
-    )
+    done = run(f"hierarchical/{name}", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    claims = json.loads((tmp_path / "out" / "claims.json").read_text())
-    assert {claim["id"]: claim["holds"] for claim in claims} == {
-        f"hierarchical-{n}": holds for n, holds in JUDGED[name].items()
-    }
-    for claim in claims:
-        assert all(
-            isinstance(claim[field], str) and claim[field] for field in ("claim", "paper", "why")
-        )
+    out = tmp_path / "out"
+    assert judged(out) == {f"hierarchical-{n}": holds for n, holds in JUDGED[name].items()}
+    for id, claim in claims(out).items():
         assert isinstance(claim["measured"], dict)
-        assert f"| {claim['id']} " in done.stdout
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"claims.json", "config.json", "results.nc", "summary.json"} < written
+        assert f"| {id} " in done.stdout
+    written = {path.name for path in out.iterdir()}
+    assert written > FILES
     assert any(file.endswith(".png") for file in written)
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["failed_lanes"] == 0
+    assert summary(out)["failed_lanes"] == 0
 
 
 def curves(accuracy: np.ndarray, time: np.ndarray) -> xr.Dataset:
@@ -92,12 +72,12 @@ def test_accuracy_at_a_time_is_that_of_the_last_model_finished_by_then() -> None
     time = np.broadcast_to([0.0, 3.0, 7.0], (2, 2, 3)) + np.array([0.0, 1.0])[None, :, None]
     accuracy = np.arange(12.0).reshape(2, 2, 3)
     data = curves(accuracy, time)
-    found = hierarchical_runs.at(data, [2.9, 3.0, 7.5])
+    found = setup.at(data, [2.9, 3.0, 7.5])
     assert found.dims == ("lr", "seed", "at")
     np.testing.assert_array_equal(found.sel(lr=0.1, seed=0), [0, 1, 2])
     np.testing.assert_array_equal(found.sel(lr=1.0, seed=1), [9, 9, 10])  # finished at 1, 4 and 8
-    np.testing.assert_array_equal(hierarchical_runs.final(data, 7.0), [[2, 4], [8, 10]])
-    assert hierarchical_runs.best_lr(hierarchical_runs.final(data, 7.0)) == 1.0
+    np.testing.assert_array_equal(setup.final(data, 7.0), [[2, 4], [8, 10]])
+    assert setup.best_lr(setup.final(data, 7.0)) == 1.0
 
 
 def test_leads_are_paired_by_seed() -> None:
@@ -105,17 +85,17 @@ def test_leads_are_paired_by_seed() -> None:
         xr.DataArray(np.array(values), dims="seed")
         for values in ([0.90, 0.70, 0.80], [0.88, 0.69, 0.77])
     )
-    lead = hierarchical_runs.lead(first, second)
+    lead = setup.lead(first, second)
     assert lead.mean == pytest.approx(2) and lead.error == pytest.approx(1 / np.sqrt(3))
-    assert lead.is_clear and not hierarchical_runs.lead(second, first).is_clear
-    assert hierarchical_runs.Lead(1.0, 0.6).is_clear is False
+    assert lead.is_clear and not setup.lead(second, first).is_clear
+    assert setup.Lead(1.0, 0.6).is_clear is False
     both = [
         xr.concat([one, other], xr.Variable("lr", [0.1, 1.0]))
         for one, other in ((first, second), (second, first))
     ]
-    by_lr = hierarchical_runs.leads(*both)
-    assert by_lr == {0.1: lead, 1.0: hierarchical_runs.lead(second, first)}
-    assert hierarchical_runs.numbers(by_lr)["1.0"] == {
+    by_lr = setup.leads(*both)
+    assert by_lr == {0.1: lead, 1.0: setup.lead(second, first)}
+    assert setup.numbers(by_lr)["1.0"] == {
         "mean": pytest.approx(-2),
         "error": lead.error,
     }
@@ -123,7 +103,7 @@ def test_leads_are_paired_by_seed() -> None:
 
 def test_what_is_unknown_is_not_judged() -> None:
     """A single seed has no spread, a failed lane no accuracy, and a large error shows no equality."""
-    Lead, all_of = hierarchical_runs.Lead, hierarchical_runs.all_of
+    Lead, all_of = setup.Lead, setup.all_of
     for lead in (Lead(3.0, np.nan), Lead(np.nan, 0.1)):
         assert lead.is_clear is None and lead.is_none is None
     assert [
@@ -138,18 +118,18 @@ def test_what_is_unknown_is_not_judged() -> None:
 
     data = curves(np.arange(12.0).reshape(2, 2, 3), np.broadcast_to([0.0, 3.0, 7.0], (2, 2, 3)))
     failed = data.assign(failed=(("lr", "seed"), [[False, False], [True, False]]))
-    found = hierarchical_runs.final(failed, 7.0)
+    found = setup.final(failed, 7.0)
     np.testing.assert_array_equal(found, [[2, 5], [np.nan, 11]])
     assert found.dims == ("lr", "seed")
-    assert hierarchical_runs.best_lr(found) == 0.1
+    assert setup.best_lr(found) == 0.1
 
-    arguments, size = Arguments(False, None, None, "out", None), hierarchical_runs.MNIST
+    arguments, size = Arguments(), setup.MNIST
 
-    def holds(arguments: Arguments, size: hierarchical_runs.Size) -> bool | None:
-        return hierarchical_runs.settle(arguments, size, 19, {}, True, "why").holds
+    def holds(arguments: Arguments, size: Sizes) -> bool | None:
+        return setup.settle(arguments, size, 19, {}, True, "why").holds
 
     assert holds(arguments, size) is True
-    assert holds(arguments, size._replace(seeds=1)) is None
+    assert holds(arguments, size.replace(seeds=1)) is None
     assert holds(arguments._replace(smoke=True), size) is None
 
 
@@ -162,8 +142,8 @@ def test_fluctuation_is_of_falls_alone() -> None:
         {"accuracy_group_0": (dims, steady), "accuracy_group_1": (dims, saw)},
         {"time": (dims, time)},
     )
-    np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.0, 1.0), [(0 + 20 / 5) / 2])
-    np.testing.assert_allclose(hierarchical_fig3.fluctuation(data, 0.6, 1.0), [(0 + 10 / 2) / 2])
+    np.testing.assert_allclose(fig3.fluctuation(data, 0.0, 1.0), [(0 + 20 / 5) / 2])
+    np.testing.assert_allclose(fig3.fluctuation(data, 0.6, 1.0), [(0 + 10 / 2) / 2])
 
 
 def test_crossings_leave_out_what_is_too_close() -> None:
@@ -174,10 +154,10 @@ def test_crossings_leave_out_what_is_too_close() -> None:
     long = xr.DataArray(
         np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at")
     )
-    assert hierarchical_runs.crossings(flat, long) == [(4.0, True)]
-    assert hierarchical_runs.crossings(long, flat) == [(4.0, False)]
-    assert hierarchical_runs.crossings(flat, flat) == []
-    assert hierarchical_runs.crossings(flat.where(flat["at"] > 9), long) == []
+    assert setup.crossings(flat, long) == [(4.0, True)]
+    assert setup.crossings(long, flat) == [(4.0, False)]
+    assert setup.crossings(flat, flat) == []
+    assert setup.crossings(flat.where(flat["at"] > 9), long) == []
 
 
 @pytest.mark.parametrize(("early", "late", "holds"), [(0, 20, True), (20, 0, False), (0, 0, False)])
@@ -203,31 +183,25 @@ def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, hol
         )
 
     arguments, size = (
-        Arguments(False, None, None, "out", None),
-        hierarchical_runs.CIFAR10._replace(lrs=(0.2,)),
+        Arguments(),
+        setup.CIFAR10.replace(lrs=(0.2,)),
     )
     data, swept = (
-        sweep(hierarchical_fig7.SYNC_TIMES, hierarchical_fig7.DELAYS),
-        sweep(None, hierarchical_fig7.SWEPT_DELAYS),
+        sweep(fig7.SYNC_TIMES, fig7.DELAYS),
+        sweep(None, fig7.SWEPT_DELAYS),
     )
-    found = {
-        verdict.id: verdict.holds
-        for verdict in hierarchical_fig7.judge(arguments, size, data, swept)
-    }
+    found = {verdict.id: verdict.holds for verdict in fig7.judge(arguments, size, data, swept)}
     assert found["hierarchical-16"] is holds
     assert found["hierarchical-15"] is False
     failed = data.assign(failed=data.failed | (data.sync_time == 20) & (data.seed == 1))
-    found = {
-        verdict.id: verdict.holds
-        for verdict in hierarchical_fig7.judge(arguments, size, failed, swept)
-    }
+    found = {verdict.id: verdict.holds for verdict in fig7.judge(arguments, size, failed, swept)}
     assert found["hierarchical-16"] is None
 
 
 def test_clocks_are_those_of_the_papers_coefficients() -> None:
     """The experiments' own numbers per group, and the system's slopes by size, for groups of unequal size."""
-    own = hierarchical_runs.clock([10, 20], hierarchical_runs.FIG7)
-    named = paper_delays(*hierarchical_runs.FIG7)
+    own = setup.clock([10, 20], setup.FIG7)
+    named = paper_delays(*setup.FIG7)
     for word in ("shift", "mean"):
         assert own[word] == pytest.approx(
             [named[f"{word}_per_client"] * n + named[word] for n in (10, 20)]
@@ -239,63 +213,43 @@ def test_clocks_are_those_of_the_papers_coefficients() -> None:
 
 
 def test_sizes_by_data_set() -> None:
-    arguments = Arguments(False, None, None, "out", None)
-    full = hierarchical_runs.size_of(arguments, hierarchical_runs.CIFAR10)
-    assert full is not None and full.dataset == "cifar10" and full.seeds == 5
-    other = hierarchical_runs.size_of(
-        arguments._replace(dataset="x/cifar10_jpeg.npz", seeds=3), hierarchical_runs.MNIST
-    )
+    of_cifar10, of_mnist = (setup.study(each) for each in (setup.CIFAR10, setup.MNIST))
+    full = setup.choose(Arguments(), of_cifar10)
+    assert full.dataset == "cifar10" and full.seeds == 5
+    other = setup.choose(Arguments(dataset="x/cifar10_jpeg.npz", seeds=3), of_mnist)
     assert (other.dataset, other.seeds, other.lrs) == (
         "x/cifar10_jpeg.npz",
         3,
-        hierarchical_runs.CIFAR10.lrs,
+        setup.CIFAR10.lrs,
     )
-    assert other.network is hierarchical_runs.CIFAR10.network
-    assert (
-        hierarchical_runs.size_of(
-            arguments._replace(reduced=True), hierarchical_runs.CIFAR10
-        ).dataset
-        == "mnist"
-    )
-    for dataset in ("mnist", "cifar10", "elsewhere/own.npz"):  # a figure's own network stays
-        other = hierarchical_runs.size_of(
-            arguments._replace(dataset=dataset), hierarchical_fig13.FULL, reduced=None
-        )
+    assert other.network is setup.CIFAR10.network
+    assert setup.choose(Arguments(reduced=True), of_cifar10).dataset == "mnist"
+    for dataset in ("mnist", "cifar10", "elsewhere/own.npz"):  # A figure's own network stays.
+        other = setup.choose(Arguments(dataset=dataset), fig13.STUDY)
         assert (other.dataset, other.network) == (dataset, LogisticRegression)
-    other = hierarchical_runs.size_of(
-        arguments._replace(dataset="mnist"), hierarchical_runs.CIFAR10
-    )
-    assert (other.network, other.lrs) == (
-        hierarchical_runs.MNIST.network,
-        hierarchical_runs.MNIST.lrs,
-    )
+    other = setup.choose(Arguments(dataset="mnist"), of_cifar10)
+    assert (other.network, other.lrs) == (setup.MNIST.network, setup.MNIST.lrs)
     with pytest.raises(ConfigError, match="reduced is True"):
-        hierarchical_runs.size_of(
-            arguments._replace(reduced=True), hierarchical_runs.MNIST, reduced=None
-        )
+        setup.choose(Arguments(reduced=True), setup.study(setup.MNIST, reduced=None))
 
 
 def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
     """The last of their looks is at T to the bit, whatever the delays, and nothing was combined before."""
     for time in (1000.0, 200.0, 123.456):
-        changes = hierarchical_runs.clock(
-            [5, 15], hierarchical_runs.FIG3, num_clients=20, **hierarchical_fig4_5.alone(time)
-        )
-        schedule = draw(
-            hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * hierarchical_fig4_5.LOOKS
-        )
+        changes = setup.clock([5, 15], setup.FIG3, num_clients=20, **fig4_5.alone(time))
+        schedule = draw(hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * fig4_5.LOOKS)
         for own, weight in zip(schedule.time[0], schedule.weight[0], strict=True):
             last = ticks_in_budget(own, time, overshoot=True)
-            assert last == hierarchical_fig4_5.LOOKS
+            assert last == fig4_5.LOOKS
             assert own[last - 1] == time
             assert not weight[:last].any()
 
 
 def test_every_group_has_a_bound_of_its_own() -> None:
     """Fig. 11's unequal groups, whose shifts are 3.7 and 1.7: at most 4 and 8 iterations in 12 units of time."""
-    setting = hierarchical_clock.SETTINGS["Fig. 11, 30 + 10"]
+    setting = clock.SETTINGS["Fig. 11, 30 + 10"]
     schedule = draw(hierarchical.system, [setting.hypers()[1]], 3, 20)
-    found = hierarchical_clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
+    found = clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
     assert found.allowed == [4, 8]
     np.testing.assert_array_equal(
         [found.least, found.most], [schedule.steps[0].min((0, 1)), schedule.steps[0].max((0, 1))]
@@ -303,8 +257,8 @@ def test_every_group_has_a_bound_of_its_own() -> None:
 
 
 def test_speakers_are_dealt_evenly_and_whole() -> None:
-    data = hierarchical_fig11.made_up_play()
-    part = hierarchical_fig11.deal(data, 1)
+    data = fig11.made_up_play()
+    part = fig11.deal(data, 1)
     speakers = [
         set(data.train_speakers[row[:count]].tolist())
         for row, count in zip(part.index, part.counts, strict=True)
@@ -319,7 +273,7 @@ def test_rounds_for_one_of_the_baseline() -> None:
     baseline, schedule = (
         Timeline(np.array(time), *[None] * 5) for time in ([[2.0, 6.0]], [[3.0, 12.0]])
     )
-    ratio, error = hierarchical_clock.relative_rounds(schedule, baseline)
+    ratio, error = clock.relative_rounds(schedule, baseline)
     assert ratio == 0.5
     assert error == pytest.approx(np.std([2 - 1.5, 4 - 4.5], ddof=1) / np.sqrt(2) / 6)
-    assert hierarchical_clock.relative_rounds(baseline, baseline) == (1.0, 0.0)
+    assert clock.relative_rounds(baseline, baseline) == (1.0, 0.0)

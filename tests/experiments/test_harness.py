@@ -1,0 +1,114 @@
+"""The harness that all experiments share: command line, registry, sizes, claims, statistics."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import experiments
+from experiments.harness import (
+    Arguments,
+    Claims,
+    Criterion,
+    Sizes,
+    Study,
+    estimate,
+    main,
+    mean_and_error,
+    paired_interval,
+    registry,
+)
+from fedjax_sim.settings import ConfigError
+from tests.experiments.running import claims, run, run_process
+
+PAPERS = [paper for paper in registry.PAPERS if paper != "fedavg"]
+
+
+def test_every_module_with_a_run_is_listed() -> None:
+    root = Path(experiments.__path__[0])
+    found = {
+        f"{path.parent.name}/{path.stem}"
+        for path in root.glob("*/*.py")
+        if "\ndef run(arguments: Arguments)" in path.read_text()
+    }
+    assert set(registry.names()) == found
+
+
+def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == registry.names()
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_the_command_line_in_a_process(tmp_path: Path) -> None:
+    """Called outside of the repository: it runs, writes its folder, and names what is misspelt."""
+    done = run_process("run", "fald/privacy", "--smoke", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(claims(tmp_path / "out")) == {"fald-16"} and "| fald-16 " in done.stdout
+    assert done.stdout.endswith("written to out\n")
+    done = run_process("run", "fald/privac", cwd=tmp_path)
+    assert done.returncode == 2 and "fald/privacy" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_a_finished_run_is_replaced_and_an_unknown_size_refused(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("fald/privacy", "--out", "out", cwd=tmp_path).returncode == 0
+    done = run("fald/bounds", "--reduced", "--out", "none", cwd=tmp_path)
+    assert done.returncode == 2 and "reduced is True" in done.stderr
+
+
+def test_sizes_are_chosen_by_the_command_line() -> None:
+    full = Sizes(5, dataset="mnist", rounds=100)
+    study = Study(full, smoke=Sizes(1, dataset="digits", rounds=3), reduced=full.replace(rounds=9))
+    assert study.choose(Arguments()) == full
+    assert study.choose(Arguments(smoke=True)).rounds == 3
+    assert study.choose(Arguments(reduced=True, seeds=2)) == Sizes(2, dataset="mnist", rounds=9)
+    assert study.choose(Arguments(seeds=1), least_seeds=3).seeds == 3
+    assert study.choose(Arguments(dataset="own.npz")).dataset == "own.npz"
+    assert full.config() == {"seeds": 5, "dataset": "mnist", "rounds": 100}
+    with pytest.raises(ConfigError, match="reduced is True"):
+        Study(full, full).choose(Arguments(reduced=True))
+    with pytest.raises(AttributeError, match="'ticks', but rounds"):
+        full.replace(ticks=3)
+    # A study that repeats nothing and has no data set ignores both arguments.
+    assert Study(Sizes(steps=3), Sizes()).choose(Arguments(seeds=7, dataset="x")) == Sizes(steps=3)
+
+
+def test_a_criterion_says_its_numbers() -> None:
+    mark = Criterion("Within {far:g} standard errors of {mean:g}.", far=4.0, mean=0.5)
+    assert str(mark) == "Within 4 standard errors of 0.5." and mark.far == 4.0
+    with pytest.raises(ValueError, match="does not mention near"):
+        Criterion("Within {far:g}.", far=4.0, near=3.0)
+    with pytest.raises(KeyError):
+        Criterion("Within {far:g}.")
+    with pytest.raises(AttributeError, match="no number 'near', but far, mean"):
+        _ = mark.near
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_claim_states_text_place_and_criterion(paper: str) -> None:
+    found: Claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
+    for number, claim in found.items():
+        assert claim.id == f"{paper}-{number}"
+        assert claim.text.endswith(".") and claim.place and str(claim.criterion).endswith(".")
+    verdict = found.verdict(3, {"x": 1}, True, "because")
+    assert verdict.criterion == str(found[3].criterion) and verdict.id == f"{paper}-3"
+
+
+def test_interval_of_paired_differences() -> None:
+    """Two pairs: one degree of freedom, whose 95 % point is 12.7."""
+    mean, half = paired_interval(np.array([1.0, 3.0]))
+    assert mean == 2
+    assert half == pytest.approx(12.706 * np.sqrt(2) / np.sqrt(2))
+
+
+def test_means_with_standard_errors() -> None:
+    assert mean_and_error(np.array([1.0, 3.0])) == (2.0, 1.0)
+    assert np.isnan(mean_and_error(np.array([1.0]))[1])
+    found = estimate(np.array([[1.0, 0.0], [3.0, 4.0]]))
+    np.testing.assert_array_equal(found, [[2, 2], [1, 2]])
+    assert found.deviation([0.0, 0.0]) == 2
