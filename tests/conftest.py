@@ -195,7 +195,7 @@ def small() -> Callable[..., Any]:
     }
 
     def make(system: Any, **changes: Any) -> Any:
-        rate = {} if system.learns is LatentProblem else {"lr": 0.05}
+        rate = {} if system.fit.learns is LatentProblem else {"lr": 0.05}
         chosen = (
             {"num_clients": 7, "batch_size": 2}
             | rate
