@@ -3,7 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import chex
 import jax
@@ -31,11 +31,14 @@ class Expectation:
     )
 
 
-def check_batch_size(hyper: Any, problem: LatentProblem | None) -> Any:
+ExpectationT = TypeVar("ExpectationT", bound=Expectation)
+
+
+def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> ExpectationT:
     """Return the settings unchanged, if they fit the problem.
 
     Args:
-      hyper: Settings with the fields of `Expectation`.
+      hyper: The settings.
       problem: What is learnt; None if only a schedule is wanted.
 
     Raises:
@@ -81,13 +84,12 @@ class Expect(Protocol):
         """
 
 
-def local_expectation(problem: LatentProblem, hyper: Any, plan: Plan) -> Expect:
+def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
     """Bind the clients' E-steps.
 
     Args:
       problem: What is learnt.
-      hyper: Settings with `batch_size` and `sampling` of `Expectation`; without `sampling` if
-        every call is full.
+      hyper: The settings.
       plan: The engine's plan.
     """
     size = hyper.batch_size
@@ -146,7 +148,7 @@ def local_expectation(problem: LatentProblem, hyper: Any, plan: Plan) -> Expect:
     return expect
 
 
-def _mini_batch(hyper: Any, key: Key, number: Array, count: Array) -> Array:
+def _mini_batch(hyper: Expectation, key: Key, number: Array, count: Array) -> Array:
     """Draw the positions of a client's mini-batch with this number: `i32[B]`."""
     batch_key = jax.random.fold_in(key, number)
     if hyper.sampling == "without_replacement":

@@ -110,7 +110,7 @@ GradientOfClient = Callable[..., BatchGradient]
 
 def local_training(
     problem: Problem,
-    hyper: Any,
+    hyper: LocalTraining,
     plan: Plan,
     *,
     gradient: GradientOfClient | None = None,
@@ -123,7 +123,7 @@ def local_training(
 
     Args:
       problem: What is learnt.
-      hyper: Settings with the fields of `LocalTraining`.
+      hyper: The settings.
       plan: The engine's plan.
       gradient: The gradient g, where slots stand for something other than single clients;
         `batch_gradient` if None.
@@ -208,18 +208,20 @@ def local_steps(
 
 
 def batch_gradient(
-    problem: Problem, hyper: Any, key: Key, client: Array, offset: Array
+    problem: Problem, hyper: LocalTraining, key: Key, client: Array, offset: Array
 ) -> BatchGradient:
     """Return the gradient of `batch_loss`."""
     return jax.grad(batch_loss(problem, hyper, key, client, offset))
 
 
-def batch_loss(problem: Problem, hyper: Any, key: Key, client: Array, offset: Array) -> BatchLoss:
+def batch_loss(
+    problem: Problem, hyper: LocalTraining, key: Key, client: Array, offset: Array
+) -> BatchLoss:
     """Return the mini-batch loss of a client.
 
     Args:
       problem: What is learnt.
-      hyper: Settings with `batch_size` and `sampling` of `LocalTraining`.
+      hyper: The settings; `batch_size` and `sampling` are used.
       key: The lane's learning key.
       client: `i32[]`.
       offset: `i32[]`, local steps that the client has done before.

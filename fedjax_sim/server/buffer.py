@@ -3,8 +3,6 @@
 FedStaleWeight and FedAsync share these settings and this schedule.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
@@ -37,12 +35,12 @@ class StaleArrivals(Arrivals, StalenessWeights):
     ties: str = redefault(Arrivals, "ties", "client")
 
 
-def schedule_stale_arrivals(key: Key, hyper: Any, num_ticks: int) -> Timeline:
+def schedule_stale_arrivals(key: Key, hyper: StaleArrivals, num_ticks: int) -> Timeline:
     """Schedule buffered arrivals, with weights from their clients' staleness.
 
     Args:
       key: The lane's timeline key.
-      hyper: Settings with the fields of `StaleArrivals`.
+      hyper: The settings.
       num_ticks: Number of ticks, T.
     """
     schedule = schedule_arrivals(key, hyper, num_ticks)

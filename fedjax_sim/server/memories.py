@@ -62,7 +62,7 @@ class Memory(NamedTuple):
     server: Array
 
 
-def first_memory(hyper: Any, fields: Array) -> Memory:
+def first_memory(hyper: Memories, fields: Array) -> Memory:
     """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`."""
     clients = fields if hyper.starts_known else jnp.zeros_like(fields)
     return Memory(clients, clients.mean(axis=0))

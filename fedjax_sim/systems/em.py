@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients import local_expectation
+from fedjax_sim.clients import Expectation, local_expectation
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
-from fedjax_sim.settings import count, fixed, struct
+from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
@@ -35,11 +35,12 @@ from fedjax_sim.types import (
 
 
 @struct
-class Hyper(CoinRounds):
+class Hyper(CoinRounds, Expectation):
     """Settings of EM."""
 
     participation: float = fixed(1.0)
-    batch_size: int = count(200, "Examples of a client that are evaluated together.")
+    batch_size: int = redefault(Expectation, "batch_size", 200)
+    sampling: str = fixed("full")
 
 
 class State(NamedTuple):

@@ -126,7 +126,9 @@ class State(NamedTuple):
     server: Params
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(
+    problem: SeparableProblem | ExactProblem, hyper: Hyper, plan: Plan
+) -> Algorithm[State, Work]:
     """Bind FA-LD to a problem."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
@@ -179,7 +181,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     return Algorithm(init, step, model=lambda state: state.server)
 
 
-def complete(hyper: Any, problem: Problem | None) -> Any:
+def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
     """Fill in clients' weights from their numbers of examples, unless they are given.
 
     Without a problem, weights are equal.
