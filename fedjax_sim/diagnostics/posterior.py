@@ -7,7 +7,7 @@ Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of
 kept, `m` test examples, `K` classes.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import chex
 import jax
@@ -148,7 +148,7 @@ def mixing(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
     if num < 4:
         raise ConfigError("number of samples", num, "at least 4 a chain")
 
-    def per_parameter(statistic: str, **options: Any) -> Params:
+    def per_parameter(statistic: str, **options: str) -> Params:
         compute = getattr(array_stats, statistic)
         return jax.tree.map(
             lambda leaf: np.asarray(

@@ -34,7 +34,7 @@ class Augmentation:
             raise ConfigError("pad", self.pad, "at least 0")
 
     def __call__(self, key: Key, images: Array) -> Array:
-        """Change every image independently of the others.
+        """Crop and mirror each image at random.
 
         Args:
           key: Random key of the mini-batch.

@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.types import Array, Key
 
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
 """Covariance of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
@@ -97,7 +97,7 @@ class OneGaussian:
     noise: Array
     num_examples: Array
 
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         """Compute (f^c(w) + <xi, w>) / n, so that the gradient has the noise xi / n.
 
         Args:
@@ -113,7 +113,7 @@ class OneGaussian:
         xi = times(self.noise, jax.random.normal(key, params.shape, params.dtype))
         return self.client_loss(params, client, key) + jnp.sum(xi * params) / self.num_examples
 
-    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
+    def client_loss(self, params: Array, client: Array, key: Key | None) -> Array:
         """Compute f^c(w) / n, without noise.
 
         Args:
@@ -195,11 +195,11 @@ class GaussianClients:
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
         return cls(hessians, centers, matrices(noise), counts, start)
 
-    def init(self, key: Key) -> Params:
+    def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""
         return self.start
 
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         """Compute (f^c(w) + <xi, w>) / n for client c, so that the gradient has the noise xi / n.
 
         Args:
@@ -213,7 +213,7 @@ class GaussianClients:
         """
         return self.alone(client).loss(params, client, examples, key)
 
-    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
+    def client_loss(self, params: Array, client: Array, key: Key | None) -> Array:
         """Compute f^c(w) / n for client c, without noise.
 
         Args:
@@ -243,7 +243,7 @@ class GaussianClients:
             self.hessians[client], self.centers[client], self.noise[client], self.counts.sum()
         )
 
-    def evaluate(self, params: Params) -> Mapping[str, Array]:
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
         """Compute "loss", f(w) / n without noise.
 
         Args:

@@ -16,7 +16,7 @@ from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.types import Array, Key
 
 
 @struct.dataclass
@@ -48,11 +48,11 @@ class Logistic:
     prior_precision: Array
     start: Array
 
-    def init(self, key: Key) -> Params:
+    def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""
         return self.start
 
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         """Compute the mean loss of some of a client's examples, in nats.
 
         Args:
@@ -67,7 +67,7 @@ class Logistic:
         chex.assert_rank([client, examples], [0, 1])
         return self._losses(params, self.index[client, examples]).mean() + self._penalty(params)
 
-    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
+    def client_loss(self, params: Array, client: Array, key: Key | None) -> Array:
         """Compute the mean loss of all of a client's examples, in nats.
 
         Args:
@@ -84,7 +84,7 @@ class Logistic:
         total = jnp.where(places < self.counts[client], self._losses(params, rows), 0).sum()
         return total / self.counts[client] + self._penalty(params)
 
-    def energy(self, params: Params) -> Array:
+    def energy(self, params: Array) -> Array:
         """Compute minus the logarithm of the posterior density, up to a constant.
 
         Args:
@@ -98,13 +98,13 @@ class Logistic:
         )
         return self.counts @ losses
 
-    def predict(self, params: Params) -> Array:
+    def predict(self, params: Array) -> Array:
         """Compute the class probabilities of all test examples: `f[m, 2]`."""
         chex.assert_shape(params, self.inputs.shape[1:])
         one = jax.nn.sigmoid(self.test_inputs @ params)
         return jnp.stack([1 - one, one], axis=-1)
 
-    def evaluate(self, params: Params) -> Mapping[str, Array]:
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
         """Measure a model on the test set.
 
         Args:
@@ -121,13 +121,13 @@ class Logistic:
             "loss": jnp.mean(jax.nn.softplus(logits) - self.test_labels * logits),
         }
 
-    def _losses(self, params: Params, rows: Array) -> Array:
+    def _losses(self, params: Array, rows: Array) -> Array:
         """Compute the cross-entropy of training examples `i32[B]`: `f[B]`."""
         chex.assert_shape(params, self.inputs.shape[1:])
         logits = self.inputs[rows] @ params
         return jax.nn.softplus(logits) - self.labels[rows] * logits
 
-    def _penalty(self, params: Params) -> Array:
+    def _penalty(self, params: Array) -> Array:
         """Compute the prior's part of one example's loss."""
         return self.prior_precision / (2 * self.counts.sum()) * jnp.sum(jnp.square(params))
 

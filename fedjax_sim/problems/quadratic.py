@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.types import Array, Key
 
 
 @struct.dataclass
@@ -75,11 +75,11 @@ class Quadratic:
         """Minimum of the mean of the f_i: `f[P]`."""
         return self.curvature @ self.centers / self.curvature.sum()
 
-    def init(self, key: Key) -> Params:
+    def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""
         return self.start
 
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+    def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         """Compute f_i(w) + <xi, w>, so that the gradient has the noise xi.
 
         Args:
@@ -98,7 +98,7 @@ class Quadratic:
         away = params - self.centers[client]
         return self.curvature[client] / 2 * jnp.sum(jnp.square(away)) + noise @ params
 
-    def evaluate(self, params: Params) -> Mapping[str, Array]:
+    def evaluate(self, params: Array) -> Mapping[str, Array]:
         """Compute "loss", the mean of the f_i without noise.
 
         Args:

@@ -72,8 +72,8 @@ def test_chains_that_agree_and_chains_that_do_not() -> None:
 def test_effective_sample_sizes_are_those_of_the_mean() -> None:
     """The size is that of the mean of exp(1.5 x) and not that of its ranks.
 
-    If a normal x has the autocorrelations a^k, exp(1.5 x) has
-    (exp(2.25 a^k) - 1) / (exp(2.25) - 1). Its ranks have those of the ranks of x.
+    If a normal x has the autocorrelations a^k, exp(1.5 x) has the autocorrelations
+    (exp(2.25 a^k) - 1) / (exp(2.25) - 1), while its ranks are those of x.
     """
     random, a, num = np.random.default_rng(2), 0.8, 20_000
     walk = random.normal(size=(4, num))

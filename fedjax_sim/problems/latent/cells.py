@@ -14,7 +14,7 @@ from fedjax_sim.settings import ConfigError, count, fixed, part, static, struct,
 from fedjax_sim.types import Array, Key
 
 
-def _is_shape(value: Any) -> bool:
+def _is_shape(value: object) -> bool:
     """Tell whether a value is a pair of whole numbers of at least 1."""
     return (
         isinstance(value, tuple)

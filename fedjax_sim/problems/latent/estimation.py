@@ -140,7 +140,7 @@ class Estimation:
         return {**metrics, **self.model.metrics(statistics, params)}
 
     def _rows(self, places: Array) -> Any:
-        """Gather examples at positions `i32[...]` of `data`: leaves `[..., ...]`."""
+        """Gather examples at positions `i32[...]` of `data`; leaves keep their other dimensions."""
         return jax.tree.map(lambda leaf: leaf[places], self.data)
 
     def _weights(self) -> Array:

@@ -55,7 +55,7 @@ class Matrix(NamedTuple):
 
     Attributes:
       values: `f[B, J, L]`, the cells; arbitrary where a cell is not seen.
-      seen: `f[B, J, L]`, 1 where a cell is seen, else 0.
+      seen: `f[B, J, L]`, 1 where a cell is seen and 0 elsewhere.
     """
 
     values: Leaf
