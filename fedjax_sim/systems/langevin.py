@@ -126,9 +126,7 @@ class State(NamedTuple):
     server: Params
 
 
-def algorithm(
-    problem: SeparableProblem | ExactProblem, hyper: Hyper, plan: Plan
-) -> Algorithm[State, Work]:
+def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FA-LD to a problem."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
