@@ -1,4 +1,7 @@
-"""Strict settings for all tests, a shared compilation cache, and small problems."""
+"""Strict JAX settings for all tests, a shared compilation cache, and small problems.
+
+Dimension letters: `N` clients, `M` examples of a client, `P` parameters, `T` ticks.
+"""
 
 import getpass
 import os
@@ -22,15 +25,16 @@ from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
 
-# Importing does not start the backend, so what follows still decides about it. Compiling is most of what the tests cost: optimise less,
-# unless told otherwise.
+# The imports above have not started the backend, so these settings still take effect. Compiling is
+# most of the tests' cost, so programs are optimised less than usual.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
-# CPU only, and eight devices of it, so that meshes can be tested anywhere.
+# Eight CPU devices, so that meshes can be tested on any machine.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-# Silent broadcasting of (n,) against (n, 1) is an error.
+# Broadcasting (n,) against (n, 1) raises an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Compiled programs are kept between runs and shared by the workers of pytest-xdist, small ones too: each module compiles them anew.
+# Compiled programs are kept on disk between runs and shared by the workers of pytest-xdist. Small
+# ones are kept too, because each test module needs them again (see `forgotten_programs`).
 CACHE = (
     os.environ.get("JAX_COMPILATION_CACHE_DIR")
     or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
@@ -44,10 +48,11 @@ settings.load_profile("fixed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn warnings into errors, but for those that other packages owe themselves."""
+    """Turn warnings into errors, except for warnings that other packages cause."""
     for line in (
         "error",
-        "ignore:.*:DeprecationWarning:(orbax|tensorflow_datasets|etils|google|h5netcdf|matplotlib|xarray).*",
+        "ignore:.*:DeprecationWarning:"
+        "(orbax|tensorflow_datasets|etils|google|h5netcdf|matplotlib|xarray).*",
         "ignore::pytest.PytestUnraisableExceptionWarning",
     ):
         config.addinivalue_line("filterwarnings", line)
@@ -57,24 +62,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is slow, unless it is asked for."""
+    """Skip tests marked as slow, unless FEDJAX_SIM_SLOW_TESTS is set."""
     if not os.environ.get("FEDJAX_SIM_SLOW_TESTS"):
         for item in items:
             if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow; FEDJAX_SIM_SLOW_TESTS asks for it"))
+                item.add_marker(
+                    pytest.mark.skip(reason="slow; set FEDJAX_SIM_SLOW_TESTS to run it")
+                )
 
 
 @struct.dataclass
 class Regression:
-    """Least squares with ragged clients, mini-batches, gradient noise and a random start: everything that a key or a count decides.
+    """Least squares with everything that depends on a key or on a client's number of examples.
 
-    `evaluate` returns the loss and the model itself, coordinate by coordinate, so that whole trajectories can be compared.
+    Clients have different numbers of examples, local steps use mini-batches and noisy gradients,
+    and the initial model is random. `evaluate` returns the loss and every coordinate of the model,
+    so that whole trajectories can be compared.
+
+    Attributes:
+      inputs: `f[N, M, P]`.
+      targets: `f[N, M]`.
+      counts: `i32[N]`, number of examples of each client.
+      noise: `f[]`, standard deviation of the noise in each coordinate of a gradient.
     """
 
-    inputs: jax.Array  # f[N, M, P]
-    targets: jax.Array  # f[N, M]
-    counts: jax.Array  # i32[N]
-    noise: jax.Array  # f[]  standard deviation of each coordinate's gradient noise
+    inputs: jax.Array
+    targets: jax.Array
+    counts: jax.Array
+    noise: jax.Array
 
     def init(self, key: jax.Array) -> jax.Array:
         return jax.random.normal(key, self.inputs.shape[2:], self.inputs.dtype)
@@ -96,19 +111,23 @@ class Regression:
 
 
 def coordinates(params: jax.Array) -> dict[str, jax.Array]:
+    """Return each coordinate of a vector as a metric: w0, w1, ..."""
     return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_programs() -> Iterator[None]:
-    """Drop compiled programs after each module: they take memory maps, of which a process may have some tens of thousands."""
+    """Drop compiled programs after each test module.
+
+    Each takes memory maps, and a process may have only some tens of thousands of these.
+    """
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
 def regression() -> Callable[..., Regression]:
-    """Make a regression problem; float32 unless told otherwise."""
+    """Return a function that makes regression problems, float32 by default."""
 
     def make(
         num_clients: int = 7,
@@ -125,7 +144,7 @@ def regression() -> Callable[..., Regression]:
             dtype
         )
         counts = random.integers(2, examples + 1, num_clients)
-        # What lies beyond a client's count must never be read.
+        # Padding beyond a client's count must never be used.
         inputs[np.arange(examples)[None, :] >= counts[:, None]] = 1e6
         return Regression(
             jnp.asarray(inputs),
@@ -139,7 +158,7 @@ def regression() -> Callable[..., Regression]:
 
 @struct.dataclass
 class WatchedMean(latent.NoisyMean):
-    """A noisy mean whose statistics are metrics, coordinate by coordinate."""
+    """A noisy mean that reports every coordinate of its statistics as a metric."""
 
     def metrics(self, statistics: jax.Array, params: jax.Array) -> Mapping[str, jax.Array]:
         return coordinates(statistics)
@@ -147,7 +166,10 @@ class WatchedMean(latent.NoisyMean):
 
 @pytest.fixture(scope="session")
 def noisy_mean() -> Callable[..., latent.Estimation]:
-    """Make a problem of EM with ragged clients, of 2, 4 or 6 examples each with its own noise; float32 unless told otherwise."""
+    """Return a function that makes EM problems, float32 by default.
+
+    Clients have 2, 4 or 6 examples, each with a noise level drawn for it.
+    """
 
     def make(
         num_clients: int = 7,
@@ -163,7 +185,7 @@ def noisy_mean() -> Callable[..., latent.Estimation]:
             size=(num_clients, 1, dim)
         )
         kappa = random.uniform(0.2, 0.9, (num_clients, 6))
-        # What lies beyond a client's count must never be used.
+        # Padding beyond a client's count must never be used.
         y[np.arange(6)[None, :] >= counts[:, None]] = 1e6
         data = Seen(y.reshape(-1, dim).astype(dtype), kappa.ravel().astype(dtype))
         partition = Partition(np.arange(6 * num_clients).reshape(num_clients, 6), counts)
@@ -175,10 +197,11 @@ def noisy_mean() -> Callable[..., latent.Estimation]:
 
 @pytest.fixture(scope="session")
 def small() -> Callable[..., Any]:
-    """Make a system's hyperparameters for seven clients, four slots (FedAsync: its one; FA-LD: all) and at most five steps.
+    """Return a function that makes a system's settings for small tests, changed by keywords.
 
-    Changes by keyword; a change of lr is one of FA-LD's step size. Systems of EM have slots for all clients, compression and partial
-    participation.
+    There are seven clients, four slots and at most five local steps. FedAsync has one slot, FA-LD
+    and the systems of EM have slots for all clients. FedEM and VR-FedEM compress messages, and
+    clients take part at random. `lr` sets the step size of FA-LD.
     """
     buffered = {"buffer_size": 4, "local_steps": 5}
     compressed = {"participation": 0.6, "compression": BlockQuantization(), "gamma": 0.1}
@@ -186,7 +209,8 @@ def small() -> Callable[..., Any]:
         "fedbuff": buffered,
         "fedstaleweight": buffered,
         "fedasync": {"local_steps": 5},
-        # Groups of two clients and one of one, whose iterations take 1.1 units of time on average.
+        # Three groups of two clients and one of one; an iteration takes 1.1 units of time on
+        # average.
         "hierarchical": {"num_groups": 4, "sync_time": 5.0, "mean": 0.2},
         "langevin": {"num_selected": 4, "local_steps": 5, "temperature": 1e-3, "rho": 0.5},
         "em": {},
@@ -202,9 +226,9 @@ def small() -> Callable[..., Any]:
             | sizes.get(system.name, {"num_selected": 4, "local_steps": 5})
             | changes
         )
-        if (
-            system.name == "langevin"
-        ):  # whose steps go with sums over the about 30 examples of `regression`, not with means
+        if system.name == "langevin":
+            # FA-LD follows the gradient of a sum over the about 30 examples of `regression`; the
+            # other systems follow the gradient of a mean.
             chosen = {"step_size": chosen.pop("lr") / 30} | chosen
             chosen.pop("lr_scale", None)
         return system.Hyper(**chosen)
@@ -214,7 +238,10 @@ def small() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def draw() -> Callable[..., Any]:
-    """Draw a schedule for several seeds at once, in 64 bits: leaves `[seeds, T, ...]`, as NumPy arrays."""
+    """Return a function that draws schedules in 64 bits.
+
+    The result holds NumPy arrays with leaves `[seeds, T, ...]`.
+    """
 
     def schedules(
         timeline: Callable, hyper: Any, *, num_ticks: int, seeds: int | list[int] = 1
@@ -237,13 +264,13 @@ _drawn = jax.jit(_draw_all, static_argnums=(0, 1))
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """Names of the programs compiled (or fetched from the cache) since the test began."""
+    """Return a growing list: names of programs compiled, or fetched from the cache, in a test."""
     yield from _listen()
 
 
 @pytest.fixture(scope="module")
 def compiled_in_module() -> Iterator[list[str]]:
-    """Names of the programs compiled (or fetched from the cache) since the module's first use of this."""
+    """Return the same list, for a test module from its first use of this fixture on."""
     yield from _listen()
 
 

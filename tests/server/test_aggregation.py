@@ -1,17 +1,23 @@
-"""Means and stores of models, against plain NumPy; models are pytrees of several leaves."""
+"""Weighted sums of models and rows of client models, against plain NumPy.
 
+Models are pytrees of several leaves.
+"""
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim.batching import replicate
 from fedjax_sim.server import aggregation
+from fedjax_sim.types import Event
 
 RANDOM = np.random.default_rng(0)
 
 
 def models(*lead: int) -> dict[str, np.ndarray]:
-    """A stack of models of three leaves, one of them a number."""
+    """Draw a stack of models with three leaves, one of them a number."""
     shapes = {"kernel": (2, 3), "bias": (3,), "scale": ()}
     return {
         name: RANDOM.normal(size=(*lead, *shape)).astype("float32")
@@ -20,7 +26,7 @@ def models(*lead: int) -> dict[str, np.ndarray]:
 
 
 def check(found: dict, expected: dict) -> None:
-    """To float32 rounding, and of the same types."""
+    """Check that models are equal up to float32 rounding, and have the same leaves and type."""
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name].dtype == jnp.float32
@@ -63,14 +69,6 @@ def test_scaled_progress() -> None:
         np.testing.assert_array_equal(found[name][0], start[name][0])
 
 
-def test_store_of_versions() -> None:
-    first, second = models(), models()
-    store = aggregation.store_of(first, 3)
-    store = aggregation.write_row(store, jnp.int32(2), second)
-    read = aggregation.read_rows(store, jnp.array([2, 0, 2]))
-    check(read, {k: np.stack([second[k], first[k], second[k]]) for k in first})
-
-
 def test_clients_rows_are_written_and_empty_slots_are_not() -> None:
     stack, new = models(5), models(3)
     found = aggregation.write_clients(jax.tree.map(jnp.asarray, stack), jnp.array([4, -1, 1]), new)
@@ -82,25 +80,22 @@ def test_clients_rows_are_written_and_empty_slots_are_not() -> None:
 
 def test_copies_of_a_model() -> None:
     model = models()
-    check(aggregation.replicate(model, 3), {k: np.stack([x] * 3) for k, x in model.items()})
+    check(replicate(model, 3), {k: np.stack([x] * 3) for k, x in model.items()})
 
 
-def test_variance_of_base_models() -> None:
-    """Rows that nobody holds count for nothing, even if they hold no numbers: the scratch row may."""
-    store, server = models(4), models()
-    for name in store:
-        store[name][2] = np.nan
-    holders = np.array([2, 1, 0, 3])
-    expected = sum(
-        holders[r] * sum(np.sum((store[k][r] - server[k]) ** 2) for k in store) for r in (0, 1, 3)
-    )
-    found = aggregation.base_model_variance(store, jnp.asarray(holders), server)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+def test_a_tick_without_clients_changes_nothing() -> None:
+    """`keep_if_empty` returns the old state, even if the new one is not finite."""
+    before, after = models(), jax.tree.map(lambda leaf: leaf * np.nan, models())
+    for clients, expected in (([-1, -1], before), ([-1, 3], after)):
+        clients = jnp.array(clients, "int32")
+        event = Event(*(clients for _ in Event._fields))
+        found = aggregation.keep_if_empty(event, after, before)
+        chex.assert_trees_all_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_types_are_kept(dtype: str) -> None:
-    """Whatever the type of the weights."""
+    """Results have the type of the models, whatever the type of the weights."""
     stack, server = jnp.ones((3, 2), dtype), jnp.zeros(2, dtype)
     weight = jnp.full(3, 0.5, "float32")
     for found in (
