@@ -135,7 +135,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     """The largest share of each bound: from the start on, through a round from the law at rest, and of lemmas that need no run."""
     clients = case.clients
     start = oracle.point(np.ones((len(case.rho), clients.shape[1])))
-    setting, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target(clients)
+    setting, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target_law(clients)
     precision = np.einsum("bc,bcij->bij", clients.weights, clients.hessians)
     curvatures, eta = (
         np.linalg.eigvalsh(precision),
@@ -200,7 +200,7 @@ def followed(
     """The largest share of each bound on the way from a law of the model, at a synchronisation so many steps after the true start."""
     clients, eta, who = case.clients, case.step_size, case.who
     how: dict[str, Any] = {"step_size": eta, "local_steps": case.local_steps}
-    goal, excess = oracle.target(clients), who.excess(clients.weights)
+    goal, excess = oracle.target_law(clients), who.excess(clients.weights)
     beta, theta = follow(clients, start, [eta] * num_steps, case.local_steps, case.rho, who)
     local, synced = moments(clients, beta), moments(clients, theta)
     distance = wasserstein2(*oracle.average(clients, theta), *goal)
@@ -283,7 +283,7 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
         "...cicj->...cij", law.covariance.reshape(*law.covariance.shape[:-2], n, dim, n, dim)
     )
     own, centre = np.trace(blocks, axis1=-2, axis2=-1), oracle.average(clients, law)
-    distance = own + np.sum((mean - oracle.target(clients).mean[:, None]) ** 2, axis=-1)
+    distance = own + np.sum((mean - oracle.target_law(clients).mean[:, None]) ** 2, axis=-1)
     slope = np.einsum("bcij,tbcj->tbci", clients.hessians, mean - clients.centers)
     curved = np.trace(clients.hessians @ blocks @ clients.hessians, axis1=-2, axis2=-1)
     gradient = (
@@ -324,7 +324,7 @@ def judge_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Verdict:
 def decreasing_run(clients: GaussianTarget, local_steps: int, num_steps: int) -> Decreasing:
     """Follow a batch of problems from 0 at decreasing step sizes, everyone averaged, without shared noise."""
     start, steps = np.zeros_like(clients.centers[:, 0]), np.arange(num_steps + 1)[:, None]
-    setting, goal = theory.setup_of(clients, start, 0.0), oracle.target(clients)
+    setting, goal = theory.setup_of(clients, start, 0.0), oracle.target_law(clients)
     sizes = np.asarray(theory.decreasing_step_size(setting, steps[:-1]))
     _, theta = follow(clients, oracle.point(start), list(sizes), local_steps, 0.0, EVERYONE)
     distance = wasserstein2(*oracle.average(clients, theta), *goal)
@@ -351,7 +351,7 @@ def judge_constant() -> Verdict:
     floors, slowest = {}, 0.0
     for name, problem in (("R1", r1()), ("R2", r2())):
         clients = clients_of(problem)
-        goal, setting = oracle.target(clients), theory.setup_of(clients, np.zeros(1), 0.0)
+        goal, setting = oracle.target_law(clients), theory.setup_of(clients, np.zeros(1), 0.0)
         floors[name] = [floor(clients, step_size=eta, local_steps=5) for eta in sizes]
         for eta in sizes:
             taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
@@ -408,7 +408,7 @@ def picture(late: Decreasing) -> Figure:
         laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), 80)
         left.semilogy(
             5 * rounds,
-            wasserstein2(*laws, *oracle.target(clients)),
+            wasserstein2(*laws, *oracle.target_law(clients)),
             color=f"C{i}",
             label=f"{eta:g}",
         )

@@ -291,7 +291,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     second.axhline(ACCURACY, color="grey", linewidth=0.6)
     models = panels.ran[10].first.models[0].astype(float)
     samples = models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
-    goal = oracle.target(clients[sizes.alphas[0]])
+    goal = oracle.target_law(clients[sizes.alphas[0]])
     match = _densities(fourth, fifth, samples, goal)
     p_value = same_law(models[:, -1], goal)
     header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]

@@ -103,7 +103,7 @@ def clients_of(problem: GaussianClients, temperature: float = 1.0) -> GaussianTa
 
 def dissimilarity(clients: GaussianTarget) -> float:
     """gamma: the largest norm of a gradient of f^c at the optimum."""
-    apart = oracle.target(clients).mean - clients.centers
+    apart = oracle.target_law(clients).mean - clients.centers
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
 
@@ -121,7 +121,7 @@ def exact_distances(
         clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
     )
     laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
-    return wasserstein2(*laws, *oracle.target(clients))
+    return wasserstein2(*laws, *oracle.target_law(clients))
 
 
 def floor(
@@ -136,7 +136,7 @@ def floor(
     taken = oracle.one_round(
         clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
     )
-    return float(wasserstein2(*oracle.stationary(taken), *oracle.target(clients)))
+    return float(wasserstein2(*oracle.stationary(taken), *oracle.target_law(clients)))
 
 
 class Chains(NamedTuple):
@@ -179,7 +179,6 @@ def chains(
         num_ticks=num_rounds,
         num_evals=num_rounds,
         keep_models=True,
-        reports=False,
         layout=LAYOUT,
         evals_per_chunk=min(num_rounds, 50),
         **(options or {}),

@@ -115,7 +115,10 @@ def study(arguments: Arguments) -> ImageRuns:
         return ImageRuns(
             found.curves,
             found.config["chosen"],
-            {name: found.config[name] for name in (*Sizes._fields, "chosen", "held_out", "words")},
+            {
+                name: found.config[name]
+                for name in (*STUDY.full.config(), "chosen", "held_out", "words")
+            },
         )
     sizes = STUDY.choose(arguments)
     if arguments.dataset is not None:

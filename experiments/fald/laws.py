@@ -132,8 +132,8 @@ def judge_noise(sizes: Sizes) -> Verdict:
         "num_evals": ROUNDS,
         "keep_models": True,
     }
-    options |= {"reports": False, "layout": LAYOUT, "seeds": sizes.seeds}
-    hyper = langevin.system.Hyper(
+    options |= {"layout": LAYOUT, "seeds": sizes.seeds}
+    hyper: Any = langevin.system.Hyper(
         num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4
     )
     far = 0.0
@@ -171,7 +171,7 @@ def judge_noise(sizes: Sizes) -> Verdict:
 def judge_invariance() -> Verdict:
     """Claim 17: on the paper's own simulation, centers moved about their mean."""
     clients = clients_of(equal_problem(10.0))
-    mode = oracle.target(clients).mean
+    mode = oracle.target_law(clients).mean
     gathered = clients._replace(centers=np.broadcast_to(mode, clients.centers.shape))
     off, total = 0.0, 600
     reference = shared.shared_hessian(clients, np.ones(2), step_size=1e-7, num_steps=total)
@@ -203,7 +203,7 @@ def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
 def judge_alone(sizes: Sizes) -> Verdict:
     """Claim 20: one round of many steps of one client of R1, drawn at random; at rho = 0 it is to sample its own posterior."""
     problem, eta, num_steps = r1(), 0.01, 1000
-    hyper = langevin.system.Hyper(
+    hyper: Any = langevin.system.Hyper(
         num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
     )
     hyper = hyper.replace(participation="with_replacement", num_selected=1)
@@ -211,7 +211,6 @@ def judge_alone(sizes: Sizes) -> Verdict:
         "settings": {"rho": RHOS},
         "num_ticks": 1,
         "num_evals": 1,
-        "reports": False,
         "layout": LAYOUT,
     }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)
@@ -330,7 +329,7 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
     subsets = [
         np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)
     ]
-    uniform, right = float(np.mean(subsets)), float(oracle.target(clients).mean[0])
+    uniform, right = float(np.mean(subsets)), float(oracle.target_law(clients).mean[0])
     try:
         chains(
             [problem],

@@ -183,7 +183,7 @@ def normal_bias(
     clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `Bias` is of the exact laws of quadratic clients: of means and of standard deviations, `f64[P]` each."""
-    goal = oracle.target(clients)
+    goal = oracle.target_law(clients)
     law = oracle.stationary(
         oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho)
     )
@@ -209,7 +209,6 @@ def chains(
         num_ticks=(num_samples - 1) * EVERY // local_steps,
         num_evals=num_samples - 1,
         keep_models=True,
-        reports=False,
         layout=LAYOUT,
         **options,
     )

@@ -35,7 +35,7 @@ PERIOD = CLAIMS[8].criterion.period
 SHARES = (1 / 9, 1 / 3, 2 / 3, 8 / 9)
 """Of slow clients; the second and the last are the paper's, 66 and 11 fast clients."""
 THIRD, MOST = 1, 3
-READINGS = {
+READINGS: dict[str, Any] = {
     "blocked": fedbuff.system.Hyper(),
     "own finish": fedbuff.system.Hyper(restart="own_finish", send_old_model=True),
 }
@@ -308,7 +308,7 @@ def judge_two_workers(sizes: Sizes) -> Verdict:
     }
     fast, slow = np.arange(10 * UNITS), np.arange(10) * UNITS
     trace = Trace([0] * fast.size + [1] * slow.size, [*fast, *slow], [*(fast + 1), *(slow + UNITS)])
-    immediate = fedbuff.system.Hyper(**pair, buffer_size=1, server_interact=0.0)
+    immediate: Any = fedbuff.system.Hyper(**pair, buffer_size=1, server_interact=0.0)
     exact = _slow_staleness(
         draw(fedbuff.system, [immediate.replace(trace=trace)], 1, fast.size),
         np.array([[True, False]]),

@@ -29,6 +29,7 @@ from experiments.harness import (
     verdict_table,
 )
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory.favano import bounds as theory
 from fedjax_sim.types import EMPTY, Array, Event, Key, Plan
@@ -69,9 +70,7 @@ class Logistic:
 
 
 @partial(jax.jit, static_argnums=0)
-def server_step(
-    plan: Plan, problem: Any, hyper: Any, state: favano.State, event: Event
-) -> favano.State:
+def server_step(plan: Plan, problem: Any, hyper: Any, state: Versioned, event: Event) -> Versioned:
     """One server step of the package."""
     return favano.algorithm(problem, hyper, plan).step(jax.random.key(0), state, event)[0]
 
@@ -86,7 +85,7 @@ def identity_error(
         num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1
     )
     server, held = random.normal(size=size), np.zeros(n, np.int32)
-    state = favano.State(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
+    state = Versioned(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
     errors, moves = [], []
     for t in range(ticks):
         clients = random.permutation(n)[:s].astype(np.int32)
@@ -217,7 +216,7 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
             row,
             jnp.int32(n),
         )
-        state = favano.State(server, jnp.concatenate([bases, server[None]]))
+        state = Versioned(server, jnp.concatenate([bases, server[None]]))
         return server_step(
             Plan(rows=n + 1), Quadratic.of(bases - progress), hyper, state, event
         ).server

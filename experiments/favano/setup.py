@@ -203,6 +203,7 @@ def runs(
                 seeds=sizes.seeds,
                 time_budget=sizes.time_budget,
                 num_evals=NUM_EVALS,
+                client_variance=True,
                 progress=True,
                 **arguments.kept(f"{name} - {column}"),
             )

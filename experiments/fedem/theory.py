@@ -23,7 +23,7 @@ from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory.fedem import bounds as theory
 from fedjax_sim.theory.fedem import oracles as oracles
 from fedjax_sim.theory.fedem import variance_reduction as vr_theory
-from fedjax_sim.types import Event, Plan, State
+from fedjax_sim.types import Event, Plan
 
 N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
@@ -219,7 +219,7 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
     known, worst, far, ratios = toy.known, 0.0, [], []
     everyone = jnp.arange(N, dtype="int32")
 
-    def step(key: Any, state: State, tick: Any, p: Any, coins: Any) -> State:
+    def step(key: Any, state: fedem.State, tick: Any, p: Any, coins: Any) -> fedem.State:
         """One round, in which clients take part by coins."""
         hyper = fedem.Hyper(
             num_clients=N, batch_size=BATCH, gamma=0.2, participation=p, compression=SPARSE
@@ -238,14 +238,14 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
         hyper = fedem.Hyper(num_clients=N, batch_size=BATCH, participation=p, compression=SPARSE)
         first = fedem.system.algorithm(toy.problem, hyper, Plan()).init(key)
 
-        def one(state: State, tick: Any) -> Any:
+        def one(state: fedem.State, tick: Any) -> Any:
             state = step(key, state, tick, p, jax.random.fold_in(coins, tick))
             return state, state
 
         return jax.lax.scan(one, first, jnp.arange(rounds, dtype="int32"))[1]
 
     @jax.jit
-    def fields(p: Any, frozen: State) -> Any:
+    def fields(p: Any, frozen: fedem.State) -> Any:
         keys = jax.random.split(jax.random.key(8), (sizes.draws, 2))
         return jax.vmap(lambda key: step(key[0], frozen, jnp.int32(frozen_at), p, key[1]).field)(
             keys
@@ -485,7 +485,7 @@ def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 
 
         @jax.jit
         def run() -> Any:
-            def step(state: State, event: Event) -> Any:
+            def step(state: vr_fedem.State, event: Event) -> Any:
                 state, _ = algorithm.step(key, state, event)
                 return state, state.server
 

@@ -38,7 +38,7 @@ from fedjax_sim.theory import fedstaleweight as theory
 from fedjax_sim.types import Array, Params, Timeline
 
 SYSTEM = fedstaleweight.system
-HYPER = SYSTEM.Hyper()
+HYPER: Any = SYSTEM.Hyper()
 NUM, NUM_FAST = 15, 10
 RATE = np.r_[np.full(NUM_FAST, 1 / 1.5), np.full(NUM - NUM_FAST, 1 / 10)]
 GROUPS = (np.arange(NUM) >= NUM_FAST).astype(int)

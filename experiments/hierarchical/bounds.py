@@ -23,7 +23,7 @@ from fedjax_sim.systems import fedavg, hierarchical
 from fedjax_sim.theory.hierarchical import bounds as theory
 from fedjax_sim.theory.hierarchical.timing import Delays
 from fedjax_sim.timelines import members
-from fedjax_sim.types import Algorithm, Array, Key, Plan, State
+from fedjax_sim.types import Algorithm, Array, Key, Plan
 
 SIZES, SHIFTS = (3, 5), (1.0, 0.5)
 DELAYS = Delays(np.array(SHIFTS), np.zeros(2), 4.0)
@@ -117,7 +117,7 @@ def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
     algorithm = hierarchical.algorithm(problem, hyper, plan)
     everyone = members(hyper)
 
-    def report(state: State, holders: Array) -> dict[str, Array]:
+    def metrics(state: hierarchical.State) -> dict[str, Array]:
         found = {}
         for i, size in enumerate(everyone.size):
             model = state.groups[i]
@@ -129,7 +129,7 @@ def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
                 found[f"gradient_square_begun_{i}"] = begun["gradient_square"]
         return found
 
-    return algorithm._replace(report=report)
+    return algorithm._replace(metrics=metrics)
 
 
 SYSTEM = hierarchical.system._replace(algorithm=watched)
@@ -145,7 +145,7 @@ def play(
     """Sweep seeds on the fixed delays, looking at every tick."""
     common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
     hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
-    options = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
+    options: dict[str, Any] = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
     return fedjax_sim.sweep(
         SYSTEM, problem, hyper, seeds=seeds, settings=settings, **options
     ).curves
@@ -205,7 +205,7 @@ def judge_centralised(problem: Logistic) -> Verdict:
     flat = fedavg.Hyper(
         **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
     )
-    options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50, "reports": False}
+    options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50}
     expected = fedjax_sim.simulate(fedavg.system, problem, flat, **options).curves.loss.values
     worst = 0.0
     for sizes in ((8,), (3, 5), (1, 2, 5)):

@@ -105,7 +105,6 @@ def play(
         seeds=seeds,
         settings=settings,
         layout=LAYOUT,
-        reports=False,
         **options,
     ).curves
 

@@ -171,7 +171,7 @@ def play(
         **arguments.kept(name),
     }
     curves = fedjax_sim.sweep(
-        hierarchical.system, tasks, hyper, seeds=size.seeds, settings=swept, **how
+        hierarchical.system, list(tasks), hyper, seeds=size.seeds, settings=swept, **how
     ).curves
     assert int(curves.ticks.diff("eval").max()) <= 1, (
         "an accuracy at a time would be that of an older model"
