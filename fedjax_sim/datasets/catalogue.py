@@ -12,7 +12,12 @@ from fedjax_sim.settings import ConfigError
 
 
 def names() -> dict[str, str]:
-    """Return the names that `load` and `load_text` accept, each with a description of one line."""
+    """List the names that `load` and `load_text` accept.
+
+    Returns:
+      A description of one line for each name. The names "npz:PATH" and "text:PATH" stand for your
+      own files.
+    """
     return {
         "digits": "scikit-learn's handwritten digits, 1437 + 360 images of 8x8, 10 classes, "
         "bundled",
@@ -26,7 +31,14 @@ def names() -> dict[str, str]:
 
 
 def is_text(name: str) -> bool:
-    """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images."""
+    """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images.
+
+    Args:
+      name: A name as `load` and `load_text` accept it.
+
+    Returns:
+      Whether it is the name of a fetched text, starts with `text:` or ends in `.txt`.
+    """
     return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 

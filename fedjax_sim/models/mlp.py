@@ -57,7 +57,14 @@ class MLP(nn.Module):
 
 
 def flatten(x: Array) -> Array:
-    """Turn images `[..., H, W, C]` into `[..., H * W * C]`; inputs of one or two axes stay."""
+    """Flatten images.
+
+    Args:
+      x: Images `[..., H, W, C]`, or flat inputs with one or two axes, which stay as they are.
+
+    Returns:
+      Flat inputs `[..., H * W * C]`.
+    """
     return x if x.ndim < 3 else x.reshape(*x.shape[:-3], -1)
 
 

@@ -56,7 +56,17 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: int) 
 
 
 def make_generator(seed: int) -> np.random.Generator:
-    """Make the generator of a partition's random numbers, from a stream used for nothing else."""
+    """Make the generator of a partition's random numbers, from a stream used for nothing else.
+
+    Args:
+      seed: Whole number of at least 0.
+
+    Returns:
+      The generator. Equal seeds give equal draws.
+
+    Raises:
+      ConfigError: If the seed is not a whole number of at least 0.
+    """
     check_whole("seed", seed, least=0)
     return np.random.default_rng([int(seed), zlib.crc32(b"partition")])
 
@@ -144,7 +154,15 @@ def cut_classes(
 
 
 def sort_by_label(labels: np.ndarray, examples: np.ndarray) -> np.ndarray:
-    """Sort positions of examples by their labels; examples of one label keep their order."""
+    """Sort examples by their labels.
+
+    Args:
+      labels: Class of each training example, integers `[n]`.
+      examples: Positions in the training set, integers `[k]`.
+
+    Returns:
+      The positions, `[k]`, ordered by label. Examples of one label keep their order.
+    """
     return examples[np.argsort(labels[examples], kind="stable")]
 
 
