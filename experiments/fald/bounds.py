@@ -315,7 +315,8 @@ def judge_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Verdict:
         f"{name} {ratio:.1e}" for name, ratio in sorted(worst.items(), key=lambda item: -item[1])
     )
     why = (
-        f"R1, R2 with any selection and {sizes.problems} random problems in three ways, all steps to {sizes.followed} and the law at rest; "
+        f"R1, R2 with any selection and {sizes.problems} random problems in three ways, all steps "
+        f"to {sizes.followed} and the law at rest; "
         f"largest shares of bounds: {shown}"
     )
     return verdict(3, worst, are_met(worst), why)
@@ -369,8 +370,10 @@ def judge_constant() -> Verdict:
     ratios = {name: np.array(values)[:-1] / np.array(values)[1:] for name, values in floors.items()}
     vanishing = all(bool((ratio > CLAIMS[4].criterion.factor).all()) for ratio in ratios.values())
     why = (
-        f"distance to the law at rest at most {slowest:.3f} of what (1 - eta m / 4)^k allows; floors fall by "
-        f"{min(each.min() for each in ratios.values()):.1f} to {max(each.max() for each in ratios.values()):.1f} for every fourth of the "
+        f"distance to the law at rest at most {slowest:.3f} of what (1 - eta m / 4)^k allows; "
+        "floors fall by "
+        f"{min(each.min() for each in ratios.values()):.1f} to "
+        f"{max(each.max() for each in ratios.values()):.1f} for every fourth of the "
         f"step size, from 0.1 to 0.0004"
     )
     return verdict(
@@ -390,7 +393,10 @@ def judge_decreasing(late: Mapping[str, Decreasing]) -> Verdict:
         slopes[name] = float(
             np.polyfit(np.log(k[is_late]), np.log(each.distance[is_late, 0]), 1)[0]
         )
-    why = f"W2 falls like k^{slopes['R1']:.2f} on R1 and k^{slopes['R2']:.2f} on R2, K = 5, over the last 9/10 of {num_steps} steps"
+    why = (
+        f"W2 falls like k^{slopes['R1']:.2f} on R1 and k^{slopes['R2']:.2f} on R2, K = 5, over "
+        f"the last 9/10 of {num_steps} steps"
+    )
     return verdict(
         5, slopes, all(slope <= CLAIMS[5].criterion.power for slope in slopes.values()), why
     )

@@ -191,9 +191,12 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
         and arrived > marks.arrived
     )
     why = (
-        f"rounds at K = 100 over those at K = 3000: exactly {lowest['exact']:.1f} to {highest['exact']:.1f}, means of chains "
-        f"{lowest['chains']:.1f} to {highest['chains']:.1f}, as about 3000 / 100 steps make it; but K = 3000 is no optimum: exact rounds "
-        f"at K = 10000 are {'never more' if still_falls else 'more'}; chains up to {far:.1f} standard errors from exact laws, at least "
+        f"rounds at K = 100 over those at K = 3000: exactly {lowest['exact']:.1f} to "
+        f"{highest['exact']:.1f}, means of chains "
+        f"{lowest['chains']:.1f} to {highest['chains']:.1f}, as about 3000 / 100 steps make it; "
+        "but K = 3000 is no optimum: exact rounds "
+        f"at K = 10000 are {'never more' if still_falls else 'more'}; chains up to {far:.1f} "
+        "standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
     return [
@@ -312,7 +315,8 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     text = "\n\n".join(
         [
             table(header, rows),
-            f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: at most {FLOOR:g} asked for); last models "
+            f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: "
+            f"at most {FLOOR:g} asked for); last models "
             f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
             verdict_table(verdicts),
         ]

@@ -33,10 +33,14 @@ def judge(panels: Panels) -> list[Verdict]:
     first, last = sizes.alphas[0], sizes.alphas[-1]
     follow = f"chains up to {far:.1f} standard errors from exact laws"
     rises = (
-        f"K = 10: exact floors {by_alpha[0]:.1e} at alpha = {first:g} to {by_alpha[-1]:.1e} at {last:g}, last distances of chains "
+        f"K = 10: exact floors {by_alpha[0]:.1e} at alpha = {first:g} to {by_alpha[-1]:.1e} at "
+        f"{last:g}, last distances of chains "
         f"{late[0]:.1e} to {late[-1]:.1e}; {follow}"
     )
-    falls = f"K = {MIXED_STEPS}, alpha = {first:g}: exact floors {by_rho[0]:.2e} at rho = 0 to {by_rho[-1]:.2e} at 1; {follow}"
+    falls = (
+        f"K = {MIXED_STEPS}, alpha = {first:g}: exact floors {by_rho[0]:.2e} at rho = 0 to "
+        f"{by_rho[-1]:.2e} at 1; {follow}"
+    )
     found = {
         6: (
             {"floors": by_alpha, "chains": late, "alphas": sizes.alphas},

@@ -161,8 +161,10 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
         for panel in ORDER
     )
     why = (
-        f"exact floors at 1e-7: {words}; from step size {sizes.step_sizes[0]:g} to {sizes.step_sizes[-1]:g} partial ones change by a "
-        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up to {max(far.values()):.1f} standard errors "
+        f"exact floors at 1e-7: {words}; from step size {sizes.step_sizes[0]:g} to "
+        f"{sizes.step_sizes[-1]:g} partial ones change by a "
+        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up "
+        f"to {max(far.values()):.1f} standard errors "
         "off their exact laws"
     )
     marks = CLAIMS[13].criterion

@@ -29,9 +29,12 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
     at = sizes.step_sizes.index(1e-7)
     words = ", ".join(f"{name_of(PANELS[panel])} {exact[panel][at]:.2e}" for panel in ORDER)
     why = (
-        f"by S and scheme, rho is not varied: unequal Hessians, exact floors at 1e-7: {words}; that of everyone is left by K = "
-        f"{fig2.LOCAL_STEPS} and falls by a factor of {exact['a'][0] / exact['a'][-1]:.0f} from step size {sizes.step_sizes[0]:g} to "
-        f"{sizes.step_sizes[-1]:g}; chains up to {max(far.values()):.1f} standard errors off their exact laws"
+        f"by S and scheme, rho is not varied: unequal Hessians, exact floors at 1e-7: {words}; "
+        "that of everyone is left by K = "
+        f"{fig2.LOCAL_STEPS} and falls by a factor of {exact['a'][0] / exact['a'][-1]:.0f} from "
+        f"step size {sizes.step_sizes[0]:g} to "
+        f"{sizes.step_sizes[-1]:g}; chains up to {max(far.values()):.1f} standard errors off "
+        "their exact laws"
     )
     holds: bool | None = ordered and max(far.values()) < CLAIMS[10].criterion.far
     if sizes.seeds < LEAST_CHAINS or set(ran) != set(PANELS):

@@ -242,7 +242,7 @@ def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarr
     return posterior.predictive(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
 
 
-# What was found -------------------------------------------------------------------------------------------------------------------------
+# What was found ----------------------------------------------------------------------------------
 
 
 def scores(ran: ImageRuns, data: str, metric: str) -> np.ndarray:
@@ -364,7 +364,10 @@ def judge_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
     }
     against = [panel for panel in named if below[panel] <= DOUBT / (len(named) * len(others))]
     untold = [panel for panel in named if above[panel] > DOUBT and panel not in against]
-    why = f"{shown}; {_words(ran)}; another K is worse in: {', '.join(against) or 'none'}; cannot be told in: {', '.join(untold) or 'none'}"
+    why = (
+        f"{shown}; {_words(ran)}; another K is worse in: {', '.join(against) or 'none'}; cannot "
+        f"be told in: {', '.join(untold) or 'none'}"
+    )
     measured = {"worst": worst, "p that K = 1 is not": above, "p that no other is": below}
     return verdict(14, measured, False if against else None if untold else True, why)
 

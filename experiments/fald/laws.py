@@ -92,7 +92,7 @@ def compare(
     return Agreement(far, ran)
 
 
-# With everyone averaged: claims 1, 2, 17, 19, 20 ----------------------------------------------------------------------------------------
+# With everyone averaged: claims 1, 2, 17, 19, 20 -------------------------------------------------
 
 
 def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
@@ -108,7 +108,10 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
         ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
     agreement = compare(r1(), sizes.seeds, local_steps=1)
-    why = f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to {agreement.far:.1f} standard errors off"
+    why = (
+        f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to "
+        f"{agreement.far:.1f} standard errors off"
+    )
     measured = {
         "largest difference": off,
         "largest deviation": agreement.far,
@@ -160,7 +163,8 @@ def judge_noise(sizes: Sizes) -> Verdict:
                 square = increments**2 / (2 * STEP_SIZE * 4 * temperature)
                 far = largest(far, abs(square.mean() - 1) / np.sqrt(2 / len(square)))
     why = (
-        f"variances of the average and of each client's increments at most {far:.1f} standard errors off, for rho = 0, 0.5, 1 and weights "
+        f"variances of the average and of each client's increments at most {far:.1f} standard "
+        "errors off, for rho = 0, 0.5, 1 and weights "
         f"of 0.1 to 0.3"
     )
     return verdict(
@@ -181,7 +185,10 @@ def judge_invariance() -> Verdict:
         law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), total // local_steps)
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
-    why = f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, three rho and clients' centers apart or in one"
+    why = (
+        f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, "
+        "three rho and clients' centers apart or in one"
+    )
     return verdict(17, {"largest relative difference": off}, off < CLAIMS[17].criterion.same, why)
 
 
@@ -192,7 +199,10 @@ def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
     )
     agreement = compare(r1(), sizes.seeds, local_steps=100)
     mean = float(law.mean[0])
-    why = f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to {agreement.far:.1f} standard errors off"
+    why = (
+        f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to "
+        f"{agreement.far:.1f} standard errors off"
+    )
     marks = CLAIMS[19].criterion
     holds = abs(mean - marks.mean) < marks.digits and agreement.far < marks.far
     return verdict(
@@ -226,7 +236,10 @@ def judge_alone(sizes: Sizes) -> Verdict:
         far = largest(far, abs(own.mean() - goal.mean[c, 0]) / np.sqrt(variance / len(own)))
         far = largest(far, abs(own.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(own) - 1)))
         wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
-    why = f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), wider by {wide:.1%} at most for the step size"
+    why = (
+        f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), "
+        f"wider by {wide:.1%} at most for the step size"
+    )
     return verdict(
         20,
         {"largest deviation": far, "step size": eta, "largest excess": wide},
@@ -235,7 +248,7 @@ def judge_alone(sizes: Sizes) -> Verdict:
     )
 
 
-# Under partial participation: claims 9 to 11, 18 ----------------------------------------------------------------------------------------
+# Under partial participation: claims 9 to 11, 18 -------------------------------------------------
 
 
 def uneven() -> GaussianTarget:
@@ -267,7 +280,10 @@ def judge_floor() -> Verdict:
         if name.endswith("rho = 1")
     )
     shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in found.items())
-    why = f"W2 at step size {sizes[-1]:g}: {shown}. With all noise shared the bias does vanish, against the bound (K = 5, S = 2 of 5)"
+    why = (
+        f"W2 at step size {sizes[-1]:g}: {shown}. With all noise shared the bias does vanish, "
+        "against the bound (K = 5, S = 2 of 5)"
+    )
     if stays and vanishes:
         return verdict(
             9, {"step sizes": sizes, "W2": found}, False, f"holds for rho < 1 alone: {why}"
@@ -302,7 +318,8 @@ def judge_order() -> Verdict:
         full = [floor(clients, step_size=1e-3, local_steps=5, rho=rho) for rho in rhos]
         none = largest(none, np.abs(both[1][:, -1] - full).max())
     why = (
-        f"W2 falls in S and rho and is smaller without replacement, S = 1 to 5 of 5, five rho, equal and unequal curvatures; at S = 1 the "
+        "W2 falls in S and rho and is smaller without replacement, S = 1 to 5 of 5, five rho, "
+        "equal and unequal curvatures; at S = 1 the "
         f"schemes differ by {same:.0e}, at S = N the second from full participation by {none:.0e}"
     )
     return verdict(
@@ -343,8 +360,10 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
     except ConfigError:
         refused = True
     why = (
-        f"means with replacement {', '.join(f'{x:.3f}' for x in mean)} for three rho where {expected:.3f} is exact, up to "
-        f"{agreement.far:.1f} standard errors off; without, models would be drawn to {uniform:.3f} instead of {right:.3f}, and the system "
+        f"means with replacement {', '.join(f'{x:.3f}' for x in mean)} for three rho where "
+        f"{expected:.3f} is exact, up to "
+        f"{agreement.far:.1f} standard errors off; without, models would be drawn to "
+        f"{uniform:.3f} instead of {right:.3f}, and the system "
         f"refuses unequal weights"
     )
     marks = CLAIMS[11].criterion
@@ -394,7 +413,8 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
     table = largest(*(np.abs(np.array(variances[name]) - printed[name]).max() for name in cases))
     worst = largest(*far.values())
     why = (
-        f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within {table:.0e} of the printed ones; chains "
+        f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within "
+        f"{table:.0e} of the printed ones; chains "
         f"up to {worst:.1f} standard errors off"
     )
     marks = CLAIMS[18].criterion

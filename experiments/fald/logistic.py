@@ -341,7 +341,8 @@ def run(arguments: Arguments) -> Outcome:
     ]
     errors = max(float(found.error.max()) for each in compared for found in each.paired)
     words = [
-        "Largest of all coefficients; in brackets the largest in standard errors; against K = 1 also root mean squares "
+        "Largest of all coefficients; in brackets the largest in standard errors; against K = 1 "
+        "also root mean squares "
         f"(errors of single coefficients up to {errors:.3f})."
     ]
     for name, mixings in (

@@ -109,8 +109,10 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
         "warned of delta with replacement": len(caught) > 0,
     }
     why = (
-        f"monotone in all {len(rising)} ways; printed values to {off:.0e}; from rho = 0 to 0.98 W2 falls from {accuracy[0]:.2e} to "
-        f"{accuracy[-1]:.2e} and epsilon rises from {epsilons['rho'][0, 0]:.2f} to {epsilons['rho'][0, -1]:.1f}"
+        f"monotone in all {len(rising)} ways; printed values to {off:.0e}; from rho = 0 to 0.98 "
+        f"W2 falls from {accuracy[0]:.2e} to "
+        f"{accuracy[-1]:.2e} and epsilon rises from {epsilons['rho'][0, 0]:.2f} to "
+        f"{epsilons['rho'][0, -1]:.1f}"
     )
     return verdict(16, measured, holds, why), epsilons, deltas, accuracy
 

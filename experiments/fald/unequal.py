@@ -160,8 +160,10 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
     )
     rises = all(bool((np.diff(floors["unequal"][k]) > 0).all()) for k in (10, 100))
     why = (
-        f"unequal Hessians, K = 10: floor {floors['unequal'][10][0]:.1e} at alpha = 0 to {floors['unequal'][10][-1]:.1e} at 10; in the "
-        f"paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); chains up to {far:.1f} standard errors from "
+        f"unequal Hessians, K = 10: floor {floors['unequal'][10][0]:.1e} at alpha = 0 to "
+        f"{floors['unequal'][10][-1]:.1e} at 10; in the "
+        f"paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); chains "
+        f"up to {far:.1f} standard errors from "
         f"exact laws"
     )
     measured = {
@@ -235,8 +237,10 @@ def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
         ", ".join(f"{value:g}" for value in values) for values in (sizes.counted, fixed)
     )
     why = (
-        f"not in every protocol: at the fixed step size {STEP_SIZE:g} {words[fixed_turns]} (K = {steps}: {shown}), by the bound "
-        f"{words[bound_turns]}, with the best step size for each K {words[tuned_turns]} ({tuned[0]:g} to {tuned[-1]:g}), with noisy "
+        f"not in every protocol: at the fixed step size {STEP_SIZE:g} {words[fixed_turns]} (K = "
+        f"{steps}: {shown}), by the bound "
+        f"{words[bound_turns]}, with the best step size for each K {words[tuned_turns]} "
+        f"({tuned[0]:g} to {tuned[-1]:g}), with noisy "
         f"gradients too {words[loud_turns]} ({loud[0]:g} to {loud[-1]:g})"
     )
     measured = {
@@ -264,8 +268,10 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
     )
     gain = {k: 1 - floors["unequal"][k][-1] / floors["unequal"][k][0] for k in (10, 100)}
     why = (
-        f"unequal Hessians, from rho = 0 to 1: floor lower by {gain[10]:.1%} at K = 10 and {gain[100]:.1%} at K = 100; no change with one "
-        f"Hessian or K = 1 (by {flat:.0e} of it); chains up to {far:.1f} standard errors from exact laws"
+        f"unequal Hessians, from rho = 0 to 1: floor lower by {gain[10]:.1%} at K = 10 and "
+        f"{gain[100]:.1%} at K = 100; no change with one "
+        f"Hessian or K = 1 (by {flat:.0e} of it); chains up to {far:.1f} standard errors from "
+        "exact laws"
     )
     measured = {"floors": floors, "rhos": RHOS, "largest deviation of chains": far}
     return verdict(

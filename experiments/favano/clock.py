@@ -1,6 +1,9 @@
-"""FAVANO's clock and those it is compared with (arXiv 2305.16099, App. C.2): claims 4, 5, 8, 17, 18 and 19, from drawn schedules.
+"""FAVANO's clock and the clocks it is compared with (arXiv 2305.16099, App. C.2), without learning.
 
-n = 100 clients, s = 20 contacted, K = 20 local steps, Z = 10 and the paper's speeds, unless a claim has its own.
+Judges claims 4, 5, 8, 17, 18 and 19 on drawn schedules. There are n = 100 clients, s = 20
+contacted, K = 20 local steps, Z = 10 and the paper's speeds, unless a claim states others.
+
+Dimension letters: `L` lanes, `T` server steps, `S` slots, `N` clients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,21 +36,24 @@ from fedjax_sim.types import System, Timeline
 FAST, SLOW, BUDGET = 1 / 2, 1 / 16, 5000
 PERIOD = CLAIMS[8].criterion.period
 SHARES = (1 / 9, 1 / 3, 2 / 3, 8 / 9)
-"""Of slow clients; the second and the last are the paper's, 66 and 11 fast clients."""
+"""Shares of slow clients. The second and the last are the paper's, with 66 and 11 fast clients."""
 THIRD, MOST = 1, 3
 READINGS: dict[str, Any] = {
     "blocked": fedbuff.system.Hyper(),
     "own finish": fedbuff.system.Hyper(restart="own_finish", send_old_model=True),
 }
-"""When a FedBuff client goes on, see `fedbuff`."""
+"""When a FedBuff client continues after it has finished; see `fedjax_sim.systems.fedbuff`."""
 
 
 STUDY = Study(full=Sizes(seeds=48, slow_arrivals=60), smoke=Sizes(seeds=12, slow_arrivals=20))
-"""Seeds are lanes, at least two; `slow_arrivals` are those of claim 18 per lane."""
+"""Seeds are lanes, at least two.
+
+`slow_arrivals` are the updates of the slow client in claim 18, per lane.
+"""
 STATED_STEPS = {"blocked": {THIRD: 767, MOST: 236}, "own finish": {THIRD: 858, MOST: 271}}
-"""FedBuff's server steps within 5000 units, by an independent simulation, to a percent."""
+"""FedBuff's server steps within 5000 units, to a percent, found by an independent simulation."""
 WARM = 60
-"""Contacts until windows are stationary to one part in a million."""
+"""Contacts after which windows are stationary to one part in a million."""
 FEDBUFF_TICKS, FEDBUFF_WARM, FEDAVG_TICKS = 1000, 200, 40
 PAIR_LANES, PAIR_TICKS = 16, 3000
 UNITS = CLAIMS[18].criterion.units
@@ -56,20 +62,29 @@ UNITS = CLAIMS[18].criterion.units
 def at_shares(
     system: System, hyper: Any, lanes: int, ticks: int, shares: Sequence[float] = SHARES
 ) -> Timeline:
-    """Draw schedules at all shares of slow clients: leaves `[shares, lanes, T, ...]`."""
+    """Draw schedules at several shares of slow clients: leaves `[shares, lanes, T, ...]`."""
     return draw(system, [hyper.replace(slow_fraction=share) for share in shares], lanes, ticks)
 
 
 def gaps_of(version: np.ndarray) -> np.ndarray:
-    """Server steps since the client's last contact. version: `i32[..., T, S]`."""
+    """Return the server steps since each client's last contact. version: `i32[..., T, S]`."""
     return np.arange(version.shape[-2])[:, None] + 1 - version
 
 
-# Claims 4 and 5 -----------------------------------------------------------------------------------------------------------------------
+# Claims 4 and 5 ----------------------------------------------------------------------------------
 
 
 def judge_contacts(timeline: Timeline) -> tuple[list[Verdict], Figure]:
-    """Claims 4 and 5: the contacts of 5000 units of time, without the first `WARM` where stationary windows are asked for."""
+    """Judge claims 4 and 5 on the contacts within 5000 units of time.
+
+    The first `WARM` contacts are left out where stationary windows are needed.
+
+    Args:
+      timeline: FAVANO's schedules, leaves `[shares, L, T, ...]`; the first share is used.
+
+    Returns:
+      Both verdicts, and a picture of the laws of steps and gaps.
+    """
     hyper, (_, lanes, ticks) = favano.system.Hyper(), timeline.time.shape
     is_fast = are_fast(hyper, lanes)
     everyone = timeline.clients[0]
@@ -99,7 +114,8 @@ def judge_contacts(timeline: Timeline) -> tuple[list[Verdict], Figure]:
             "contacts": steps.size,
         },
         far < CLAIMS[4].criterion.far and as_stated,
-        f"E[X], then P(E > 0), of fast and slow: {means}; at most {far:.1f} standard errors off; {steps.size} contacts",
+        f"E[X], then P(E > 0), of fast and slow: {means}; at most {far:.1f} standard errors off; "
+        f"{steps.size} contacts",
     )
     beyond = np.array([1, 2, 5, 10, 20])
     tails = estimate(by_speed(gap[..., None] > beyond, clients, is_fast))
@@ -118,8 +134,10 @@ def judge_contacts(timeline: Timeline) -> tuple[list[Verdict], Figure]:
             "largest_deviation": far,
         },
         far < CLAIMS[5].criterion.far,
-        f"fast, slow: mean gap {_pair(mean_gap, 3)} (5), contacts a client {_pair(contacts, 2)} ({ticks / 5:g}); "
-        f"with the gaps' tails at most {far:.1f} standard errors off; {lanes} lanes of {ticks} server steps",
+        f"fast, slow: mean gap {_pair(mean_gap, 3)} (5), contacts a client {_pair(contacts, 2)} "
+        f"({ticks / 5:g}); "
+        f"with the gaps' tails at most {far:.1f} standard errors off; {lanes} lanes of {ticks} "
+        "server steps",
     )
     slots_fast = is_fast[np.arange(lanes)[:, None, None], clients]
     return [first, second], _laws_figure(
@@ -165,13 +183,19 @@ def _laws_figure(draws: list[tuple[np.ndarray, np.ndarray]], law: np.ndarray) ->
     return figure
 
 
-# Claim 8 ------------------------------------------------------------------------------------------------------------------------------
+# Claim 8 -----------------------------------------------------------------------------------------
 
 
 def judge_step_time(
     sizes: Sizes, favano_run: Timeline, fedbuff_runs: Mapping[str, Timeline]
 ) -> tuple[Verdict, Figure]:
-    """Claim 8: time per server step at four shares of slow clients."""
+    """Judge claim 8: the time per server step at four shares of slow clients.
+
+    Args:
+      sizes: The size of the study.
+      favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
+      fedbuff_runs: FedBuff's schedules by reading, with the same leaves.
+    """
     quafl_run = at_shares(quafl.system, quafl.system.Hyper(), 2, 200)
     is_constant = all(
         bool(np.all(np.diff(each.time, prepend=0.0) == PERIOD)) for each in (favano_run, quafl_run)
@@ -193,7 +217,10 @@ def judge_step_time(
     numbers = "; ".join(
         f"{name} {x.mean[THIRD]:.4g} and {x.mean[MOST]:.4g}" for name, x in found.items()
     )
-    why = f"FAVANO and QuAFL 7 in every step; at 34 and 89 slow {numbers} units; FedAvg {far:.1f} standard errors from closed form at most"
+    why = (
+        f"FAVANO and QuAFL 7 in every step; at 34 and 89 slow {numbers} units; FedAvg {far:.1f} "
+        "standard errors from closed form at most"
+    )
     measured = {
         "slow_share": SHARES,
         "constant": is_constant,
@@ -244,11 +271,18 @@ def _times_figure(found: dict[str, Estimate]) -> Figure:
     return figure
 
 
-# Claims 17, 18 and 19 -----------------------------------------------------------------------------------------------------------------
+# Claims 17, 18 and 19 ----------------------------------------------------------------------------
 
 
 def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figure]:
-    """Claim 17: Table 1's rows at fixed s and constants, and staleness in the steps that begin within 5000 units."""
+    """Judge claim 17: Table 1's rows at fixed s and constants, and staleness.
+
+    Staleness counts in the steps that begin within 5000 units.
+
+    Args:
+      favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
+      blocked: FedBuff's schedules with blocked clients.
+    """
     numbers = np.array([50, 100, 200, 400, 800, 1600])
     setting = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
     settings = [setting._replace(num_clients=int(n)) for n in numbers]
@@ -269,8 +303,10 @@ def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figu
     )
     own = ", ".join(f"{abs(x):.2f}" for x in powers["FAVANO"])
     why = (
-        f"powers of n {own} (QuAFL's lower ones {powers['QuAFL'][1]:.2f}); FedBuff's largest staleness "
-        f"{worst.mean[THIRD]:.1f} with 66 fast, {worst.mean[MOST]:.1f} with 11; FAVANO's is the same at all speeds"
+        f"powers of n {own} (QuAFL's lower ones {powers['QuAFL'][1]:.2f}); FedBuff's largest "
+        "staleness "
+        f"{worst.mean[THIRD]:.1f} with 66 fast, {worst.mean[MOST]:.1f} with 11; FAVANO's is the "
+        "same at all speeds"
     )
     measured = {
         "powers_of_n": powers,
@@ -298,7 +334,10 @@ def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figu
 
 
 def judge_two_workers(sizes: Sizes) -> Verdict:
-    """Claim 18: a worker of 1 and one of 1000 units a gradient, exactly (as a recorded trace) and on average (geometric times)."""
+    """Judge claim 18: one worker takes 1 unit a gradient and the other 1000.
+
+    The times are exact (a recorded trace), and geometric with these means.
+    """
     pair = {
         "num_clients": 2,
         "local_steps": 1,
@@ -330,8 +369,10 @@ def judge_two_workers(sizes: Sizes) -> Verdict:
     far = tails.deviation(0.5**beyond)
     is_exact = bool(np.all(exact == UNITS))
     why = (
-        f"staleness of the slow one's {exact.size} updates {exact.min()} to {exact.max()} at exact times, at geometric ones ({drawn.size}) "
-        f"{mean.mean:.0f} +- {mean.error:.0f} on average; FAVANO's gaps at most {far:.1f} standard errors from geometric(1/2) for either"
+        f"staleness of the slow one's {exact.size} updates {exact.min()} to {exact.max()} at "
+        f"exact times, at geometric ones ({drawn.size}) "
+        f"{mean.mean:.0f} +- {mean.error:.0f} on average; FAVANO's gaps at most {far:.1f} "
+        "standard errors from geometric(1/2) for either"
     )
     measured = {
         "exact": exact[0],
@@ -346,14 +387,17 @@ def judge_two_workers(sizes: Sizes) -> Verdict:
 
 
 def _slow_staleness(timeline: Timeline, is_fast: np.ndarray, num: int) -> np.ndarray:
-    """Staleness of the first `num` updates of each lane's slow client: `[L, num]`."""
+    """Return the staleness of the first `num` updates of each lane's slow client: `[L, num]`."""
     client, version = timeline.clients[0, ..., 0], timeline.version[0, ..., 0]
     ticks = [np.flatnonzero(~fast[own])[:num] for fast, own in zip(is_fast, client, strict=True)]
     return np.stack([at - own[at] for at, own in zip(ticks, version, strict=True)])
 
 
 def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:
-    """Claim 19: whose updates FedBuff takes, in the steps that begin within 5000 units and once it has settled."""
+    """Judge claim 19: whose updates FedBuff takes.
+
+    They are counted in the steps that begin within 5000 units, and in those after it has settled.
+    """
     population = 1 - np.ceil(np.array(SHARES) * 100) / 100
     within, settled = {}, {}
     for reading, timeline in fedbuff_runs.items():
@@ -374,7 +418,8 @@ def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:
     lead = min(np.min((x.mean - population) / x.error) for x in settled.values())
     percent = {name: 100 * np.stack([x.mean, settled[name].mean]) for name, x in within.items()}
     numbers = ", ".join(
-        f"{x[0, THIRD]:.1f} % and {x[0, MOST]:.1f} % ({name}; settled {x[1, THIRD]:.1f} % and {x[1, MOST]:.1f} %)"
+        f"{x[0, THIRD]:.1f} % and {x[0, MOST]:.1f} % ({name}; settled {x[1, THIRD]:.1f} % and "
+        f"{x[1, MOST]:.1f} %)"
         for name, x in percent.items()
     )
     error = max(x.error.max() for x in within.values())
@@ -390,12 +435,15 @@ def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:
         and np.all((most > marks.least) & (most < marks.most))
         and lead > marks.far
     )
-    why = f"holds if settled, to a point; in 5000 units, at 66 and 11 fast: {numbers}; standard errors at most {100 * error:.2f} points"
+    why = (
+        f"holds if settled, to a point; in 5000 units, at 66 and 11 fast: {numbers}; standard "
+        f"errors at most {100 * error:.2f} points"
+    )
     return verdict(19, measured, holds, why)
 
 
 def _begins_within(timeline: Timeline) -> np.ndarray:
-    """The server steps that begin within the budget: `bool[..., T]`."""
+    """Return which server steps begin within the budget: `bool[..., T]`."""
     begins = np.concatenate(
         [np.zeros_like(timeline.time[..., :1]), timeline.time[..., :-1]], axis=-1
     )
@@ -403,7 +451,7 @@ def _begins_within(timeline: Timeline) -> np.ndarray:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Draw and judge."""
+    """Draw the schedules and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     fedbuff_runs = {
         reading: at_shares(fedbuff.system, hyper, sizes.seeds, FEDBUFF_TICKS)

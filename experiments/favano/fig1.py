@@ -1,6 +1,7 @@
 """FAVANO's Fig. 1: test accuracy against virtual time, MNIST non-IID, 2/3 fast clients.
 
-To be seen: the asynchronous methods far above FedAvg, and QuAFL poor. `--results` draws it from a folder of table2.
+The paper shows the asynchronous methods far above FedAvg, and QuAFL poor. `--results` draws the
+figure from a results folder of favano/table2.
 """
 
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
@@ -15,7 +16,7 @@ SHOWN = {
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the four methods, draw the figure, report the final means."""
+    """Run or read the four methods, draw the figure, and report the final means."""
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     by_method, final = ran.of(COLUMN), final_percent(ran, COLUMN)
     figure = picture(by_method, "accuracy", title=ran.title(COLUMN))

@@ -1,7 +1,8 @@
-"""FAVANO's Fig. 2: test accuracy and client variance against virtual time, MNIST non-IID, 1/9 fast clients.
+"""FAVANO's Fig. 2: test accuracy and client variance, MNIST non-IID, 1/9 fast clients.
 
-To be seen: FedBuff levels off well below FAVANO, as few fast clients fill the buffer. The variance is sum_i ||w_i - w||^2 over the base
-models that clients hold. `--results` draws it from a folder of table2.
+The paper shows FedBuff levelling off well below FAVANO, as few fast clients fill the buffer. The
+variance is sum_i ||w_i - w||^2 over the base models that clients hold. `--results` draws the figure
+from a results folder of favano/table2.
 """
 
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
@@ -16,7 +17,7 @@ SHOWN = {
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the four methods, draw both panels, report the final means."""
+    """Run or read the four methods, draw both panels, and report the final means."""
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     by_method, final = ran.of(COLUMN), final_percent(ran, COLUMN)
     title = ran.title(COLUMN)

@@ -1,7 +1,9 @@
-"""FAVANO's Fig. 3a: test accuracy against virtual time, CIFAR-10 non-IID, ResNet-20, learning rate 0.005, 2/3 fast clients.
+"""FAVANO's Fig. 3a: test accuracy against time, CIFAR-10 non-IID, ResNet-20, 2/3 fast clients.
 
-To be seen: FAVANO and FedBuff best, FedBuff less steady. Full size is meant for an accelerator; `--reduced` is smaller on the same images,
-and says how. `--dataset FILE.npz` takes the images from a file; `--results` draws from a folder of fig6.
+The learning rate is 0.005. The paper shows FAVANO and FedBuff best, and FedBuff less steady. The
+full size is meant for an accelerator; `--reduced` is smaller on the same images and says how.
+`--dataset FILE.npz` takes the images from a file; `--results` draws from a results folder of
+favano/fig6.
 """
 
 import numpy as np
@@ -35,13 +37,16 @@ FAVANO, FEDBUFF = "FAVANO, stochastic", "FedBuff, lr"
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the methods, draw the figure, judge claim 13."""
+    """Run or read the methods, draw the figure, and judge claim 13."""
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
     final = final_percent(ran, COLUMN)
     wobble = {method: unsteadiness(data) for method, data in ran.of(COLUMN).items()}
     rest = max(final["FedAvg"], final["QuAFL"])
     holds = min(final[FAVANO], final[FEDBUFF]) > rest and wobble[FEDBUFF] > wobble[FAVANO]
-    why = f"holds if {FAVANO!r} and {FEDBUFF!r} end above FedAvg and QuAFL, and the latter is less steady; {size_words(ran)}"
+    why = (
+        f"holds if {FAVANO!r} and {FEDBUFF!r} end above FedAvg and QuAFL, and the latter is less "
+        f"steady; {size_words(ran)}"
+    )
     judged = verdict(
         13,
         {"final": final, "unsteadiness": wobble},
@@ -54,6 +59,10 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def unsteadiness(data: xr.Dataset) -> float:
-    """Root mean square change of accuracy, in points, between two evaluations in the second half of a run; over seeds."""
+    """Measure how much accuracy jumps in the second half of a run.
+
+    Returns:
+      The root mean square change between two evaluations, in points, over seeds.
+    """
     late = 100 * data.accuracy.isel(eval=slice(data.sizes["eval"] // 2, None))
     return float(np.sqrt((late.diff("eval") ** 2).mean()))

@@ -1,7 +1,8 @@
-"""FAVANO's Fig. 5: loss, accuracy and variance against time, and against local and server steps, MNIST non-IID, 1/9 fast clients.
+"""FAVANO's Fig. 5: loss, accuracy and client variance, MNIST non-IID, 1/9 fast clients.
 
-To be seen: speed-ups in time for the asynchronous methods. The paper does not say which of its six panels is which; all nine
-combinations are drawn. Local steps are those delivered to the server. `--results` draws from a folder of table2.
+The paper shows speed-ups in time for the asynchronous methods. It does not say which of its six
+panels is which; all nine combinations with time, local steps and server steps are drawn. Local
+steps are those delivered to the server. `--results` draws from a results folder of favano/table2.
 """
 
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
@@ -13,7 +14,7 @@ TARGET = 0.8
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the methods, draw all panels, report the time to 80 % accuracy."""
+    """Run or read the methods, draw all panels, and report the time to 80 % accuracy."""
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
     judged = verdict(9, {f"virtual time to {TARGET:.0%}": reached}, None, JUDGED_BY_TABLE2)

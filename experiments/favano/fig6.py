@@ -1,7 +1,8 @@
-"""FAVANO's Fig. 6: loss, accuracy and variance against time, local steps and server steps, CIFAR-10 non-IID, ResNet-20.
+"""FAVANO's Fig. 6: loss, accuracy and client variance, CIFAR-10 non-IID, ResNet-20.
 
-The runs of Fig. 3a, drawn as Fig. 5 is. Full size is meant for an accelerator; `--reduced` is smaller on the same images, and says how.
-`--dataset FILE.npz` takes the images from a file; `--results` draws from a folder of fig3a.
+These are the runs of Fig. 3a, drawn as in Fig. 5. The full size is meant for an accelerator;
+`--reduced` is smaller on the same images and says how. `--dataset FILE.npz` takes the images from a
+file; `--results` draws from a results folder of favano/fig3a.
 """
 
 from experiments.favano.claims import verdict
@@ -13,7 +14,7 @@ TARGET = 0.3
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read the methods, draw all panels, report the time to 30 % accuracy."""
+    """Run or read the methods, draw all panels, and report the time to 30 % accuracy."""
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
     judged = verdict(

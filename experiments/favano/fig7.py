@@ -1,8 +1,10 @@
-"""FAVANO's Fig. 7: FAVANO[QNN] and FAVANO[32 bits] for several cohort sizes s, CIFAR-10 non-IID, ResNet-20.
+"""FAVANO's Fig. 7: FAVANO[QNN] and FAVANO[32 bits] for several cohort sizes s, CIFAR-10 non-IID.
 
-QNN has 3-bit weights and activations and 4-bit neural gradients in local training. To be seen: a larger s is better, few bits lose little.
-The paper's values of s are not known to us: a twentieth, a fifth and a half of the clients are taken. Full size is meant for an
-accelerator; `--reduced` is smaller on the same images, and says how. `--dataset FILE.npz` takes the images from a file.
+The network is ResNet-20. QNN has 3-bit weights and activations and 4-bit neural gradients in local
+training. The paper shows that a larger s is better and that few bits lose little. Its values of s
+are not known to us: a twentieth, a fifth and a half of the clients are taken. The full size is
+meant for an accelerator; `--reduced` is smaller on the same images and says how. `--dataset
+FILE.npz` takes the images from a file.
 """
 
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
@@ -25,7 +27,7 @@ CLOSE = CLAIMS[15].criterion.lost
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read all pairs, draw the figure, judge claim 15."""
+    """Run or read all pairs, draw the figure, and judge claim 15."""
     num_clients = CIFAR10.study.choose(arguments).shared.get("num_clients", 100)
     sizes = [max(1, round(share * num_clients)) for share in SHARES]
     methods = {
@@ -39,7 +41,10 @@ def run(arguments: Arguments) -> Outcome:
     lost = [a - b for a, b in zip(whole, low, strict=True)]
     holds = whole == sorted(whole) and low == sorted(low) and max(lost) < CLOSE
     numbers = ", ".join(f"{x:.1f}" for x in lost)
-    why = f"holds if accuracy grows with s and QNN loses under {CLOSE:g} points; lost {numbers}; {size_words(ran)}"
+    why = (
+        f"holds if accuracy grows with s and QNN loses under {CLOSE:g} points; lost {numbers}; "
+        f"{size_words(ran)}"
+    )
     judged = verdict(15, final, *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)))
     text = table(
         ["method", "final accuracy, %"],

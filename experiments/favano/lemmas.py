@@ -1,7 +1,9 @@
-"""FAVANO's mean-model identity, reweighting and contraction (arXiv 2305.16099): claims 1, 2 and 3 on small random problems.
+"""FAVANO's mean-model identity, reweighting and contraction on small problems (claims 1 to 3).
 
-Server steps are the package's own (`systems/favano.py`), step counts and alpha come from its clock, and what is expected from
-`theory/favano.py`.
+See arXiv 2305.16099. Server steps are those of `fedjax_sim.systems.favano`, step counts and alpha
+come from its clock, and expected values from `fedjax_sim.theory.favano`.
+
+Dimension letters: `I` instances, `M` cohorts, `N` clients, `P` parameters.
 """
 
 import itertools
@@ -41,13 +43,13 @@ STUDY = Study(
     full=Sizes(seeds=64, problems=10, instances=400),
     smoke=Sizes(seeds=16, problems=2, instances=60),
 )
-"""Seeds are the lanes of claim 2, at least two; `problems` are those of claim 1 per shape, `instances`
-those of claim 3 per number of clients."""
+"""Seeds are the lanes of claim 2, at least two; `problems` are those of claim 1 per shape;
+`instances` are those of claim 3 per number of clients."""
 
 
 @struct.dataclass
 class Logistic:
-    """Clients with f_i(w) = mean_m log(1 + exp(-y_m x_m . w)): gradients change along a trajectory."""
+    """Clients with f_i(w) = mean_m log(1 + exp(-y_m x_m . w)), so that gradients change."""
 
     inputs: Array  # f[N, M, P]
     signs: Array  # f[N, M]
@@ -66,19 +68,31 @@ class Logistic:
         return {"norm": jnp.sqrt(jnp.sum(jnp.square(params)))}
 
 
-# Claim 1 ------------------------------------------------------------------------------------------------------------------------------
+# Claim 1 -----------------------------------------------------------------------------------------
 
 
 @partial(jax.jit, static_argnums=0)
 def server_step(plan: Plan, problem: Any, hyper: Any, state: Versioned, event: Event) -> Versioned:
-    """One server step of the package."""
+    """Take one server step of FAVANO."""
     return favano.algorithm(problem, hyper, plan).step(jax.random.key(0), state, event)[0]
 
 
 def identity_error(
     random: np.random.Generator, n: int, s: int, most_steps: int, size: int, ticks: int = 25
 ) -> float:
-    """Follow a random problem with random cohorts, steps and weights; returns the largest error over the largest move of the mean."""
+    """Follow a random problem with random cohorts, step counts and weights.
+
+    Args:
+      random: Source of random numbers.
+      n: Number of clients.
+      s: Clients contacted per server step.
+      most_steps: Most local steps.
+      size: Number of parameters.
+      ticks: Server steps.
+
+    Returns:
+      The largest error of the identity over the largest move of the mean model.
+    """
     inputs, signs = random.normal(size=(n, 8, size)), random.choice([-1.0, 1.0], (n, 8))
     lr = float(random.uniform(0.05, 1))
     hyper = favano.system.Hyper(
@@ -127,12 +141,15 @@ def identity_error(
 
 
 def judge_identity(sizes: Sizes) -> Verdict:
-    """Claim 1."""
+    """Judge claim 1 on random logistic problems."""
     shapes = [(5, 2, 3, 4), (8, 8, 5, 3), (30, 10, 20, 10)]
     random = np.random.default_rng(1)
     with jax.enable_x64(True):
         errors = [identity_error(random, *shape) for shape in shapes for _ in range(sizes.problems)]
-    why = f"largest relative error {max(errors):.1e} over {len(errors)} logistic problems of 25 server steps, arbitrary weights, float64"
+    why = (
+        f"largest relative error {max(errors):.1e} over {len(errors)} logistic problems of 25 "
+        "server steps, arbitrary weights, float64"
+    )
     return verdict(
         1,
         {"relative_error": max(errors), "problems": len(errors)},
@@ -141,11 +158,19 @@ def judge_identity(sizes: Sizes) -> Verdict:
     )
 
 
-# Claim 2 ------------------------------------------------------------------------------------------------------------------------------
+# Claim 2 -----------------------------------------------------------------------------------------
 
 
 def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verdict:
-    """Claim 2: step counts and alpha from the clock at n = 100, s = 20, K = 20; skewed independent gradients of given mean and variance."""
+    """Judge claim 2 on the step counts and alpha of the clock at n = 100, s = 20, K = 20.
+
+    Gradients are independent and skewed, with given mean and variance.
+
+    Args:
+      sizes: The size of the study.
+      ticks: Server steps per lane.
+      warm: Server steps left out at the beginning.
+    """
     random, mean, deviation = np.random.default_rng(2), 1.5, 2.0
     law = theory.step_law(
         [1 / 2, 1 / 16], contact_probability=0.2, round_time=7, max_steps=20, law="runtime_geom"
@@ -176,7 +201,10 @@ def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verd
             "stated_variance": stated,
         }
     draws = sizes.seeds * (ticks - warm) * 20
-    why = f"means and variances of fast and slow at most {max(far):.1f} standard errors from the stated ones, {draws} contacts each"
+    why = (
+        f"means and variances of fast and slow at most {max(far):.1f} standard errors from the "
+        f"stated ones, {draws} contacts each"
+    )
     return verdict(
         2,
         {"largest_deviation": max(far), "contacts": draws, **measured},
@@ -185,20 +213,34 @@ def judge_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> Verd
     )
 
 
-# Claim 3 ------------------------------------------------------------------------------------------------------------------------------
+# Claim 3 -----------------------------------------------------------------------------------------
 
 
 def potential(server: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """Sum of squared distances of all models to their mean. server: `[..., P]`; bases: `[..., N, P]`."""
+    """Sum the squared distances of all models to their mean.
+
+    Args:
+      server: `[..., P]`.
+      bases: `[..., N, P]`.
+    """
     everyone = np.concatenate([server[..., None, :], bases], axis=-2)
     return np.sum((everyone - everyone.mean(-2, keepdims=True)) ** 2, axis=(-2, -1))
 
 
 @jax.jit
 def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array) -> Array:
-    """The server's next model for every instance and cohort: `[I, M, P]`. bases, progress: `[I, N, P]`; cohorts: `i32[M, N]`, EMPTY-padded.
+    """Compute the server's next model for every instance and cohort.
 
-    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress wanted.
+    One step of rate 1 on ||w - (base - progress)||^2 / 2 makes the progress that is wanted.
+
+    Args:
+      server: `[I, P]`.
+      bases: Base models, `[I, N, P]`.
+      progress: Progress of each client, `[I, N, P]`.
+      cohorts: `i32[M, N]`, padded with `EMPTY`.
+
+    Returns:
+      `[I, M, P]`.
     """
     n = bases.shape[1]
     hyper = favano.system.Hyper(num_clients=n, num_selected=n, local_steps=1, lr=1.0, batch_size=1)
@@ -226,7 +268,7 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
 
 
 def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
-    """Claim 3: exact expectations over all cohorts of 2 to 6 clients."""
+    """Judge claim 3 by exact expectations over all cohorts of 2 to 6 clients."""
     random = np.random.default_rng(3)
     errors, ratios = [], []
     for n in range(2, 7):
@@ -270,7 +312,10 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
         "largest_share_of_bound": max(ratios),
         "instances": num,
     }
-    why = f"formula off by {max(errors):.0e} of Phi, E[Phi] up to {max(ratios):.3f} of its bounds; {num} instances, all cohorts, n = 2 to 6"
+    why = (
+        f"formula off by {max(errors):.0e} of Phi, E[Phi] up to {max(ratios):.3f} of its bounds; "
+        f"{num} instances, all cohorts, n = 2 to 6"
+    )
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     sizes_of_cohort = np.arange(1, n + 1)
@@ -299,7 +344,7 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Measure and judge."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     contraction, figure = judge_contraction(sizes)
     verdicts = [judge_identity(sizes), judge_reweighting(sizes), contraction]

@@ -1,9 +1,12 @@
-"""The runs behind FAVANO's experiments on images (arXiv 2305.16099, Sec. 5): methods, columns, sizes per data set.
+"""The runs behind FAVANO's experiments on images (arXiv 2305.16099, Sec. 5).
 
-The paper's size is n = 100 clients, s = 20 selected, K = 20 local steps, Z = 10, batch 128. MNIST: learning rate 0.5, 5000 units of virtual
-time; CIFAR-10: ResNet-20, 0.005, 10000; TinyImageNet: ResNet-18, 0.1, 10000. Where the paper is silent: MLP 784-32-10 on inputs in [0, 1]
-for MNIST, plain SGD, s = 20 throughout, 2/3 fast clients in the IID column; a seed's initial model, split and speeds are shared by all
-methods, and evaluation is on the official test set (validation set of TinyImageNet).
+The paper has n = 100 clients, s = 20 selected, K = 20 local steps, a buffer of Z = 10 and batches
+of 128. MNIST: learning rate 0.5, 5000 units of virtual time. CIFAR-10: ResNet-20, 0.005, 10000.
+TinyImageNet: ResNet-18, 0.1, 10000.
+
+Where the paper is silent: an MLP 784-32-10 on inputs in [0, 1] for MNIST, plain SGD, s = 20
+throughout, and 2/3 fast clients in the IID column. All methods share a seed's initial model, split
+and speeds. Evaluation is on the official test set (the validation set of TinyImageNet).
 """
 
 import itertools
@@ -29,16 +32,25 @@ from fedjax_sim.types import Problem, System
 
 
 class Method(NamedTuple):
-    """A system in one of its readings."""
+    """A system in one of its readings.
+
+    Attributes:
+      system: The system.
+      settings: Settings of this reading, in place of the system's defaults.
+      low_bit: Bits of weights, activations and neural gradients in local training, or None for full
+        precision.
+    """
 
     system: System
     settings: Mapping[str, Any]
     low_bit: tuple[int, int, int] | None = None
-    """Bits of weights, activations and neural gradients in training; None for full precision."""
 
 
 PUBLIC = {"restart": "own_finish", "send_old_model": True}
-"""FedBuff's clock in the public simulator of QuAFL; with lr Z/n, all of that simulator's FedBuff."""
+"""FedBuff's clock in the public simulator of QuAFL.
+
+With `lr_scale` Z/n this is all of that simulator's FedBuff.
+"""
 
 METHODS: dict[str, Method] = {
     "FedAvg": Method(fedavg.system, {}),
@@ -56,7 +68,12 @@ METHODS: dict[str, Method] = {
 
 
 class Column(NamedTuple):
-    """A column of the table: how the data are split, and the share of slow clients."""
+    """A column of Table 2.
+
+    Attributes:
+      partition: How the data are split over clients.
+      slow_fraction: The share of slow clients.
+    """
 
     partition: str
     slow_fraction: float
@@ -70,7 +87,14 @@ COLUMNS: dict[str, Column] = {
 
 
 class Images(NamedTuple):
-    """A data set's experiments: at full size, smaller on the same data (`--reduced`), and in a few seconds (`--smoke`)."""
+    """The experiments on one data set.
+
+    Attributes:
+      study: The sizes at which they can be run.
+      augmentation: How training images are changed at random, or None.
+      mean: Mean of each colour channel, subtracted from images in [0, 1].
+      std: Standard deviation of each colour channel, by which images are divided.
+    """
 
     study: Study
     augmentation: Augmentation | None = None
@@ -150,23 +174,30 @@ TINY_IMAGENET = Images(
     std=(0.229, 0.224, 0.225),
 )
 NUM_EVALS = 25
-"""At most: after equal numbers of server steps, so about every 200 units of MNIST's virtual time."""
+"""Most evaluations of a run, after equal numbers of server steps.
+
+On MNIST one falls about every 200 units of virtual time.
+"""
 
 
 class Runs(NamedTuple):
-    """What was run, now or earlier."""
+    """The curves of several methods, run now or read from an earlier results folder.
+
+    Attributes:
+      curves: Curves by "METHOD | COLUMN".
+      config: Data set, number of seeds, time budget, model, whether it was a smoke run, how it was
+        reduced in words, and the settings of each method.
+    """
 
     curves: dict[str, xr.Dataset]
-    """By "METHOD | COLUMN"."""
     config: dict[str, Any]
-    """dataset, seeds (their number), time_budget, model, smoke, reduced (how, in words), and each method's settings."""
 
     def title(self, column: str) -> str:
-        """What a picture of a column is called."""
+        """Return the title of a column's picture."""
         return ", ".join(filter(None, (self.config["dataset"], column, self.config["reduced"])))
 
     def of(self, column: str) -> dict[str, xr.Dataset]:
-        """One column's curves by method."""
+        """Return the curves of one column by method."""
         return {
             name.removesuffix(f" | {column}"): data
             for name, data in self.curves.items()
@@ -177,7 +208,20 @@ class Runs(NamedTuple):
 def runs(
     arguments: Arguments, images: Images, columns: Sequence[str], methods: Mapping[str, Method]
 ) -> Runs:
-    """Run methods x columns x seeds, or read them from an earlier results folder."""
+    """Run methods in columns with all seeds, or read them from an earlier results folder.
+
+    Args:
+      arguments: The command line; `results` names the earlier folder.
+      images: The experiments of the data set.
+      columns: Names of `COLUMNS`.
+      methods: Methods by name.
+
+    Returns:
+      The curves of every method in every column.
+
+    Raises:
+      ConfigError: If the earlier folder lacks one of the runs, or was run with other arguments.
+    """
     if arguments.results is not None:
         return _earlier(
             arguments, [f"{method} | {column}" for column in columns for method in methods]
@@ -250,7 +294,10 @@ def _tasks(
     columns: Sequence[str],
     methods: Mapping[str, Method],
 ) -> dict[tuple[str, tuple[int, int, int] | None], list[Problem]]:
-    """Per split and bits, a problem per seed; all share the images and, padded to one shape, the compiled programs."""
+    """Make a problem per seed for every split and precision.
+
+    All share the images and, padded to one shape, the compiled programs.
+    """
     data = datasets.load(sizes.dataset, data_dir=data_dir)
     num_clients = sizes.shared.get("num_clients", 100)
     splits = sorted({COLUMNS[column].partition for column in columns})
@@ -276,14 +323,14 @@ def _tasks(
 
 
 def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    """The same curves under names that a results file can hold."""
+    """Return the same curves under names that a results file can hold."""
     return {_group(name): data for name, data in curves.items()}
 
 
 def picture(
     curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time"
 ) -> Figure:
-    """Draw a metric of several methods, the variance on a logarithmic axis."""
+    """Draw a metric of several methods, client variance on a logarithmic axis."""
     figure = plots.curves_figure(curves, metric, against=against)
     figure.suptitle(title)
     if metric == "client_variance":
@@ -292,7 +339,7 @@ def picture(
 
 
 def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:
-    """Loss, accuracy and variance against time, local steps and server steps: nine pictures."""
+    """Draw loss, accuracy and variance against time, local steps and server steps: nine pictures."""
     pairs = itertools.product(
         ("loss", "accuracy", "client_variance"), ("time", "local_steps", "ticks")
     )
@@ -305,9 +352,14 @@ def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:
 
 
 def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, float | None]:
-    """Virtual time at which each method's mean accuracy first reaches a value, among the evaluations; None if it never does.
+    """Return the virtual time at which each method's mean accuracy first reaches a value.
 
-    Over the seeds that did not diverge.
+    Args:
+      curves: Curves by method. Seeds that diverged are left out of the mean.
+      accuracy: The value, between 0 and 1.
+
+    Returns:
+      The time of the first evaluation that reaches it, by method; None if none does.
     """
     found: dict[str, float | None] = {}
     for method, data in curves.items():
@@ -320,18 +372,22 @@ def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, flo
 
 
 def size_words(ran: Runs) -> str:
-    """What a verdict says of a run's size."""
+    """Describe the size of a run: data set, number of seeds, and how it is reduced."""
     reduced = f"; reduced: {ran.config['reduced']}" if ran.config["reduced"] else ""
     return f"{ran.config['dataset']}, {ran.config['seeds']} seeds{reduced}"
 
 
 def final_percent(ran: Runs, column: str) -> dict[str, float]:
-    """Mean final test accuracy of each method in one column, in percent."""
+    """Return the mean final test accuracy of each method in one column, in percent."""
     return {method: percent(data)[0] for method, data in ran.of(column).items()}
 
 
 def percent(data: xr.Dataset) -> tuple[float, float]:
-    """Final test accuracy in percent: mean and standard deviation over seeds (of n - 1 degrees of freedom) that did not diverge."""
+    """Return mean and standard deviation of the final test accuracy, in percent.
+
+    They are taken over the seeds that did not diverge, the standard deviation with n - 1 degrees of
+    freedom.
+    """
     final = 100 * data.accuracy.isel(eval=-1).values[~data.failed.values].astype(float)
     return float(final.mean()) if final.size else float("nan"), float(
         final.std(ddof=1)

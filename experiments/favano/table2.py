@@ -1,8 +1,9 @@
 """FAVANO's Table 2: final test accuracy on MNIST, four methods, three columns.
 
-Besides the paper's rows: both readings of FedBuff's local learning rate under three readings of its clock (blocked; own finish; running
-times drawn afresh at each server step), both reweightings of FAVANO, and FAVANO with alpha = 1 (an ablation: QuAFL's clients adopting
-the server's model, without reweighting). Ten seeds by default; the results reached are in README.md beside.
+In addition to the paper's rows it has both readings of FedBuff's local learning rate under three
+readings of its clock (blocked; own finish; running times drawn afresh at each server step), both
+reweightings of FAVANO, and FAVANO with alpha = 1: an ablation in which QuAFL's clients adopt the
+server's model, without reweighting. Ten seeds by default. The results are in experiments/README.md.
 """
 
 import math
@@ -37,11 +38,12 @@ PAPER: dict[str, dict[str, tuple[float, float]]] = {
         "non-IID, 1/9 fast": (87.3, 2.3),
     },
 }
-"""Table 2: final test accuracy in percent, mean and standard deviation over 10 runs."""
+"""Table 2 of the paper: final test accuracy in percent, mean and standard deviation over 10 runs.
+"""
 
 
 Cells = dict[str, dict[str, tuple[float, float]]]
-"""Mean and standard deviation in percent by method and column."""
+"""Mean and standard deviation in percent, by method and column."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -77,14 +79,22 @@ def run(arguments: Arguments) -> Outcome:
 
 
 READING = "FedBuff, lr"
-"""Which FedBuff the claims are judged with: the systems' default, blocked until the exchange and with the plain learning rate."""
+"""The reading of FedBuff that claims are judged with.
+
+Clients are blocked until the exchange, with the plain learning rate: the system's defaults.
+"""
 
 
 def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
     """Judge claims 9 to 12 on the means over seeds.
 
-    The paper settles neither FedBuff's clock nor its learning rate: claims are judged in the default reading, and what they would be in
-    the others is given beside. No claim is judged if a method has diverged in all seeds.
+    The paper settles neither FedBuff's clock nor its learning rate. Claims are judged in the
+    default reading, and the verdict's text gives the outcome in the other readings too. No claim is
+    judged if a method diverged in all seeds.
+
+    Args:
+      cells: Mean and standard deviation in percent, by method and column.
+      config: The settings of the runs.
     """
     mean = {
         method: {column: values[0] for column, values in row.items()}
@@ -157,7 +167,10 @@ def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
             verdict(number, measured, None, "not judged: a method has diverged in all seeds")
             for number, _, measured, _ in judged
         ]
-    how = f"{config['dataset']}, {config['seeds']} seeds, means of final accuracy in %; FAVANO stochastic; {READING!r} is FedBuff"
+    how = (
+        f"{config['dataset']}, {config['seeds']} seeds, means of final accuracy in %; FAVANO "
+        f"stochastic; {READING!r} is FedBuff"
+    )
     found = []
     for number, holds, measured, words in judged:
         others = ", ".join(

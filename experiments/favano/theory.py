@@ -1,6 +1,7 @@
-"""FAVANO's long-run mean and Theorem 1 (arXiv 2305.16099), and quantized gradients, measured through the engine: claims 6, 7 and 16.
+"""FAVANO's long-run mean, Theorem 1 and quantized gradients, measured through the engine.
 
-What is expected comes from `theory/favano.py`. Quadratics meet the theorem's assumptions with equality.
+Judges claims 6, 7 and 16 of arXiv 2305.16099. Expected values come from `fedjax_sim.theory.favano`.
+Quadratics meet the theorem's assumptions with equality.
 """
 
 import itertools
@@ -38,7 +39,7 @@ from fedjax_sim.types import Algorithm, Array, Event, Key, Plan
 REWEIGHTINGS = ("stochastic", "deterministic")
 FAST, SLOW, PERIOD = 1 / 2, 1 / 16, 7.0
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
-"""These models are single numbers: lanes are worth batching even on a CPU."""
+"""These models are single numbers, so that lanes are worth batching even on a CPU."""
 
 
 STUDY = Study(
@@ -47,13 +48,18 @@ STUDY = Study(
     ),
     smoke=Sizes(seeds=8, lanes=16, step_curvatures=(0.2, 0.4), ticks=2000, cases=1),
 )
-"""Claim 7 has seeds and cases; claim 6 has lanes, values of eta a, and ticks. `--seeds` replaces the
-numbers of seeds and of lanes, which are at least two."""
+"""Claim 7 has seeds and cases; claim 6 has lanes, values of eta a, and ticks.
+
+`--seeds` replaces the numbers of seeds and of lanes, which are at least two.
+"""
 
 
 @struct.dataclass
 class Points:
-    """Clients with f_i(w) = (w - c_i)^2 / 2 on a line, started at 0; `evaluate` returns the model itself."""
+    """Clients with f_i(w) = (w - c_i)^2 / 2 on a line, started at 0.
+
+    `evaluate` returns the model.
+    """
 
     centers: Array  # f[N]
 
@@ -71,7 +77,7 @@ class Points:
         return {"model": params}
 
 
-# Claim 6 ------------------------------------------------------------------------------------------------------------------------------
+# Claim 6 -----------------------------------------------------------------------------------------
 
 GROUPS: dict[str, Any] = {
     "num_clients": 8,
@@ -80,12 +86,15 @@ GROUPS: dict[str, Any] = {
     "batch_size": 1,
 }
 EVERY = 10
-"""Server steps from one look at the model to the next."""
+"""Server steps between two evaluations."""
 STATED = {"deterministic": 0.3166, "stochastic": 0.2310, "none": -0.5441}
 
 
 def expected_mean(reweighting: str, step_curvature: float) -> float:
-    """The long-run mean in closed form, of four fast clients that want -1 and four slow ones that want 1."""
+    """Return the long-run mean in closed form.
+
+    Four fast clients have their optimum at -1 and four slow ones at 1.
+    """
     law = theory.step_law(
         [FAST] * 4 + [SLOW] * 4,
         contact_probability=3 / 8,
@@ -98,7 +107,11 @@ def expected_mean(reweighting: str, step_curvature: float) -> float:
 
 
 def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
-    """Claim 6, through the engine."""
+    """Judge claim 6 through the engine.
+
+    Returns:
+      The verdict, the curves and a picture.
+    """
     hyper = favano.system.Hyper(**GROUPS)
     # A fast client wants -1, whoever is fast in a seed's lane.
     centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
@@ -132,7 +145,10 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
     far = found.deviation(expected)
     means, errors = (dict(zip(STATED, part[:, at].tolist(), strict=True)) for part in found)
     numbers = ", ".join(f"{means[name]:.4f} +- {errors[name]:.4f} ({name})" for name in STATED)
-    why = f"{numbers} at eta a = 0.2; {far:.1f} standard errors off at most, {sizes.lanes} lanes of {sizes.ticks} ticks"
+    why = (
+        f"{numbers} at eta a = 0.2; {far:.1f} standard errors off at most, {sizes.lanes} lanes "
+        f"of {sizes.ticks} ticks"
+    )
     measured = {
         "mean": means,
         "standard_error": errors,
@@ -172,11 +188,11 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
     )
 
 
-# Claim 7 ------------------------------------------------------------------------------------------------------------------------------
+# Claim 7 -----------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """A family of quadratics and the run on them."""
+    """A family of quadratics, and the run on them."""
 
     n: int
     s: int
@@ -207,7 +223,7 @@ class Watched(NamedTuple):
 
 
 def with_gradient_at_mean(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
-    """Bind FAVANO with a further metric: the squared gradient at mu.
+    """Bind FAVANO with a further metric, the squared gradient at mu.
 
     mu is the mean of the server's model and all base models.
     """
@@ -232,7 +248,7 @@ def with_gradient_at_mean(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
 
 
 def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.FavanoSetup:
-    """The constants of the assumptions, which the quadratics meet with equality."""
+    """Return the constants of the assumptions, which the quadratics meet with equality."""
     num_slow = int(np.ceil(case.slow_fraction * case.n - 1e-6))
     rates = [SLOW] * num_slow + [FAST] * (case.n - num_slow)
     window = {"contact_probability": case.s / case.n, "round_time": PERIOD}
@@ -256,7 +272,16 @@ def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.Favan
 
 
 def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
-    """Claim 7, through the engine; the mean over seeds of one problem per case, at the largest step size allowed."""
+    """Judge claim 7 through the engine.
+
+    Each case is one problem, run at the largest step size allowed and averaged over seeds.
+
+    Returns:
+      The verdict, the curves and a picture.
+
+    Raises:
+      AssertionError: If a condition of the theorem does not hold.
+    """
     system = favano.system._replace(algorithm=with_gradient_at_mean)
     rows = CASES[: sizes.cases]
     curves: dict[str, xr.Dataset] = {}
@@ -335,15 +360,19 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
     return verdict(7, measured, holds, why), curves, figure
 
 
-# Claim 16 -----------------------------------------------------------------------------------------------------------------------------
+# Claim 16 ----------------------------------------------------------------------------------------
 
 RANGE, BITS, OPTIMA = 4.0, (3, 4, 5, 6), 40
-"""Half the quantizer's range, its bits, and coordinates whose optima lie anywhere between its levels."""
+"""Half the quantizer's range, its bits, and the number of coordinates, whose optima lie anywhere
+between its levels."""
 
 
 @struct.dataclass
 class Rounded(Quadratic):
-    """Quadratics of curvature 1 whose gradients are taken at weights of few bits; `evaluate` returns the squared gradient."""
+    """Quadratics of curvature 1 with gradients at weights of few bits.
+
+    `evaluate` returns the squared gradient.
+    """
 
     bits: int = struct.field(pytree_node=False, default=BITS[0])
 
@@ -358,7 +387,11 @@ class Rounded(Quadratic):
 
 
 def judge_rounding() -> tuple[Verdict, dict[str, xr.Dataset]]:
-    """Claim 16: the mean of LUQ's results, element by element, and where FAVANO ends with gradients at rounded weights."""
+    """Judge claim 16.
+
+    The mean of LUQ's results is checked for each element. FAVANO is run with gradients at rounded
+    weights, to see at which squared gradient it ends.
+    """
     values = np.concatenate(
         [[0.0, 1.0], np.random.default_rng(16).uniform(-1, 1, 30), np.geomspace(1e-4, 1e-1, 8)]
     ).astype("float32")
@@ -391,14 +424,17 @@ def judge_rounding() -> tuple[Verdict, dict[str, xr.Dataset]]:
     marks = CLAIMS[16].criterion
     holds = far < marks.far and all(abs(fall / marks.factor - 1) < marks.share for fall in falls)
     ratios = ", ".join(f"{fall:.2f}" for fall in falls)
-    why = f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {BITS[0]} to {BITS[-1]} bits the floor falls by {ratios}"
+    why = (
+        f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {BITS[0]} to "
+        f"{BITS[-1]} bits the floor falls by {ratios}"
+    )
     return verdict(
         16, {"largest_deviation": far, "bits": BITS, "floors": floors}, holds, why
     ), curves
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Measure and judge."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     if arguments.seeds is not None:
         sizes = sizes.replace(lanes=sizes.seeds)

@@ -1,7 +1,9 @@
-"""FedAvg on 1000 CIFAR-10 clients, the workload of pfl's benchmark (Granqvist et al. 2024): rounds per second, and the accuracy curve.
+"""FedAvg on 1000 CIFAR-10 clients: rounds per second, and the accuracy curve.
 
-Each client has 50 images, 50 clients take part in a round, each for one epoch of batches of 10 at learning rate 0.1; a CNN of two
-convolutions. No claim of a paper is judged. `--dataset FILE.npz` takes the images from a file.
+This is the workload of pfl's benchmark (Granqvist et al. 2024): each client has 50 images, 50
+clients take part in a round, each for one epoch in batches of 10 at learning rate 0.1, with a
+network of two convolutions. No claim of a paper is judged. `--dataset FILE.npz` takes the images
+from a file.
 """
 
 from typing import Any
@@ -22,7 +24,7 @@ STUDY = Study(
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run one seed (or more), report speed and accuracy."""
+    """Run one seed or more, and report speed and accuracy."""
     sizes = STUDY.choose(arguments)
     seeds, rounds, clients, cohort = sizes.seeds, sizes.rounds, sizes.clients, sizes.cohort
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)

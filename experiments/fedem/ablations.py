@@ -1,8 +1,10 @@
-"""FedEM's ablations (arXiv 2111.02083), asserted in the paper but not plotted: claims 9, 11, 13 and 15 to 17.
+"""FedEM's ablations (arXiv 2111.02083), which the paper asserts and does not plot.
 
-On means seen through noise (ten clients, ridge 0.25, kappa 1/2), where floors and bounds are known: aggregation without memories, p,
-blocks of the quantizer, number of clients, alpha, inner steps and examples of VR-FedEM. On the mixture of Fig. 1, the paper's alpha and the
-theory's; naive aggregation on it is in `fedem/fig1`.
+Judges claims 9, 11, 13 and 15 to 17 on means seen through noise (ten clients, ridge 0.25, kappa
+1/2), where floors and bounds are known. The ablations are aggregation without memories, p, blocks
+of the quantizer, the number of clients, alpha, and inner steps and examples of VR-FedEM. The
+paper's alpha is compared with the theory's on the mixture of Fig. 1; naive aggregation on it is
+part of fedem/fig1.
 """
 
 import itertools
@@ -58,11 +60,11 @@ STUDY = Study(
         mixture=MIXTURE.smoke,
     ),
 )
-"""Blocks of the quantizer, examples per client, and inner steps are those that are compared."""
+"""The blocks of the quantizer, numbers of examples per client and of inner steps are compared."""
 
 
 class Ablation(NamedTuple):
-    """What one ablation leaves."""
+    """What one ablation returns: verdicts, curves, a table and a picture."""
 
     verdicts: list[Verdict]
     curves: dict[str, xr.Dataset]
@@ -71,7 +73,10 @@ class Ablation(NamedTuple):
 
 
 def floors(sizes: Sizes) -> Ablation:
-    """Claim 9: exact statistics, three aggregations, two step sizes, centers twice as far apart."""
+    """Judge claim 9: exact statistics, three aggregations, two step sizes.
+
+    It is run twice, the second time with centers twice as far apart.
+    """
     text, rows, curves, kept, far = [], {}, {}, [], []
     lines = {}
     cases: tuple[tuple[str, Compressor, float], ...] = (
@@ -133,7 +138,10 @@ def floors(sizes: Sizes) -> Ablation:
                 text.append([name, ", ".join(f"{x:.3g}" for x in late), shown])
                 if spread == 2.0:
                     lines[name] = (own.ticks.values[0, 0], own.mean_field.values[0].mean(axis=0))
-    why = f"FedEM ends at {max(kept):.0e} at most; floors of the others within {max(far):.0%} of gamma and spread's prediction"
+    why = (
+        f"FedEM ends at {max(kept):.0e} at most; floors of the others within {max(far):.0%} of "
+        "gamma and spread's prediction"
+    )
     judged = verdict(
         9,
         rows,
@@ -152,7 +160,10 @@ def floors(sizes: Sizes) -> Ablation:
 
 
 def participation_study(sizes: Sizes) -> Ablation:
-    """Claim 15: the level at which FedEM stays with noise, by p, at one step size; dEM's beside it."""
+    """Judge claim 15: the level at which FedEM stays with noise, by p, at one step size.
+
+    The level of dEM (no memories, no compression) is shown for comparison.
+    """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     sigma2, gamma = float(toy.known.noise.mean()) / BATCH, 0.1
     levels: dict[str, list[float]] = {}
@@ -203,8 +214,10 @@ def participation_study(sizes: Sizes) -> Ablation:
         )
     ]
     why = (
-        f"level over that of p = 1: {', '.join(f'{r:.2f}' for r in ratios)} at p = {', '.join(map(str, PARTICIPATIONS))}, "
-        f"within {apart:.0%} of (1 + 2 omega_p) / (1 + 2 omega), small gamma's; so about 1 / p holds to a third, {ratios[0]:.1f} for 4 "
+        f"level over that of p = 1: {', '.join(f'{r:.2f}' for r in ratios)} at p = "
+        f"{', '.join(map(str, PARTICIPATIONS))}, "
+        f"within {apart:.0%} of (1 + 2 omega_p) / (1 + 2 omega), small gamma's; so about 1 / p "
+        f"holds to a third, {ratios[0]:.1f} for 4 "
         f"at p = 0.25; simulated levels within {off:.0%}; without memories and compression (dEM) "
         f"{levels['dEM'][0] / levels['dEM'][-1]:.1f} there"
     )
@@ -223,12 +236,16 @@ def participation_study(sizes: Sizes) -> Ablation:
 
 
 def first_below(mean: np.ndarray, ticks: np.ndarray, level: float) -> float:
-    """The first tick evaluated at which a mean curve is at most the level; nan if it never is."""
+    """Return the first evaluated tick at which a mean curve is at most a level, or NaN."""
     return float(ticks[np.argmax(mean <= level)]) if (mean <= level).any() else math.nan
 
 
 def blocks_study(sizes: Sizes) -> Ablation:
-    """Claim 16: rounds and bits to an accuracy, with little noise by blocks of the quantizer, with much by omega at the best step."""
+    """Judge claim 16: rounds and bits to an accuracy.
+
+    With little noise they are compared by block of the quantizer, with much noise by omega at the
+    best step size.
+    """
     dim, num, ratio = 36, 400, 1e-6
     toy = Toy(clients_apart(num, 4, dim, spread=2.0), KAPPA)
     rows, curves, rounds, bits, shorter = [], {}, {}, {}, {}
@@ -294,8 +311,10 @@ def blocks_study(sizes: Sizes) -> Ablation:
         for values in (free, saved.values(), shorter.values(), with_start.values(), growth.values())
     )
     why = (
-        f"little noise, n = {num}: rounds times {by_block} for blocks of {', '.join(map(str, sizes.blocks))}, bits over {by_bits}, a "
-        f"message's over {by_length} (all over {by_both} with the one that memories start from, not compressed); much noise: rounds times "
+        f"little noise, n = {num}: rounds times {by_block} for blocks of "
+        f"{', '.join(map(str, sizes.blocks))}, bits over {by_bits}, a "
+        f"message's over {by_length} (all over {by_both} with the one that memories start from, "
+        "not compressed); much noise: rounds times "
         f"{by_omega} at omega = {', '.join(f'{x:g}' for x in growth)}"
     )
     measured = {"rounds": rounds, "bits per client": bits, "rounds with much noise": fewest}
@@ -316,7 +335,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
 
 
 def clients_study(sizes: Sizes) -> Ablation:
-    """Claim 17: the level with noise, for twice as many clients of the same data's law."""
+    """Judge claim 17: the level with noise, for more and more clients of the same law of data."""
     numbers, gamma = (10, 20, 40, 80), 0.1
     exact, found, curves = [], {}, {}
     for num in numbers:
@@ -343,7 +362,10 @@ def clients_study(sizes: Sizes) -> Ablation:
             found[num] = float(own.mean_field.values[:, 50:].mean()) / sigma2
     ratios = [a / b for a, b in itertools.pairwise(exact)]
     simulated = found[N] / found[2 * N]
-    why = f"level over sigma^2 falls by {', '.join(f'{r:.3f}' for r in ratios)} per doubling of n from 10 to 80; simulated {simulated:.2f}"
+    why = (
+        f"level over sigma^2 falls by {', '.join(f'{r:.3f}' for r in ratios)} per doubling of n "
+        f"from 10 to 80; simulated {simulated:.2f}"
+    )
     marks = CLAIMS[17].criterion
     judged = verdict(
         17,
@@ -368,7 +390,10 @@ def clients_study(sizes: Sizes) -> Ablation:
 
 
 def alpha_study(sizes: Sizes) -> Ablation:
-    """Claim 11: memories under exact omega = 1 and exact statistics, by alpha; the border of a frozen iterate is 1."""
+    """Judge claim 11: the memories by alpha, under exact omega = 1 and exact statistics.
+
+    For a frozen iterate they are stable below alpha = 1.
+    """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     gamma = theory.largest_step_size(theory.FedEMSetup(toy.known.constants, N, 1.0))
     alphas, rounds = [0.01, 0.1, 0.5, 0.7, 1.5], 300
@@ -416,7 +441,11 @@ def alpha_study(sizes: Sizes) -> Ablation:
 
 
 def mixture_study(sizes: Sizes) -> Ablation:
-    """No claim: alpha of the paper's experiments and of its theory on both splits of the mixture of Fig. 1, at its other settings."""
+    """Compare alpha of the paper's experiments with that of its theory.
+
+    This is run on both splits of the mixture of Fig. 1, with its other settings. No claim is
+    judged.
+    """
     mixture, alphas = sizes.mixture, [PAPER["alpha"], theory.memory_step(1.0)]
     rows, curves, lines = [], {}, {}
     for split, is_sorted in SPLITS.items():
@@ -455,12 +484,18 @@ def mixture_study(sizes: Sizes) -> Ablation:
 
 
 def inner_study(sizes: Sizes) -> Ablation:
-    """Claim 13: E-steps per client to an accuracy of many outer loops, over k_in at 100 examples, and over examples at the best k_in."""
+    """Judge claim 13: E-steps per client to an accuracy that takes many outer loops.
+
+    They are counted over k_in at 100 examples, and over the number of examples at the best k_in.
+    """
     epsilon, rows = 1e-20, list[list[Any]]()
     curves: dict[str, xr.Dataset] = {}
 
     def cost(examples: int, inner: int) -> tuple[float, float]:
-        """The step size, and E-steps per client that the runs had counted at the first tick at which their mean is at most epsilon."""
+        """Return the step size, and the E-steps per client to epsilon.
+
+        The latter are those of the first tick at which the mean over runs is at most epsilon.
+        """
         random = np.random.default_rng(4)
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
@@ -500,7 +535,10 @@ def inner_study(sizes: Sizes) -> Ablation:
     first, last = sizes.examples[0], sizes.examples[-1]
     power = math.log(by_examples[last] / by_examples[first]) / math.log(last / first)
     best = min(by_inner, key=by_inner.__getitem__)
-    why = f"E-steps per client to {epsilon:g} grow like m^{power:.2f} from m = {first} to {last}; of k_in at m = 100 the best is {best}"
+    why = (
+        f"E-steps per client to {epsilon:g} grow like m^{power:.2f} from m = {first} to {last}; "
+        f"of k_in at m = 100 the best is {best}"
+    )
     marks = CLAIMS[13].criterion
     holds = bool(marks.least < power < marks.most and best in marks.best)
     judged = verdict(

@@ -1,7 +1,10 @@
-"""Counts of sites x months for FedMissEM (arXiv 2111.02083, Sec. 4): synthetic ones in variants, or a CSV file of your own.
+"""Counts of sites x months for FedMissEM (arXiv 2111.02083, Sec. 4): made up, or read from a file.
 
-The paper's, eBird's of France, are not redistributable. Synthetic ones have their structure: observers at random servers, irregular visits
-to frequented sites, and seasonal abundances with a trend, exactly of rank 2, which are known.
+The paper's data, eBird's counts of France, may not be redistributed. Synthetic ones have their
+structure: observers at random servers, irregular visits to frequented sites, and seasonal
+abundances with a trend. The abundances are exactly of rank 2 and known.
+
+Dimension letters: `n` visits, `J` sites, `L` months.
 """
 
 import csv
@@ -27,11 +30,14 @@ SPARSE = Study(
     full=Sizes(sites=2000, months=100, observers=43, rounds=2000),
     smoke=COUNTS.smoke.replace(observers=2),
 )
-"""Fewer visits than sites: J = 2000, L = 100, N about 1300, with the paper's N / J of 0.6."""
+"""Fewer visits than sites:
+
+J = 2000, L = 100 and about N = 1300 visits, with the paper's N / J of 0.6.
+"""
 
 
 class Visits(NamedTuple):
-    """Counts, one a visit."""
+    """Counts, one for each visit."""
 
     server: np.ndarray  # i[n]
     site: np.ndarray  # i[n]
@@ -43,13 +49,13 @@ class Visits(NamedTuple):
     family: str = "gaussian"  # of the noise, as in `latent.MissingValues`
 
     def part(self, chosen: np.ndarray) -> "Visits":
-        """Some of the visits."""
+        """Return some of the visits."""
         return self._replace(
             **{name: getattr(self, name)[chosen] for name in ("server", "site", "time", "value")}
         )
 
     def matrices(self, *, is_pooled: bool = False) -> Matrix:
-        """One matrix per server, or one of all, in which visits to a cell are averaged."""
+        """Return one matrix per server, or one of all, in which visits to a cell are averaged."""
         server, servers = (
             (np.zeros_like(self.server), 1) if is_pooled else (self.server, self.num_servers)
         )
@@ -63,12 +69,15 @@ class Visits(NamedTuple):
 
     @property
     def cells(self) -> np.ndarray:
-        """Of each visit, row by row."""
+        """Return the cell of each visit, row by row."""
         return self.site * self.shape[1] + self.time
 
 
 def synthetic(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
-    """Seasonal abundances with a trend, exactly of rank 2, seen with Gaussian noise on visits to frequented sites."""
+    """Make visits to seasonal abundances with a trend, seen with Gaussian noise.
+
+    The abundances are exactly of rank 2. Sites with more of them are visited more often.
+    """
     random = np.random.default_rng(seed)
     abundance, truth = _abundances(sizes, random)
     server = _observers(sizes, random)
@@ -77,7 +86,10 @@ def synthetic(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
 
 
 def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 0.2) -> Visits:
-    """The same abundances, but each server's observers visit a share of the sites alone, next to each other on a circle."""
+    """Make visits to the same abundances where each server sees a part of the sites only.
+
+    The sites of a server are next to each other on a circle.
+    """
     random = np.random.default_rng(seed)
     abundance, truth = _abundances(sizes, random)
     server = _observers(sizes, random)
@@ -90,7 +102,10 @@ def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 
 
 
 def poisson(sizes: Sizes, seed: int = 0) -> Visits:
-    """The same visits as `synthetic`, of Poisson counts whose logarithm of the mean is a third of its abundances; the truth is the mean."""
+    """Make the same visits as `synthetic`, with Poisson counts.
+
+    The logarithm of the mean is a third of the abundance; `truth` is the mean.
+    """
     visits = synthetic(sizes, seed)
     assert visits.truth is not None
     mean = np.exp(visits.truth / 3)
@@ -99,7 +114,7 @@ def poisson(sizes: Sizes, seed: int = 0) -> Visits:
 
 
 def _abundances(sizes: Sizes, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Of the sites, and of the cells."""
+    """Draw the abundances of the sites, and those of the cells."""
     abundance, trend = (
         np.exp(0.6 * random.normal(size=sizes.sites)),
         0.5 * random.normal(size=sizes.sites),
@@ -112,7 +127,7 @@ def _abundances(sizes: Sizes, random: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def _observers(sizes: Sizes, random: np.random.Generator) -> np.ndarray:
-    """The server of each visit: each observer's is random."""
+    """Draw the server of each visit; an observer stays with one server."""
     visits = random.poisson(30, sizes.observers)
     return np.repeat(random.integers(0, SERVERS, sizes.observers), visits)
 
@@ -130,7 +145,11 @@ def _seen(
 
 
 def read(path: Path, seed: int = 0) -> Visits:
-    """Read a CSV file, gzipped or not; values become log(1 + count). Raises ConfigError for what cannot be read or is not allowed."""
+    """Read a CSV file, gzipped or not, and turn counts into log(1 + count).
+
+    Raises:
+      ConfigError: If the file cannot be read, or holds something that is not allowed.
+    """
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             reader = csv.DictReader(file)

@@ -1,8 +1,10 @@
-"""FedEM's Fig. 1 (arXiv 2111.02083, Sec. 4): ||h||^2 and ||H||^2 of FedEM and VR-FedEM on a synthetic mixture; claim 18.
+"""FedEM's Fig. 1: ||h||^2 and ||H||^2 of FedEM and VR-FedEM on a synthetic mixture (claim 18).
 
-10,000 points of two Gaussians in the plane, 100 clients of 100 examples each, 500 epochs of 10,000 expected statistics: 2500 rounds of
-FedEM in mini-batches of 20, 167 outer loops of VR-FedEM with 20 inner steps in mini-batches of 5; gamma = 0.01, alpha = 0.01, p = 0.75,
-omega = 1. Also on the split by component, and naive aggregation on both (ablation X1). Five seeds of data, start and draws.
+See arXiv 2111.02083, Sec. 4. There are 10,000 points of two Gaussians in the plane, 100 clients of
+100 examples each, and 500 epochs of 10,000 expected statistics: 2500 rounds of FedEM in
+mini-batches of 20, and 167 outer loops of VR-FedEM with 20 inner steps in mini-batches of 5. gamma
+= 0.01, alpha = 0.01, p = 0.75, omega = 1. The split by component and naive aggregation on both
+splits (ablation X1) are run too. Five seeds of data, start and draws.
 """
 
 from collections.abc import Sequence
@@ -32,11 +34,15 @@ LEVELS = {
     "VR-FedEM's ||H||^2": (1e-10, 2e-9),
     "VR-FedEM's ||h||^2": (1e-10, 2e-9),
 }
-"""Where seeds are expected at full size, of FedEM over the second half, of VR-FedEM at the end: from a few others, so only stated."""
+"""Levels in which seeds are expected at full size:
+
+FedEM over the second half, VR-FedEM at the end. They come from a few other seeds and are reported
+only, not judged.
+"""
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run both systems on both splits and judge claim 18 on the first."""
+    """Run both systems on both splits, and judge claim 18 on the first."""
     sizes = MIXTURE.choose(arguments)
     curves: dict[str, xr.Dataset] = {}
     for split, is_sorted in list(SPLITS.items())[: 1 if arguments.smoke else None]:
@@ -72,8 +78,10 @@ def run(arguments: Arguments) -> Outcome:
     marks = CLAIMS[18].criterion
     holds = bool(apart.max() < marks.apart and (last["field"] < marks.share * fedem_field).all())
     why = (
-        f"second half of FedEM: ||H||^2 {span(fedem_field)}, ||h||^2 {span(fedem_mean)}; end of VR-FedEM: ||H||^2 "
-        f"{span(last['field'])}, ||h||^2 {span(last['mean_field'])}, apart by at most {apart.max():.0%}; "
+        f"second half of FedEM: ||H||^2 {span(fedem_field)}, ||h||^2 {span(fedem_mean)}; end of "
+        "VR-FedEM: ||H||^2 "
+        f"{span(last['field'])}, ||h||^2 {span(last['mean_field'])}, apart by at most "
+        f"{apart.max():.0%}; "
         f"{_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
     )
     measured = {
@@ -103,7 +111,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def _outside(values: Sequence[np.ndarray]) -> str:
-    """Say which seeds are outside of LEVELS, for the values `[seeds]` of each."""
+    """Describe which seeds are outside of `LEVELS`, for the values `[seeds]` of each."""
     found = []
     for (name, (least, most)), own in zip(LEVELS.items(), values, strict=True):
         seeds = [
@@ -116,7 +124,7 @@ def _outside(values: Sequence[np.ndarray]) -> str:
 
 
 def _figure(name: str, own: xr.Dataset) -> Any:
-    """The paper's panel: blue ||h||^2, red ||H||^2, of the first seed, as it shows one run."""
+    """Draw the paper's panel for the first seed: ||h||^2 in blue, ||H||^2 in red."""
     first = own.isel(seed=0)
     lines = {
         "||h||^2": (first.epochs.values, first.mean_field.values),

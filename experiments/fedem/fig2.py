@@ -1,15 +1,22 @@
-"""FedMissEM (arXiv 2111.02083, Sec. 4 and App. F.2), Fig. 2: trends of counts with most cells missing; claim 20.
+"""FedMissEM's Fig. 2: trends of counts with most cells missing (claim 20).
 
-Counts of sites x months, seen by observers at random servers. Synthetic ones of the structure of the paper's eBird data, which are not
-redistributable, with a known seasonal trend of rank 2, and in three variants; or, with --dataset FILE, your own: a CSV with columns site,
-count (or birds; empty is 0), time (or winter or year, and month), and server or observer if there are any. Servers are taken as they are;
-observers, or visits without either, are dealt to ten servers at random. Months of a winter are numbered in order of time, not as in the
-calendar. Of your own a tenth of the cells is withheld, of log(1 + count), and predicted by FedMissEM, by EM on pooled cells, and by means.
+See arXiv 2111.02083, Sec. 4 and App. F.2. The data are counts of sites x months, seen by observers
+at random servers. Synthetic ones have the structure of the paper's eBird data, which may not be
+redistributed, and a known seasonal trend of rank 2; three variants are run too.
 
-Runs: the paper's literally (gamma = 1e-4, alpha = 1e-3, mini-batches of 10 x 10 cells that are not divided by their share, 150 epochs),
-which cannot get far; and ours (gamma = 0.2, alpha = 0.1, half of the cells, divided or not, 2000 rounds). Quantized are groups of four
-consecutive times, of those sent, of a site, the last one shorter. Rank 2; ridge 0 as in the paper for the synthetic data, and for your own
-the one of a few that predicts another tenth of the cells best by pooled EM. An epoch is as many cells' statistics as there are visits.
+`--dataset FILE` takes your counts instead: a CSV with columns site, count (or birds; empty is 0),
+time (or winter or year, and month), and server or observer if there are any. Servers are taken as
+they are; observers, or visits without either, are dealt to ten servers at random. Months of a
+winter are numbered in order of time, not as in the calendar. A tenth of the cells of log(1 + count)
+is withheld and predicted by FedMissEM, by EM on pooled cells, and by means.
+
+Two kinds of runs are made: the paper's literally (gamma = 1e-4, alpha = 1e-3, mini-batches of 10 x
+10 cells that are not divided by their share, 150 epochs), which cannot get far; and ours (gamma =
+0.2, alpha = 0.1, half of the cells, divided or not, 2000 rounds). The quantizer works on groups of
+four consecutive times of a site among the cells that are sent; the last group of a site may be
+shorter. The rank is 2. The ridge is 0 for the synthetic data, as in the paper, and for your data
+the one of a few that predicts another tenth of the cells best by pooled EM. An epoch takes as many
+cells' statistics as there are visits.
 """
 
 from collections.abc import Mapping
@@ -44,13 +51,16 @@ RANK, HALF = 2, 0.5**0.5
 PAPERS, OURS, UNDIVIDED = "paper's", "ours", "ours, not divided"
 OUR_STEPS = {"gamma": 0.2, "alpha": 0.1}
 RIDGES = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""On pooled cells; over the number of servers in FedMissEM, whose F is the servers' mean."""
+"""Ridges to choose from, on pooled cells.
+
+FedMissEM uses the ridge over the number of servers, as its F is the servers' mean.
+"""
 
 
 def problem_of(
     visits: Visits, ridge: float, *, is_pooled: bool = False, start: np.ndarray | None = None
 ) -> Any:
-    """The estimation problem, in float64, of the servers or of all cells pooled."""
+    """Make the estimation problem in float64, of the servers or of all cells pooled."""
     examples = visits.matrices(is_pooled=is_pooled)
     method, iterations = ("gram", 0) if visits.family == "gaussian" else ("alternating", 10)
     with jax.enable_x64(True):
@@ -59,7 +69,11 @@ def problem_of(
 
 
 def fixed_point(problem: Any, most: int) -> tuple[np.ndarray, float, int]:
-    """EM until ||h|| <= 1e-10 ||s||, or for `most` steps: the fitted matrix, F and the number of steps; of all cells at once."""
+    """Run EM on all cells until ||h|| <= 1e-10 ||s||, or for `most` steps.
+
+    Returns:
+      The fitted matrix, F, and the number of steps.
+    """
     with jax.enable_x64(True):
         means, loss, steps = _iterated(problem, problem.init(jax.random.key(0)), most)
         return np.asarray(means), float(loss), int(steps)
@@ -98,7 +112,10 @@ def fit(
     batch: latent.CellSampling,
     kept: Mapping[str, Any],
 ) -> Fit:
-    """Run FedMissEM; its epochs are of cells, all of which the memories' start takes."""
+    """Run FedMissEM.
+
+    Epochs count cells; the start of the memories takes all of them.
+    """
     hyper = fedem.Hyper(
         num_clients=visits.num_servers,
         sampling="full",
@@ -120,7 +137,10 @@ def fit(
 
 
 def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
-    """The paper's mini-batch, and half of the cells, divided by their share or not."""
+    """Return the ways to draw cells: the paper's mini-batch, and half of the cells.
+
+    The halves are divided by their share or not.
+    """
 
     def sampling(rows: int, columns: int, *, unbiased: bool) -> latent.CellSampling:
         quantizer = BlockQuantization(
@@ -139,7 +159,11 @@ def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
 
 
 def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:
-    """The paper's panel: crosses, the sum over sites of each time; triangles, the number of missing cells; dotted, both smoothed."""
+    """Draw the paper's panel.
+
+    Crosses are sums over sites at each time, triangles the numbers of missing cells, dotted lines
+    smooth both.
+    """
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
     other = axes.twinx()
@@ -158,7 +182,7 @@ def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:
 
 
 def smoothed(values: np.ndarray, span: float = 0.5) -> np.ndarray:
-    """LOESS: local lines with tricube weights over a share of the points."""
+    """Smooth by LOESS: local lines with tricube weights over a share of the points."""
     place = np.arange(len(values), dtype=float)
     reach = max(2, int(np.ceil(span * len(values))))
     out = np.empty_like(place)
@@ -173,7 +197,7 @@ def smoothed(values: np.ndarray, span: float = 0.5) -> np.ndarray:
 
 
 def filled_up(visits: Visits) -> np.ndarray:
-    """S_0, the mean of the servers' matrices with 0 where nothing is seen."""
+    """Return S_0, the mean of the servers' matrices with 0 for cells that nobody visited."""
     examples = visits.matrices()
     return np.asarray(examples.values * examples.seen).mean(axis=0).ravel()
 
@@ -181,7 +205,11 @@ def filled_up(visits: Visits) -> np.ndarray:
 def run_all(
     visits: Visits, ridge: float, rounds: int, most: int, arguments: Arguments
 ) -> tuple[dict[str, Fit], float, np.ndarray, int]:
-    """All runs from `filled_up`; F and matrix of EM, after `most` steps or less, and how many."""
+    """Make all runs from `filled_up`.
+
+    Returns:
+      The fits by name, and F, matrix and number of steps of EM, which takes `most` steps at most.
+    """
     problem = problem_of(visits, ridge / visits.num_servers, start=filled_up(visits))
     fits = {}
     for name, batch in batches(visits.shape).items():
@@ -205,7 +233,7 @@ def run_all(
 
 
 def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
-    """Claim 20 on counts whose truth is known."""
+    """Judge claim 20 on counts whose truth is known."""
     visits = synthetic(sizes)
     assert visits.truth is not None
     most = 3000 if arguments.smoke else 20_000
@@ -240,10 +268,15 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     falls = all(own["F"] < own["F at first"] and own["trend"] > marks.trend for own in judged_on)
     ours = found[OURS]
     why = (
-        f"F falls from {ours['F at first']:.5g} to {ours['F']:.6g}, EM's limit is {loss:.6g} after {steps} steps; divided and not, "
-        f"||h||^2 falls to {' and '.join(format(own['||h||^2 left'], '.0e') for own in judged_on)} of itself, and matrices end "
-        f"{' and '.join(format(own['apart'], '.1%') for own in judged_on)} from EM's (RMS, of its); trend correlates "
-        f"{ours['trend']:.4f}, RMSE {ours['RMSE']:.3f} (EM {found['EM, to its end']['RMSE']:.3f}); the paper's settings: "
+        f"F falls from {ours['F at first']:.5g} to {ours['F']:.6g}, EM's limit is {loss:.6g} "
+        f"after {steps} steps; divided and not, "
+        "||h||^2 falls to "
+        f"{' and '.join(format(own['||h||^2 left'], '.0e') for own in judged_on)} of itself, and "
+        "matrices end "
+        f"{' and '.join(format(own['apart'], '.1%') for own in judged_on)} from EM's (RMS, of "
+        "its); trend correlates "
+        f"{ours['trend']:.4f}, RMSE {ours['RMSE']:.3f} (EM "
+        f"{found['EM, to its end']['RMSE']:.3f}); the paper's settings: "
         f"{found[PAPERS]['trend']:.3f}, {found[PAPERS]['RMSE']:.3f}"
     )
     holds = bool(ends and falls and steps < most)
@@ -298,7 +331,11 @@ class Variant(NamedTuple):
 
 
 def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], dict[str, Any]]:
-    """Our run, and EM for so many steps or to its end, on counts of other kinds: the text, curves, and what was found."""
+    """Make our run, and EM, on counts of other kinds.
+
+    Returns:
+      The text, the curves, and what was found.
+    """
     sizes, sparse = COUNTS.choose(arguments), SPARSE.choose(arguments)
     most = 300 if arguments.smoke else 6000
     # Without a ridge some sites' intensities run off, and so do sites that are seen once.
@@ -363,7 +400,7 @@ def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], di
 
 
 def counts_study(path: Path, arguments: Arguments) -> Outcome:
-    """Your own counts: RMSE on cells withheld."""
+    """Fit counts from a file, and report the RMSE on cells that were withheld."""
     visits = read(path)
     random = np.random.default_rng(1)
     cells = np.unique(visits.cells)
@@ -404,7 +441,10 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         for name, own in fits.items()
     }
     figures["fig2_objective.png"] = figure_of(lines, x="rounds", y="F less EM's limit")
-    why = f"not judged on {path.name}, whose truth is unknown; RMSE of log(1 + count) on {len(test.value)} cells withheld is in `measured`"
+    why = (
+        f"not judged on {path.name}, whose truth is unknown; RMSE of log(1 + count) on "
+        f"{len(test.value)} cells withheld is in `measured`"
+    )
     judged = verdict(20, found, None, why)
     config = {
         "file": path.name,
@@ -432,7 +472,10 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
 
 
 def additive(train: Visits) -> np.ndarray:
-    """Site mean plus time mean less the mean, by alternating; a site or time never seen has the mean."""
+    """Predict by site mean plus time mean minus the overall mean, found by alternating.
+
+    A site or time that was never visited has the overall mean.
+    """
     mean = train.value.mean()
     rows, columns = np.zeros(train.shape[0]), np.zeros(train.shape[1])
     num_rows = np.maximum(np.bincount(train.site, minlength=len(rows)), 1)
@@ -450,7 +493,7 @@ def additive(train: Visits) -> np.ndarray:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run on your own counts if there are any, else on synthetic ones."""
+    """Run on the counts of a file if one is given, otherwise on synthetic ones."""
     if arguments.dataset is not None:
         return counts_study(Path(arguments.dataset).expanduser(), arguments)
     outcome = synthetic_study(COUNTS.choose(arguments), arguments)

@@ -1,7 +1,11 @@
-"""What FedEM's experiments share (arXiv 2111.02083, Sec. 4): data, starts, runs in float64, pictures against epochs.
+"""What FedEM's experiments share: data, starts, runs in float64, pictures against epochs.
 
-The paper leaves open: the true parameters of the synthetic mixture, the quantizer behind "omega = 1", the split and the seeds. Here the
-quantizer is block-2 in blocks of 4, memories start at h_i(S_0), mini-batches are drawn with replacement, alpha = 0.01, and p = 0.75.
+See arXiv 2111.02083, Sec. 4. The paper leaves open the true parameters of the synthetic mixture,
+the quantizer behind "omega = 1", the split and the seeds. Here the quantizer is block-2 in blocks
+of 4, memories start at h_i(S_0), mini-batches are drawn with replacement, alpha = 0.01, and p =
+0.75.
+
+Dimension letters: `N` clients, `M` examples per client, `q` statistics, `V` evaluations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +29,7 @@ from fedjax_sim.theory.fedem import oracles as oracles
 from fedjax_sim.types import System
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
-"""Omega is 1."""
+"""The quantizer whose omega is 1."""
 PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BLOCKS}
 WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])
@@ -77,11 +81,12 @@ def vr_fedem_of_fig1(sizes: Sizes) -> tuple[vr_fedem.Hyper, int]:
 
 
 SPLITS = {"iid": False, "sorted": True}
-"""Whether the mixture's clients have examples of one component, but for one of them."""
+"""Splits of the mixture by name: whether examples are sorted by component, so that all clients
+but one have examples of a single component."""
 
 
 def even(num_clients: int, examples: int) -> Partition:
-    """Consecutive examples, equally many for each client."""
+    """Give each client equally many consecutive examples."""
     return Partition(
         np.arange(num_clients * examples).reshape(num_clients, examples),
         np.full(num_clients, examples),
@@ -91,7 +96,14 @@ def even(num_clients: int, examples: int) -> Partition:
 def synthetic(
     seed: int, *, num_clients: int, examples: int, is_sorted: bool = False
 ) -> latent.Estimation:
-    """Two Gaussians in the plane of known covariance, in float64. is_sorted: all clients but one have examples of one component."""
+    """Make two Gaussians in the plane with known covariance, in float64.
+
+    Args:
+      seed: Seed of the data.
+      num_clients: Number of clients.
+      examples: Examples per client.
+      is_sorted: Whether all clients but one have examples of a single component.
+    """
     random = np.random.default_rng(seed)
     component = random.choice(2, num_clients * examples, p=WEIGHTS)
     component = np.sort(component) if is_sorted else component
@@ -103,9 +115,14 @@ def synthetic(
 
 
 class Toy:
-    """A mean seen through noise (`latent/noisy_mean.py`) in float64, with its closed forms.
+    """A mean seen through noise in float64, with its closed forms.
 
-    y: `f64[N, M, q]`; kappa: `f64[N, M]` or one number; start: every coordinate of S_0.
+    See `fedjax_sim.problems.latent.noisy_mean`.
+
+    Args:
+      y: Examples, `f64[N, M, q]`.
+      kappa: `f64[N, M]`, or one number.
+      start: Every coordinate of S_0.
     """
 
     def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
@@ -134,7 +151,15 @@ class Toy:
 def clients_apart(
     num_clients: int, examples: int, dim: int, *, spread: float, seed: int = 0
 ) -> np.ndarray:
-    """Examples of unit variance around the clients' centers, `f64[N, M, q]`; spread: of the centers around 1/2."""
+    """Draw examples of unit variance around the clients' centers: `f64[N, M, q]`.
+
+    Args:
+      num_clients: N.
+      examples: M.
+      dim: q.
+      spread: Standard deviation of the centers around 1/2.
+      seed: Seed of the draw.
+    """
     random = np.random.default_rng(seed)
     return (
         random.normal(size=(num_clients, examples, dim))
@@ -146,18 +171,18 @@ def clients_apart(
 def curves_of(
     system: System, problem: Any, hyper: Any, *, wide: bool = True, **options: Any
 ) -> xr.Dataset:
-    """Run a sweep, in 64 bits unless told otherwise, and hand over its curves."""
+    """Run a sweep and return its curves, in 64 bits unless `wide` is false."""
     with jax.enable_x64(wide):
         return fedjax_sim.sweep(system, problem, hyper, **options).curves
 
 
 def mean_after(curves: xr.Dataset, metric: str, epochs: float) -> np.ndarray:
-    """Average a metric over the evaluations from so many epochs on, for each lane."""
+    """Average a metric over the evaluations from a number of epochs on, for each lane."""
     return curves[metric].where(curves.epochs >= epochs).mean("eval").values
 
 
 def span(values: np.ndarray) -> str:
-    """Say the lowest and the highest."""
+    """Describe values by the lowest and the highest."""
     return f"{np.min(values):.2g} to {np.max(values):.2g}"
 
 
@@ -170,7 +195,7 @@ def figure_of(
     log: bool = True,
     styles: Sequence[str] = (),
 ) -> Figure:
-    """Draw named lines of places and values `[V]`, on a logarithmic scale unless told otherwise."""
+    """Draw named lines of places and values `[V]`, on a logarithmic scale by default."""
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):

@@ -1,7 +1,9 @@
-"""FedEM's identities and theorems (arXiv 2111.02083) on models where much is known: claims 1 to 8, 10, 12 and 14.
+"""FedEM's identities and theorems (arXiv 2111.02083) on models where much is known.
 
-Fixed points, monotony and the gradient of W on a small mixture; quantizers; memories; Theorems 1 to 3 on means seen through noise: ten
-clients of twenty examples, ridge 0.25, kappa 1/2 ("toy A"), or a hundred examples of unequal noise ("toy B").
+Judges claims 1 to 8, 10, 12 and 14: fixed points, monotony and the gradient of W on a small
+mixture; quantizers; memories; Theorems 1 to 3 on means seen through noise. These have ten clients
+of twenty examples, ridge 0.25 and kappa 1/2 ("toy A"), or of a hundred examples with unequal noise
+("toy B").
 """
 
 import math
@@ -27,22 +29,22 @@ from fedjax_sim.types import Event, Plan
 
 N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
-"""Omega is 1 for every vector."""
+"""The quantizer by which omega is 1 for every vector."""
 
 
 STUDY = Study(
     full=Sizes(seeds=400, draws=40_000, rounds=(50, 200, 1000), loops=(1, 5, 20)),
     smoke=Sizes(seeds=60, draws=4000, rounds=(20, 60), loops=(1, 5)),
 )
-"""Seeds, rounds and outer loops are those of the theorems; draws are those of one step and of the
-quantizers."""
+"""Seeds, rounds and outer loops are those of the theorems; draws are those of one step and of
+the quantizers."""
 
 
-# Fixed points: claims 1 to 3 ------------------------------------------------------------------------------------------------------------
+# Fixed points: claims 1 to 3 ---------------------------------------------------------------------
 
 
 def mixture() -> Any:
-    """Three Gaussians in four dimensions, covariance fitted; six clients of 40."""
+    """Make three Gaussians in four dimensions with fitted covariance; six clients of 40 examples."""
     random = np.random.default_rng(1)
     y = (
         random.normal(size=(240, 4)) @ random.normal(size=(4, 4)) / 2
@@ -52,7 +54,7 @@ def mixture() -> Any:
 
 
 def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
-    """EM in both spaces, from the same start; FedEM as EM; the gradient of W."""
+    """Judge claims 1 to 3: EM in both spaces from one start, FedEM as EM, the gradient of W."""
     with jax.enable_x64(True):
         problem = mixture()
 
@@ -61,7 +63,12 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
 
         @jax.jit
         def both_spaces(start: Any) -> Any:
-            """F along EM on statistics and on parameters, ||h|| and what theta moves at the end, and how far theta_k is from T(S_k)."""
+            """Follow EM on statistics and on parameters.
+
+            Returns:
+              ||h|| at the end, the last move of theta, F on both ways with the distance of theta_k
+              from T(S_k), and the last statistics.
+            """
 
             def step(carry: Any, _: None) -> Any:
                 statistics, params = carry
@@ -83,7 +90,7 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
 
         @jax.jit
         def gradients(statistics: Any) -> Any:
-            """The gradient of W, -B h, and the eigenvalues of B."""
+            """Return the gradient of W, -B h, the eigenvalues of B, and its asymmetry."""
             slope = jax.grad(lambda s: problem.objective(problem.maximise(s)))(statistics)
             matrix = jax.jacobian(lambda s: problem.natural(problem.maximise(s)))(statistics)
             return (
@@ -118,7 +125,10 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
             max(float(np.abs(skew).max()) for *_, skew in found),
         )
         toy_error = _toy_gradients()
-    why = f"||h|| = {field:.1e}, theta moves by {moved:.1e} after 3000 steps; theta_k and T(S_k) apart by at most {apart.max():.1e}"
+    why = (
+        f"||h|| = {field:.1e}, theta moves by {moved:.1e} after 3000 steps; theta_k and T(S_k) "
+        f"apart by at most {apart.max():.1e}"
+    )
     measured = {
         "relative error": error,
         "least eigenvalue": least,
@@ -142,13 +152,15 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
                 rises < CLAIMS[2].criterion.rise
                 and max(off, off_by_hand) < CLAIMS[2].criterion.apart
             ),
-            f"largest rise of F in 3000 steps {rises:.1e}; F of FedEM and EM apart by {max(off, off_by_hand):.1e} over 50 rounds",
+            f"largest rise of F in 3000 steps {rises:.1e}; F of FedEM and EM apart by "
+            f"{max(off, off_by_hand):.1e} over 50 rounds",
         ),
         verdict(
             3,
             measured,
             bool(max(error, toy_error) < CLAIMS[3].criterion.error and least > 0),
-            f"relative error {error:.1e}, on the toys {toy_error:.1e}; least eigenvalue of B {least:.2g} at two points of a fitted mixture",
+            f"relative error {error:.1e}, on the toys {toy_error:.1e}; least eigenvalue of B "
+            f"{least:.2g} at two points of a fitted mixture",
         ),
     ], curves
 
@@ -165,11 +177,11 @@ def _toy_gradients() -> float:
     return worst
 
 
-# Quantizers and memories: claims 4 to 6, 8, 10 --------------------------------------------------------------------------------------------
+# Quantizers and memories: claims 4 to 6, 8, 10 ---------------------------------------------------
 
 
 def quantizer_claim(sizes: Sizes) -> Verdict:
-    """Draws of block quantization against Lemma B, and its constant."""
+    """Judge claim 4: draws of block quantization against Lemma B, and its constant."""
     random = np.random.default_rng(5)
     norms, x, draws = (1.0, 2.0, np.inf), random.normal(size=11) ** 3, sizes.draws
     quantizers = [parse_compressor(f"block:norm={norm}:block=4") for norm in norms]
@@ -207,20 +219,23 @@ def quantizer_claim(sizes: Sizes) -> Verdict:
         and relative.max() <= 1 + marks.exact
         and abs(relative[-1] - 1) < marks.exact
     )
-    why = f"largest deviation {largest:.1f} standard errors of {draws} draws; variance up to {relative[:-1].max():.3f} of omega = 1, or 1"
+    why = (
+        f"largest deviation {largest:.1f} standard errors of {draws} draws; variance up to "
+        f"{relative[:-1].max():.3f} of omega = 1, or 1"
+    )
     return verdict(
         4, {"standard errors": far, "constant block": float(relative[-1])}, bool(holds), why
     )
 
 
 def memory_claims(sizes: Sizes) -> list[Verdict]:
-    """The two memories side by side along runs, and the law of H after three rounds of one."""
+    """Judge claims 5 and 6: both memories along runs, and the law of H after three rounds."""
     toy, rounds, frozen_at = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA), 60, 3
     known, worst, far, ratios = toy.known, 0.0, [], []
     everyone = jnp.arange(N, dtype="int32")
 
     def step(key: Any, state: fedem.State, tick: Any, p: Any, coins: Any) -> fedem.State:
-        """One round, in which clients take part by coins."""
+        """Take one round, in which clients take part by coin flips."""
         hyper = fedem.Hyper(
             num_clients=N, batch_size=BATCH, gamma=0.2, participation=p, compression=SPARSE
         )
@@ -280,7 +295,10 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
                 float(abs(squares.mean() - expected) / squares.std() * math.sqrt(sizes.draws)),
             ]
             ratios.append(float(squares.mean() / expected))
-    why = f"mean and variance of H within {max(far):.1f} standard errors of h and of the bound, which rand-sparsification attains"
+    why = (
+        f"mean and variance of H within {max(far):.1f} standard errors of h and of the bound, "
+        "which rand-sparsification attains"
+    )
     return [
         verdict(
             5,
@@ -298,7 +316,10 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
 
 
 def irrelevance_claim() -> Verdict:
-    """Three alphas with memories that start at h_i(S_0) or not, and no memories at all, with the same mini-batches."""
+    """Judge claim 8 on the same mini-batches in nine ways.
+
+    There are three alphas, with memories that start at h_i(S_0) or at 0, and without memories.
+    """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     hyper: Any = fedem.Hyper(num_clients=N, batch_size=BATCH, gamma=0.3)
     ways = [{"memory_start": "mean_field"}, {"memory_start": "zero"}, {"aggregation": "naive"}]
@@ -320,11 +341,15 @@ def irrelevance_claim() -> Verdict:
     return verdict(8, {"relative difference": apart}, apart < CLAIMS[8].criterion.same, why)
 
 
-# Theorems: claims 7, 10, 12 -------------------------------------------------------------------------------------------------------------
+# Theorems: claims 7, 10, 12 ----------------------------------------------------------------------
 
 
 def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
-    """Theorems 1 and 3 by exact recursions and by runs with block quantization, Theorem 2 by runs."""
+    """Judge claims 7, 10 and 12.
+
+    Theorems 1 and 3 are checked by exact recursions and by runs with block quantization, Theorem 2
+    by runs.
+    """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     known, sigma2 = toy.known, float(toy.known.noise.mean()) / BATCH
     worst, compared = 0.0, 0
@@ -369,13 +394,19 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
                 table[f"p = {p}, gamma = {gamma:.3g}, {k_max} rounds"] = [left, right]
         curves[f"toy A, p = {p}"] = own
     ratio = max(left / right for left, right in table.values())
-    why = f"left over right at most {worst:.4f} in {compared} exact cases, {ratio:.2f} in {len(table)} with block quantization"
+    why = (
+        f"left over right at most {worst:.4f} in {compared} exact cases, {ratio:.2f} in "
+        f"{len(table)} with block quantization"
+    )
     reduced, more = variance_reduction_claims(sizes)
     return [verdict(7, table, bool(worst <= 1 and ratio <= 1), why), *reduced], curves | more
 
 
 def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
-    """VR-FedEM on toy B at the step (10), and FedEM at the same step."""
+    """Judge claims 10 and 12:
+
+    VR-FedEM on toy B at the step size (10), and FedEM at the same one.
+    """
     random = np.random.default_rng(4)
     toy = Toy(
         clients_apart(N, 100, DIM, spread=2.0, seed=4),
@@ -449,22 +480,27 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
                 forgotten < CLAIMS[10].criterion.end
                 and all(left <= right for left, right in cesaro.values())
             ),
-            f"full batches: G = {forgotten:.0e} after 200 rounds; means of VR-FedEM's within E.7 for {', '.join(cesaro)}",
+            f"full batches: G = {forgotten:.0e} after 200 rounds; means of VR-FedEM's within E.7 "
+            f"for {', '.join(cesaro)}",
         ),
         verdict(
             12,
             table | {"VR-FedEM, ||h||^2 at the end": last, "FedEM": floor},
             bool(kept and last < small and floor > marks.floor),
-            f"(11) and (12) hold for {', '.join(table)}; ||h||^2 after {sizes.loops[-1]} loops {last:.0e}, FedEM stays at {floor:.1e}",
+            f"(11) and (12) hold for {', '.join(table)}; ||h||^2 after {sizes.loops[-1]} loops "
+            f"{last:.0e}, FedEM stays at {floor:.1e}",
         ),
     ], {"toy B, VR-FedEM": reduced, "toy B, FedEM": plain}
 
 
-# SPIDER: claim 14 -----------------------------------------------------------------------------------------------------------------------
+# SPIDER: claim 14 --------------------------------------------------------------------------------
 
 
 def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 4) -> Verdict:
-    """One client without compression against SPIDER-EM in NumPy, on the same mini-batches."""
+    """Judge claim 14: one client without compression against SPIDER-EM in NumPy.
+
+    Both use the same mini-batches.
+    """
     random = np.random.default_rng(4)
     y, kappa = random.normal(size=(1, 50, DIM)) + 1, 1 / (1 + random.uniform(0, 3, (1, 50)) ** 2)
     toy, gamma, num = Toy(y, kappa), 0.3, loops * inner
@@ -522,7 +558,7 @@ def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Judge the claims."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=4)
     fixed, curves = fixed_point_claims()
     theorems, more = theorem_claims(sizes)

@@ -1,8 +1,10 @@
-"""FedStaleWeight's Fig. 2 (arXiv 2406.02877): test accuracy against server steps, Fashion-MNIST and CIFAR-10, CNNs, a buffer of 5.
+"""FedStaleWeight's Fig. 2: test accuracy against server steps on Fashion-MNIST and CIFAR-10.
 
-Ten fast clients have labels 4-9, the last five, slow, labels 0-3. Full size: Fashion-MNIST 4,000 server steps, 468,458 parameters, a CPU's
-work of hours; CIFAR-10 16,000, 551,722 parameters, meant for an accelerator. `--dataset` takes one of the two by its name, or an .npz
-file whose name begins with "cifar10" for the second; without it both are run.
+See arXiv 2406.02877. Convolutional networks, a buffer of 5. Ten fast clients have labels 4-9, the
+last five, which are slow, labels 0-3. At full size Fashion-MNIST takes 4,000 server steps with
+468,458 parameters, hours of a CPU; CIFAR-10 takes 16,000 with 551,722 parameters and is meant for
+an accelerator. `--dataset` takes one of the two by name, or an .npz file, which counts as CIFAR-10
+if its name begins with "cifar10". Without it both are run.
 """
 
 from collections.abc import Mapping
@@ -41,8 +43,10 @@ SLOW_LABELS = 4
 HELD_OUT = 0.1
 NUM_EVALS = 25
 ALG1_EVALS = 3
-"""Algorithm 1's formula, which the figure does not show, is only run up to this evaluation: claim 20 compares curves, and theirs part early
-or not at all."""
+"""Algorithm 1's formula, which the figure does not show, is run up to this evaluation only.
+
+Claim 20 compares curves, and these part early or not at all.
+"""
 SMOKE = "not judged: a smoke run on digits is too small"
 
 
@@ -69,11 +73,14 @@ PANELS = {
         smoke=SMALL.replace(claim=9),
     ),
 }
-"""The network is made from the number of classes; `claim` is the claim on the panel's accuracies."""
+"""The network is made from the number of classes.
+
+`claim` is the claim on the panel's accuracies.
+"""
 
 
 def panels(arguments: Arguments) -> list[Sizes]:
-    """What is asked for on the command line."""
+    """Return the panels asked for on the command line."""
     if arguments.smoke:
         return [panel.choose(arguments._replace(dataset=None)) for panel in PANELS.values()]
     asked = (
@@ -85,7 +92,7 @@ def panels(arguments: Arguments) -> list[Sizes]:
 
 
 def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
-    """All methods on the same partitions, initial models, schedules and mini-batches."""
+    """Run all methods on the same partitions, initial models, schedules and mini-batches."""
     data = datasets.load(panel.dataset, data_dir=arguments.data_dir)
     shares = [
         label_groups(
@@ -116,7 +123,7 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
 
 
 def with_groups(curves: xr.Dataset) -> xr.Dataset:
-    """Add the accuracy on the labels of the slow and of the fast clients, each label counting the same."""
+    """Add the mean accuracies over the labels of the slow and of the fast clients."""
     names = [f"accuracy_{label}" for label in range(10)]
     slow, fast = names[:SLOW_LABELS], names[SLOW_LABELS:]
     return curves.assign(
@@ -126,12 +133,12 @@ def with_groups(curves: xr.Dataset) -> xr.Dataset:
 
 
 def final(data: xr.Dataset, metric: str = "accuracy") -> np.ndarray:
-    """Percent at the end, per seed."""
+    """Return the final value of a metric in percent, per seed."""
     return 100 * data[metric].isel(eval=-1).values.astype(float)
 
 
 def first_reached(data: xr.Dataset, level: float) -> int | None:
-    """Server steps at which mean accuracy first reaches a level, among the evaluations."""
+    """Return the server steps after which mean accuracy first reaches a level, or None."""
     above = data.accuracy.mean("seed").values >= level
     return int(data.ticks.isel(seed=0).values[np.argmax(above)]) if above.any() else None
 
@@ -139,7 +146,16 @@ def first_reached(data: xr.Dataset, level: float) -> int | None:
 def judge(
     panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
 ) -> dict[int, tuple[Any, bool | None, str]]:
-    """What one panel says of the claims: measured, verdict, and why."""
+    """Judge the claims on one panel.
+
+    Args:
+      panel: The panel.
+      curves: Curves by method.
+      is_smoke: Whether the run is too small to be judged.
+
+    Returns:
+      By number of the claim: what was measured, whether it holds, and why.
+    """
     gain, half = paired_interval(final(curves[OURS]) - final(curves[BASELINE]))
     where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.seeds} seeds"
     means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
@@ -179,7 +195,8 @@ def judge(
         20: (
             {"difference": between},
             None,
-            f"accuracy of eq. (8) over Algorithm 1's after {compared} server steps {between:+.2f} +- {half_between:.2f} points; {where}",
+            f"accuracy of eq. (8) over Algorithm 1's after {compared} server steps {between:+.2f} "
+            f"+- {half_between:.2f} points; {where}",
         ),
     }
     if is_smoke:
@@ -190,7 +207,7 @@ def judge(
 def both(
     of_panels: list[dict[int, tuple[Any, bool | None, str]]], datasets_run: list[str]
 ) -> list[Verdict]:
-    """One verdict for each claim: what was run must agree."""
+    """Combine the panels into one verdict per claim, which holds if it does in all of them."""
     verdicts = []
     for number in sorted(set().union(*of_panels)):
         own = [each[number] for each in of_panels if number in each]
@@ -208,7 +225,7 @@ def both(
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run the panels, draw them, judge claims 8 to 11, and add to 19 and 20."""
+    """Run the panels, draw them, and judge claims 8 to 11, 19 and 20."""
     asked = panels(arguments)
     curves, figures, judged, rows = {}, {}, [], []
     for panel in asked:

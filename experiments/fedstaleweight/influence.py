@@ -1,7 +1,10 @@
-"""FedStaleWeight's influence, staleness and incentives (arXiv 2406.02877, Sec. 4), from drawn schedules: all claims but those of Fig. 2.
+"""FedStaleWeight's influence, staleness and incentives (arXiv 2406.02877, Sec. 4), from schedules.
 
-15 clients, ten fast with times U(1, 2) and five slow with U(8, 12), a buffer of 5, unless a claim has its own. Also the table of
-throttling, and influence against the buffer's size and the ratio of speeds.
+Judges all claims except those of Fig. 2. There are 15 clients, ten fast with times U(1, 2) and five
+slow with U(8, 12), and a buffer of 5, unless a claim states others. It also makes the table of
+throttling, and pictures of influence against the buffer's size and the ratio of speeds.
+
+Dimension letters: `L` lanes, `T` server steps, `S` slots, `b` the buffer's size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +56,7 @@ AVERAGES: dict[str, dict[str, Any]] = {
 }
 THROTTLES = (1.0, 0.7, 0.5, 0.25, 0.1)
 RATIOS = (1.0, 2.0, 4.0, 20 / 3, 15.0, 40.0)
-"""How many times as fast the fast clients are."""
+"""How many times as fast as the slow clients the fast ones are."""
 
 
 EVALS = 400
@@ -61,10 +64,10 @@ EVALS = 400
 
 @struct.dataclass
 class Watched(Quadratic):
-    """Quadratics of one parameter, whose value is evaluated too."""
+    """Quadratics of one parameter, which is evaluated too."""
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Loss and parameter."""
+        """Return loss and parameter."""
         return {**super().evaluate(params), "model": params[0]}
 
 
@@ -90,9 +93,14 @@ STUDY = Study(
 
 
 def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline:
-    """Arrivals one by one, in some settings that differ in numbers only: leaves `[settings * lanes, num, 1]`.
+    """Draw arrivals one by one: leaves `[hypers * lanes, num, 1]`.
 
-    Nobody waits for the server here, so they are the same whatever the buffer.
+    Clients never wait for the server here, so that arrivals do not depend on the buffer.
+
+    Args:
+      lanes: Number of seeds.
+      num: Number of arrivals per lane.
+      hypers: Settings that differ in numbers only.
     """
     drawn = draw(
         SYSTEM, [hyper.replace(buffer_size=1, weighting="mean") for hyper in hypers], lanes, num
@@ -101,7 +109,16 @@ def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline
 
 
 def buffered(alone: Timeline, buffer_size: int = 5, **settings: Any) -> Timeline:
-    """The same arrivals in buffers, with weights: leaves `[L, T, b]`."""
+    """Put arrivals into buffers, with weights.
+
+    Args:
+      alone: Arrivals one by one, leaves `[L, num, 1]`.
+      buffer_size: b.
+      **settings: Settings of the weights.
+
+    Returns:
+      Leaves `[L, T, b]`.
+    """
     num_ticks = alone.time.shape[1] // buffer_size
     shape = (-1, num_ticks, buffer_size)
 
@@ -128,28 +145,28 @@ def buffered(alone: Timeline, buffer_size: int = 5, **settings: Any) -> Timeline
 
 
 def lane(drawn: Timeline, i: int) -> Timeline:
-    """One of several schedules."""
+    """Return the schedule of one lane."""
     return Timeline(*(leaf[i] for leaf in drawn))
 
 
 def slow_influence(
     drawn: Timeline, num_clients: int = NUM, groups: np.ndarray = GROUPS
 ) -> np.ndarray:
-    """Influence of the slow group in each lane: `f64[lanes]`."""
+    """Return the influence of the slow group in each lane: `f64[L]`."""
     each = [influence(lane(drawn, i), num_clients) for i in range(len(drawn.time))]
     return np.array([own[groups == SLOW].sum() for own in each])
 
 
 def staleness_of(drawn: Timeline) -> np.ndarray:
-    """Server steps: `i64[lanes, T, S]`."""
+    """Return staleness in server steps: `i64[L, T, S]`."""
     return np.arange(drawn.version.shape[-2])[:, None] - drawn.version
 
 
-# Schedules of the paper's setting: claims 1 to 4, 6, 7, 16, 20 --------------------------------------------------------------------------
+# Schedules of the paper's setting: claims 1 to 4, 6, 7, 16, 20 -----------------------------------
 
 
 def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
-    """Staleness, shares and influence under the weightings."""
+    """Judge staleness, shares and influence under the weightings."""
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "alg1": ALG1, "raw": RAW}
     alone = arrivals(sizes.seeds, 5 * sizes.ticks)
     drawn = {name: buffered(alone, **settings) for name, settings in ways.items()}
@@ -208,7 +225,8 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
                 and abs(apart["mean"] - raised.before) < raised.close
                 and abs(apart["eq8"] - raised.after) < raised.close
             ),
-            f"{slow['eq8'].mean:.4f} +- {slow['eq8'].error:.4f}; deviation {apart['mean']:.3f} and {apart['eq8']:.3f}",
+            f"{slow['eq8'].mean:.4f} +- {slow['eq8'].error:.4f}; deviation {apart['mean']:.3f} "
+            f"and {apart['eq8']:.3f}",
         ),
         verdict(
             6,
@@ -226,7 +244,8 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
                 and abs(slow["alg1"].mean - formulas.alg1) < formulas.close
                 and slow["alg1"].mean < slow["eq8"].mean
             ),
-            f"{slow['eq8'].mean:.4f} and {slow['alg1'].mean:.4f}; their accuracies are in fedstaleweight/fig2",
+            f"{slow['eq8'].mean:.4f} and {slow['alg1'].mean:.4f}; their accuracies are in "
+            "fedstaleweight/fig2",
         ),
     ]
     shown = {
@@ -279,11 +298,11 @@ def _bounds(drawn: Timeline) -> Verdict:
     )
 
 
-# Buffers and speeds: claims 5 and 15 ----------------------------------------------------------------------------------------------------
+# Buffers and speeds: claims 5 and 15 -------------------------------------------------------------
 
 
 def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
-    """Influence of the slow group against the buffer's size, with both averages."""
+    """Judge claim 5: influence of the slow group against the buffer's size, with two averages."""
     alone = arrivals(min(sizes.seeds, 3), sizes.buffer_ticks * max(sizes.buffers))
     found = {}
     for average in ("cumulative", "window 5"):
@@ -308,7 +327,10 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
         name: dict(zip(map(str, sizes.buffers), values.tolist(), strict=True))
         for name, values in found.items()
     }
-    why = f"cumulative {rising[0]:.3f} at b = 1 to {rising[-1]:.3f} at b = 60; window {window[30]:.3f} at 30 and {window[60]:.3f} at 60"
+    why = (
+        f"cumulative {rising[0]:.3f} at b = 1 to {rising[-1]:.3f} at b = 60; window "
+        f"{window[30]:.3f} at 30 and {window[60]:.3f} at 60"
+    )
     lines = {name: (np.array(sizes.buffers), values) for name, values in found.items()}
     return verdict(5, measured, holds and bool(overshoots), why), _lines(
         lines, "buffer size b", log=True
@@ -316,7 +338,8 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
 
 
 def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
-    """Influence of the slow group against how many times as fast the fast clients are, at b = 5."""
+    """Measure the slow group's influence against the ratio of speeds at b = 5, for three
+    weightings."""
     ways: dict[str, dict[str, Any]] = {
         "FedStaleWeight": {},
         "Algorithm 1's formula": ALG1,
@@ -335,7 +358,7 @@ def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
 
 
 def staleness_claim(sizes: Sizes) -> Verdict:
-    """The same arrivals, with a buffer and without."""
+    """Judge claim 15: the staleness of the same arrivals with a buffer and without."""
     num = sizes.ticks // 4
     alone = staleness_of(arrivals(2, num * 5)).reshape(2, -1)
     with_buffer = staleness_of(
@@ -387,7 +410,7 @@ def _lines(
     return figure
 
 
-# Incentives: claims 12 to 14 ------------------------------------------------------------------------------------------------------------
+# Incentives: claims 12 to 14 ---------------------------------------------------------------------
 
 
 def throttled_influence(
@@ -395,15 +418,15 @@ def throttled_influence(
 ) -> np.ndarray:
     """Return the influence of client 0 when it works at a share of its rate, all others at theirs.
 
-    A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays if
-    influence grows with the reported rate up to the true one. For one composition of a buffer that
-    holds if and only if C r^2 <= A (`theory.fedstaleweight.is_truthful`). Over the compositions of a
-    run it may hold even where it fails for one, which is what is measured here.
+    A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays
+    if influence grows with the reported rate up to the true one. For one composition of a buffer
+    that holds if and only if C r^2 <= A (`theory.fedstaleweight.is_truthful`). Over the
+    compositions of a run it may hold even where it fails for one, which is what is measured here.
 
     Args:
       hyper: Settings, whose `throttle` is set to each share in turn.
       shares: Shares of client 0's rate.
-      seeds: Number of seeds, common to all shares.
+      seeds: Number of seeds; all shares use the same ones.
       num_ticks: Number of server steps.
 
     Returns:
@@ -425,7 +448,7 @@ def throttled_influence(
 
 
 def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
-    """The table of throttling."""
+    """Judge claim 12, and make the table of throttling."""
     ways: dict[str, dict[str, Any]] = {
         "buffer mean": MEAN,
         "FedStaleWeight": {},
@@ -468,7 +491,10 @@ def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
 
 
 def utility_claims() -> list[Verdict]:
-    """Utility in a given buffer, for a fast client in slot 0 and 0 to 4 slow ones beside it."""
+    """Judge claims 13 and 14 on the utility in a given buffer.
+
+    A fast client is in slot 0; 0 to 4 of the other four clients are slow.
+    """
     best = {}
     for num_slow in range(5):
         slots = np.r_[np.arange(5 - num_slow), NUM_FAST + np.arange(num_slow)]
@@ -517,11 +543,14 @@ def utility_claims() -> list[Verdict]:
     ]
 
 
-# Learning on quadratics: claims 17 to 19 ------------------------------------------------------------------------------------------------
+# Learning on quadratics: claims 17 to 19 ---------------------------------------------------------
 
 
 def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
-    """Fast clients' optimum is 0, slow ones' 1; the model's mean over the second half of a run is the slow group's influence."""
+    """Judge claim 18 on quadratics with optimum 0 for fast clients and 1 for slow ones.
+
+    The model's mean over the second half of a run is then the slow group's influence.
+    """
     problem = Watched.of(GROUPS.astype(float)[:, None])
     marks = CLAIMS[18].criterion
     expected = {"mean": marks.mean, "eq8": marks.eq8, "raw": FAIR}
@@ -549,7 +578,10 @@ def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
 
 
 def bound_claim(sizes: Sizes) -> Verdict:
-    """Vacuous for b >= 2; for b = 1 two clients with optima 0 and 1 of unequal speed."""
+    """Judge claim 17: the bound is vacuous for b >= 2, and violated for b = 1.
+
+    At b = 1 there are two clients of unequal speed, with optima 0 and 1.
+    """
     vacuous = all(
         bool(theory.is_vacuous(tau, buffer_size=b)) for b in range(2, 20) for tau in range(1, 40)
     )
@@ -563,14 +595,17 @@ def bound_claim(sizes: Sizes) -> Verdict:
     gradient = float(np.max(np.maximum(model, 1 - model)) ** 2)
     setting = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
     right = float(theory.bound(setting, num_ticks=ticks).total)
-    why = f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} against a bound of {right:.4f}"
+    why = (
+        f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} "
+        f"against a bound of {right:.4f}"
+    )
     return verdict(
         17, {"vacuous": vacuous, "left": left, "right": right}, vacuous and left > right, why
     )
 
 
 def stability_claim(sizes: Sizes) -> Verdict:
-    """On quadratics of curvature 1, local step sizes at which a run diverges."""
+    """Judge claim 19: the local step sizes at which a run on quadratics of curvature 1 diverges."""
     problem = Quadratic.of(GROUPS.astype(float)[:, None])
     rates = [0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0]
     least = {}
@@ -596,7 +631,7 @@ def stability_claim(sizes: Sizes) -> Verdict:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Judge the claims."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     verdicts, clients = influence_claims(sizes)
     by_buffer, buffers = buffer_claim(sizes)
@@ -624,5 +659,8 @@ def run(arguments: Arguments) -> Outcome:
         "ticks": sizes.ticks,
         "influence of the slow group by ratio of speeds": {"ratio": list(RATIOS), **ratios},
     }
-    text = f"{verdict_table(verdicts)}\n\nInfluence of one fast client that throttles:\n{throttle_table}"
+    text = (
+        f"{verdict_table(verdicts)}\n\nInfluence of one fast client that "
+        f"throttles:\n{throttle_table}"
+    )
     return Outcome(curves, figures, verdicts, config, text)

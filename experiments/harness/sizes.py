@@ -1,4 +1,4 @@
-"""How large a study is run: in full, reduced to what a CPU can do, or in seconds as a smoke test."""
+"""How large a study is run: in full, reduced to what a CPU can do, or in seconds to see it run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -196,7 +196,7 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
     )
 
 
-# Verdicts -----------------------------------------------------------------------------------------------------------------------------
+# Verdicts ----------------------------------------------------------------------------------------
 
 
 def judge_centralised(problem: Logistic) -> Verdict:
@@ -215,7 +215,10 @@ def judge_centralised(problem: Logistic) -> Verdict:
             hierarchical.system, problem, hyper, **options
         ).curves.loss.values
         worst = max(worst, float(np.max(np.abs(found / expected - 1))))
-    why = f"losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all clients by {worst:.0e} at most"
+    why = (
+        "losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all "
+        f"clients by {worst:.0e} at most"
+    )
     return verdict(4, {"largest relative difference": worst}, worst < CLAIMS[4].criterion.same, why)
 
 
@@ -275,7 +278,10 @@ def judge_global(means: Means, lr: float) -> Verdict:
         "paper": whole.total,
         "terms": whole._asdict(),
     }
-    why = f"left {left:.4f}, bound without the detour {direct.total:.4f}, (20) {whole.total:.4f}, {len(means.iterations)} rounds"
+    why = (
+        f"left {left:.4f}, bound without the detour {direct.total:.4f}, (20) {whole.total:.4f}, "
+        f"{len(means.iterations)} rounds"
+    )
     return verdict(6, measured, bool(left <= direct.total <= whole.total), why)
 
 
@@ -350,7 +356,10 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
         f"{s:.3f} (bound {limit:.2f}) at U = {each}"
         for each, s, limit in zip(rounds, scaled, limits, strict=True)
     )
-    why = f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U grows fourfold, less each time"
+    why = (
+        f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U "
+        "grows fourfold, less each time"
+    )
     return verdict(
         8, {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, bool(holds), why
     ), figure

@@ -241,7 +241,8 @@ def run(arguments: Arguments) -> Outcome:
                 "rounds for one of S = 0": shares,
             },
             max(off, share_off) < marks.far and rounds_off < marks.rounds,
-            f"iterations, mean and variance of round times at most {off:.1f} standard errors off, rounds within 0.1, "
+            f"iterations, mean and variance of round times at most {off:.1f} standard errors off, "
+            "rounds within 0.1, "
             f"rounds for one of S = 0 at most {share_off:.1f} standard errors off; {facts}",
         ),
         verdict(
@@ -260,7 +261,8 @@ def run(arguments: Arguments) -> Outcome:
             17,
             saved,
             saving.clock_least <= saved["Fig. 7b"] <= saving.most,
-            f"{saved['Fig. 7b']:.1f} % fewer with c_g = 30, {saved['Fig. 7a']:.1f} % with 10, of which the paper's text speaks; T = 1000",
+            f"{saved['Fig. 7b']:.1f} % fewer with c_g = 30, {saved['Fig. 7a']:.1f} % with 10, of "
+            "which the paper's text speaks; T = 1000",
         ),
     ]
     words = (

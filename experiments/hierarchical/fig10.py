@@ -50,7 +50,8 @@ def run(arguments: Arguments) -> Outcome:
             20,
             measured,
             more,
-            f"20 clients on the slow server ahead of 15: {told} points at T; judged at lr {lr:g}; {setup.words_of(size)}",
+            f"20 clients on the slow server ahead of 15: {told} points at T; judged at lr {lr:g}; "
+            f"{setup.words_of(size)}",
         ),
         (
             28,

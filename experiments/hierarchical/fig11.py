@@ -83,8 +83,10 @@ def run(arguments: Arguments) -> Outcome:
     lr = setup.best_lr(own["symmetric"])
     leads = setup.leads(own["symmetric"], own["asymmetric"])
     why = (
-        f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time {idle['symmetric']} and {idle['asymmetric']}, "
-        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr {lr:g}; {setup.words_of(size)}"
+        f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time "
+        f"{idle['symmetric']} and {idle['asymmetric']}, "
+        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr "
+        f"{lr:g}; {setup.words_of(size)}"
     )
     measured = {"leads": setup.numbers(leads), "idle": idle, "rounds": rounds}
     verdicts = [setup.settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]

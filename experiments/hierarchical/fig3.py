@@ -85,7 +85,10 @@ def run(arguments: Arguments) -> Outcome:
     words = ", ".join(
         f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items()
     )
-    why = f"points lost between looks in the first and the last fifth of T: {words}; judged at lr {lr:g}, every seed; {setup.words_of(size)}"
+    why = (
+        f"points lost between looks in the first and the last fifth of T: {words}; judged at lr "
+        f"{lr:g}, every seed; {setup.words_of(size)}"
+    )
     verdicts = [
         setup.settle(
             arguments,

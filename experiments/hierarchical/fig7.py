@@ -63,7 +63,8 @@ def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset
     crossed = len(mine) == 1 and mine[0].led_before and marks.first <= mine[0].time <= marks.last
     is_known = not far.failed.sel(lr=best[30.0], sync_time=[0.0, 20.0]).any()
     told = ", ".join(
-        f"{' '.join(f'{time:g} (S = {0 if first else 20} ahead before)' for time, first in places) or 'never'} at lr {rate:g}"
+        f"{' '.join(f'{time:g} (S = {0 if first else 20} ahead before)' for time, first in places) or 'never'} "
+        f"at lr {rate:g}"
         for rate, places in found.items()
     )
     why = f"S = 0 and 20 change places: {told}; judged at lr {best[30.0]:g}; {words}"

@@ -60,11 +60,15 @@ def run(arguments: Arguments) -> Outcome:
         f"at T S = 12 over S = {s:g} by {setup.by_lr(each)}" for s, each in late.items()
     )
     before = "; ".join(
-        f"over S = {s:g} by {', '.join(f'{each} at {time:g}' for time, each in leads.items())}, places changed at "
+        f"over S = {s:g} by {', '.join(f'{each} at {time:g}' for time, each in leads.items())}, "
+        "places changed at "
         f"{' '.join(f'{each.time:g} (S = {0 if each.led_before else s:g} ahead before)' for each in changes[s]) or 'no time'}"
         for s, leads in early.items()
     )
-    why = f"S = 0 is ahead {before}; {told} points; 16 clients a round; judged at lr {lr:g}; {setup.words_of(size)}"
+    why = (
+        f"S = 0 is ahead {before}; {told} points; 16 clients a round; judged at lr {lr:g}; "
+        f"{setup.words_of(size)}"
+    )
     measured = {
         "early": {
             f"S = {s:g} at {time:g}": e._asdict()

@@ -32,7 +32,10 @@ def run(arguments: Arguments) -> Outcome:
     counts = ", ".join(f"{value:.1f} ({name})" for name, value in rounds.items())
     holds = setup.all_of(each[lr].is_clear for each in leads.values())
     expected = ", ".join(f"{value:g}" for value in ROUNDS.values())
-    why = f"{told} points; rounds {counts}, expected {expected} at T = 1000; judged at lr {lr:g}; {setup.words_of(size)}"
+    why = (
+        f"{told} points; rounds {counts}, expected {expected} at T = 1000; judged at lr {lr:g}; "
+        f"{setup.words_of(size)}"
+    )
     measured = {
         "rounds": rounds,
         "leads": {other: setup.numbers(each) for other, each in leads.items()},

@@ -109,7 +109,7 @@ def play(
     ).curves
 
 
-# Claims 9 and 10 ----------------------------------------------------------------------------------------------------------------------
+# Claims 9 and 10 ---------------------------------------------------------------------------------
 
 
 def judge_fixed_points() -> Verdict:
@@ -138,7 +138,10 @@ def judge_fixed_points() -> Verdict:
     told = "; ".join(
         f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in found.items()
     )
-    why = f"at alpha = {', '.join(map(str, rates))}: {told}; off by {off:.0e} at most from the closed form"
+    why = (
+        f"at alpha = {', '.join(map(str, rates))}: {told}; off by {off:.0e} at most from the "
+        "closed form"
+    )
     measured = {
         rule: dict(zip(map(str, rates), values.tolist(), strict=True))
         for rule, values in found.items()
@@ -171,13 +174,16 @@ def judge_rates(seeds: int) -> Verdict:
     floors = ", ".join(
         f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items()
     )
-    why = f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, {far:.1f} standard errors at most"
+    why = (
+        f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, "
+        f"{far:.1f} standard errors at most"
+    )
     return verdict(
         10, measured, bool(off < CLAIMS[10].criterion.close and far < CLAIMS[10].criterion.far), why
     )
 
 
-# Claims 24 to 26 ----------------------------------------------------------------------------------------------------------------------
+# Claims 24 to 26 ---------------------------------------------------------------------------------
 
 
 class Curves(NamedTuple):
@@ -249,7 +255,8 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
         24,
         {"least relative lead of S = 0": worst},
         bool(worst >= -CLAIMS[24].criterion.slack),
-        f"S = {', '.join(f'{s:g}' for s in CANDIDATES[1:])} never below S = 0 by more than {max(-worst, 0):.0e} at {len(grid)} times, "
+        f"S = {', '.join(f'{s:g}' for s in CANDIDATES[1:])} never below S = 0 by more than "
+        f"{max(-worst, 0):.0e} at {len(grid)} times, "
         f"{seeds} delay paths, alpha = {' and '.join(map(str, QUIET_RATES))}",
     )
     times = {lr: first_lead(curves.noisy, lr, 5.0, grid) for lr in NOISY_RATES}
@@ -294,7 +301,8 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
         leads_early
         and floors["average"] > CLAIMS[26].criterion.average
         and floors["divide_by_steps"] < CLAIMS[26].criterion.divided,
-        f"no noise, time 200: {numbers}; with noise late loss of S = 5 over that of S = 0 {floors['average']:.2f}, "
+        f"no noise, time 200: {numbers}; with noise late loss of S = 5 over that of S = 0 "
+        f"{floors['average']:.2f}, "
         f"divided by the iterations {floors['divide_by_steps']:.2f}",
     )
     return [first, second, third]

@@ -318,9 +318,8 @@ def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str
     """One data set per value of a swept setting, at one learning rate, labelled with the value and its number of rounds."""
     chosen = data.sel(lr=lr)
     return {
-        f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} rounds": chosen.sel(
-            {name: value}
-        )
+        f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} "
+        "rounds": chosen.sel({name: value})
         for value in data[name].values
     }
 
