@@ -1,9 +1,13 @@
-"""Local work: which examples, which optimizer steps, and for whom."""
+"""Local training: which examples a step uses, what it does to a model, and for which clients.
+
+Dimension letters: `S` slots, `M` examples of a client.
+"""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,14 +17,23 @@ from flax import struct
 from scipy import stats
 
 from fedjax_sim import Event, Plan
-from fedjax_sim.clients.gradient_steps import LocalTraining, local_sgd, shuffled_examples
+from fedjax_sim.clients.gradient_steps import (
+    LocalTraining,
+    batch_gradient,
+    local_training,
+    shuffled_examples,
+)
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
 
 
 @struct.dataclass
 class Counting:
-    """A problem whose model counts the examples it has seen: the gradient is minus their number, each. With lr 1, a count per example."""
+    """A problem whose model counts the examples it has seen.
+
+    The gradient of an example's coordinate is minus the number of times it is in the mini-batch, so
+    that with learning rate 1 every coordinate is a count.
+    """
 
     counts: jax.Array
     size: int = struct.field(pytree_node=False)
@@ -32,6 +45,7 @@ class Counting:
 
 
 def event_of(clients: Any, steps: Any, offset: Any) -> Event:
+    """Make a tick with these slots: `i32[S]` each."""
     clients, steps, offset = (jnp.asarray(x, "int32") for x in (clients, steps, offset))
     zero = jnp.zeros_like(clients)
     return Event(
@@ -39,8 +53,8 @@ def event_of(clients: Any, steps: Any, offset: Any) -> Event:
     )
 
 
-def _run(plan: Plan, problem: Any, hyper: Any, key: jax.Array, start: Any, event: Event) -> Any:
-    return local_sgd(problem, hyper, plan, key, start, event)
+def _run(plan: Plan, problem: Any, hyper: Any, key: jax.Array, starts: Any, event: Event) -> Any:
+    return local_training(problem, hyper, plan)(key, event, starts=starts)
 
 
 run = jax.jit(_run, static_argnums=0)
@@ -56,7 +70,16 @@ def seen(
     offset: Any = 0,
     sampling: str = "shuffled_epochs",
 ) -> np.ndarray:
-    """How often each slot has seen each example: `[S, M]`. offset: one, or one per slot."""
+    """Count how often each slot has seen each example: `[S, M]`.
+
+    Args:
+      steps: Local steps of each slot.
+      clients: Client of each slot.
+      counts: Number of examples of each client.
+      batch: Examples of a mini-batch.
+      offset: Steps that the client has done before, one number or one per slot.
+      sampling: As in `LocalTraining`.
+    """
     problem = Counting(jnp.array(counts, "int32"), max(counts))
     hyper = LocalTraining(lr=1.0, batch_size=batch, sampling=sampling)
     event = event_of(clients, steps, np.broadcast_to(offset, len(clients)))
@@ -65,13 +88,16 @@ def seen(
 
 
 def test_every_example_once_an_epoch() -> None:
-    """Six steps of four are four epochs of six, or three of eight; what lies beyond a client's count is never seen."""
+    """Six batches of four are four epochs of six examples, or three of eight.
+
+    Padding beyond a client's count is never seen.
+    """
     found = seen([6, 6], clients=[0, 1], counts=[6, 8], batch=4)
     assert found.tolist() == [[4] * 6 + [0] * 2, [3] * 8]
 
 
 def test_batches_straddle_epochs() -> None:
-    """Seven examples, batches of three: after five steps everyone has been seen twice, and one of them a third time."""
+    """With seven examples, five batches of three show all of them twice and one a third time."""
     found = seen([5], clients=[0], counts=[7], batch=3)
     assert sorted(found[0].tolist()) == [2] * 6 + [3]
 
@@ -81,8 +107,8 @@ def test_a_batch_larger_than_the_client() -> None:
     assert sorted(found[0].tolist()) == [2, 2, 3]
 
 
-def test_streams_go_on_where_the_last_update_ended() -> None:
-    """Seven steps at once are three and then four more."""
+def test_the_next_update_continues_the_epoch_of_the_last() -> None:
+    """Seven steps of one update are the three of an update and the four of the next."""
     whole = seen([7], clients=[0], counts=[5], batch=2)
     parts = seen([3], clients=[0], counts=[5], batch=2) + seen(
         [4], clients=[0], counts=[5], batch=2, offset=3
@@ -90,7 +116,7 @@ def test_streams_go_on_where_the_last_update_ended() -> None:
     np.testing.assert_array_equal(whole, parts)
 
 
-def test_each_epoch_is_a_permutation_of_its_own() -> None:
+def test_each_epoch_is_a_different_permutation() -> None:
     bits = shuffle_bits(KEY)
     steps = jnp.arange(12)
     samples = np.asarray(
@@ -101,22 +127,22 @@ def test_each_epoch_is_a_permutation_of_its_own() -> None:
 
 
 def test_late_steps_do_not_overflow() -> None:
-    """Sample numbers use all of 32 bits: step * batch just below 2^32."""
+    """Numbers of samples use all of 32 bits: here step * batch is just below 2^32."""
     step = 2**31 // 64 - 1
     found = np.asarray(shuffled_examples(shuffle_bits(KEY), jnp.int32(step), jnp.int32(10), 128))
     assert found.min() >= 0
     assert found.max() < 10
-    # 128 samples of ten are twelve or thirteen of each, wherever epochs begin: one more or less at both ends.
+    # 128 samples are 12.8 epochs of ten; the incomplete epochs at both ends add at most one each.
     assert set(np.bincount(found, minlength=10).tolist()) <= {12, 13, 14}
 
 
-def test_clients_have_orders_of_their_own() -> None:
+def test_clients_have_different_orders() -> None:
     first = [tuple(seen([1], clients=[i], counts=[8] * 6, batch=4)[0].tolist()) for i in range(6)]
     assert len(set(first)) > 3
 
 
-def test_sampling_with_replacement_is_uniform_over_a_clients_own_examples() -> None:
-    """Chi-square of 3000 samples, p-value above 1e-3; some batch holds an example twice."""
+def test_sampling_with_replacement_is_uniform_over_a_clients_examples() -> None:
+    """The p-value of a chi-square test on 3000 samples is above 1e-3; batches repeat examples."""
     found = seen([1000], clients=[0], counts=[6, 9], batch=3, sampling="with_replacement")[0]
     assert found[6:].sum() == 0
     assert found.sum() == 3000
@@ -125,7 +151,10 @@ def test_sampling_with_replacement_is_uniform_over_a_clients_own_examples() -> N
 
 
 def updates(num: int, *, steps: int, batch: int, counts: list[int]) -> np.ndarray:
-    """How often each of the first updates of client 0 has seen each example, each update with a shuffle of its own: `[num, M]`."""
+    """Count how often each of the first updates of client 0 has seen each example: `[num, M]`.
+
+    Every update has a new shuffle.
+    """
     offsets = steps * np.arange(num)
     return seen(
         [steps] * num,
@@ -137,15 +166,19 @@ def updates(num: int, *, steps: int, batch: int, counts: list[int]) -> np.ndarra
     )
 
 
-def test_an_update_with_its_own_shuffle_sees_no_example_twice() -> None:
-    """Six of seven; what lies beyond a client's count is never seen."""
+def test_an_update_with_a_new_shuffle_sees_no_example_twice() -> None:
+    """It sees six of seven examples, and never the padding beyond a client's count."""
     found = updates(40, steps=2, batch=3, counts=[7, 9])
     assert (np.sort(found, axis=1) == [0] * 3 + [1] * 6).all()
     assert found[:, 7:].sum() == 0
 
 
 def test_the_batches_of_an_update_are_those_of_one_shuffle() -> None:
-    """Three batches of two are all six examples. The next update begins with another batch, 14 times of 15: its order is its own."""
+    """Three batches of two are all six examples.
+
+    Orders of two updates are independent, so the next update begins with another batch of the 15
+    possible ones 14 times out of 15.
+    """
     np.testing.assert_array_equal(updates(40, steps=3, batch=2, counts=[6]), 1)
     options = {
         "clients": [0] * 40,
@@ -159,8 +192,8 @@ def test_the_batches_of_an_update_are_those_of_one_shuffle() -> None:
     assert np.any(batches[1:] != batches[:-1], axis=1).mean() > 0.7
 
 
-def test_an_update_longer_than_its_shuffle_goes_through_it_again() -> None:
-    """Eight samples of three examples: all twice, and two of them a third time, which the first batch has seen."""
+def test_an_update_longer_than_its_shuffle_runs_through_it_again() -> None:
+    """Eight samples of three examples are all of them twice, and the first batch a third time."""
     found = updates(30, steps=4, batch=2, counts=[3])
     assert (np.sort(found, axis=1) == [2, 3, 3]).all()
     first = seen(
@@ -174,17 +207,24 @@ def test_an_update_longer_than_its_shuffle_goes_through_it_again() -> None:
     np.testing.assert_array_equal(found - 2, first)
 
 
-def test_shuffles_of_their_own_favour_no_example() -> None:
-    """Chi-square of 600 updates of four examples of six, p-value above 1e-3; an update takes each with the probability 2/3."""
+def test_new_shuffles_favour_no_example() -> None:
+    """A chi-square test on 600 updates of four out of six examples has a p-value above 1e-3.
+
+    An update sees each example with probability 2/3.
+    """
     found = updates(600, steps=2, batch=2, counts=[6, 8]).sum(axis=0)
-    # Examples of one update are drawn without replacement, which makes counts more even than independent draws by 1 - 2/3, and 6/5.
+    # The examples of one update are drawn without replacement, so counts vary less than with
+    # independent draws: by the factor 1 - 2/3, corrected by 6/5 for the fixed total.
     statistic = np.sum((found[:6] - 400) ** 2) / (600 * 2 / 3 * 1 / 3) * 5 / 6
     assert stats.chi2.sf(statistic, 5) > 1e-3
     assert statistic > stats.chi2.ppf(1e-3, 5)
 
 
 def test_a_batch_without_replacement_is_drawn_anew_for_each_step() -> None:
-    """No example twice in a batch; subsets of six are uniform and independent of the one before: chi-square, p-value above 1e-3."""
+    """No batch holds an example twice, and batches are uniform and independent of the one before.
+
+    Both are chi-square tests with p-values above 1e-3, on pairs out of six examples.
+    """
     options = {"counts": [6], "batch": 2, "sampling": "without_replacement"}
     first = seen([1] * 1500, clients=[0] * 1500, offset=np.arange(1500), **options).astype(int)
     assert first.max() == 1
@@ -193,18 +233,14 @@ def test_a_batch_without_replacement_is_drawn_anew_for_each_step() -> None:
     counts = np.bincount(place, minlength=36)
     assert (counts > 0).sum() == 15
     assert stats.chisquare(counts[counts > 0]).pvalue > 1e-3
-    common = (first[:-1] * first[1:]).sum(axis=1)[::2]
-    assert (
-        stats.chisquare(np.bincount(common, minlength=3), 750 * np.array([6, 8, 1]) / 15).pvalue
-        > 1e-3
-    )
-    # The second step of an update is the first of one that begins a step later.
-    np.testing.assert_array_equal(
-        seen([2], clients=[0], offset=7, **options)[0], first[7] + first[8]
-    )
-    assert seen([1], clients=[0], counts=[3], batch=5, sampling="without_replacement")[
-        0
-    ].tolist() in ([1, 2, 2], [2, 1, 2], [2, 2, 1])
+    num_shared = (first[:-1] * first[1:]).sum(axis=1)[::2]
+    expected = 750 * np.array([6, 8, 1]) / 15
+    assert stats.chisquare(np.bincount(num_shared, minlength=3), expected).pvalue > 1e-3
+    # The second step of an update is the first step of an update that begins one step later.
+    two_steps = seen([2], clients=[0], offset=7, **options)[0]
+    np.testing.assert_array_equal(two_steps, first[7] + first[8])
+    larger = seen([1], clients=[0], counts=[3], batch=5, sampling="without_replacement")[0]
+    assert sorted(larger.tolist()) == [1, 2, 2]
 
 
 STARTS = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
@@ -212,10 +248,12 @@ CLIENTS, STEPS, OFFSET = [3, 0, 6, 2], [5, 0, 2, 3], [4, 0, 7, 1]
 
 
 @pytest.mark.parametrize("slots_at_once", [1, 3, 4])
-def test_work_does_not_depend_on_company(regression: Callable, slots_at_once: int) -> None:
-    """A client's update is the same whoever is in the other slots, in whichever slot, even next to data that are not numbers.
+def test_an_update_does_not_depend_on_the_other_slots(
+    regression: Callable, slots_at_once: int
+) -> None:
+    """A client's update is the same in any slot and next to any clients, even to data that are nan.
 
-    To rounding, as a product of matrices may be added up in another order in another place.
+    It is the same up to rounding, because a matrix product may be summed in another order.
     """
     hyper = LocalTraining(lr=0.1, batch_size=2)
     problem = regression()
@@ -224,7 +262,8 @@ def test_work_does_not_depend_on_company(regression: Callable, slots_at_once: in
     ends, work = run(plan, problem, hyper, KEY, jnp.asarray(STARTS), event)
     np.testing.assert_array_equal(ends[1], STARTS[1])
     assert int(work.needed) == 10
-    # One by one 10 steps; three at once, the longest together: 3 x 5 and 3 x 0; all four: 4 x 5.
+    # One by one 10 steps are run; in blocks of three, longest first, 3 x 5 + 3 x 0; with all four
+    # together 4 x 5.
     assert int(work.executed) == {1: 10, 3: 15, 4: 20}[slots_at_once]
     order = np.array([2, 3, 1, 0])
     moved = event_of(*(np.array(x)[order] for x in (CLIENTS, STEPS, OFFSET)))
@@ -242,13 +281,14 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_beyond_a_slots_own_change_neither_model_nor_optimizer(
-    regression: Callable, name: str
-) -> None:
-    """A slot batched with longer ones ends where an optimizer of its own ends, run step by step. To float32 rounding."""
+def test_masked_steps_change_neither_model_nor_optimizer(regression: Callable, name: str) -> None:
+    """A slot that is batched with longer ones ends where a separate optimizer ends.
+
+    The optimizer is run step by step; equal up to float32 rounding.
+    """
     problem = regression(noise=0.0)
     client = int(np.argmax(problem.counts))
-    # As many samples as the client has are all of them, in some order: the whole batch.
+    # A batch of the size of the client's data is all its examples, in some order.
     hyper = LocalTraining(
         lr=0.1, batch_size=int(problem.counts[client]), optimizer=OPTIMIZERS[name], lr_scale=0.5
     )
@@ -291,15 +331,17 @@ def test_an_empty_slot_does_no_work(regression: Callable) -> None:
 def test_the_proximal_term_is_the_gradient_of_half_the_squared_distance_to_the_start(
     regression: Callable,
 ) -> None:
-    """Steps on the loss with the term written out, whose gradient is taken by automatic differentiation. To float32 rounding."""
+    """Steps are those on a loss that includes the term, differentiated by JAX.
+
+    Equal up to float32 rounding.
+    """
     problem = regression(noise=0.0)
     client = int(np.argmax(problem.counts))
     examples = jnp.arange(int(problem.counts[client]))
     hyper = LocalTraining(lr=0.1, batch_size=examples.size)
     event = event_of([client] * 2, [1, 4], [0] * 2)
-    ends, _ = local_sgd(
-        problem, hyper, Plan(slots_at_once=2), KEY, jnp.asarray(STARTS[:2]), event, proximal=0.7
-    )
+    train = local_training(problem, hyper, Plan(slots_at_once=2), proximal=0.7)
+    ends, _ = train(KEY, event, starts=jnp.asarray(STARTS[:2]))
 
     def loss(model: jax.Array, start: jax.Array) -> jax.Array:
         return problem.loss(model, jnp.int32(client), examples, KEY) + 0.7 / 2 * jnp.sum(
@@ -314,22 +356,67 @@ def test_the_proximal_term_is_the_gradient_of_half_the_squared_distance_to_the_s
 
 
 def test_the_proximal_term_holds_models_near_their_start() -> None:
-    """On a quadratic of curvature h, w goes towards (h c + mu w_0) / (h + mu) by the factor 1 - lr (h + mu) a step."""
+    """On a quadratic of curvature h, w converges to (h c + mu w_0) / (h + mu).
+
+    The distance shrinks by the factor 1 - lr (h + mu) at each step.
+    """
     h, mu, c, steps = 0.5, 1.5, 2.0, 6
     with jax.enable_x64(True):
         problem = Quadratic.of(np.full((4, 3), c), curvature=h)
         start = jnp.asarray(STARTS, float)
         event = event_of([0, 1, 2, 3], [steps] * 4, [0] * 4)
-        ends, _ = local_sgd(
-            problem,
-            LocalTraining(lr=0.2, batch_size=1),
-            Plan(slots_at_once=4),
-            KEY,
-            start,
-            event,
-            proximal=mu,
-        )
+        hyper = LocalTraining(lr=0.2, batch_size=1)
+        train = local_training(problem, hyper, Plan(slots_at_once=4), proximal=mu)
+        ends, _ = train(KEY, event, starts=start)
     limit = (h * c + mu * STARTS.astype(float)) / (h + mu)
     np.testing.assert_allclose(
         ends, limit + (1 - 0.2 * (h + mu)) ** steps * (STARTS - limit), rtol=1e-12
     )
+
+
+def test_one_start_is_the_same_start_in_every_slot(regression: Callable) -> None:
+    """`start=` equals `starts=` with copies of the model, bit for bit."""
+    hyper, problem = LocalTraining(lr=0.1, batch_size=2), regression()
+    event = event_of(CLIENTS, STEPS, OFFSET)
+    train = local_training(problem, hyper, Plan(slots_at_once=4))
+    model = jnp.asarray(STARTS[0])
+    with_one, work = jax.jit(lambda: train(KEY, event, start=model))()
+    with_copies, same_work = run(
+        Plan(slots_at_once=4), problem, hyper, KEY, jnp.stack([model] * 4), event
+    )
+    chex.assert_trees_all_equal((with_one, work), (with_copies, same_work))
+
+
+def test_every_slots_gradient_gets_its_extras(regression: Callable) -> None:
+    """A control variate is subtracted from each slot's gradient, as SCAFFOLD's local steps need.
+
+    With a gradient g - extra and one step, the end is that of plain SGD plus lr times the extra.
+    """
+    hyper, problem = LocalTraining(lr=0.1, batch_size=2), regression()
+    event = event_of(CLIENTS, [1, 0, 1, 1], OFFSET)
+    extras = jnp.arange(12.0).reshape(4, 3)
+
+    def controlled(
+        problem: Any, hyper: Any, key: Any, client: Any, offset: Any, control: Any
+    ) -> Any:
+        gradient = batch_gradient(problem, hyper, key, client, offset)
+        return lambda model, q: gradient(model, q) - control
+
+    plan = Plan(slots_at_once=4)
+    train = local_training(problem, hyper, plan, gradient=controlled)
+    ends, _ = jax.jit(lambda: train(KEY, event, starts=jnp.asarray(STARTS), extras=(extras,)))()
+    plain, _ = run(plan, problem, hyper, KEY, jnp.asarray(STARTS), event)
+    moved = jnp.where(event.steps[:, None] > 0, 0.1 * extras, 0)
+    np.testing.assert_allclose(ends, plain + moved, rtol=1e-5, atol=1e-6)
+
+
+def test_starts_of_the_wrong_number_of_slots_are_refused(regression: Callable) -> None:
+    """Shapes are asserted where arrays enter, before anything could broadcast."""
+    train = local_training(regression(), LocalTraining(batch_size=2), Plan(slots_at_once=4))
+    event = event_of(CLIENTS, STEPS, OFFSET)
+    with pytest.raises(AssertionError):
+        train(KEY, event, starts=jnp.asarray(STARTS[:3]))
+    with pytest.raises(AssertionError):
+        train(KEY, event, starts=jnp.asarray(STARTS), extras=(jnp.zeros(3),))
+    with pytest.raises(AssertionError):
+        train(KEY, event._replace(steps=event.steps[:3]), starts=jnp.asarray(STARTS))

@@ -1,4 +1,7 @@
-"""The noise of Langevin dynamics as an optax transformation: against blackjax's SGLD, and composed with others."""
+"""The noise of Langevin dynamics as an optax transformation.
+
+It is compared with blackjax's SGLD, and composed with other transformations.
+"""
 
 from typing import Any
 
@@ -15,10 +18,12 @@ START = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array([[0.3], [2.0]])}
 
 
 def gradient(params: Any) -> Any:
+    """Compute the gradient of the sum of w^2 - w over all coordinates."""
     return jax.tree.map(lambda w: 2 * w - 1, params)
 
 
 def path(optimizer: optax.GradientTransformation, steps: int) -> list[Any]:
+    """Follow an optimizer from START and return the parameters after each step."""
     params, state, found = START, optimizer.init(START), []
     for _ in range(steps):
         updates, state = optimizer.update(gradient(params), state, params)
@@ -32,7 +37,7 @@ def assert_close(a: Any, b: Any) -> None:
 
 
 def test_after_gradient_descent_it_is_blackjaxs_sgld() -> None:
-    """From the same draws: one vector for the whole tree, by the number of the step."""
+    """With the same draws: one vector for the whole tree, drawn by the number of the step."""
     sgld = blackjax.sgld(lambda params, _: jax.tree.map(jnp.negative, gradient(params)))
     params = START
     for k, found in enumerate(
@@ -42,8 +47,8 @@ def test_after_gradient_descent_it_is_blackjaxs_sgld() -> None:
         assert_close(found, params)
 
 
-def test_a_schedule_of_step_sizes_is_asked_by_the_number_of_the_step() -> None:
-    """Noise of variance 2 eta_k tau; steps of one number have one draw, whatever came before."""
+def test_a_schedule_of_step_sizes_is_called_with_the_number_of_the_step() -> None:
+    """Noise has variance 2 eta_k tau; its draw depends only on the number k of the step."""
     late = path(
         optax.chain(
             optax.set_to_zero(), add_langevin_noise(KEY, lambda k: 0.1 / (1 + k), 0.5, first=3)
@@ -56,7 +61,7 @@ def test_a_schedule_of_step_sizes_is_asked_by_the_number_of_the_step() -> None:
 
 
 def test_two_noises_and_momentum() -> None:
-    """Variances add up where keys differ; at temperature 0 nothing is added."""
+    """Variances of two noises with different keys add up; temperature 0 adds nothing."""
     both = path(
         optax.chain(
             optax.sgd(0.1, momentum=0.9),
@@ -80,7 +85,10 @@ def test_two_noises_and_momentum() -> None:
 
 
 def test_noise_of_one_key_is_drawn_once() -> None:
-    """For chains of different temperatures, some of 0, and for chains with keys of their own; the same as by themselves."""
+    """A batch of chains with one key and different temperatures, some 0, draws its noise once.
+
+    Every chain gets the same noise as alone. Chains with different keys draw once for each key.
+    """
     temperatures, updates, keys = (
         jnp.array([0.5, 0.0, 2.0, 1.0, 3.0]),
         {"w": jnp.arange(3.0)},
@@ -109,8 +117,11 @@ def test_noise_of_one_key_is_drawn_once() -> None:
     assert len(drawn) == 1 and "f32[2,3]" in drawn[0]
 
 
-def test_derivatives_pass_the_noise() -> None:
-    """By step size, forward and backward, alone and in a batch: that of the gradient step and half the noise over the step size."""
+def test_derivatives_pass_through_the_noise() -> None:
+    """The derivative by the step size is minus the gradient, plus noise / (2 step size).
+
+    Forward and backward mode, alone and in a batch.
+    """
 
     def after(eta: jax.Array) -> jax.Array:
         optimizer = optax.chain(optax.scale(-1.0 * eta), add_langevin_noise(KEY, eta, 0.7))
@@ -126,7 +137,8 @@ def test_derivatives_pass_the_noise() -> None:
         )
 
 
-def test_noise_of_no_weight_is_not_drawn() -> None:
+def test_noise_at_temperature_0_is_not_drawn() -> None:
+    """The draw stands inside a `cond` of the program. A negative temperature gives nan."""
     key, updates = jax.random.key(0), {"w": jnp.arange(3.0)}
     for temperature, is_drawn in ((0.0, False), (1.0, True)):
         noise = add_langevin_noise(key, 0.1, temperature)

@@ -1,4 +1,10 @@
-"""Averages and weights of staleness: against a server in plain Python, the trace worked out by hand, bounds, and special cases."""
+"""Averages of staleness, and weights from them.
+
+They are compared with a server in plain Python and with a trace worked out by hand, and checked
+against the paper's bounds and special cases.
+
+Dimension letters: `T` ticks, `S` slots.
+"""
 
 import itertools
 from collections import deque
@@ -18,10 +24,11 @@ RULES = [{"weighting": w, "average": a} for w in AVERAGED for a in AVERAGES] + [
     {"weighting": w} for w in OTHERS
 ]
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
-"""Rounding of 64 bits, a few operations long."""
+"""Tolerance for rounding of a few operations on 64-bit floats."""
 
 
 def weigh(clients: Any, staleness: Any, *, num_clients: int = 3, **settings: Any) -> np.ndarray:
+    """Compute weights in 64 bits: `f64[T, S]`."""
     with jax.enable_x64(True):
         arrays = np.asarray(clients, "int32"), np.asarray(staleness, "int32")
         return np.asarray(
@@ -34,6 +41,7 @@ def weigh(clients: Any, staleness: Any, *, num_clients: int = 3, **settings: Any
 
 
 def averages(clients: Any, staleness: Any, **settings: Any) -> np.ndarray:
+    """Compute averages of staleness in 64 bits: `f64[T, S]`."""
     with jax.enable_x64(True):
         arrays = np.asarray(clients, "int32"), np.asarray(staleness, "int32")
         return np.asarray(
@@ -44,7 +52,10 @@ def averages(clients: Any, staleness: Any, **settings: Any) -> np.ndarray:
 def schedule(
     seed: int, *, num_ticks: int = 16, num_slots: int = 4, num_clients: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random updates: more slots than clients, some buffers of one client alone, and some without any staleness."""
+    """Draw random updates with more slots than clients: clients and staleness, `i32[T, S]` each.
+
+    Some buffers hold updates of one client only, and some have no staleness.
+    """
     random = np.random.default_rng(seed)
     clients = random.integers(num_clients, size=(num_ticks, num_slots)) * (
         random.random((num_ticks, 1)) < 0.9
@@ -56,7 +67,10 @@ def schedule(
 
 
 class Client:
-    """What the server keeps of a client, written from the paper: values are pushed one by one, and read at any time."""
+    """What the server keeps of one client, written from the paper.
+
+    Values are pushed one by one, and the average can be read at any time.
+    """
 
     def __init__(self, rule: str, settings: StalenessWeights):
         self.rule, self.settings = rule, settings
@@ -83,8 +97,17 @@ class Client:
 
 
 def formula(
-    settings: StalenessWeights, own: int, average: float, size: int, num_clients: int
+    settings: StalenessWeights, tau: int, average: float, size: int, num_clients: int
 ) -> float:
+    """Compute a raw weight.
+
+    Args:
+      settings: The weighting.
+      tau: Staleness of the update.
+      average: Average staleness of its client.
+      size: Slots of the buffer, b.
+      num_clients: Number of clients, n.
+    """
     match settings.weighting:
         case "eq8":
             return (average * size + 1) / num_clients
@@ -95,20 +118,25 @@ def formula(
         case "mean":
             return 1.0
         case "exponential":
-            return settings.base**own
+            return settings.base**tau
         case "polynomial":
-            return 1 / (1 + own) ** settings.exponent
+            return 1 / (1 + tau) ** settings.exponent
         case _:
-            late = own > settings.hinge_start
-            return 1 / (settings.hinge_slope * (own - settings.hinge_start) + 1) if late else 1.0
+            is_late = tau > settings.hinge_start
+            return 1 / (settings.hinge_slope * (tau - settings.hinge_start) + 1) if is_late else 1.0
 
 
 def slow_server(
     clients: np.ndarray, staleness: np.ndarray, settings: StalenessWeights, num_clients: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Averages and weights, one update after the other. Weightings by the own staleness have that as average."""
+    """Compute averages and weights, one update after the other.
+
+    For weightings that use the update's staleness, this is also reported as the average.
+    """
     rule = "code_exact" if settings.weighting == "code_exact" else settings.average
-    is_own = settings.weighting in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
+    is_per_update = (
+        settings.weighting in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
+    )
     known = {client: Client(rule, settings) for client in range(num_clients)}
     all_averages, all_weights = [], []
     for row, taus in zip(clients.tolist(), staleness.tolist(), strict=True):
@@ -116,7 +144,7 @@ def slow_server(
         for client, tau in zip(row, taus, strict=True):
             known[client].push(tau)
         after = [known[client].read() for client in row]
-        read = taus if is_own else after if settings.include_current else before
+        read = taus if is_per_update else after if settings.include_current else before
         raw = [
             formula(settings, tau, average, len(row), num_clients)
             for tau, average in zip(taus, read, strict=True)
@@ -189,7 +217,11 @@ def test_the_trace_worked_out_by_hand() -> None:
 
 
 def test_duplicates_share_an_average() -> None:
-    """Client 0 sends twice: average 2 for both updates; without the current ones nothing is known; without averages each has its own."""
+    """Client 0 sends staleness 4 and 0 in one buffer, so both updates have average 2.
+
+    Without the current updates nothing is known, and the weights are equal. Without averages each
+    update is weighted by its staleness.
+    """
     clients, staleness = [[0, 0, 1]], [[4, 0, 1]]
     np.testing.assert_allclose(weigh(clients, staleness), [[7 / 18, 7 / 18, 4 / 18]], **EXACT)
     np.testing.assert_allclose(
@@ -216,7 +248,10 @@ def test_the_code_ignores_a_buffer_without_staleness(weighting: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
 def test_normalised_weights_are_shares(rule: dict[str, str]) -> None:
-    """Not negative, sum 1; but for the code's when nothing in the buffer was ever stale."""
+    """They are not negative and sum to 1.
+
+    The exception is the code's weighting of a buffer whose clients were never stale.
+    """
     clients, staleness = schedule(3)
     weights, known = weigh(clients, staleness, **rule), averages(clients, staleness, **rule)
     assert (weights >= 0).all()
@@ -226,7 +261,10 @@ def test_normalised_weights_are_shares(rule: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("average", AVERAGES)
 def test_eq8_obeys_the_bounds_of_the_proof(average: str) -> None:
-    """1 / ((b - 1) (b tau + 1) + 1) <= alpha <= (b tau + 1) / (b (tau + 1)), tau the largest staleness."""
+    """1 / ((b - 1) (b tau + 1) + 1) <= alpha <= (b tau + 1) / (b (tau + 1)).
+
+    Here tau is the largest staleness.
+    """
     clients, staleness = schedule(4)
     b, tau = clients.shape[1], staleness.max()
     weights = weigh(clients, staleness, average=average)
@@ -237,7 +275,7 @@ def test_eq8_obeys_the_bounds_of_the_proof(average: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule.values()))
-def test_equal_staleness_gives_the_mean_and_one_slot_everything(rule: dict[str, str]) -> None:
+def test_equal_staleness_gives_the_mean_and_a_single_slot_weight_1(rule: dict[str, str]) -> None:
     clients, staleness = schedule(5)
     np.testing.assert_allclose(weigh(clients, np.full_like(staleness, 3), **rule), 1 / 4, **EXACT)
     alone = weigh(clients[:, :1], np.maximum(staleness[:, :1], 1), **rule)
@@ -260,7 +298,7 @@ def test_only_raw_weights_depend_on_the_number_of_clients(weighting: str) -> Non
 
 @pytest.mark.parametrize("average", AVERAGES)
 def test_names_of_clients_do_not_matter(average: str) -> None:
-    """Nor how large they are: nothing has the size of the largest."""
+    """Very large client numbers work too: no array has the size of the largest number."""
     clients, staleness = schedule(7)
     names = np.array([2**31 - 2, 3, 10**9])
     for include in (True, False):
@@ -285,8 +323,8 @@ def test_long_staleness_does_not_overflow() -> None:
     [{"weighting": "eq8", "average": average} for average in AVERAGES]
     + [{"weighting": w} for w in OTHERS],
 )
-def test_compiled_lanes_are_those_alone(rule: dict[str, str]) -> None:
-    """Lanes differ in schedule and in every traced setting."""
+def test_a_batch_of_lanes_equals_lanes_alone(rule: dict[str, str]) -> None:
+    """The lanes differ in their schedules and in every traced setting."""
     schedules = [schedule(seed) for seed in range(3)]
     clients, staleness = (np.stack(each) for each in zip(*schedules, strict=True))
     numbers = {
