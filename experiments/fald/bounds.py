@@ -1,8 +1,13 @@
-"""FA-LD's bounds (arXiv 2112.05120, Sec. 5) against exact laws on Gaussian problems: claims 3 to 5. Nothing is simulated.
+"""FA-LD's bounds (arXiv 2112.05120, Sec. 5) against exact laws on Gaussian problems (claims 3 to
+5).
 
-R1: two clients with curvatures 1 and 4, centers -1 and 1. R2: five with curvature 2, centers -1 to 1. Others are random, with unequal
-weights and noisy gradients. Under partial participation laws are mixtures, and the W2 of their moments is a lower bound of their own
-(Gelbrich): for Theorem C.3 and (38) the check is necessary, not sufficient. Lemma B.1, of any models, is checked at random ones.
+Nothing is simulated. R1 has two clients with curvatures 1 and 4 and centers -1 and 1; R2 has five
+with curvature 2 and centers -1 to 1. The other problems are random, with unequal weights and noisy
+gradients. Under partial participation laws are mixtures, and the W2 of their moments is a lower
+bound of their W2 (Gelbrich): for Theorem C.3 and (38) the check is necessary, not sufficient. Lemma
+B.1 holds for any models and is checked at random ones.
+
+Dimension letters: `B` problems of a batch, `T` steps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +28,7 @@ from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Numbers, Parti
 RHOS = (0.0, 0.5, 1.0)
 LOCAL_STEPS = (1, 5, 20)
 FOREVER = 10**12
-"""A number of steps after which nothing is left of the start."""
+"""A number of steps after which the start has no influence."""
 
 
 STUDY = Study(
@@ -34,7 +39,7 @@ STUDY = Study(
 
 
 class Case(NamedTuple):
-    """A batch of problems with one number of clients, one of local steps, and one way of taking part."""
+    """A batch of problems with equal numbers of clients and local steps, and one participation."""
 
     clients: GaussianTarget  # leaves [B, ...]
     rho: Numbers  # f64[B]
@@ -51,7 +56,11 @@ class Decreasing(NamedTuple):
 
 
 def cases(num_problems: int) -> Iterator[Case]:
-    """R1 and R2 in every way of taking part, at three step sizes and every rho; random problems in both schemes and with everyone."""
+    """Make R1 and R2 with every participation, at three step sizes and every rho, and random
+    problems.
+
+    Random problems are taken with everyone averaged, and in both schemes of partial participation.
+    """
     of_largest, rho = (x.ravel() for x in np.meshgrid((0.08, 0.4, 1.0), RHOS))
     for clients in (clients_of(r1()), clients_of(r2())):
         n = clients.shape[0]
@@ -90,7 +99,15 @@ def case_of(
     local_steps: int,
     who: Participation,
 ) -> Case:
-    """Stack problems of one number of clients. of_largest: of each, its step size as a share of the largest one allowed."""
+    """Stack problems with equal numbers of clients.
+
+    Args:
+      problems: The problems.
+      rho: Shared noise of each problem.
+      of_largest: Step size of each problem, as a share of the largest one allowed.
+      local_steps: K.
+      who: Participation.
+    """
     noises = [np.broadcast_to(each.gradient_noise, each.hessians.shape) for each in problems]
     leaves = zip(
         *(
@@ -107,7 +124,7 @@ def case_of(
 
 
 def share(value: Real, bound: Real) -> float:
-    """The largest ratio of what is bounded to its bound; NaN as soon as one of them is not finite."""
+    """Return the largest ratio of a value to its bound, or NaN if one of them is not finite."""
     value, bound = np.broadcast_arrays(value, bound)
     if not (np.isfinite(value).all() and np.isfinite(bound).all()):
         return float("nan")
@@ -115,7 +132,7 @@ def share(value: Real, bound: Real) -> float:
 
 
 def largest(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest share of each bound; NaN stays."""
+    """Return the largest ratio for each bound; NaN stays NaN."""
     worst: dict[str, float] = {}
     for shares in found:
         for name, ratio in shares.items():
@@ -124,7 +141,7 @@ def largest(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def are_met(worst: Mapping[str, float]) -> bool:
-    """Tell whether all shares are numbers, and at most 1."""
+    """Return whether all ratios are numbers and at most 1."""
     # Lemma F.1 can be met with equality.
     return all(
         np.isfinite(ratio) and ratio <= 1 + CLAIMS[3].criterion.slack for ratio in worst.values()
@@ -132,7 +149,11 @@ def are_met(worst: Mapping[str, float]) -> bool:
 
 
 def tightest(case: Case, num_steps: int) -> dict[str, float]:
-    """The largest share of each bound: from the start on, through a round from the law at rest, and of lemmas that need no run."""
+    """Return the largest ratio for each bound in a case.
+
+    Runs are followed from the start and, for one round, from the law at rest. Lemmas that need no
+    run are included.
+    """
     clients = case.clients
     start = oracle.point(np.ones((len(case.rho), clients.shape[1])))
     setting, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target_law(clients)
@@ -170,7 +191,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
 
 
 def contraction(clients: GaussianTarget, setting: theory.LangevinSetup) -> float:
-    """The largest share of Lemma B.1, at models drawn at three scales, and at three step sizes up to the largest."""
+    """Return the largest ratio of Lemma B.1, at models of three scales and three step sizes."""
     random, (num, n, dim) = np.random.default_rng(0), clients.centers.shape
     found = 0.0
     for scale in (0.01, 1.0, 100.0):
@@ -197,7 +218,15 @@ def contraction(clients: GaussianTarget, setting: theory.LangevinSetup) -> float
 def followed(
     case: Case, setting: theory.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0
 ) -> dict[str, float]:
-    """The largest share of each bound on the way from a law of the model, at a synchronisation so many steps after the true start."""
+    """Return the largest ratio for each bound on the way from a law of the model.
+
+    Args:
+      case: The problems.
+      setting: Their constants.
+      start: Law of the model at a synchronisation.
+      num_steps: Steps to follow.
+      before: Steps taken before `start`.
+    """
     clients, eta, who = case.clients, case.step_size, case.who
     how: dict[str, Any] = {"step_size": eta, "local_steps": case.local_steps}
     goal, excess = oracle.target_law(clients), who.excess(clients.weights)
@@ -247,7 +276,12 @@ def follow(
     rho: Real,
     who: Participation,
 ) -> tuple[Gaussian, Gaussian]:
-    """Joint laws of all clients' models: after the local part of each step, and after 0, 1, ... steps. Time is the first axis."""
+    """Follow the joint law of all clients' models.
+
+    Returns:
+      The laws after the local part of each step, and the laws after 0, 1, ... steps. The first axis
+      is time.
+    """
     n = clients.shape[0]
     taken = list(
         oracle.steps(
@@ -268,7 +302,7 @@ def follow(
 
 
 class Moments(NamedTuple):
-    """Of all clients' models, by step: the largest of any client, and a weighted mean."""
+    """Moments of all clients' models by step: the largest of any client, or a weighted mean."""
 
     distance: Numbers  # f64[T, B]  of E||theta^c - theta_*||^2
     gradient: Numbers  # f64[T, B]  of E||gradient of f^c at theta^c||^2, its noise included
@@ -276,7 +310,7 @@ class Moments(NamedTuple):
 
 
 def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
-    """Take the moments that lemmas bound from joint laws by step."""
+    """Compute the moments that the lemmas bound, from joint laws by step."""
     n, dim = clients.shape
     mean = law.mean.reshape(*law.mean.shape[:-1], n, dim)
     blocks = np.einsum(
@@ -301,7 +335,12 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
 
 
 def judge_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Verdict:
-    """Claim 3: R1, R2 and random problems. late: long runs at decreasing step sizes."""
+    """Judge claim 3 on R1, R2 and random problems.
+
+    Args:
+      sizes: The size of the study.
+      late: Long runs at decreasing step sizes.
+    """
     found = [{"B.7": share(*each)} for each in late.values()]
     for case in cases(sizes.problems):
         found.append(tightest(case, sizes.followed))
@@ -323,7 +362,10 @@ def judge_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Verdict:
 
 
 def decreasing_run(clients: GaussianTarget, local_steps: int, num_steps: int) -> Decreasing:
-    """Follow a batch of problems from 0 at decreasing step sizes, everyone averaged, without shared noise."""
+    """Follow a batch of problems from 0 at decreasing step sizes.
+
+    Everyone is averaged, and no noise is shared.
+    """
     start, steps = np.zeros_like(clients.centers[:, 0]), np.arange(num_steps + 1)[:, None]
     setting, goal = theory.setup_of(clients, start, 0.0), oracle.target_law(clients)
     sizes = np.asarray(theory.decreasing_step_size(setting, steps[:-1]))
@@ -335,7 +377,7 @@ def decreasing_run(clients: GaussianTarget, local_steps: int, num_steps: int) ->
 
 
 def long_runs(num_steps: int) -> dict[str, Decreasing]:
-    """R1 and R2 at decreasing step sizes, K = 5."""
+    """Follow R1 and R2 at decreasing step sizes with K = 5."""
     return {
         name: decreasing_run(
             case_of([clients_of(problem)], np.zeros(1), np.ones(1), 5, EVERYONE).clients,
@@ -347,7 +389,7 @@ def long_runs(num_steps: int) -> dict[str, Decreasing]:
 
 
 def judge_constant() -> Verdict:
-    """Claim 4: the excess over the floor, and floors at smaller and smaller steps."""
+    """Judge claim 4: the excess over the floor, and floors at smaller and smaller step sizes."""
     sizes = 0.1 / 4.0 ** np.arange(5)
     floors, slowest = {}, 0.0
     for name, problem in (("R1", r1()), ("R2", r2())):
@@ -385,7 +427,7 @@ def judge_constant() -> Verdict:
 
 
 def judge_decreasing(late: Mapping[str, Decreasing]) -> Verdict:
-    """Claim 5."""
+    """Judge claim 5 on long runs."""
     slopes, num_steps = {}, len(late["R1"].distance) - 1
     k = np.arange(num_steps + 1)
     is_late = (k % 5 == 0) & (k > num_steps // 10)
@@ -403,7 +445,11 @@ def judge_decreasing(late: Mapping[str, Decreasing]) -> Verdict:
 
 
 def picture(late: Decreasing) -> Figure:
-    """W2 and its bounds on R1, K = 5: constant step sizes and decreasing ones. late: at least 2000 steps of it."""
+    """Draw W2 and its bounds on R1 with K = 5, at constant and at decreasing step sizes.
+
+    Args:
+      late: The run at decreasing step sizes, of at least 2000 steps.
+    """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     clients = clients_of(r1())
@@ -434,7 +480,7 @@ def picture(late: Decreasing) -> Figure:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Compute and judge."""
+    """Compute and judge the claims."""
     sizes = STUDY.choose(arguments)
     late = long_runs(sizes.steps)
     verdicts = [judge_bounds(sizes, late), judge_constant(), judge_decreasing(late)]

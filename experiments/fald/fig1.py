@@ -1,11 +1,16 @@
-"""FA-LD's Fig. 1 (arXiv 2112.05120): rounds to an accuracy, distances and samples in the Gaussian simulation, everyone averaged.
+"""FA-LD's Fig. 1: rounds to an accuracy, distances and samples in the Gaussian simulation (claim
+12).
 
-(a) rounds until W2 is at most 1e-3 against the number K of local steps; (b) W2 at K = 10, for clients' means of different variance
-alpha; (c) W2 at K = 100 for different rho; (d, e) the target's density and samples at K = 10. Step size 1e-7 throughout; exact laws are
-drawn beside the chains. Runs of panels a and b are 1.3 times as long as the slowest exact law needs at K = 1, and a round. Each curve has
-draws of the noise of its own. As 300 chains show W2 with an error as large as the accuracy, all is run ten times (three at K = 30,000): the
-first set of 300 is the paper's figure, all give means and standard deviations. Last models of the first set at K = 10 are compared with as
-many exact draws by the energy distance. Claim 12.
+See arXiv 2112.05120. Everyone is averaged. (a) rounds until W2 is at most 1e-3 against the number K
+of local steps; (b) W2 at K = 10, for clients' means of different variance alpha; (c) W2 at K = 100
+for different rho; (d, e) the target's density and samples at K = 10. The step size is 1e-7
+throughout, and exact laws are drawn next to the chains.
+
+Runs of panels (a) and (b) are 1.3 times as long as the slowest exact law needs at K = 1, plus a
+round. The curves share no noise. As 300 chains show W2 with an error as large as the accuracy,
+everything is run ten times (three times at K = 30,000): the first set of 300 is the paper's figure,
+and all sets give means and standard deviations. Last models of the first set at K = 10 are compared
+with as many exact draws by the energy distance.
 """
 
 import itertools
@@ -42,12 +47,14 @@ from fedjax_sim.theory.langevin.rounds import rounds_to
 
 STEP_SIZE, ACCURACY = 1e-7, 1e-3
 MIXED_STEPS, MOST_STEPS = 100, 100_000
-"""Local steps of panel c; and steps after which an exact law that is not within the accuracy never is."""
+"""Local steps of panel (c), and the steps after which an exact law that is not within the
+accuracy never will be."""
 LONG = 10_000
-"""Local steps beyond which there are three sets of chains at most: two rounds take as many steps as the runs of five smaller K."""
+"""Local steps beyond which there are at most three sets of chains: two rounds take as many steps
+as the runs of five smaller K."""
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FLOOR = 2e-3
-"""What W2 of samples may be at most for a close match (panels d and e)."""
+"""Largest W2 of samples that counts as a close match (panels d and e)."""
 
 
 STUDY = Study(
@@ -75,7 +82,7 @@ being panel (b)'s; rounds are those of panel (c); `longest` limits a run, in loc
 
 
 class Panels(NamedTuple):
-    """What was run, and the exact numbers beside."""
+    """What was run, and the exact numbers for comparison."""
 
     sizes: Sizes
     clients: dict[float, GaussianTarget]  # by alpha
@@ -88,7 +95,13 @@ class Panels(NamedTuple):
 def run_panels(
     sizes: Sizes, arguments: Arguments, make: Callable[[float], GaussianClients]
 ) -> Panels:
-    """Run the chains of panels a and b, by K, and of panel c, by rho; all of different seeds. make: the problem of an alpha."""
+    """Run the chains of panels (a) and (b) by K, and of panel (c) by rho, all with different seeds.
+
+    Args:
+      sizes: The size of the study.
+      arguments: The command line.
+      make: Makes the problem of an alpha.
+    """
     problems = [make(alpha) for alpha in sizes.alphas]
     clients = {
         alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)
@@ -146,9 +159,10 @@ def run_panels(
 
 
 def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
-    """Claim 12: on the exact laws, and on chains that have to follow them and to arrive, most sets of them.
+    """Judge claim 12 on the exact laws and on the chains.
 
-    Means are of the sets that arrive.
+    The chains have to follow the exact laws, and most sets have to reach the accuracy. Means are
+    taken over the sets that reach it.
     """
     if smoke:
         return [
@@ -215,9 +229,11 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
 
 
 def largest_deviation(panels: Panels) -> float:
-    """How far the first set's means and variances are from the exact ones, in standard errors: all K, alphas and rho, at three rounds.
+    """Return how far the first sets' means and variances are from the exact ones.
 
-    Infinite if a distance of any set is no number.
+    Returns:
+      The largest deviation in standard errors over all K, alphas and rho at three rounds; infinite
+      if a distance of any set is not a number.
     """
     if not are_numbers(*panels.ran.values(), *panels.mixed.values()):
         return float("inf")
@@ -248,7 +264,7 @@ def largest_deviation(panels: Panels) -> float:
 
 
 def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
-    """Draw and lay out. picture: the name of its file."""
+    """Draw the panels and collect what is written. picture: name of the picture's file."""
     sizes, clients = panels.sizes, panels.clients
     squares = {alpha: dissimilarity(own) ** 2 for alpha, own in clients.items()}
     figure = Figure(figsize=(16, 9), layout="constrained")
@@ -332,15 +348,25 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, draw, judge."""
+    """Run the chains, draw the figure and judge the claim."""
     panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, equal_problem)
     return outcome(panels, judge(panels, smoke=arguments.smoke), "fig1.png")
 
 
 def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:
-    """Test whether independent models `f64[R, P]` have a normal law: p-value of the energy distance to as many exact draws, by permutation.
+    """Test whether independent models have a normal law, by the energy distance.
 
-    The energy distance (Szekely, Rizzo 2013) is the mean distance between the two samples less half of those within each.
+    The energy distance (Szekely, Rizzo 2013) is the mean distance between two samples minus half of
+    the mean distances within each. The models are compared with as many exact draws.
+
+    Args:
+      models: `f64[R, P]`.
+      goal: The normal law.
+      shuffles: Number of permutations.
+      seed: Seed of draws and permutations.
+
+    Returns:
+      The p-value, by permutation.
     """
     random = np.random.default_rng(seed)
     num = len(models)
@@ -356,7 +382,7 @@ def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: 
 
 
 def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> float:
-    """Draw the target's density, and samples over it; returns W2 of the samples' law."""
+    """Draw the target's density with samples over it, and return W2 of the samples' law."""
     spread = 3.5 * np.sqrt(np.diag(goal.covariance))
     x, y = (np.linspace(goal.mean[i] - spread[i], goal.mean[i] + spread[i], 120) for i in (0, 1))
     away = np.stack(np.meshgrid(x - goal.mean[0], y - goal.mean[1]), axis=-1)

@@ -1,8 +1,10 @@
-"""FA-LD's Fig. 1 (arXiv 2112.05120) with unequal Hessians: its panels where K, heterogeneity and rho can matter.
+"""FA-LD's Fig. 1 with unequal Hessians: the panels where K, heterogeneity and rho can matter.
 
-All is as in `fald/fig1`, but that each client's covariance is turned and scaled, that K is small, and that there are three sets of chains.
-At most heterogeneities and K the floor is above the accuracy, so that the rounds to it are infinite. Claims 6 and 8, on exact laws and on
-chains that have to follow them; `fald/unequal` counts rounds with step sizes tuned for each K, and judges claim 7.
+See arXiv 2112.05120. Everything is as in fald/fig1, except that each client's covariance is turned
+and scaled, K is small, and there are three sets of chains. For most heterogeneities and K the floor
+is above the accuracy, so that the rounds to it are infinite. Claims 6 and 8 are judged on exact
+laws and on chains that have to follow them; fald/unequal counts rounds with step sizes tuned for
+each K, and judges claim 7.
 """
 
 import numpy as np
@@ -20,7 +22,7 @@ STUDY = Study(
 
 
 def judge(panels: Panels) -> list[Verdict]:
-    """Claims 6 and 8."""
+    """Judge claims 6 and 8."""
     far, sizes = largest_deviation(panels), panels.sizes
     by_alpha = [floor(own, step_size=STEP_SIZE, local_steps=10) for own in panels.clients.values()]
     late = [float(panels.ran[10].distance[:, i, -1].mean()) for i in range(len(sizes.alphas))]
@@ -62,6 +64,6 @@ def judge(panels: Panels) -> list[Verdict]:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, draw, judge."""
+    """Run the chains, draw the figure and judge the claims."""
     panels = fig1.run_panels(STUDY.choose(arguments, least_seeds=3), arguments, unequal_problem)
     return fig1.outcome(panels, judge(panels), "fig1_unequal.png")

@@ -1,10 +1,13 @@
-"""FA-LD's Fig. 2 (arXiv 2112.05120): distances under full and partial participation, for several step sizes; Gaussian simulation.
+"""FA-LD's Fig. 2: distances under full and partial participation, by step size (claim 13).
 
-50 clients, K = 100, rho = 0, alpha = 0 (the paper gives none of the three; only at alpha = 0 floors hardly depend on the step size, as
-it says). (a) everyone; (b) scheme I, draws with replacement, S = 40; (c) scheme II, without, S = 40; (d) I, S = 30; (e) II, S = 30. Exact
-laws are drawn beside the chains; a panel is one compiled program over all step sizes and chains. Draws of the noise are common to the
-step sizes of a panel, and those of panels are different. As 300 chains show W2 with an error, all is run ten times: the first set of 300 is
-the paper's figure, all ten give means and standard deviations. Claim 13.
+See arXiv 2112.05120. Gaussian simulation with 50 clients, K = 100, rho = 0 and alpha = 0. The paper
+gives none of the last three; only at alpha = 0 do floors hardly depend on the step size, as it
+says. (a) everyone; (b) scheme I, draws with replacement, S = 40; (c) scheme II, without, S = 40;
+(d) I, S = 30; (e) II, S = 30. Exact laws are drawn next to the chains.
+
+A panel is one compiled program over all step sizes and chains. The step sizes of a panel share
+their noise, panels share none. As 300 chains show W2 with an error, everything is run ten times:
+the first set of 300 is the paper's figure, and all ten give means and standard deviations.
 """
 
 import itertools
@@ -45,7 +48,7 @@ PANELS: dict[str, Participation] = {
     "e": Participation("without_replacement", 30),
 }
 ORDER = "dbeca"
-"""From the largest floor to the smallest, derived."""
+"""Panels from the largest floor to the smallest; derived."""
 FLOORS = {
     "b": (7.3e-3, 6.1e-3, 5.7e-3, 5.4e-3),
     "c": (1.9e-3, 1.5e-3, 1.4e-3, 1.3e-3),
@@ -53,7 +56,10 @@ FLOORS = {
     "e": (4.4e-3, 3.65e-3, 3.4e-3, 3.2e-3),
 }
 FLOORS_AT = (1e-6, 3e-7, 1e-7, 1e-8)
-"""The step sizes of those means over draws of the data; derived. A single draw is off by up to a tenth."""
+"""Step sizes of `FLOORS`, which are means over draws of the data; derived.
+
+The floor of a single draw is off by up to a tenth.
+"""
 
 
 STUDY = Study(
@@ -67,7 +73,7 @@ laws for all."""
 
 
 def name_of(participation: Participation) -> str:
-    """A panel's words."""
+    """Return the words for a panel."""
     if participation == EVERYONE:
         return "everyone"
     return f"S = {participation.num_selected}, {participation.scheme.replace('_', ' ')}"
@@ -78,16 +84,20 @@ class Late(NamedTuple):
 
     exact: dict[str, list[float]]
     chains: dict[str, list[list[float]]]
-    """Within these, by set."""
+    """Of the fitted laws: by panel, step size and set."""
 
 
 def largest_deviation(
     clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]
 ) -> dict[str, float]:
-    """How far a panel's first chains are from their exact means and variances, in standard errors, at all step sizes and three rounds.
+    """Return how far the first chains of each panel are from their exact means and variances.
 
-    With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments. Infinite if a distance of any
-    set is no number.
+    If only some clients are averaged, laws are mixtures, and the error of their variance comes from
+    the chains' fourth moments.
+
+    Returns:
+      The largest deviation by panel, in standard errors over all step sizes and three rounds;
+      infinite if a distance of any set is not a number.
     """
     at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
     far = {}
@@ -111,7 +121,10 @@ def largest_deviation(
 
 
 def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated]) -> Late:
-    """Of the exact laws and of those fitted to the chains, over the same rounds: small steps have not arrived at their floor by then."""
+    """Average distances over the last quarter of rounds, exact ones and those of the chains.
+
+    Small steps have not reached their floor by then.
+    """
     late = slice(-(sizes.rounds // 4 + 1), None)
 
     def exact(eta: float, who: Participation) -> float:
@@ -127,7 +140,7 @@ def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeate
 
 
 def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
-    """W2 of the exact stationary laws, by panel and step size."""
+    """Return W2 of the exact stationary laws, by panel and step size."""
     return {
         panel: [
             floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
@@ -138,7 +151,10 @@ def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
 
 
 def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
-    """Claim 13: the exact floors of these data, and chains that follow the exact laws; too few chains are not judged."""
+    """Judge claim 13 on the exact floors of these data, and on chains that follow the exact laws.
+
+    Too few chains are not judged.
+    """
     exact = floors(clients, sizes)
     far = largest_deviation(clients, sizes, ran)
     ordered = all(
@@ -193,7 +209,7 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
 
 
 def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> dict[str, Repeated]:
-    """Run the chains of the panels, all of different seeds."""
+    """Run the chains of the panels, all with different seeds."""
     return {
         panel: repeated(
             [problem],
@@ -221,7 +237,7 @@ def outcome(
     judged: Verdict,
     picture: str,
 ) -> Outcome:
-    """Draw and lay out. picture: the name of its file."""
+    """Draw the panels and collect what is written. picture: name of the picture's file."""
     figure = Figure(figsize=(16, 9), layout="constrained")
     places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
     places[-1].axis("off")
@@ -261,7 +277,7 @@ def outcome(
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, draw, judge."""
+    """Run the chains, draw the figure and judge the claim."""
     sizes, problem = STUDY.choose(arguments, least_seeds=3), equal_problem(0.0)
     clients = clients_of(problem)
     ran = run_panels(sizes, arguments, problem)

@@ -1,8 +1,9 @@
-"""FA-LD's Fig. 2 (arXiv 2112.05120) with unequal Hessians: distances under full and partial participation, for several step sizes.
+"""FA-LD's Fig. 2 with unequal Hessians: distances under full and partial participation (claim 10).
 
-All is as in `fald/fig2`, but that each client's covariance is turned and scaled, and by three sets of chains: with K = 100 local steps
-everyone's average has a bias of its own now, which falls with the step size. Claim 10, but for rho: floors are ordered as with one Hessian,
-and chains follow their exact laws.
+See arXiv 2112.05120. Everything is as in fald/fig2, except that each client's covariance is turned
+and scaled, and that there are three sets of chains. With K = 100 local steps the average over
+everyone is now biased too, by less the smaller the step size. Claim 10 is judged except for rho:
+floors are ordered as with one Hessian, and chains follow their exact laws.
 """
 
 import itertools
@@ -18,7 +19,10 @@ STUDY = Study(full=fig2.STUDY.full.replace(sets=3), smoke=fig2.STUDY.smoke)
 
 
 def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
-    """Claim 10, on exact floors and on chains that have to follow the exact laws; too few chains are not judged."""
+    """Judge claim 10 on exact floors, and on chains that have to follow the exact laws.
+
+    Too few chains are not judged.
+    """
     exact = floors(clients, sizes)
     far = largest_deviation(clients, sizes, ran)
     ordered = all(
@@ -52,7 +56,7 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, draw, judge."""
+    """Run the chains, draw the figure and judge the claim."""
     sizes, problem = STUDY.choose(arguments, least_seeds=3), unequal_problem(0.0)
     clients = clients_of(problem)
     ran = fig2.run_panels(sizes, arguments, problem)

@@ -1,7 +1,8 @@
-"""FA-LD's Fig. 3 (arXiv 2112.05120): accuracy, Brier score and ECE of averaged predictions against rounds, no warm-up.
+"""FA-LD's Fig. 3: accuracy, Brier score and ECE of averaged predictions, no warm-up.
 
-The runs and all choices are in `fald/images`; `--results` draws from the folder of the other figure. `--dataset mnist` runs one of the
-two data sets. Claims 14 and 15 also need the runs with warm-up: they are judged by `fald/fig4`.
+See arXiv 2112.05120. The runs and all choices are in `experiments.fald.images`. `--results` draws
+from the results folder of the other figure; `--dataset mnist` runs one of the two data sets. This
+concerns claims 14 and 15. They also need the runs with warm-up and are judged by fald/fig4.
 """
 
 from experiments.fald.images import judge_best, judge_worst, picture, study, text_of
@@ -11,7 +12,7 @@ PREFIXES = ("",)
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read, draw, judge."""
+    """Run or read the study, draw the figure and judge the claims."""
     ran = study(arguments)
     verdicts = [judge_worst(ran, PREFIXES), judge_best(ran, PREFIXES)]
     text = text_of(ran, PREFIXES[-1]) + "\n\n" + verdict_table(verdicts)

@@ -1,7 +1,8 @@
-"""FA-LD's Fig. 4 (arXiv 2112.05120): accuracy, Brier score and ECE of averaged predictions against rounds, with warm-up.
+"""FA-LD's Fig. 4: accuracy, Brier score and ECE of averaged predictions, with warm-up.
 
-The runs and all choices are in `fald/images`; `--results` draws from the folder of the other figure. `--dataset mnist` runs one of the
-two data sets. Claims 14 and 15, which also need the runs without warm-up: the same ones.
+See arXiv 2112.05120. The runs and all choices are in `experiments.fald.images`. `--results` draws
+from the results folder of the other figure; `--dataset mnist` runs one of the two data sets. This
+concerns claims 14 and 15. They also need the runs without warm-up, which are the same runs.
 """
 
 from experiments.fald.images import judge_best, judge_worst, picture, study, text_of
@@ -11,7 +12,7 @@ PREFIXES = ("", "warm_")
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read, draw, judge."""
+    """Run or read the study, draw the figure and judge the claims."""
     ran = study(arguments)
     verdicts = [judge_worst(ran, PREFIXES), judge_best(ran, PREFIXES)]
     text = text_of(ran, PREFIXES[-1]) + "\n\n" + verdict_table(verdicts)

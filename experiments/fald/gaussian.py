@@ -1,9 +1,14 @@
-"""FA-LD's Gaussian simulation (arXiv 2112.05120, Sec. 5.1) and smaller problems, chains of them, and the exact laws beside.
+"""FA-LD's Gaussian simulation (arXiv 2112.05120, Sec. 5.1) and smaller problems: chains and
+exact laws.
 
-50 clients of 1000 points each in the plane, start at 0, exact gradients, temperature 1, one draw of the data for all chains. What the
-paper prints as gamma is its square at these numbers of points, which it does not state. Distances are those of the normal law fitted to
-the chains (divisor R - 1), which at 300 chains has a floor of its own of about 7e-4, from sampling. Chains run in float32: their
-rounding is some 1e-5, at centers as far as 100, against distances of 1e-4 and more; exact laws are in float64, of the same numbers.
+In the simulation 50 clients have 1000 points each in the plane; chains start at 0 with exact
+gradients and temperature 1, and all chains share one draw of the data. What the paper prints as
+gamma is its square at these numbers of points, which it does not state. Distances are those of the
+normal law fitted to the chains (divisor R - 1), which for 300 chains cannot fall below about 7e-4,
+from sampling. Chains run in float32: their rounding is about 1e-5, at centers as far as 100,
+against distances of 1e-4 and more. Exact laws are in float64, for the same numbers.
+
+Dimension letters: `R` chains, `P` parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,20 +27,23 @@ from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Particip
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
 ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
-"""Variance of the clients' own means."""
+"""Variance of the clients' means."""
 NUM_CLIENTS, DATA = 50, 0
 """Number of clients, and the seed of the data."""
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
-"""These models are two numbers: chains are worth batching even on a CPU."""
+"""These models are two numbers, so that chains are worth batching even on a CPU."""
 
 
 def equal_problem(alpha: float) -> GaussianClients:
-    """The paper's simulation, in which all clients have one Hessian."""
+    """Make the paper's simulation, in which all clients have one Hessian."""
     return make_gaussian_clients(DATA, alpha=alpha, covariance=COVARIANCE, dtype="float32")
 
 
 def unequal_problem(alpha: float) -> GaussianClients:
-    """The same with each client's covariance turned by an angle of its own and scaled by 0.6 to 1.6: unequal Hessians."""
+    """Make the simulation with each client's covariance turned at random and scaled by 0.6 to 1.6.
+
+    The clients' Hessians are then unequal.
+    """
     random = np.random.default_rng(1)
     angles, scales = (
         random.uniform(0, np.pi, NUM_CLIENTS),
@@ -53,7 +61,7 @@ def unequal_problem(alpha: float) -> GaussianClients:
 
 
 def line(curvatures: Any, centers: Any, counts: Any = 1) -> GaussianClients:
-    """Clients on a line, started at 0."""
+    """Make clients on a line, started at 0."""
     centers = np.asarray(centers, "float32")[:, None]
     return GaussianClients.of(
         np.broadcast_to(np.asarray(curvatures, "float32"), len(centers)), centers, counts=counts
@@ -61,17 +69,17 @@ def line(curvatures: Any, centers: Any, counts: Any = 1) -> GaussianClients:
 
 
 def r1() -> GaussianClients:
-    """Two clients of curvatures 1 and 4 that want -1 and 1."""
+    """Make two clients of curvatures 1 and 4 with optima -1 and 1."""
     return line([1.0, 4.0], [-1.0, 1.0])
 
 
 def r2(counts: Any = 1) -> GaussianClients:
-    """Five clients of curvature 2 that want -1 to 1."""
+    """Make five clients of curvature 2 with optima from -1 to 1."""
     return line(2.0, np.linspace(-1, 1, 5), counts)
 
 
 def random_clients(seed: int) -> GaussianTarget:
-    """Two to five clients in the plane, of unequal weights and noisy gradients."""
+    """Make two to five clients in the plane, with unequal weights and noisy gradients."""
     random = np.random.default_rng(seed)
     n = int(random.integers(2, 6))
     turns, _ = np.linalg.qr(random.normal(size=(n, 2, 2)))
@@ -88,7 +96,7 @@ def random_clients(seed: int) -> GaussianTarget:
 
 
 def clients_of(problem: GaussianClients, temperature: float = 1.0) -> GaussianTarget:
-    """What the theory knows of a problem."""
+    """Return the numbers of a problem that the theory needs."""
     counts = np.asarray(problem.counts, float)
     factors = np.asarray(problem.noise, float)
     noise = factors @ np.swapaxes(factors, -1, -2)
@@ -102,7 +110,7 @@ def clients_of(problem: GaussianClients, temperature: float = 1.0) -> GaussianTa
 
 
 def dissimilarity(clients: GaussianTarget) -> float:
-    """gamma: the largest norm of a gradient of f^c at the optimum."""
+    """Return gamma, the largest norm of a gradient of f^c at the optimum."""
     apart = oracle.target_law(clients).mean - clients.centers
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
@@ -116,7 +124,7 @@ def exact_distances(
     rho: float = 0.0,
     participation: Participation = FULL,
 ) -> np.ndarray:
-    """W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
+    """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
     taken = oracle.one_round(
         clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
     )
@@ -132,7 +140,7 @@ def floor(
     rho: float = 0.0,
     participation: Participation = FULL,
 ) -> float:
-    """W2 of the exact stationary law to the target."""
+    """Return W2 of the exact stationary law to the target."""
     taken = oracle.one_round(
         clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
     )
@@ -140,7 +148,7 @@ def floor(
 
 
 class Chains(NamedTuple):
-    """What chains left: by problem, then swept settings, then round."""
+    """What chains returned: by problem, then swept settings, then round."""
 
     models: np.ndarray  # f[problems, settings..., R, rounds + 1, P]
     law: Gaussian  # fitted over chains: f64[problems, settings..., rounds + 1, P] and [..., P, P]
@@ -161,11 +169,18 @@ def chains(
 ) -> Chains:
     """Run chains on each problem for each combination of settings, as one compiled program.
 
-    Draws are different between chains and between problems, but the same at all combinations of settings: these share their seeds, so that
-    curves of one call differ by less than their sampling error. Calls of different seeds share nothing.
+    Noise differs between chains and between problems, but is the same at all combinations of
+    settings, which share their seeds: curves of one call differ by less than their sampling error.
+    Calls with different seeds share nothing.
 
-    problems: of one number of clients and one dimension. options: of `sweep`. first_seed: seeds are this one and as many after it as
-    there are chains. hyper: FA-LD's settings.
+    Args:
+      problems: Problems with one number of clients and one dimension.
+      num_chains: R.
+      num_rounds: Rounds to run.
+      settings: Settings that are swept.
+      first_seed: The first seed; each chain of each problem takes the next one.
+      options: Further options of `sweep`.
+      **hyper: Settings of FA-LD.
     """
     each = langevin.system.Hyper(
         num_clients=problems[0].centers.shape[0], gradient="exact", temperature=temperature, **hyper
@@ -198,7 +213,7 @@ def chains(
 
 
 class Repeated(NamedTuple):
-    """Sets of as many chains each: what one of them says of distances has an error, which several show."""
+    """Several sets of chains, as the distances of a single one have an error."""
 
     first: Chains
     distance: np.ndarray  # f64[sets, problems, settings..., rounds + 1]
@@ -215,9 +230,15 @@ def repeated(
     name: str,
     **how: Any,
 ) -> Repeated:
-    """Run sets of chains, all of different seeds, by one compiled program.
+    """Run sets of chains, all with different seeds, by one compiled program.
 
-    options: those of `sweep` for a run of some name. how: the other words of `chains`.
+    Args:
+      problems: As in `chains`.
+      sets: Number of sets.
+      options: Returns the options of `sweep` for a run of some name.
+      name: Name of the runs.
+      first_seed: As in `chains`.
+      **how: The other arguments of `chains`.
     """
     size = len(problems) * num_chains
 
@@ -241,7 +262,7 @@ def repeated(
 
 
 def kept(ran: Repeated) -> xr.Dataset:
-    """The distances beside what the sweeps left at their ends, to be written."""
+    """Return the distances together with the last values of the sweeps, to be written."""
     settings = [str(name) for name in ran.curves["failed"].dims if name != "seed"]
     return ran.curves.assign(w2=(("set", "problem", *settings, "round"), ran.distance))
 
@@ -249,7 +270,12 @@ def kept(ran: Repeated) -> xr.Dataset:
 def draw_sets(
     axes: Any, distance: np.ndarray, *, every: int = 1, color: str, label: str | None
 ) -> None:
-    """Draw the first set's distances against rounds times `every`, and the range of all. distance: `f64[sets, rounds + 1]`."""
+    """Draw the first set's distances, and the range of all sets, against rounds times `every`.
+
+    Args:
+      axes: Where to draw.
+      distance: `f64[sets, rounds + 1]`.
+    """
     at = every * np.arange(distance.shape[1])
     axes.semilogy(at, distance[0], linewidth=0.8, color=color, label=label)
     axes.fill_between(
@@ -260,10 +286,18 @@ def draw_sets(
 def deviations(
     law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt.ArrayLike = 3.0
 ) -> np.ndarray:
-    """Distances of fitted means and variances from the exact ones in standard errors, the larger of the two: `f64[..., P]`.
+    """Return how far fitted means and variances are from exact ones, in standard errors.
 
-    kurtosis: fourth moment over the squared variance, `f64[..., P]`; 3 for normal laws. What is equal is off by 0, also where there is no
-    error to measure it by; what is no number is off by infinity.
+    Args:
+      found: The fitted laws.
+      exact: The exact laws.
+      num_chains: R.
+      kurtosis: Fourth moment over the squared variance, `f64[..., P]`; 3 for normal laws, the
+        default.
+
+    Returns:
+      The larger of the two deviations, `f64[..., P]`. Equal values are off by 0, also where their
+      error is 0; values that are not numbers are off by infinity.
     """
     exact = np.diagonal(expected.covariance, axis1=-2, axis2=-1)
     variance = np.diagonal(law.covariance, axis1=-2, axis2=-1)
@@ -278,36 +312,51 @@ def deviations(
 
 
 def are_numbers(*sets: Repeated) -> bool:
-    """Tell whether all distances of all sets are numbers."""
+    """Return whether all distances of all sets are numbers."""
     return all(bool(np.isfinite(own.distance).all()) for own in sets)
 
 
 def largest(*numbers: float) -> float:
-    """The largest number, infinite if any is none at all."""
+    """Return the largest value, or infinity if one of them is not a number."""
     return float(np.inf if np.isnan(numbers).any() else np.max(numbers))
 
 
 def kurtosis(models: np.ndarray) -> np.ndarray:
-    """Fourth central moments of chains `f[..., R, rounds, P]` over their squared variances: `f64[..., rounds, P]`."""
+    """Return fourth central moments of chains over their squared variances.
+
+    Args:
+      models: `f[..., R, rounds, P]`.
+
+    Returns:
+      `f64[..., rounds, P]`.
+    """
     centred = np.asarray(models, float)
     centred = centred - centred.mean(axis=-3, keepdims=True)
     return np.mean(centred**4, axis=-3) / np.mean(centred**2, axis=-3) ** 2
 
 
 def first_within(distance: np.ndarray, accuracy: float) -> np.ndarray:
-    """The first round within an accuracy; infinite if there is none. distance: `f64[..., rounds + 1]`; returns `f64[...]`."""
+    """Return the first round within an accuracy, or infinity.
+
+    Args:
+      distance: `f64[..., rounds + 1]`.
+      accuracy: The accuracy.
+
+    Returns:
+      `f64[...]`.
+    """
     is_close = distance <= accuracy
     return np.where(is_close.any(axis=-1), is_close.argmax(axis=-1), np.inf)
 
 
 def mean_of_finite(values: npt.ArrayLike) -> float:
-    """The mean of the finite ones; infinite if there is none."""
+    """Return the mean of the finite values, or infinity if there are none."""
     finite = np.asarray(values)[np.isfinite(values)]
     return float(finite.mean()) if finite.size else np.inf
 
 
 def spread(values: np.ndarray, form: str = ".3g") -> str:
-    """Mean and standard deviation, in words; of how many, if some are infinite. values: `f64[sets]`."""
+    """Describe values `f64[sets]` by mean and standard deviation, and by how many are finite."""
     finite = values[np.isfinite(values)]
     words = (
         f"{finite.mean():{form}} ± {finite.std(ddof=1):{form}}"

@@ -1,13 +1,22 @@
-"""The runs behind FA-LD's Figs. 3 and 4 (arXiv 2112.05120, Sec. 5.3): Bayesian logistic regression on MNIST and Fashion-MNIST.
+"""The runs behind FA-LD's Figs. 3 and 4: Bayesian logistic regression on images.
 
-The paper's: 10 equal clients, batches of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, predictions averaged over all
-samples so far, without warm-up and with 500 rounds of it. Where it is silent: rho = 0, start at 0, pixels in [0, 1], a bias, a flat
-prior, 1000 rounds, 5 seeds, each with its own split between clients. The step size is chosen for each K, metric and warm-up from nine, and
-further ones as long as the largest tried is some metric's best, on a tenth of the training images, held out for that alone, from runs of
-one seed as long as the others; final runs are on all training images. Warm-up drops samples: runs with it and without are the same runs,
-where they have one step size. A local step takes 0.25 ms of a core by itself, and 0.13 ms among nine step sizes, which see the same
-mini-batches and noise, so that a data set takes about 2 core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step sizes, two
-seeds) 20 core-minutes.
+See arXiv 2112.05120, Sec. 5.3. On MNIST and Fashion-MNIST, the paper has 10 equal clients, batches
+of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, and predictions averaged over all
+samples so far, without warm-up and with 500 rounds of it. Where it is silent: rho = 0, start at 0,
+pixels in [0, 1], a bias, a flat prior, 1000 rounds, and 5 seeds, each with a different split
+between clients.
+
+The step size is chosen for each K, metric and warm-up from nine, and from further ones as long as
+the largest one tried is best in some metric. It is chosen on a tenth of the training images, held
+out for this purpose alone, from runs of one seed with as many rounds; final runs use all training
+images. Warm-up drops samples: runs with and without it are the same runs if they have the same step
+size.
+
+A local step takes 0.25 ms of a core if run alone, and 0.13 ms among nine step sizes, which share
+mini-batches and noise. A data set takes about 2 core-hours, and `--reduced` (300 rounds, 100 of
+warm-up, four step sizes, two seeds) 20 core-minutes.
+
+Dimension letters: `K` numbers of local steps.
 """
 
 import itertools
@@ -34,9 +43,9 @@ from fedjax_sim.systems import langevin
 from fedjax_sim.types import Array, Key, Model, Problem
 
 METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
-"""The figures' metrics, and which way is better."""
+"""The figures' metrics, with 1 if larger is better and -1 if smaller is."""
 WARM_UPS = ("", "warm_")
-"""Prefixes of a metric without warm-up (Fig. 3) and with (Fig. 4)."""
+"""Prefixes of a metric without warm-up (Fig. 3) and with it (Fig. 4)."""
 HELD_OUT = 0.1
 
 
@@ -88,22 +97,27 @@ class FromZero:
 
 
 class ImageRuns(NamedTuple):
-    """What was run."""
+    """The curves of a study with the chosen step sizes, run now or read from a folder."""
 
     curves: dict[str, xr.Dataset]
-    """By "DATA, K = ...": metrics with dimensions (step_size, seed, sample), "warm_" before those with warm-up."""
+    """By "DATA, K = ...": metrics with dimensions (step_size, seed, sample); "warm_" stands
+    before the metrics with warm-up."""
     chosen: dict[str, dict[str, float]]
-    """Step size by "DATA, K = ..." and metric, "warm_" before those with warm-up."""
+    """Step size by "DATA, K = ..." and metric; "warm_" stands before the metrics with warm-up."""
     config: dict[str, Any]
 
 
 def name_of(data: str, local_steps: int) -> str:
-    """The key of a study's curves."""
+    """Return the key of a study's curves."""
     return f"{data}, K = {local_steps}"
 
 
 def study(arguments: Arguments) -> ImageRuns:
-    """Run everything, or read it from an earlier results folder."""
+    """Run everything, or read it from an earlier results folder.
+
+    Raises:
+      ConfigError: If the folder is not from a run of these figures.
+    """
     if arguments.results is not None:
         found = load(arguments.results)
         if not {"chosen", "further"} <= set(found.config):
@@ -155,7 +169,10 @@ def study(arguments: Arguments) -> ImageRuns:
 def tune(
     tuning: list[Any], sizes: Sizes, local_steps: int, name: str, arguments: Arguments
 ) -> xr.Dataset:
-    """Last scores of runs for tuning, with the dimension step_size: at those of the grid and as many further ones as it takes."""
+    """Return the last scores of the runs for tuning, by step size.
+
+    Step sizes are those of the grid, and further ones as long as the largest is best.
+    """
 
     def tried(step_sizes: Sequence[float], name: str) -> xr.Dataset:
         ran = _run(tuning, sizes, local_steps, step_sizes, arguments.kept(name))
@@ -172,13 +189,13 @@ def tune(
 
 
 def best(values: xr.DataArray) -> float:
-    """The step size with the best value of a metric, by its name; lanes that diverged have none."""
+    """Return the step size with the best value of a metric; lanes that diverged are left out."""
     at = np.nanargmax(METRICS[str(values.name).split("_")[-1]] * values.values)
     return float(values.step_size[at])
 
 
 def _held_out(data: datasets.Dataset) -> datasets.Dataset:
-    """A tenth of the training images in place of the test images, the same for all seeds."""
+    """Put a tenth of the training images in place of the test images, the same for all seeds."""
     order = np.random.default_rng(0).permutation(len(data.train_labels))
     cut = round(HELD_OUT * len(order))
     test, train = order[:cut], order[cut:]
@@ -206,7 +223,11 @@ def _run(
     step_sizes: Sequence[float],
     kept: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Sample, average predictions, score: metrics with dimensions (step_size, seed, sample)."""
+    """Sample, average predictions and score them.
+
+    Returns:
+      Metrics with dimensions (step_size, seed, sample).
+    """
     hyper = langevin.system.Hyper(
         num_clients=sizes.num_clients,
         batch_size=sizes.batch_size,
@@ -246,7 +267,10 @@ def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarr
 
 
 def scores(ran: ImageRuns, data: str, metric: str) -> np.ndarray:
-    """Last values at the step sizes chosen for this metric: `f64[K, seeds]`. metric: with its prefix."""
+    """Return last values at the step sizes chosen for a metric: `f64[K, seeds]`.
+
+    The metric's name includes its prefix.
+    """
     values = []
     for local_steps in ran.config["local_steps"]:
         name = name_of(data, local_steps)
@@ -257,12 +281,15 @@ def scores(ran: ImageRuns, data: str, metric: str) -> np.ndarray:
 
 
 def data_of(ran: ImageRuns) -> list[str]:
-    """The data sets of a study, in order."""
+    """Return the data sets of a study, in order."""
     return list(dict.fromkeys(name.split(", ")[0] for name in ran.curves))
 
 
 def picture(ran: ImageRuns, prefix: str) -> Figure:
-    """The three metrics against rounds, by K, at the step sizes chosen for each; a row for each data set."""
+    """Draw the three metrics against rounds by K, with a row for each data set.
+
+    Each is drawn at the step size chosen for it.
+    """
     rows = data_of(ran)
     figure = Figure(figsize=(15, 4.2 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), 3, squeeze=False)
@@ -293,7 +320,10 @@ def picture(ran: ImageRuns, prefix: str) -> Figure:
 
 
 def text_of(ran: ImageRuns, prefix: str) -> str:
-    """A table of last values, mean ± standard deviation over seeds, with step sizes chosen for each metric, and at one for all three."""
+    """Lay out last values, mean ± standard deviation over seeds.
+
+    The table has the step sizes chosen for each metric, and one step size for all three.
+    """
     rows = []
     for data in data_of(ran):
         for k, local_steps in enumerate(ran.config["local_steps"]):
@@ -328,7 +358,7 @@ def text_of(ran: ImageRuns, prefix: str) -> str:
 
 
 def _ends(ran: ImageRuns, name: str, metric: str) -> tuple[float, float]:
-    """The smallest and the largest step size tried."""
+    """Return the smallest and the largest step size tried."""
     tried = [float(step_size) for step_size in ran.config["held_out"][name][metric]]
     return min(tried), max(tried)
 
@@ -342,9 +372,9 @@ def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
 
 
 def judge_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
-    """Claim 14: whether K = 1 is worst of all, beyond the seeds' doubt, in the eleven panels of both figures that the claim names.
+    """Judge claim 14: whether K = 1 is worst in the eleven panels of both figures that it names.
 
-    It fails where another K is worse beyond doubt, and is not judged where neither can be told.
+    It fails if another K is worse beyond doubt, and is not judged if neither can be told.
     """
     steps = ran.config["local_steps"]
     values = _panels(ran, prefixes)
@@ -373,10 +403,11 @@ def judge_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
 
 
 def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
-    """Claim 15: whether two metrics of one set of runs have different best K, and one metric without warm-up and with it.
+    """Judge claim 15: whether the best K differs between metrics, and between warm-up and none.
 
-    In each panel those K are kept that no other beats beyond doubt; all of these sets contain the true best with probability 0.999, so
-    where two have nothing in common the best differ. It fails where those observed do not even differ, and is not judged in between.
+    In each panel those K are kept that no other K beats beyond doubt. All of these sets contain the
+    true best with probability 0.999, so that the best K differ if two sets have no K in common. The
+    claim fails if even the best K observed are equal, and is not judged in between.
     """
     steps = ran.config["local_steps"]
     values = _panels(ran, prefixes)
@@ -439,7 +470,10 @@ def _panel(data: str, metric: str, prefix: str) -> str:
 
 
 def _panels(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Last values by panel, larger is better, those of runs that diverged least: `f64[K, seeds]`."""
+    """Return last values by panel, signed so that larger is better: `f64[K, seeds]`.
+
+    Runs that diverged count as minus infinity.
+    """
     return {
         _panel(data, metric, prefix): np.nan_to_num(
             sign * scores(ran, data, prefix + metric), nan=-np.inf
@@ -451,7 +485,12 @@ def _panels(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
-    """One-sided p-value, by Student's t of paired seeds, of how far one is better than the other: `f64[seeds]` each."""
+    """Return the one-sided p-value that one is better than the other, by a paired t test.
+
+    Args:
+      better: `f64[seeds]`.
+      worse: `f64[seeds]`.
+    """
     if not np.isfinite([better, worse]).all():
         return 1.0
     gap = better - worse
@@ -462,7 +501,7 @@ def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
 
 
 def _missing(ran: ImageRuns) -> str:
-    """What keeps a study from being judged at all."""
+    """Return the reason why a study is not judged, or an empty string."""
     return str(
         ran.config["words"]
         or ("" if ran.config["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds")

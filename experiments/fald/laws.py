@@ -1,8 +1,9 @@
-"""FA-LD's laws (arXiv 2112.05120) on small Gaussian problems: claims 1, 2, 9 to 11 and 17 to 20.
+"""FA-LD's laws on small Gaussian problems (claims 1, 2, 9 to 11 and 17 to 20).
 
-Chains run through the engine and are compared with exact laws after eight rounds, by means and variances in standard errors; what is
-about laws alone is computed. R1: two clients with curvatures 1 and 4, centers -1 and 1. R2: five with curvature 2, centers -1 to 1. Step
-size 0.05 and temperature 1, unless a claim varies them.
+See arXiv 2112.05120. Chains run through the engine and are compared with exact laws after eight
+rounds, by means and variances in standard errors; what concerns laws alone is computed. R1 has two
+clients with curvatures 1 and 4 and centers -1 and 1; R2 has five with curvature 2 and centers -1 to
+1. The step size is 0.05 and the temperature 1, unless a claim varies them.
 """
 
 import itertools
@@ -43,7 +44,7 @@ from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 STEP_SIZE, ROUNDS = 0.05, 8
 RHOS = (0.0, 0.5, 1.0)
 COUNTS = (2, 3, 4, 5, 6)
-"""Unequal numbers of examples of R2's clients: weights 0.1 to 0.3."""
+"""Unequal numbers of examples of R2's clients, which give weights of 0.1 to 0.3."""
 
 
 STUDY = Study(full=Sizes(seeds=10_000), smoke=Sizes(seeds=1000))
@@ -51,7 +52,7 @@ STUDY = Study(full=Sizes(seeds=10_000), smoke=Sizes(seeds=1000))
 
 
 class Agreement(NamedTuple):
-    """How far chains are from exact laws."""
+    """How far chains are from exact laws, with the chains."""
 
     far: float  # standard errors, the largest
     ran: Chains
@@ -60,9 +61,10 @@ class Agreement(NamedTuple):
 def compare(
     problem: GaussianClients, num_chains: int, *, local_steps: int, who: Participation = EVERYONE
 ) -> Agreement:
-    """Run chains for three values of rho and compare their means and variances with the exact ones, after 1, 2, 4 and 8 rounds.
+    """Run chains for three rho, and compare means and variances with the exact ones.
 
-    With some averaged, laws are mixtures: the error of their variance is from the chains' own fourth moments.
+    They are compared after 1, 2, 4 and 8 rounds. If only some clients are averaged, laws are
+    mixtures, and the error of their variance comes from the chains' fourth moments.
     """
     ran = chains(
         [problem],
@@ -96,7 +98,7 @@ def compare(
 
 
 def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
-    """Claim 1: exactly on problems with gradient noise and unequal weights, and chains of R1."""
+    """Judge claim 1 exactly, with gradient noise and unequal weights, and by chains of R1."""
     off = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
         clients = random_clients(seed)
@@ -126,7 +128,10 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
 
 
 def judge_noise(sizes: Sizes) -> Verdict:
-    """Claim 2: flat energies, unequal weights; the average, and single clients by drawing one."""
+    """Judge claim 2 on flat energies with unequal weights.
+
+    The average is checked, and single clients by drawing one of them.
+    """
     flat = line(0.0, np.zeros(5), COUNTS)
     weights = np.array(COUNTS) / sum(COUNTS)
     options: dict[str, Any] = {
@@ -173,7 +178,7 @@ def judge_noise(sizes: Sizes) -> Verdict:
 
 
 def judge_invariance() -> Verdict:
-    """Claim 17: on the paper's own simulation, centers moved about their mean."""
+    """Judge claim 17 on the paper's simulation, with centers moved about their mean."""
     clients = clients_of(equal_problem(10.0))
     mode = oracle.target_law(clients).mean
     gathered = clients._replace(centers=np.broadcast_to(mode, clients.centers.shape))
@@ -193,7 +198,7 @@ def judge_invariance() -> Verdict:
 
 
 def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
-    """Claim 19."""
+    """Judge claim 19 on R1 with many local steps."""
     law = oracle.stationary(
         oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0)
     )
@@ -211,7 +216,10 @@ def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
 
 
 def judge_alone(sizes: Sizes) -> Verdict:
-    """Claim 20: one round of many steps of one client of R1, drawn at random; at rho = 0 it is to sample its own posterior."""
+    """Judge claim 20: one round of many steps of one client of R1, drawn at random.
+
+    At rho = 0 it has to sample that client's posterior.
+    """
     problem, eta, num_steps = r1(), 0.01, 1000
     hyper: Any = langevin.system.Hyper(
         num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
@@ -252,12 +260,12 @@ def judge_alone(sizes: Sizes) -> Verdict:
 
 
 def uneven() -> GaussianTarget:
-    """Five clients of unequal curvature and equal weight."""
+    """Make five clients of unequal curvature and equal weight."""
     return clients_of(line([1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 1.0, 0.5, 2.0, 0.0]))
 
 
 def judge_floor() -> Verdict:
-    """Claim 9: W2 as the step size goes to 0 at K = 5, for rho below 1 and 1."""
+    """Judge claim 9: W2 as the step size goes to 0 at K = 5, for rho below 1 and rho = 1."""
     sizes = (1e-3, 1e-5, 1e-7)
     found = {}
     for scheme, rho in itertools.product(
@@ -292,7 +300,7 @@ def judge_floor() -> Verdict:
 
 
 def judge_order() -> Verdict:
-    """Claim 10."""
+    """Judge claim 10 on exact stationary laws."""
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
 
     def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
@@ -331,7 +339,10 @@ def judge_order() -> Verdict:
 
 
 def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
-    """Claim 11: unequal weights, R2; and what a uniform subset's average would have for its mean."""
+    """Judge claim 11 on R2 with unequal weights.
+
+    The mean that averaging a uniform subset would have is computed for comparison.
+    """
     problem = r2(COUNTS)
     who = Participation("with_replacement", 2)
     agreement = compare(problem, sizes.seeds, local_steps=4, who=who)
@@ -378,7 +389,12 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
 
 
 def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str, Chains]]:
-    """Claim 18: the closed form with phi against the recursion, and chains of R2. unequal: those with unequal weights."""
+    """Judge claim 18: the closed form with phi against the recursion, and chains of R2.
+
+    Args:
+      sizes: The size of the study.
+      unequal: The chains with unequal weights.
+    """
     cases = {
         "with replacement": (r2(), Participation("with_replacement", 2)),
         "with replacement, unequal weights": (r2(COUNTS), Participation("with_replacement", 2)),
@@ -427,7 +443,7 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Measure and judge."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
     sgld, sgld_ran = judge_sgld(sizes)
     modes, modes_ran = judge_modes(sizes)

@@ -1,11 +1,17 @@
-"""FA-LD on a Bayesian logistic regression: what K and rho do to the means and standard deviations of a posterior that is not normal.
+"""FA-LD on a Bayesian logistic regression: what K and rho do to a posterior that is not normal.
 
-Breast cancer of scikit-learn: 426 patients, 30 standardised features and an intercept, prior N(0, I / 10), under which some thousand steps
-are many. Five clients of 54 to 117 patients, 13 to 98 % of them of one class, so that weights and Hessians differ. Everyone is averaged,
-gradients are exact, the step size is 1e-3 for all K, and chains start at the mode. The reference is blackjax's NUTS (of the extra `test`).
-Draws of FA-LD's noise are common to all K, so that what K changes against K = 1 has a far smaller error than either's distance from the
-reference. The normal approximation is the exact law of quadratic clients with the same mean slopes and curvatures: it has the error of the
-steps, but not what private noise does to means, as normal laws have no skewness. No numbered claim is judged; it stands beside 6 and 8.
+The data are scikit-learn's breast cancer: 426 patients, 30 standardised features and an intercept,
+with prior N(0, I / 10), under which several thousand steps are many. Five clients have 54 to 117
+patients, 13 to 98 % of them of one class, so that weights and Hessians differ. Everyone is
+averaged, gradients are exact, the step size is 1e-3 for all K, and chains start at the mode. The
+reference is blackjax's NUTS (of the extra `test`). All K share FA-LD's noise, so that the change
+against K = 1 has a far smaller error than the distance from the reference.
+
+The normal approximation is the exact law of quadratic clients with the same mean slopes and
+curvatures. It has the error of the steps, but not what private noise does to means, as normal laws
+have no skewness. No numbered claim is judged; the study complements claims 6 and 8.
+
+Dimension letters: `P` coefficients, `M` draws.
 """
 
 import itertools
@@ -32,7 +38,7 @@ from fedjax_sim.theory.langevin import exact_laws as oracle
 STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5
 RHOS = (0.0, 1.0)
 EVERY = 100
-"""Local steps between two samples that are kept: a multiple of every K."""
+"""Local steps between two samples that are kept, a multiple of every K."""
 NOTHING = 1e-6
 """What rounding leaves of the normal approximation where it has no bias."""
 LAYOUT = fedjax_sim.Layout(slots_at_once=NUM_CLIENTS, lanes_at_once=True)
@@ -47,7 +53,7 @@ STUDY = Study(
 
 
 class Moments(NamedTuple):
-    """Means and standard deviations of a sampler's draws, and how far they are known. Leaves `f64[P]`."""
+    """Means and standard deviations of a sampler's draws, with their errors: leaves `f64[P]`."""
 
     mean: Estimate
     log_deviation: Estimate  # logarithm of the standard deviation
@@ -55,21 +61,21 @@ class Moments(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """What differs from a reference. Leaves `f64[P]`."""
+    """Differences from a reference: leaves `f64[P]`."""
 
     mean: Estimate  # in standard deviations of the reference
     deviation: Estimate  # logarithm of the ratio of standard deviations
 
 
 def split_problem() -> Logistic:
-    """The regression among its clients, started at its mode."""
+    """Split the regression among its clients, and start it at its mode."""
     data = datasets.load("breast_cancer")
     part = dirichlet(data.train_labels, num_clients=NUM_CLIENTS, alpha=0.5, seed=3, min_examples=30)
     return at_mode(make_logistic(data, part, prior_precision=PRIOR_PRECISION))
 
 
 def at_mode(problem: Logistic) -> Logistic:
-    """Start from the posterior's mode."""
+    """Start a problem from the posterior's mode."""
     ridge = LogisticRegression(
         C=1 / float(problem.prior_precision), fit_intercept=False, tol=1e-8, max_iter=10_000
     )
@@ -78,7 +84,11 @@ def at_mode(problem: Logistic) -> Logistic:
 
 
 def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np.ndarray:
-    """Draw from the posterior by blackjax's NUTS: `f[chains, draws, P]`."""
+    """Draw from the posterior by blackjax's NUTS: `f[chains, draws, P]`.
+
+    Raises:
+      ConfigError: If blackjax is not installed.
+    """
     try:
         import blackjax  # Only here: the package does without it.
     except ImportError:
@@ -104,9 +114,13 @@ def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np
 
 
 def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
-    """Estimate means and standard deviations; errors are from effective numbers of samples, of the squares' own for the latter.
+    """Estimate means and standard deviations, with errors from effective numbers of samples.
 
-    draws: `f[chains, draws, P]`. excess: known error of all variances, subtracted.
+    For standard deviations these are the effective numbers of the squares.
+
+    Args:
+      draws: `f[chains, draws, P]`.
+      excess: Known error of all variances, which is subtracted.
     """
     values = np.asarray(draws, float)
     mean = values.mean(axis=(0, 1))
@@ -132,7 +146,10 @@ def bias(found: Moments, reference: Moments) -> Bias:
 
 
 def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
-    """Compare chains with others of the same noise, `f[chains, draws, P]` both: errors are from what chains differ by."""
+    """Compare chains with others of the same noise, `f[chains, draws, P]` both.
+
+    Errors come from the differences of single chains.
+    """
     pair = [np.asarray(each, float) for each in (draws, reference)]
     centred = [each - each.mean(axis=(0, 1)) for each in pair]
     variances = [np.square(each).mean(axis=(0, 1)) for each in centred]
@@ -151,9 +168,12 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
 
 
 def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
-    """The normal approximation: quadratic energies with the clients' slopes and curvatures, averaged over the posterior.
+    """Make the normal approximation: quadratic energies with the clients' mean slopes and
+    curvatures.
 
-    draws: of the posterior, `f[M, P]`.
+    Args:
+      problem: The regression.
+      draws: Draws of the posterior to average over, `f[M, P]`.
     """
 
     def averages(client: Any) -> Any:
@@ -174,7 +194,7 @@ def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
 
 
 def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
-    """Take about so many of all chains' draws: `f[M, P]`."""
+    """Take about `num` of all chains' draws, evenly: `f[M, P]`."""
     pooled = draws.reshape(-1, draws.shape[-1])
     return pooled[:: max(1, len(pooled) // num)]
 
@@ -182,7 +202,11 @@ def thin(draws: np.ndarray, num: int = 400) -> np.ndarray:
 def normal_bias(
     clients: oracle.GaussianTarget, *, step_size: float, local_steps: int, rho: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `Bias` is of the exact laws of quadratic clients: of means and of standard deviations, `f64[P]` each."""
+    """Return the bias of the exact laws of quadratic clients.
+
+    Returns:
+      Of means and of standard deviations, `f64[P]` each, as in `Bias`.
+    """
     goal = oracle.target_law(clients)
     law = oracle.stationary(
         oracle.one_round(clients, step_size=step_size, local_steps=local_steps, rho=rho)
@@ -196,7 +220,12 @@ def normal_bias(
 def chains(
     problem: Logistic, sizes: Sizes, local_steps: int, options: dict[str, Any]
 ) -> tuple[np.ndarray, xr.Dataset]:
-    """Run FA-LD for all rho: models every hundred local steps `f[rhos, chains, samples, P]`, and the end of the sweep's curves."""
+    """Run FA-LD for all rho.
+
+    Returns:
+      Models every hundred local steps, `f[rhos, chains, samples, P]`, and the last values of the
+      sweep's curves.
+    """
     num_samples = sizes.burn_in + sizes.samples
     run = fedjax_sim.sweep(
         langevin.system,
@@ -217,7 +246,7 @@ def chains(
 
 
 class Compared(NamedTuple):
-    """One rho and K."""
+    """The comparisons for one rho and K."""
 
     rho: float
     local_steps: int
@@ -263,7 +292,7 @@ def compare(
 
 
 def figure_of(compared: list[Compared]) -> Figure:
-    """The largest biases against K."""
+    """Draw the largest biases against K."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     titles = ("mean, in standard deviations", "logarithm of standard deviation")
     for p, (axes, title) in enumerate(zip(figure.subplots(1, 2), titles, strict=True)):
@@ -302,13 +331,13 @@ def figure_of(compared: list[Compared]) -> Figure:
 
 
 def largest(found: Estimate) -> tuple[float, float]:
-    """The largest size of all coefficients', and its error."""
+    """Return the largest size over all coefficients, and its error."""
     at = np.abs(found.mean).argmax()
     return float(np.abs(found.mean[at])), float(found.error[at])
 
 
 def rows(compared: list[Compared]) -> list[list[str]]:
-    """The table's, by rho and K."""
+    """Return the rows of the table, by rho and K."""
     lines = []
     for each in sorted(compared, key=lambda each: (each.rho, each.local_steps)):
         line = [f"{each.rho:g}", f"{each.local_steps}"]
@@ -328,7 +357,7 @@ def rows(compared: list[Compared]) -> list[list[str]]:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, compare, draw."""
+    """Run the chains, compare them and draw the figure."""
     sizes = STUDY.choose(arguments, least_seeds=4)
     problem = split_problem()
     exact = nuts(problem, sizes.draws)

@@ -1,9 +1,12 @@
-"""FA-LD's privacy against its accuracy (arXiv 2112.05120, Sec. 6), from theory alone: claim 16.
+"""FA-LD's privacy against its accuracy, from theory alone (claim 16).
 
-50 clients, S = 10 without replacement, K = 10, 100 rounds, tau = 1, batches of a tenth, Delta_l = 1, delta_0 = delta_1 = 1e-6,
-delta_2 = 1e-5, unless a panel varies it. Accuracy is the exact stationary W2 of a Gaussian problem with unequal Hessians at the same
-settings, whose gradients have bounded sensitivity nowhere: the trade-off's direction is meant, not its numbers. Guarantees are those of
-Theorem 6.1 as printed, whose step for the draw of clients needs clients with models alike, which it does not say; see `theory.privacy`.
+See arXiv 2112.05120, Sec. 6. There are 50 clients, S = 10 without replacement, K = 10, 100 rounds,
+tau = 1, batches of a tenth, Delta_l = 1, delta_0 = delta_1 = 1e-6 and delta_2 = 1e-5, unless a
+panel varies it. Accuracy is the exact stationary W2 of a Gaussian problem with unequal Hessians at
+the same settings. Its gradients have bounded sensitivity nowhere: the direction of the trade-off is
+meant, not its numbers. Guarantees are those of Theorem 6.1 as printed. Its step for the draw of
+clients needs clients with similar models, which the paper does not say; see
+`fedjax_sim.theory.langevin.privacy`.
 """
 
 import warnings
@@ -32,11 +35,11 @@ PRINTED = {
     1e-6: (10.1153, 5e-5, 9.10402, 0.224940),
     1e-8: (0.617570, 5e-5, 0.563917, 0.189974),
 }
-"""Epsilon and delta without replacement, and with, by step size."""
+"""Epsilon and delta without replacement, then with it, by step size."""
 
 
 def distance(rho: float) -> float:
-    """Stationary W2 at the run's settings."""
+    """Return the stationary W2 at the run's settings."""
     clients = clients_of(unequal_problem(0.0))
     who = Participation(RUN.scheme, RUN.num_selected)
     return floor(
@@ -45,7 +48,11 @@ def distance(rho: float) -> float:
 
 
 def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """Claim 16."""
+    """Judge claim 16.
+
+    Returns:
+      The verdict, epsilons and deltas by what is varied, and W2 by rho.
+    """
     schemes = ("without_replacement", "with_replacement")
     epsilons, deltas = {}, {}
     for name, values in VARIED.items():
@@ -118,7 +125,7 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Compute and judge; there is nothing to make smaller."""
+    """Compute and judge. All sizes are the same, as this takes seconds."""
     judged, epsilons, deltas, accuracy = judge()
     figure = Figure(figsize=(15, 3.8), layout="constrained")
     panels = figure.subplots(1, 5)

@@ -1,9 +1,10 @@
-"""FA-LD with unequal Hessians (arXiv 2112.05120, Sec. 5): what K, heterogeneity and rho do where they can; claims 6 to 8.
+"""FA-LD with unequal Hessians: what K, heterogeneity and rho do where they can (claims 6 to 8).
 
-In the paper's Gaussian simulation all clients have one Hessian, so that with everyone averaged none of the three can matter. Here each
-client's covariance is turned and scaled; all else is as there. Rounds to an accuracy are counted in both protocols, at a fixed step size
-and at the best one for each K, the latter with exact and with noisy gradients; exact laws are drawn beside the chains. Ten
-sets of 300 chains are run, as for Figs. 1 and 2.
+See arXiv 2112.05120, Sec. 5. In the paper's Gaussian simulation all clients have one Hessian, so
+that with everyone averaged none of the three can matter. Here each client's covariance is turned
+and scaled; everything else is as there. Rounds to an accuracy are counted in two protocols, at a
+fixed step size and at the best one for each K, the latter with exact and with noisy gradients.
+Exact laws are drawn next to the chains. Ten sets of 300 chains are run, as for Figs. 1 and 2.
 """
 
 import itertools
@@ -42,7 +43,8 @@ RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COUNTED = (1, 2, 5, 10, 20, 50, 100)
 """Numbers of local steps for which rounds are counted exactly."""
 NOISE = 7.5e9
-"""Variance per coordinate of a noisy gradient of f^c in the tuned protocol: that of mini-batches of one of a client's 1000 points."""
+"""Variance per coordinate of a noisy gradient of f^c in the tuned protocol, as of mini-batches
+of one of a client's 1000 points."""
 BETWEEN = (1e-10, 2e-6)
 MOST_ROUNDS = 30_000
 SCHEMES = {
@@ -70,7 +72,13 @@ class Runs(NamedTuple):
 
 
 def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float]) -> Runs:
-    """Run all chains; those at different rho have common draws, others have not. step_sizes: the best, by number of local steps."""
+    """Run all chains; different rho share their noise, all other runs share none.
+
+    Args:
+      sizes: The size of the study.
+      arguments: The command line.
+      step_sizes: The best step size by number of local steps.
+    """
     problems = [unequal_problem(alpha) for alpha in RUN_ALPHAS]
     seeds = itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     common: dict[str, Any] = {
@@ -96,9 +104,11 @@ def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float])
 
 
 def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) -> float:
-    """How far the first sets' means and variances are from the exact ones, in standard errors, at any of three rounds.
+    """Return how far the first sets' means and variances are from the exact ones.
 
-    Infinite if a distance of any set is no number.
+    Returns:
+      The largest deviation in standard errors at three rounds; infinite if a distance of any set is
+      not a number.
     """
     laws: list[tuple[np.ndarray, np.ndarray, float, dict[str, Any]]] = [
         (
@@ -138,7 +148,7 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
 
 
 def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
-    """Claim 6."""
+    """Judge claim 6; far: the largest deviation of chains in standard errors."""
     kinds = {"unequal": unequal_problem, "equal": equal_problem}
     floors = {
         kind: {
@@ -188,7 +198,7 @@ class Counted(NamedTuple):
 
 
 def count_rounds(sizes: Sizes) -> Counted:
-    """Count the rounds of exact laws, in both protocols, and of the bound."""
+    """Count the rounds of exact laws in both protocols, and the rounds of the bound."""
     clients, start = clients_of(unequal_problem(0.0)), oracle.point(np.zeros(2))
     noisy = clients._replace(
         gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape)
@@ -225,7 +235,7 @@ def count_rounds(sizes: Sizes) -> Counted:
 
 
 def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
-    """Claim 7, in both protocols and by the bound."""
+    """Judge claim 7 in both protocols and by the bound."""
     found = {k: first_within(own.distance[:, 0, 0], ACCURACY) for k, own in ran.fixed.items()}
     fixed, tuned, loud, bound = ([*each.values()] for each in counted.rounds.values())
     fixed_turns = fixed[0] > min(fixed) and fixed[-1] > min(fixed)
@@ -253,7 +263,7 @@ def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
 
 
 def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
-    """Claim 8."""
+    """Judge claim 8; far: the largest deviation of chains in standard errors."""
     kinds = {"unequal": clients_of(unequal_problem(0.0)), "equal": clients_of(equal_problem(0.0))}
     floors: dict[str, dict[int, list[float]]] = {
         kind: {
@@ -283,7 +293,7 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, draw, judge."""
+    """Run the chains, draw the figure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
     counted = count_rounds(sizes)
     ran = run_chains(sizes, arguments, counted.step_sizes)
@@ -389,7 +399,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def _participation(axes: Any) -> None:
-    """Exact floors against the step size under partial participation, K = 100, as in Fig. 2."""
+    """Draw exact floors against the step size under partial participation, K = 100, as in Fig. 2."""
     clients: GaussianTarget = clients_of(unequal_problem(0.0))
     sizes = np.geomspace(1e-9, 1e-6, 13)
     for c, (name, who) in enumerate(SCHEMES.items()):
