@@ -1,7 +1,11 @@
-"""Hierarchical FL's lemma and theorems (arXiv 2302.04851), measured on logistic regression through the engine: claims 4 to 8.
+"""Hierarchical FL's lemma and theorems, measured on logistic regression (claims 4 to 8).
 
-Inputs of length at most 1, batches of one example, groups of 3 and 5 clients whose iterations take 1 and 1/2 units: delays are fixed, and
-expectations are means over seeds. G^2 and sigma^2 are the largest second moment and variance met on the way.
+See arXiv 2302.04851. Inputs have length at most 1 and batches one example; groups of 3 and 5
+clients take 1 and 1/2 units for an iteration. Delays are fixed, and expectations are means over
+seeds. G^2 and sigma^2 are the largest second moment and variance met on the way.
+
+Dimension letters: `N` clients, `n` examples of a client, `P` parameters, `U` rounds of `J` ticks,
+`M` groups.
 """
 
 import itertools
@@ -33,7 +37,11 @@ LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 
 @struct.dataclass
 class Logistic:
-    """Logistic regression. `evaluate` returns loss, squared gradient, and clients' largest second moment and variance of a gradient."""
+    """Logistic regression.
+
+    `evaluate` returns loss, squared gradient, and clients' largest second moment and variance of a
+    gradient.
+    """
 
     inputs: Array  # f[N, n, P]
     labels: Array  # f[N, n]  -1 or 1
@@ -54,7 +62,7 @@ class Logistic:
 
     @property
     def smoothness(self) -> float:
-        """L, of the client whose is largest."""
+        """L, the largest of any client."""
         return (
             max(
                 float(np.linalg.eigvalsh(a.T @ a / len(a))[-1])
@@ -77,7 +85,7 @@ class Logistic:
         return self.measure(params, jnp.arange(self.labels.shape[0]))
 
     def measure(self, params: Array, clients: Array) -> dict[str, Array]:
-        """The same over some of the clients."""
+        """Measure what `evaluate` does over some of the clients."""
         inputs, labels = self.inputs[clients], self.labels[clients]
         margin = labels * (inputs @ params)
         each = -(labels * jax.nn.sigmoid(-margin))[..., None] * inputs
@@ -93,7 +101,7 @@ class Logistic:
 
 @struct.dataclass
 class Opposed:
-    """Constant gradients: v for the first clients, -v for the others."""
+    """Constant gradients: v for the clients of the first group, -v for the others."""
 
     signs: Array  # f[N]
     gradient: Array  # f[P]
@@ -113,7 +121,10 @@ class Opposed:
 
 
 def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
-    """The algorithm that also reports the groups' models: their deviation from the global one, their loss, gradient and moments."""
+    """Bind the algorithm with further metrics on the groups' models.
+
+    They are the deviation from the global model, and loss, gradient and moments.
+    """
     algorithm = hierarchical.algorithm(problem, hyper, plan)
     everyone = members(hyper)
 
@@ -142,7 +153,7 @@ def play(
     changes: Mapping[str, Any],
     num_ticks: int,
 ) -> xr.Dataset:
-    """Sweep seeds on the fixed delays, looking at every tick."""
+    """Sweep seeds on the fixed delays, evaluating at every tick."""
     common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
     hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
     options: dict[str, Any] = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
@@ -152,7 +163,7 @@ def play(
 
 
 class Means(NamedTuple):
-    """Means over seeds of a run that is looked at at every iteration of the fast group. U rounds of J ticks, M groups."""
+    """Means over seeds of a run that is evaluated at every iteration of the fast group."""
 
     iterations: np.ndarray  # i[U, M]
     deviation: np.ndarray  # f[U, M]  after each round
@@ -164,7 +175,7 @@ class Means(NamedTuple):
 
 
 def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], ticks: int) -> Means:
-    """Average a run with the same iterations in every round."""
+    """Average a run with the same iterations in every round over seeds."""
 
     def mean(name: str) -> np.ndarray:
         return data[name].transpose("seed", "eval").values.astype(float).mean(axis=0)
@@ -200,7 +211,7 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
 
 
 def judge_centralised(problem: Logistic) -> Verdict:
-    """Claim 4, against FedAvg with one local step of every client."""
+    """Judge claim 4 against FedAvg with one local step of every client."""
     common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
     flat = fedavg.Hyper(
         **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
@@ -223,7 +234,7 @@ def judge_centralised(problem: Logistic) -> Verdict:
 
 
 def judge_lemma(means: Means, lr: float) -> Verdict:
-    """Claim 5."""
+    """Judge claim 5 along a run, and by opposing gradients."""
     weight = np.array(SIZES) / sum(SIZES)
     square = means.constants.gradient_square
     sharp = theory.deviation_bound_sharp(
@@ -260,7 +271,7 @@ def judge_lemma(means: Means, lr: float) -> Verdict:
 
 
 def judge_global(means: Means, lr: float) -> Verdict:
-    """Claim 6."""
+    """Judge claim 6 along a run."""
     terms: dict[str, Any] = {
         "lr": lr,
         "constants": means.constants,
@@ -286,7 +297,7 @@ def judge_global(means: Means, lr: float) -> Verdict:
 
 
 def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
-    """Claim 7: many rounds, and one."""
+    """Judge claim 7 on many rounds, and on one."""
     measured, holds = {}, True
     for name, each, is_informative in (("many rounds", means, False), ("one round", alone, True)):
         for i in range(2):
@@ -318,7 +329,7 @@ def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
 
 
 def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tuple[Verdict, Figure]:
-    """Claim 8: one run of each learning rate, of which the first U rounds count."""
+    """Judge claim 8: one run for each learning rate, of which the first U rounds count."""
     rates = [theory.corollary_lr(each, smoothness=problem.smoothness) for each in rounds]
     data = play(problem, seeds, {"lr": rates}, {"sync_time": 3.0}, rounds[-1])
     figure = Figure(figsize=(6.4, 4), layout="constrained")
@@ -366,7 +377,7 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Measure and judge."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     seeds = sizes.seeds
     problem, lr = Logistic.make(2), 0.5

@@ -1,6 +1,8 @@
-"""Hierarchical FL's clock alone (arXiv 2302.04851, Sec. II, V): iterations, rounds, idle time, a sample path; claims 1, 2, 3 and 17.
+"""Hierarchical FL's clock alone: iterations, rounds, idle time, a sample path (claims 1 to 3, 17).
 
-What is expected comes from `theory/hierarchical_timing.py`, for every delay setting that the paper prints. Nothing is trained.
+See arXiv 2302.04851, Sec. II and V. Expected values come from
+`fedjax_sim.theory.hierarchical.timing`, for every delay setting that the paper prints. Nothing is
+trained.
 """
 
 import itertools
@@ -34,7 +36,7 @@ STUDY = Study(full=Sizes(seeds=400), smoke=Sizes(seeds=40))
 
 
 class DelaySetup(NamedTuple):
-    """Groups, their delays, and the sync times that the paper runs them with."""
+    """Groups with their delays, and the sync times that the paper runs them with."""
 
     sizes: tuple[int, ...]
     coefficients: tuple[float, ...]
@@ -71,7 +73,7 @@ SETTINGS = {
 }
 SYSTEM_TIME = 1000.0
 MOST_ROUNDS = 220
-"""Drawn; by T = 1000 the shortest rounds are 158 on average."""
+"""Rounds drawn per lane. By T = 1000 there are 158 of the shortest rounds on average."""
 
 
 class Found(NamedTuple):
@@ -89,12 +91,18 @@ class Found(NamedTuple):
 
     @property
     def by_group(self) -> list[tuple[int, int, int]]:
-        """Least, most and allowed of each."""
+        """Least, most and allowed iterations of each group."""
         return list(zip(self.least, self.most, self.allowed, strict=True))
 
 
 def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
-    """Compare with the closed forms. schedule: leaves `[lanes, T, ...]`."""
+    """Compare schedules with the closed forms.
+
+    Args:
+      schedule: Leaves `[lanes, T, ...]`.
+      setting: Groups and delays.
+      sync_time: S.
+    """
     delays = setting.delays
     laws = [
         {"shift": float(c), "mean_exp": float(m)}
@@ -124,9 +132,10 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
 
 
 def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, float]:
-    """Rounds in a long time for one of the baseline's: its mean round time over the schedule's, both of the same seeds; and its error.
+    """Return the number of rounds in a long time for one round of the baseline, and its error.
 
-    Pairs of rounds are independent, so that the standard error is that of a ratio of means.
+    It is the baseline's mean round time over the schedule's, with the same seeds. Pairs of rounds
+    are independent, so that the standard error is that of a ratio of means.
     """
     own, other = (np.diff(each.time, axis=1, prepend=0.0).ravel() for each in (schedule, baseline))
     ratio = float(other.mean() / own.mean())
@@ -134,7 +143,11 @@ def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, floa
 
 
 def is_monotone(schedules: Sequence[Timeline]) -> bool:
-    """Whether iterations grow with S, and rounds by any time fall, on the same delays. schedules: of S from least to largest."""
+    """Return whether iterations grow and rounds by any time fall from one schedule to the next.
+
+    Args:
+      schedules: Schedules on the same delays, from the least to the largest S.
+    """
     pairs = itertools.pairwise(schedules)
     return all(
         bool(np.all(b.steps >= a.steps) and np.all(b.time >= a.time - TIE)) for a, b in pairs
@@ -142,7 +155,10 @@ def is_monotone(schedules: Sequence[Timeline]) -> bool:
 
 
 def sample_path() -> Figure:
-    """The paper's Fig. 2: local iterations, idle time and exchanges of two groups over three rounds."""
+    """Draw the paper's Fig. 2.
+
+    It shows local iterations, idle time and exchanges of two groups over three rounds.
+    """
     delays = theory.Delays(np.array([0.8, 1.5]), np.array([0.25, 0.4]), 1.2, 0.3)
     random = np.random.default_rng(4)
     figure = Figure(figsize=(9, 2.6), layout="constrained")
@@ -176,7 +192,7 @@ def sample_path() -> Figure:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Draw schedules of every setting, compare, judge."""
+    """Draw schedules of every setting, compare them and judge the claims."""
     lanes = STUDY.choose(arguments).seeds
     rows, found, shares, share_off, monotone = [], {}, {}, 0.0, True
     for name, setting in SETTINGS.items():

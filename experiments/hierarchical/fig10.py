@@ -1,7 +1,9 @@
-"""Hierarchical FL's Fig. 10 (arXiv 2302.04851): two groups of unequal speed, sizes 10 + 20, 15 + 15, 20 + 10; claims 20 and 28.
+"""Hierarchical FL's Fig. 10: two groups of unequal speed, sizes 10 + 20, 15 + 15 and 20 + 10.
 
-Shifts 1 and 7 (a), and 7 and 1 (b), whatever the sizes; S = 8, c_g = 10, exponential parts a tenth of the shifts, and 1. The paper names no
-data: MNIST, i.i.d., a perceptron of 50 units. Its text contradicts itself; the reading is that more clients on the slow server are better.
+See arXiv 2302.04851; claims 20 and 28. Shifts are 1 and 7 (a), and 7 and 1 (b), for all sizes; S =
+8, c_g = 10, and exponential parts are a tenth of the shifts, and 1. The paper names no data: MNIST,
+i.i.d., and a perceptron of 50 units are used. Its text contradicts itself; the reading here is that
+more clients on the slow server are better.
 """
 
 from matplotlib.figure import Figure
@@ -16,7 +18,7 @@ SHIFTS = {"a": (1.0, 7.0), "b": (7.0, 1.0)}
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run sizes by shifts."""
+    """Run all sizes with all shifts, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 30)
     curves = {}

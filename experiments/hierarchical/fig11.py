@@ -1,7 +1,8 @@
-"""Hierarchical FL's Fig. 11 (arXiv 2302.04851): next characters of plays, LSTM, 20 + 20 against 30 + 10 clients, S = 12; claim 21.
+"""Hierarchical FL's Fig. 11: next characters of plays, 20 + 20 against 30 + 10 clients (claim 21).
 
-The speakers of a text (`--dataset FILE.txt`, by default tiny_shakespeare) are dealt to 40 clients. `--reduced`: one layer of 64 GRU cells,
-two seeds. The groups' idle time that the theory expects is told beside.
+See arXiv 2302.04851. An LSTM, S = 12. The speakers of a text (`--dataset FILE.txt`, by default
+tiny_shakespeare) are dealt to 40 clients. `--reduced` has one layer of 64 GRU cells and two seeds.
+The groups' idle time expected by theory is reported too.
 """
 
 from functools import partial
@@ -35,7 +36,7 @@ SIZES = {"symmetric": (20, 20), "asymmetric": (30, 10)}
 
 
 def made_up_play() -> Text:
-    """Fifty speakers of a few words each, drawn at random."""
+    """Make up fifty speakers of a few words each, drawn at random."""
     random = np.random.default_rng(0)
     words = ["to", "be", "or", "not", "that", "is", "the", "question"]
     speeches = [f"SPEAKER {i}:\n" + " ".join(random.choice(words, 40)) for i in range(50)]
@@ -56,7 +57,7 @@ def deal(data: Text, seed: int) -> Any:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run both associations."""
+    """Run both associations, and judge the claim."""
     size = STUDY.choose(arguments)
     data = (
         made_up_play()

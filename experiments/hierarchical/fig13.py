@@ -1,6 +1,8 @@
-"""Hierarchical FL's Fig. 13 (arXiv 2302.04851): fixed against growing sync time, MNIST, logistic regression, 2 x 500 clients; claim 23.
+"""Hierarchical FL's Fig. 13: fixed against growing sync time (claim 23).
 
-Round u has S_u = min(u, S), S = 5, 10, 20; delays of Fig. 6. Dirichlet(0.5) over clients, topped up to ten examples each.
+See arXiv 2302.04851. MNIST, logistic regression, 2 x 500 clients. Round u has S_u = min(u, S) with
+S = 5, 10, 20, and the delays of Fig. 6. Clients follow Dirichlet(0.5) and are topped up to ten
+examples each.
 """
 
 import numpy as np
@@ -15,7 +17,7 @@ SYNC_TIMES = [5.0, 10.0, 20.0]
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run both schedules for three final sync times."""
+    """Run both schedules for three final sync times, and judge the claim."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 20 if arguments.smoke else 1000)
     swept = {"sync_growth": [0.0, 1.0], "sync_time": SYNC_TIMES}

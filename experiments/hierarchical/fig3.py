@@ -1,6 +1,7 @@
-"""Hierarchical FL's Fig. 3 (arXiv 2302.04851): group and global accuracies in time, CIFAR-10, CNN, 2 x 10 clients, S = 5; claim 11.
+"""Hierarchical FL's Fig. 3: group and global accuracies in time (claim 11).
 
-i.i.d. data. Each round is looked at five times.
+See arXiv 2302.04851. CIFAR-10, i.i.d., the CNN, 2 x 10 clients, S = 5. Each round is evaluated five
+times.
 """
 
 import numpy as np
@@ -13,13 +14,22 @@ from fedjax_sim.reporting.plots import COLORS
 
 STUDY = setup.study(setup.CIFAR10)
 LOOKS = 5
-"""A round's ticks."""
+"""Ticks, and so evaluations, of a round."""
 
 
 def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
-    """Mean fall of the groups' accuracies from one look to the next, in points, in a share of the time: per seed.
+    """Return by how much the groups' accuracies fall from one evaluation to the next, in points.
 
-    Rises count as 0, as they may be what is learnt; a group that restarts from the global model falls back.
+    Rises count as 0, as they may be what is learnt; a group that restarts from the global model
+    falls back.
+
+    Args:
+      data: Curves of one learning rate.
+      first: Begin of the part that is looked at, as a share of the time.
+      last: Its end.
+
+    Returns:
+      Mean fall per evaluation over the groups, for each seed.
     """
     found = []
     for i in range(2):
@@ -35,7 +45,10 @@ def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
 
 
 def picture(data: xr.Dataset, title: str) -> Figure:
-    """Accuracies of one seed: groups, and the global model as steps; the whole time, and its beginning."""
+    """Draw the accuracies of one seed, over the whole time and over its beginning.
+
+    Groups are lines, the global model is a step function.
+    """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     own = data.isel(seed=0)
     time = own.time.values
@@ -64,7 +77,7 @@ def picture(data: xr.Dataset, title: str) -> Figure:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run, compare how accuracies change early and late."""
+    """Run, and judge the claim by how accuracies change early and late."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 20)
     changes = setup.clock(

@@ -1,8 +1,10 @@
-"""Hierarchical FL's Figs. 4 and 5 (arXiv 2302.04851): cooperating against isolated groups, CIFAR-10, CNN; claims 12 and 13.
+"""Hierarchical FL's Figs. 4 and 5: cooperating against isolated groups (claims 12 and 13).
 
-Fig. 4: 5 and 15 clients; Fig. 5: 10 and 10. Dirichlet(0.1) among the groups, i.i.d. within (Figs. 4, 5b); two labels a client and groups
-with labels of their own (Fig. 5a). Delays of Fig. 3, S = 5 against groups on their own up to T, each judged at its own best learning rate.
-Every model is tested on the common test set.
+See arXiv 2302.04851. CIFAR-10, the CNN. Fig. 4 has 5 and 15 clients, Fig. 5 has 10 and 10. Data
+follow Dirichlet(0.1) among the groups and are i.i.d. within (Figs. 4, 5b), or clients have two
+labels and groups have no label in common (Fig. 5a). Delays are those of Fig. 3. S = 5 is compared
+with groups that are isolated until T, each at its best learning rate. Every model is tested on the
+common test set.
 """
 
 from typing import Any
@@ -22,24 +24,25 @@ PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig5b": ((10, 10), "dirichlet_groups", {"alpha": 0.1}),
 }
 LOOKS = 32
-"""At isolated groups on their way, the last of them at T itself, to the bit: a power of two."""
+"""Evaluations of isolated groups. The last one is at T to the bit, which needs a power of two."""
 
 
 def isolated(data: xr.Dataset, group: int) -> xr.Dataset:
-    """The same curves with a group's accuracy as theirs."""
+    """Return the same curves with a group's accuracy in place of the global one."""
     return data.assign(accuracy=data[f"accuracy_group_{group}"])
 
 
 def alone(time: float) -> dict[str, Any]:
-    """Settings of groups that are isolated until T and looked at by then.
+    """Return the settings of groups that are isolated until T, with evaluations by then.
 
-    Their only round would end at 2 T, so that a look falls on T: the last one of a round of S = T would come later, by an exchange too.
+    Their only round would end at 2 T, so that an evaluation falls on T. The last one of a round
+    with S = T would come later, and after an exchange.
     """
     return {"sync_time": 2 * time, "ticks_per_round": 2 * LOOKS, "group_metrics": True}
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run the three panels."""
+    """Run the three panels, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     data = setup.load(arguments, size)
     curves: dict[str, xr.Dataset] = {}

@@ -1,6 +1,8 @@
-"""Hierarchical FL's Fig. 6 (arXiv 2302.04851): MNIST, a perceptron of 50 units, 2 x 500 clients, slow exchanges, S = 0 and 5; claim 14.
+"""Hierarchical FL's Fig. 6: slow exchanges, S = 0 and 5 (claim 14).
 
-i.i.d. data (the paper does not say). Also "average" in place of the division by the number of iterations, which the paper does not run.
+See arXiv 2302.04851. MNIST, i.i.d. (the paper does not say), a perceptron of 50 units, 2 x 500
+clients. "average" in place of the division by the number of iterations, which the paper does not
+run, is run too.
 """
 
 from matplotlib.figure import Figure
@@ -11,11 +13,15 @@ from experiments.hierarchical.claims import CLAIMS
 
 STUDY = setup.study(setup.MNIST.replace(lrs=(0.1, 0.2, 0.5, 2.0)), reduced=None)
 SYNC_TIMES = [0.0, 5.0]
-"""At 0.5, the baseline's best of the other figures' three, the ends of single runs are some points apart: too much to compare them."""
+"""The sync times.
+
+At learning rate 0.5, the baseline's best of the three that the other figures use, ends of single
+runs differ by some points, too much to compare them: hence the fourth rate.
+"""
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run both sync times under both aggregations."""
+    """Run both sync times under both aggregations, and judge the claim."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 20 if arguments.smoke else 1000)
     curves = {

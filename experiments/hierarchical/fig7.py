@@ -1,6 +1,7 @@
-"""Hierarchical FL's Figs. 7 and 12 (arXiv 2302.04851): CIFAR-10, CNN, 2 x 15 clients, S and the delay of exchanges; claims 15, 16, 17, 22.
+"""Hierarchical FL's Figs. 7 and 12: S and the delay of exchanges (claims 15, 16, 17 and 22).
 
-Dirichlet(0.5) over clients. Fig. 7: S = 0, 5, 20 with c_g = 10 and 30; Fig. 12: S = 10 with c_g = 5, 10, 30, 60.
+See arXiv 2302.04851. CIFAR-10, the CNN, 2 x 15 clients, Dirichlet(0.5) over clients. Fig. 7 has S =
+0, 5, 20 with c_g = 10 and 30; Fig. 12 has S = 10 with c_g = 5, 10, 30, 60.
 """
 
 import numpy as np
@@ -17,13 +18,23 @@ SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 3
 
 
 def saving(data: xr.Dataset, delay: float) -> float:
-    """Percent of global rounds that S = 20 saves against S = 0, means over seeds; the same at every learning rate."""
+    """Return the percentage of global rounds that S = 20 saves against S = 0, mean over seeds.
+
+    It is the same at every learning rate.
+    """
     rounds = data.ticks.isel(eval=-1, lr=0).sel(exchange_shift=delay).mean("seed")
     return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
 
 
 def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
-    """Claims 15, 16 and 22 at the learning rate with which S = 0 ends best, claim 17 by rounds alone."""
+    """Judge claims 15, 16 and 22 at the learning rate with which S = 0 ends best.
+
+    Args:
+      arguments: The command line.
+      size: The size of the study.
+      data: Curves of Fig. 7.
+      swept: Curves of Fig. 12.
+    """
     time, words, lrs = size.time, setup.words_of(size), size.lrs
     own = setup.final(data, time)
     grid = np.linspace(0, time, 101)[5:]
@@ -88,7 +99,7 @@ def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run both sweeps."""
+    """Run both sweeps, and judge the claims, claim 17 by the number of rounds alone."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 30)
     changes = setup.clock([15, 15], setup.FIG7)

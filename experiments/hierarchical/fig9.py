@@ -1,7 +1,8 @@
-"""Hierarchical FL's Fig. 9 (arXiv 2302.04851): 64 clients clustered as 2 x 32, 4 x 16 and 8 x 8, S = 6; claim 19.
+"""Hierarchical FL's Fig. 9: 64 clients clustered as 2 x 32, 4 x 16 and 8 x 8, S = 6 (claim 19).
 
-The paper names neither data nor model: MNIST and a perceptron of 50 units, so that a CPU can run it at full size (`--dataset` takes
-CIFAR-10, with the CNN). Dirichlet(0.5) over clients, the same for every clustering.
+See arXiv 2302.04851. The paper names neither data nor model: MNIST and a perceptron of 50 units are
+used, so that a CPU can run it at full size (`--dataset` takes CIFAR-10, with the CNN). Clients
+follow Dirichlet(0.5), the same for every clustering.
 """
 
 from experiments.harness import Arguments, Outcome
@@ -9,11 +10,11 @@ from experiments.hierarchical import setup
 
 STUDY = setup.study(setup.MNIST, reduced=None)
 ROUNDS = {2: 59.6, 4: 68.2, 8: 56.9}
-"""Expected within 1000 units of time, by number of groups."""
+"""Rounds expected within 1000 units of time, by number of groups."""
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run the three clusterings."""
+    """Run the three clusterings, and judge the claim."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 64)
     curves = {

@@ -1,6 +1,8 @@
-"""Hierarchical FL on quadratics (arXiv 2302.04851), through the engine: fixed points, rates, the best S; claims 9, 10, 24, 25 and 26.
+"""Hierarchical FL on quadratics: fixed points, rates, and the best S (claims 9, 10, 24 to 26).
 
-Delays of Fig. 7b, 2 x 15 clients, 20 coordinates of curvature 0.01 to 1; what is expected comes from `theory/quadratics.py`.
+See arXiv 2302.04851. Runs go through the engine, with the delays of Fig. 7b, 2 x 15 clients, and 20
+coordinates of curvature 0.01 to 1. Expected values come from
+`fedjax_sim.theory.hierarchical.quadratics`.
 """
 
 import itertools
@@ -33,7 +35,7 @@ from fedjax_sim.theory.hierarchical.timing import linear_delays
 from fedjax_sim.types import Array, Key
 
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
-"""These models are few numbers: lanes are worth batching even on a CPU."""
+"""These models are few numbers, so that lanes are worth batching even on a CPU."""
 NUM_CLIENTS, SYNC_TIMES, NOISE = 30, (0.0, 5.0, 20.0), 3.0
 DELAYS = linear_delays([15, 15], FIG7)._replace(global_shift=30.0)
 SETTINGS = clock([15, 15], FIG7, exchange_shift=30.0)
@@ -44,7 +46,10 @@ TIMES = (200.0, 500.0, 750.0, 1000.0, 1500.0)
 
 @struct.dataclass
 class Diagonal:
-    """Clients with f_i(x) = sum_j h_j / 2 (x_j - c_ij)^2 and Gaussian gradient noise; `evaluate` returns the mean loss and a coordinate."""
+    """Clients with f_i(x) = sum_j h_j / 2 (x_j - c_ij)^2 and Gaussian gradient noise.
+
+    `evaluate` returns the mean loss and a coordinate.
+    """
 
     curvature: Array  # f[P]
     centers: Array  # f[N, P]
@@ -73,7 +78,7 @@ STUDY = Study(full=Sizes(seeds=200, time=1500.0), smoke=Sizes(seeds=24, time=800
 
 
 def curved(noise_variance: float, num_clients: int = NUM_CLIENTS) -> Diagonal:
-    """The problem of the specification's check, from 1 in every coordinate."""
+    """Make the problem of the specification's check, started from 1 in every coordinate."""
     curvature = jnp.geomspace(0.01, 1, 20)
     return Diagonal(
         curvature, jnp.zeros((num_clients, 20)), jnp.asarray(noise_variance**0.5), jnp.ones(20)
@@ -81,7 +86,7 @@ def curved(noise_variance: float, num_clients: int = NUM_CLIENTS) -> Diagonal:
 
 
 def law(lr: float, noise_variance: float, rule: str = "divide_by_steps") -> theory.Quadratics:
-    """The same for the theory."""
+    """Return the same problem for the theory."""
     return theory.Quadratics(
         np.geomspace(0.01, 1, 20), noise_variance, np.ones(20), lr, np.array([15, 15]), rule
     )
@@ -113,7 +118,10 @@ def play(
 
 
 def judge_fixed_points() -> Verdict:
-    """Claim 9: two groups that want -1 and 1, with 1 and 10 iterations a round, no noise."""
+    """Judge claim 9: two groups with optima -1 and 1, and 1 and 10 iterations a round.
+
+    There is no noise.
+    """
     centers = jnp.asarray([[-1.0], [1.0]])
     problem = Diagonal(jnp.ones(1), centers, jnp.zeros(()), jnp.zeros(1))
     rates = (0.01, 0.03, 0.1, 0.3)
@@ -150,7 +158,7 @@ def judge_fixed_points() -> Verdict:
 
 
 def judge_rates(seeds: int) -> Verdict:
-    """Claim 10: one curvature, 1 and 5 iterations in every round, alpha h = 0.5."""
+    """Judge claim 10: one curvature, 1 and 5 iterations in every round, alpha h = 0.5."""
     measured: dict[str, Any] = {}
     off = far = 0.0
     for iterations in (1, 5):
@@ -187,7 +195,7 @@ def judge_rates(seeds: int) -> Verdict:
 
 
 class Curves(NamedTuple):
-    """Losses on the 20 coordinates: swept over lr, S and seeds."""
+    """Losses on the 20 coordinates, swept over learning rate, S and seeds."""
 
     noisy: xr.Dataset
     quiet: xr.Dataset
@@ -202,7 +210,11 @@ LESS = 10
 
 
 def run_all(sizes: Sizes) -> Curves:
-    """Five sweeps: noise or none, division by the iterations or plain averaging; and less noise."""
+    """Run five sweeps.
+
+    They have noise or none, division by the iterations or plain averaging; the fifth has less
+    noise.
+    """
     options = {"time_budget": sizes.time, "num_evals": 200}
     runs = []
     for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
@@ -227,7 +239,7 @@ def run_all(sizes: Sizes) -> Curves:
 
 
 def first_lead(data: xr.Dataset, lr: float, sync_time: float, grid: np.ndarray) -> float | None:
-    """The first time from which a sync time's mean loss stays below that of S = 0."""
+    """Return the first time from which a sync time's mean loss stays below that of S = 0."""
     means = at(data.sel(lr=lr), grid, "loss").mean("seed")
     behind = np.flatnonzero((means.sel(sync_time=sync_time) >= means.sel(sync_time=0.0)).values)
     k = int(behind[-1]) + 1 if behind.size else 0
@@ -235,7 +247,7 @@ def first_lead(data: xr.Dataset, lr: float, sync_time: float, grid: np.ndarray) 
 
 
 def expected_lead(lr: float, noise: float, sync_time: float) -> float:
-    """The same by the theory, at whatever time."""
+    """Return the same time by theory, without a limit on it."""
     grid = np.geomspace(40, 1e6, 3000)
     flat, other = (
         theory.loss_at(grid, law(lr, noise), sync_time=s, delays=DELAYS) for s in (0.0, sync_time)
@@ -245,7 +257,7 @@ def expected_lead(lr: float, noise: float, sync_time: float) -> float:
 
 
 def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
-    """Claims 24 to 26."""
+    """Judge claims 24 to 26."""
     grid = np.linspace(35, sizes.time, 150)
     quiet = at(curves.quiet, grid, "loss")
     behind = quiet.sel(sync_time=list(CANDIDATES[1:])) - quiet.sel(sync_time=0.0)
@@ -309,7 +321,11 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
 
 
 def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
-    """Time to a target loss against the sync time, by theory and by runs; the best of the candidates of each."""
+    """Draw the time to a target loss against the sync time, by theory and by runs.
+
+    Returns:
+      The picture, and the best of the candidates by either.
+    """
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()
     fine = np.concatenate([[0.0], np.linspace(0.5, 22, 44)])
@@ -344,7 +360,7 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Measure and judge."""
+    """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     curves = run_all(sizes)
     verdicts = [

@@ -1,9 +1,14 @@
-"""What the experiments on hierarchical FL's figures share (arXiv 2302.04851, Sec. VI): sizes, delays, accuracies at equal times.
+"""What the experiments on hierarchical FL's figures share: sizes, delays, accuracies at equal
+times.
 
-The paper gives neither learning rate, batch, T nor seeds. Here: batch 32 drawn afresh, plain SGD, T = 1000, five seeds, and several
-learning rates; a claim is judged at the one with which the figure's baseline ends best, and the others are told beside. CIFAR-10 has the
-paper's CNN, MNIST its perceptron of 50 units. Accuracy at a time is that of the last global model finished by then: every one is
-evaluated. A diverged lane has none, and claims that need it, or the spread over seeds of a single one, are not judged.
+See arXiv 2302.04851, Sec. VI. The paper gives neither learning rate, batch, T nor seeds. Here
+batches of 32 are drawn afresh, with plain SGD, T = 1000, five seeds, and several learning rates. A
+claim is judged at the rate with which the figure's baseline ends best, and results at the other
+rates are reported too. CIFAR-10 has the paper's CNN, MNIST its perceptron of 50 units.
+
+The accuracy at a time is that of the last global model finished by then; every model is evaluated.
+A diverged lane has no accuracy, and claims that need it are not judged; nor are claims on the
+spread over seeds if there is a single one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +40,7 @@ from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
 EVERY_TICK = 1_000_000
-"""Evaluations, at most: more than any run here has ticks."""
+"""Limit on the number of evaluations, larger than the number of ticks of any run here."""
 FIG3 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1)
 FIG6 = (1e-3, 0.5, 1e-3, 0.05, 5, 10, 1e-3, 0.05)
 FIG7 = (0.01, 0.85, 1e-3, 0.085, 4, 2, 0.4, 0.2)
@@ -93,12 +98,18 @@ def _of_dataset(dataset: str, unknown: Sizes) -> Sizes:
 
 
 def load(arguments: Arguments, size: Sizes) -> Dataset:
-    """The data set of a size."""
+    """Load the data set of a size."""
     return datasets.load(size.dataset, data_dir=arguments.data_dir)
 
 
 def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -> dict[str, Any]:
-    """Settings of the delays of groups of these sizes, of which a run may have fewer clients. coefficients: {d, b, e, f, d_g, ...}."""
+    """Return the settings for the delays of groups.
+
+    Args:
+      sizes: Group sizes that the delays are those of; a run may have fewer clients.
+      coefficients: The paper's {d, b, e, f, d_g, b_g, e_g, f_g}.
+      **changes: Further settings.
+    """
     delays = linear_delays(sizes, coefficients)
     return (
         fixed_clock(
@@ -114,7 +125,14 @@ def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -
 def fixed_clock(
     shift: Sequence[float], mean: Sequence[float], exchange_shift: float, exchange_mean: float
 ) -> dict[str, Any]:
-    """Settings of delays that do not depend on sizes. shift, mean: one per group."""
+    """Return the settings for delays that do not depend on group sizes.
+
+    Args:
+      shift: Shift of an iteration, one per group.
+      mean: Mean of its exponential part, one per group.
+      exchange_shift: Shift of an exchange.
+      exchange_mean: Mean of its exponential part.
+    """
     slopes = (
         "shift_per_client",
         "mean_per_client",
@@ -133,7 +151,7 @@ def fixed_clock(
 def split(
     data: Dataset, size: Sizes, kind: str, num_clients: int, network: Any = None, **options: Any
 ) -> list[Any]:
-    """One problem per seed over the same images."""
+    """Make one problem per seed over the same images."""
     parts = [
         partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
         for seed in range(size.seeds)
@@ -146,7 +164,10 @@ def split(
 def dirichlet(
     data: Dataset, size: Sizes, num_clients: int, alpha: float = 0.5, network: Any = None
 ) -> list[Any]:
-    """The benchmark's split: Dirichlet over clients with ten examples each at least; clients that stay poor are topped up."""
+    """Make the benchmark's split: Dirichlet over clients with at least ten examples each.
+
+    Clients that remain poor are topped up.
+    """
     least = min(10, len(data.train_labels) // num_clients)
     return split(
         data, size, "dirichlet", num_clients, network, alpha=alpha, min_examples=least, top_up=True
@@ -180,7 +201,16 @@ def play(
 
 
 def at(data: xr.Dataset, times: Any, metric: str = "accuracy") -> xr.DataArray:
-    """A metric at equal times: of the last model finished by then, not a number for failed lanes. Dimensions of the lanes, and "at"."""
+    """Return a metric at equal times, that of the last model finished by then.
+
+    Args:
+      data: Curves.
+      times: Times.
+      metric: Name of the metric.
+
+    Returns:
+      The metric with the dimensions of the lanes and "at"; NaN for failed lanes.
+    """
     lanes = [name for name in data[metric].dims if name != "eval"]
     values, x = (data[name].transpose(*lanes, "eval") for name in (metric, "time"))
     grid = np.atleast_1d(np.asarray(times, float))
@@ -195,24 +225,35 @@ def at(data: xr.Dataset, times: Any, metric: str = "accuracy") -> xr.DataArray:
 
 
 def final(data: xr.Dataset, time: float, metric: str = "accuracy") -> xr.DataArray:
-    """A metric at the time T, per lane."""
+    """Return a metric at the time T, per lane."""
     return at(data, time, metric).isel(at=0, drop=True)
 
 
 class Lead(NamedTuple):
-    """By how much one is ahead of another, paired by seed: mean and standard error, in points of accuracy."""
+    """Lead of one run over another, paired by seed, in points of accuracy.
+
+    Attributes:
+      mean: The mean lead.
+      error: Its standard error; NaN for a single seed.
+    """
 
     mean: float
     error: float
 
     @property
     def is_clear(self) -> bool | None:
-        """Whether the first is ahead by two standard errors; None: there is a single seed, or a lane failed."""
+        """Whether the first run is ahead by two standard errors.
+
+        None for a single seed, or if a lane failed.
+        """
         return self.mean > 2 * self.error if np.isfinite(self.mean + self.error) else None
 
     @property
     def is_none(self) -> bool | None:
-        """Whether the two are equal within `EQUAL` points; None: two standard errors are more, unless the two are clearly apart."""
+        """Whether both are equal within `EQUAL` points.
+
+        None if two standard errors are more than that, unless the two are clearly apart.
+        """
         if not np.isfinite(self.mean + self.error):
             return None
         if 2 * self.error > EQUAL and abs(self.mean) <= EQUAL + 2 * self.error:
@@ -224,25 +265,25 @@ class Lead(NamedTuple):
 
 
 def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
-    """Compare accuracies per seed, in percent; two standard errors are what counts as clear."""
+    """Compare accuracies per seed, in percent."""
     difference = 100 * (first.values - second.values).astype(float).ravel()
     return Lead(*mean_and_error(difference))
 
 
 def leads(first: xr.DataArray, second: xr.DataArray) -> dict[float, Lead]:
-    """Compare two at each learning rate. Dimensions lr and seed."""
+    """Compare two runs at each learning rate. Dimensions are lr and seed."""
     return {
         float(rate): lead(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values
     }
 
 
 def numbers(leads: Mapping[Any, Lead]) -> dict[str, dict[str, float]]:
-    """Leads as a verdict keeps them."""
+    """Return leads as a verdict keeps them."""
     return {str(name): each._asdict() for name, each in leads.items()}
 
 
 def all_of(judgements: Iterable[bool | None]) -> bool | None:
-    """Whether all hold: False if one does not, otherwise None if one is unknown."""
+    """Return whether all hold: False if one does not, otherwise None if one is unknown."""
     found = list(judgements)
     return False if False in found else None if None in found else True
 
@@ -257,7 +298,17 @@ def settle(
     *,
     smoke: str = SMOKE,
 ) -> Verdict:
-    """A claim's verdict; none after a smoke run or with a single seed."""
+    """Give the verdict on a claim, or none after a smoke run or with a single seed.
+
+    Args:
+      arguments: The command line.
+      size: The size of the run.
+      number: The claim's number.
+      measured: What was measured.
+      holds: Whether the claim meets its criterion; None if that is unknown.
+      why: The numbers behind the verdict.
+      smoke: Why a smoke run is not judged.
+    """
     if arguments.smoke:
         return verdict(number, measured, None, smoke)
     if size.seeds < 2:
@@ -271,15 +322,22 @@ def settle(
 
 
 class Crossing(NamedTuple):
-    """A change of places of two curves."""
+    """A crossing of two curves.
+
+    Attributes:
+      time: When they change places.
+      led_before: Whether the first curve led before.
+    """
 
     time: float
     led_before: bool
-    """Whether the first curve led before."""
 
 
 def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
-    """When the means of two curves change places, differences below half a point left out. Dimensions seed and at."""
+    """Return when the means of two curves change places.
+
+    Differences below half a point are left out. Dimensions are seed and at.
+    """
     difference = np.nan_to_num(100 * (first - second).mean("seed").values)
     sign, times = np.sign(np.where(np.abs(difference) < 0.5, 0, difference)), first["at"].values
     is_clear = np.flatnonzero(sign)
@@ -288,12 +346,15 @@ def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
 
 
 def best_lr(baseline: xr.DataArray) -> float:
-    """The learning rate with which a baseline ends best, mean over seeds, none of which failed. baseline: dimensions lr and seed."""
+    """Return the learning rate with which a baseline ends best, by the mean over seeds.
+
+    Rates at which a seed failed do not count. Dimensions of `baseline` are lr and seed.
+    """
     return float(baseline.mean("seed", skipna=False).fillna(-1.0).idxmax("lr"))
 
 
 def percent(accuracy: xr.DataArray) -> str:
-    """Mean and standard deviation over seeds, in percent."""
+    """Describe mean and standard deviation over seeds, in percent."""
     values = 100 * accuracy.values.astype(float)
     return (
         f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
@@ -305,7 +366,7 @@ def percent(accuracy: xr.DataArray) -> str:
 def pictures(
     curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy"
 ) -> dict[str, Figure]:
-    """A metric against time and against rounds, mean and standard deviation over seeds."""
+    """Draw a metric against time and against rounds, with mean and standard deviation over seeds."""
     found = {}
     for axis, word in (("time", "time"), ("ticks", "rounds")):
         figure = plots.curves_figure(curves, metric, against=axis)
@@ -315,7 +376,10 @@ def pictures(
 
 
 def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str, xr.Dataset]:
-    """One data set per value of a swept setting, at one learning rate, labelled with the value and its number of rounds."""
+    """Return one data set per value of a swept setting, at one learning rate.
+
+    It is labelled with the value and the number of rounds.
+    """
     chosen = data.sel(lr=lr)
     return {
         f"{label} = {value:g}, {float(chosen.sel({name: value}).ticks.isel(eval=-1).mean()):.1f} "
@@ -325,7 +389,7 @@ def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str
 
 
 def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
-    """Accuracies at the time T of every swept point, by name of the run."""
+    """Lay out the accuracies at the time T of every swept point, by name of the run."""
     rows = []
     for name, each in data.items():
         accuracies = final(each, time)
@@ -339,7 +403,7 @@ def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
 
 
 def by_lr(leads: Mapping[float, Lead]) -> str:
-    """Leads at each learning rate, in words."""
+    """Describe leads at each learning rate."""
     return ", ".join(f"{each} at lr {rate:g}" for rate, each in leads.items())
 
 
@@ -350,7 +414,10 @@ def outcome(
     verdicts: Sequence[Verdict],
     shown: str | None = None,
 ) -> Outcome:
-    """What a figure leaves; it prints a table, by default that of the accuracies at T, and the verdicts."""
+    """Collect what a figure returns.
+
+    It prints a table, by default of the accuracies at T, and the verdicts.
+    """
     text = (
         (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
     )
