@@ -1,4 +1,8 @@
-"""What the host reads off schedules: ticks in a budget, rows of the store, who holds what, work done before."""
+"""What the host reads from timelines before learning.
+
+Drawing until a budget is covered, rows of the model stores, which versions clients hold, and the
+steps that clients did before.
+"""
 
 from collections.abc import Callable
 
@@ -8,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.engine.drawing import lengthen, ticks_in_budget
+from fedjax_sim.engine.drawing import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
 from fedjax_sim.engine.schedule import (
-    _steps_before,
+    _steps_before_of_lanes,
     lay_out,
     pad_evaluations,
     steps_before,
-    store_rows,
 )
+from fedjax_sim.engine.store import store_rows
 from fedjax_sim.types import EMPTY
 
 NAN, INF = np.nan, np.inf
@@ -24,19 +28,20 @@ NAN, INF = np.nan, np.inf
 @pytest.mark.parametrize(
     ("time", "budget", "overshoot", "expected"),
     [
-        # A waiting server begins a tick when the one before has ended, and the last one runs past the budget.
+        # A waiting server begins a tick when the one before has ended; the last one may run past
+        # the budget.
         ([4, 8, 12], 8, True, 2),
         ([4, 8, 12, 16], 8.5, True, 3),
         ([4, 8, 12, 16], 12, True, 3),
         ([4, 8, 12], 13, True, None),
         ([4, 8, 12], 3, True, 1),
-        # A periodic server acts within the budget, its end included.
+        # A periodic server acts within the budget, including its end.
         ([7, 14, 21], 14, False, 2),
         ([7, 14, 21], 13.9, False, 1),
         ([7, 14, 21], 6, False, 0),
         ([0, 7, 14], 6, False, 1),
         ([7, 14, 21], 21, False, None),
-        # Ticks of time inf never happen, ticks of time nan are not known yet.
+        # Ticks at time inf never happen, ticks at time nan are not known yet.
         ([4, 8, INF], 100, True, 2),
         ([4, 8, INF], 100, False, 2),
         ([INF, INF], 100, True, 0),
@@ -55,7 +60,10 @@ def test_ticks_in_a_budget(
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=30), st.floats(0.05, 100))
 def test_ticks_in_a_budget_are_those_of_a_loop(gaps: list[float], budget: float) -> None:
-    """As a simulator with a clock counts them: `while clock < budget` for a waiting server, `while next <= budget` for a periodic one."""
+    """A simulator with a clock counts the same.
+
+    It loops `while clock < budget` for a waiting server, `while next <= budget` for a periodic one.
+    """
     time = np.cumsum(gaps)
     clock, waiting = 0.0, 0
     while clock < budget and waiting < len(time):
@@ -69,7 +77,7 @@ def test_ticks_in_a_budget_are_those_of_a_loop(gaps: list[float], budget: float)
 
 
 def timeline_of(time: np.ndarray, clients: np.ndarray, **changes: np.ndarray) -> Timeline:
-    """A timeline whose other fields are fillers unless given."""
+    """Make a timeline whose other fields are zeros, and weights ones, unless given."""
     fill = {name: np.zeros(clients.shape, np.int32) for name in ("steps", "version", "holds")}
     return Timeline(
         **({"time": time, "clients": clients, "weight": np.ones(clients.shape)} | fill | changes)
@@ -77,30 +85,31 @@ def timeline_of(time: np.ndarray, clients: np.ndarray, **changes: np.ndarray) ->
 
 
 def periodic(asked: int, *, known: int = 10**9) -> Timeline:
-    """Two lanes that act every 1 and every 2 units of time; the first `known` ticks are known, the rest not yet."""
+    """Draw two lanes that act every 1 and every 2 units of time.
+
+    Times after the first `known` ticks are nan: not known yet.
+    """
     time = np.arange(1, asked + 1) * np.array([[1.0], [2.0]])
     time[:, known:] = NAN
     return timeline_of(time, np.zeros((2, asked, 1), np.int32))
 
 
-def test_timelines_are_asked_for_until_every_lane_is_covered() -> None:
+def test_timelines_are_drawn_until_every_lane_covers_the_budget() -> None:
     asked: list[int] = []
 
     def draw(num: int) -> Timeline:
         asked.append(num)
         return periodic(num)
 
-    timelines, ticks = lengthen(draw, first=3, budget=20.0, num_ticks=None, overshoot=False)
+    timelines, ticks = lengthen_to_time(draw, 20.0, first=3, overshoot=False)
     assert asked == [3, 6, 12, 24]
     assert ticks.tolist() == [20, 10]
     assert timelines.time.shape == (2, 24)
 
 
-def test_unknown_ticks_are_asked_for_again() -> None:
-    """A free-running schedule knows its first arrivals only: here half of what was asked for."""
-    _, ticks = lengthen(
-        lambda num: periodic(num, known=num // 2), first=0, budget=None, num_ticks=6, overshoot=True
-    )
+def test_unknown_ticks_are_drawn_again() -> None:
+    """A free-running schedule knows only its first arrivals, here half of what was drawn."""
+    _, ticks = lengthen_to_ticks(lambda num: periodic(num, known=num // 2), 6)
     assert ticks.tolist() == [6, 6]
 
 
@@ -109,27 +118,30 @@ def test_more_ticks_than_a_trace_holds() -> None:
         time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0)
     )
     with pytest.raises(ConfigError, match="num_ticks is 8, but must be at most the 5 ticks"):
-        lengthen(lambda num: ended, first=0, budget=None, num_ticks=8, overshoot=True)
+        lengthen_to_ticks(lambda num: ended, 8)
 
 
 def test_a_budget_before_the_first_tick() -> None:
     with pytest.raises(ConfigError, match=r"time_budget is 1.5, but must be at least 2"):
-        lengthen(periodic, first=8, budget=1.5, num_ticks=None, overshoot=False)
+        lengthen_to_time(periodic, 1.5, first=8, overshoot=False)
 
 
 def test_a_budget_that_no_timeline_reaches() -> None:
-    """Ticks that take no time: an end, not an endless loop."""
+    """Ticks that take no time end in an error and not in an endless loop."""
 
     def still(num: int) -> Timeline:
         return timeline_of(np.zeros((1, num)), np.zeros((1, num, 1), np.int32))
 
     with pytest.raises(ConfigError, match="short enough"):
-        lengthen(still, first=2**22, budget=1.0, num_ticks=None, overshoot=True)
+        lengthen_to_time(still, 1.0, first=2**22, overshoot=True)
 
 
 @st.composite
 def reads(draw: Callable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Versions read at random ticks and held at random evaluations: version, present, held, ends."""
+    """Draw versions that ticks read and that clients hold at evaluations.
+
+    Returns the arguments of `store_rows`: version, present, held, ends.
+    """
     num_ticks, slots, clients = (
         draw(st.integers(1, 14)),
         draw(st.integers(1, 3)),
@@ -145,10 +157,14 @@ def reads(draw: Callable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 @given(reads())
-def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(
+def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_possible(
     case: tuple[np.ndarray, ...],
 ) -> None:
-    """Run the store with version numbers for models; and count, apart from that, how many versions are alive at once."""
+    """Run the store with version numbers in place of models.
+
+    The number of rows is compared with the largest number of versions that are needed at one time,
+    which is counted separately.
+    """
     version, present, held, ends = case
     num_ticks = len(version)
     row, rows = store_rows(version, present, held, ends)
@@ -170,7 +186,8 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(
         if t + 1 in ends:
             look(t + 1)
 
-    # Moments: reads of tick t at 2 t, evaluations after t ticks at 2 t - 1, the writing of version v at 2 v - 2 + 1/2 (0: at -2).
+    # Order on one axis: tick t reads at 2 t, an evaluation after t ticks reads at 2 t - 1, and
+    # version v is written at 2 v - 1.5 (version 0 at -2).
     last = dict.fromkeys(range(num_ticks + 1), -np.inf)
     for t in range(num_ticks):
         for v in version[t][present[t]]:
@@ -183,19 +200,19 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_can_be(
     alive = max(
         (sum(written[u] <= written[v] < last[u] for u in needed) for v in needed), default=0
     )
-    # The initial model has row 0 even if nobody reads it.
+    # The initial model has row 0, even if nobody reads it.
     assert rows - 1 == max(alive, 1)
 
 
 def test_steps_delivered_before() -> None:
-    """The second slot of one and the same client in a tick comes after the first."""
+    """If a client has two slots in a tick, the second comes after the first."""
     clients = np.array([[0, 1, 0], [1, EMPTY, 2], [0, 2, 1]])
     steps = np.array([[3, 1, 2], [4, 0, 5], [6, 7, 8]])
     assert steps_before(clients, steps).tolist() == [[0, 0, 3], [1, 0, 0], [5, 5, 5]]
 
 
 def example() -> tuple[Timeline, np.ndarray]:
-    """Two lanes of 5 and 3 ticks, two slots, three clients."""
+    """Make two lanes of 5 and 3 ticks with two slots and three clients, and their ticks."""
     clients = np.array(
         [[[0, 1], [1, 2], [0, EMPTY], [2, 0], [1, 2]], [[2, 1], [0, 1], [2, 0], [0, 1], [1, 2]]],
         np.int32,
@@ -216,7 +233,7 @@ def test_a_schedule_is_cut_and_padded() -> None:
     assert schedule.events.clients.shape == (2, 2, 3, 2)
     assert schedule.ticks.tolist() == [[0, 3, 5], [0, 3, 3]]
     assert schedule.time.tolist() == [[0, 3.0, 9.0], [0, 5.0, 5.0]]
-    # Steps of the empty slot do not count, nor does what lies beyond a lane's end.
+    # Steps of the empty slot do not count, nor do ticks after a lane's end.
     assert schedule.local_steps.tolist() == [[0, 0 + 1 + 2 + 3 + 0, 6 + 2 + 3 + 0 + 1], [0, 7, 7]]
     assert schedule.messages.tolist() == [[0, 5, 9], [0, 6, 6]]
     events = schedule.events
@@ -233,15 +250,18 @@ def test_a_schedule_is_cut_and_padded() -> None:
 
 
 def test_holders_count_every_client_once() -> None:
-    """At each evaluation, in the row of the version that the client holds."""
+    """At each evaluation every client is counted in the row of the version that it holds."""
     timelines, ticks = example()
-    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=5)
-    assert (schedule.holders.sum(axis=2) == 3).all()
-    # Lane 0 after three ticks: client 0 holds version 3, clients 1 and 2 hold version 2. Version v is written at tick v - 1.
-    write = schedule.events.write[0].ravel()
-    assert schedule.holders[0, 3, write[2]] == 1
-    assert schedule.holders[0, 3, write[1]] == 2
-    assert schedule.holders[0, 0, 0] == 3
+    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=5, client_variance=True)
+    assert schedule.held is not None
+    holders = schedule.held.holders
+    assert (holders.sum(axis=2) == 3).all()
+    # Lane 0 after three ticks: client 0 holds version 3, clients 1 and 2 hold version 2. Version v
+    # is written at tick v - 1.
+    write = schedule.held.write[0].ravel()
+    assert holders[0, 3, write[2]] == 1
+    assert holders[0, 3, write[1]] == 2
+    assert holders[0, 0, 0] == 3
 
 
 def test_as_many_evaluations_as_ticks_at_most() -> None:
@@ -252,8 +272,8 @@ def test_as_many_evaluations_as_ticks_at_most() -> None:
     ]
 
 
-def test_every_evaluation_is_after_ticks_of_its_own() -> None:
-    """Seven ticks in at most five evaluations are four of two ticks each, the last of them cut short."""
+def test_evaluations_follow_equal_numbers_of_ticks() -> None:
+    """Seven ticks with at most five evaluations make four of two ticks each, the last cut short."""
     clients = np.zeros((1, 7, 1), np.int32)
     timelines = timeline_of(
         np.arange(1.0, 8.0)[None], clients, steps=clients + 1, version=clients, holds=clients
@@ -273,45 +293,56 @@ def test_more_steps_than_can_be_counted_are_refused() -> None:
         lay_out(timelines, np.array([4]), num_clients=1, num_evals=2)
 
 
-def test_a_store_for_work_alone_is_smaller() -> None:
-    """Everyone starts from the newest model: one row for it, and the next may take its place, however long old models are held."""
-    ticks = 40
+def newest_only(ticks: int = 40, num_clients: int = 20) -> tuple[Timeline, np.ndarray]:
+    """Make a lane in which every tick's client starts from the newest model and then holds it."""
     version = np.arange(ticks, dtype=np.int32)[None, :, None]
-    clients = version % 20
-    timelines = timeline_of(
-        np.arange(1.0, ticks + 1)[None], clients, steps=clients, version=version, holds=version
-    )
-    write = lay_out(
-        timelines, np.array([ticks]), num_clients=20, num_evals=10, keep_held=False
-    ).events.write
-    assert len(np.unique(write)) <= 3
-    write = lay_out(timelines, np.array([ticks]), num_clients=20, num_evals=10).events.write
-    assert len(np.unique(write)) > 5
+    clients = version % num_clients
+    time = np.arange(1.0, ticks + 1)[None]
+    timeline = timeline_of(time, clients, steps=clients, version=version, holds=version)
+    return timeline, np.array([ticks])
+
+
+def test_the_store_of_work_is_small_however_long_models_are_held() -> None:
+    """If all clients start from the newest model, one row and the scratch row are enough.
+
+    Only the separate store behind `client_variance` keeps the versions that clients hold.
+    """
+    schedule = lay_out(*newest_only(), num_clients=20, num_evals=10)
+    assert schedule.held is None
+    assert len(np.unique(schedule.events.write)) <= 3
+    measured = lay_out(*newest_only(), num_clients=20, num_evals=10, client_variance=True)
+    assert measured.held is not None
+    assert len(np.unique(measured.held.write)) > 5
+    assert measured.rows == schedule.rows
+    for ours, others in zip(measured.events, schedule.events, strict=True):
+        np.testing.assert_array_equal(ours, others)
 
 
 def test_the_example_of_the_docstring() -> None:
-    row, rows = store_rows(
-        np.array([[0], [0], [1], [3]]),
-        np.ones((4, 1), bool),
-        np.zeros((2, 0), np.int32),
-        np.array([0, 4]),
-    )
+    """The table in `fedjax_sim.engine.store` needs two rows and the scratch row."""
+    row, rows = store_rows(np.array([[0], [0], [1], [3]]), np.ones((4, 1), bool))
     assert rows == 3
     assert row.tolist() == [0, 1, 2, 0, 2]
 
 
 def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
     timelines, ticks = example()
-    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2)
+    schedule = lay_out(timelines, ticks, num_clients=3, num_evals=2, client_variance=True)
     padded = pad_evaluations(schedule, 2)
     assert padded.events.clients.shape == (2, 4, 3, 2)
     assert (padded.events.clients[:, 2:] == EMPTY).all()
     assert (padded.events.write[:, 2:] == schedule.rows - 1).all()
     assert not padded.events.steps[:, 2:].any()
     assert padded.events.tick[0].ravel().tolist() == list(range(12))
-    assert padded.holders.shape[1] == 5
-    np.testing.assert_array_equal(padded.holders[:, :3], schedule.holders)
+    assert schedule.held is not None and padded.held is not None
+    holders = padded.held.holders
+    assert holders.shape[1] == 5
+    np.testing.assert_array_equal(holders[:, :3], schedule.held.holders)
     np.testing.assert_array_equal(padded.events.clients[:, :2], schedule.events.clients)
+    # Clients hold what they held at the end, and empty ticks write to the scratch row.
+    np.testing.assert_array_equal(holders[:, 3:], np.repeat(holders[:, 2:3], 2, axis=1))
+    assert (padded.held.write[:, 2:] == holders.shape[2] - 1).all()
+    assert pad_evaluations(lay_out(timelines, ticks, num_clients=3, num_evals=2), 2).held is None
 
 
 @pytest.mark.parametrize(
@@ -326,9 +357,9 @@ def test_chunks_of_equal_size_are_filled_with_empty_evaluations() -> None:
 def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
     slots: list[list[int]],
 ) -> None:
-    """As by looking at one lane after the other, also where a client has two slots of a tick."""
+    """Equal to looking at one lane after the other, even if a client has two slots in a tick."""
     steps = np.random.default_rng(0).integers(0, 9, (2, 20, 3))
     clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)
     steps = np.where(clients == EMPTY, 0, steps)
-    expected = [steps_before(own, each) for own, each in zip(clients, steps, strict=True)]
-    np.testing.assert_array_equal(_steps_before(clients, steps, 3), expected)
+    expected = [steps_before(*lane) for lane in zip(clients, steps, strict=True)]
+    np.testing.assert_array_equal(_steps_before_of_lanes(clients, steps, 3), expected)

@@ -1,4 +1,4 @@
-"""Tests of counting a local step's arithmetic: by hand, and against the compiler's own count."""
+"""The estimated operations of a local step, compared with numbers worked out by hand."""
 
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedjax_sim.partition import iid
 
 
 def problem_of(network: Any, side: int, channels: int) -> problems.Classification:
+    """Make a classification problem of 30 random images of side x side x channels."""
     random = np.random.default_rng(0)
     images, labels = (
         random.integers(0, 256, (40, side, side, channels), dtype=np.uint8),
@@ -28,15 +29,20 @@ def problem_of(network: Any, side: int, channels: int) -> problems.Classificatio
 
 
 def counted(problem: Any, batch_size: int) -> float:
-    return step_cost.of_a_step(problem, jax.eval_shape(problem.init, jax.random.key(0)), batch_size)
+    """Estimate the operations of a step of `batch_size` examples."""
+    return step_cost.operations_of_a_step(
+        problem, jax.eval_shape(problem.init, jax.random.key(0)), batch_size
+    )
 
 
-def test_a_perceptrons_are_six_for_each_weight_and_example() -> None:
+def test_a_perceptron_takes_six_for_each_weight_and_example() -> None:
     problem = problem_of(models.MLP((5,), 10), side=4, channels=1)
     parameters = 16 * 5 + 5 + 5 * 10 + 10
     assert counted(problem, 7) == 6 * parameters * 7
     assert (
-        step_cost.of_a_step(object(), jax.eval_shape(lambda: jnp.zeros(3)), 7, has_loss=False)
+        step_cost.operations_of_a_step(
+            object(), jax.eval_shape(lambda: jnp.zeros(3)), 7, has_loss=False
+        )
         == 6 * 3 * 7
     )
 
@@ -44,14 +50,17 @@ def test_a_perceptrons_are_six_for_each_weight_and_example() -> None:
 @pytest.mark.parametrize(
     "by", [lax.conv_general_dilated, models.CONVOLUTIONS["patches"]], ids=["lax", "patches"]
 )
-def test_a_convolutional_networks_are_those_of_its_images(by: Any) -> None:
-    """Two 3x3 convolutions without padding, of 32 and 64 channels, one pooling, dense layers: with patches the same products."""
+def test_a_convolution_counts_every_position_of_the_image(by: Any) -> None:
+    """Two 3x3 convolutions without padding, of 32 and 64 channels, pooling, and dense layers.
+
+    Convolutions by patches take the same products.
+    """
     problem = problem_of(models.SmallCNN(10, by), side=12, channels=3)
     products = 10 * 10 * 9 * 3 * 32 + 8 * 8 * 9 * 32 * 64 + 4 * 4 * 64 * 128 + 128 * 10
     assert counted(problem, 6) == pytest.approx(6 * products * 6)
 
 
-def test_loops_count_as_often_as_they_turn() -> None:
+def test_a_scan_counts_once_for_each_iteration() -> None:
     @struct.dataclass
     class Looped:
         def init(self, key: Any) -> Any:
@@ -67,7 +76,7 @@ def test_loops_count_as_often_as_they_turn() -> None:
     assert counted(Looped(), 1) == 3 * (25 + 2 + 1) * 2 * 2 * 4 * 4
 
 
-def test_a_problem_of_numpy_arrays() -> None:
+def test_a_problem_may_hold_numpy_arrays() -> None:
     @struct.dataclass
     class Plain:
         inputs: Any
