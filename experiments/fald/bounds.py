@@ -162,7 +162,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
         np.linalg.eigvalsh(precision),
         np.geomspace(1e-4, 1.999, 30)[:, None] / setting.strong_convexity,
     )
-    # Of the stationary diffusion, along eigenvectors of the mean Hessian.
+    # How far the stationary diffusion moves, along eigenvectors of the mean Hessian.
     moved = (
         np.sum(-2 * np.expm1(-eta[..., None] * curvatures) / curvatures, axis=-1)
         * clients.temperature
@@ -345,7 +345,7 @@ def judge_bounds(sizes: Sizes, late: Mapping[str, Decreasing]) -> Verdict:
     for case in cases(sizes.problems):
         found.append(tightest(case, sizes.followed))
         if case.who == EVERYONE:
-            # Proved to K - 1 = 24 kappa, and kappa is at least 1.
+            # The bound is proved up to K - 1 = 24 kappa, and kappa is at least 1.
             found.append(
                 {"B.7": share(*decreasing_run(case.clients, case.local_steps, sizes.followed))}
             )
@@ -400,7 +400,8 @@ def judge_constant() -> Verdict:
             taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
             rest = oracle.stationary(taken)
             laws = oracle.iterate_rounds(taken, oracle.point(np.full(1, 3.0)), 40)
-            # By the triangle inequality W2 to the target exceeds the floor by no more than W2 to the law at rest.
+            # By the triangle inequality, W2 to the target exceeds the floor by at most W2 to the
+            # law at rest.
             excess = wasserstein2(*laws, *rest)
             allowed = (1 - eta * setting.strong_convexity / 4) ** (5 * np.arange(41)) * excess[0]
             reached = wasserstein2(*laws, *goal)

@@ -120,7 +120,7 @@ def run_panels(
             )
         )
 
-    # A second model within reach for long rounds: the first may miss the accuracy by its sampling error.
+    # One round more: the first model within the accuracy may miss it by its sampling error.
     length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
     ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     for local_steps in sizes.local_steps:

@@ -68,8 +68,8 @@ STUDY = Study(
     ),
     smoke=Sizes(seeds=20, sets=2, step_sizes=(1e-6, 1e-7), rounds=3, panels="b"),
 )
-"""Seeds are chains per set, at least three to fit a law. Chains are run for these panels only, exact
-laws for all."""
+"""Seeds are chains per set, at least three to fit a law. Chains are run for these panels only, and
+exact laws for all."""
 
 
 def name_of(participation: Participation) -> str:

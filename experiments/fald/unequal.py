@@ -58,9 +58,9 @@ STUDY = Study(
     full=Sizes(seeds=300, sets=10, runs={1: 400, 10: 80, 100: 20}, tuned=20, counted=COUNTED),
     smoke=Sizes(seeds=100, sets=2, runs={10: 3, 100: 3}, tuned=3, counted=(1, 10, 100)),
 )
-"""Seeds are chains per set, at least three to fit a law. `runs` has the number of rounds by number of
-local steps, for rho = 0 and 1 and alpha = 0 and 1; `tuned` is the number of rounds at the best step
-size for each of these numbers of local steps, for rho = 0 and alpha = 0."""
+"""Seeds are chains per set, at least three to fit a law. `runs` has the number of rounds by number
+of local steps, for rho = 0 and 1 and alpha = 0 and 1; `tuned` is the number of rounds at the best
+step size for each of these numbers of local steps, for rho = 0 and alpha = 0."""
 RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
@@ -399,7 +399,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def _participation(axes: Any) -> None:
-    """Draw exact floors against the step size under partial participation, K = 100, as in Fig. 2."""
+    """Draw exact floors against the step size with partial participation, K = 100, as in Fig. 2."""
     clients: GaussianTarget = clients_of(unequal_problem(0.0))
     sizes = np.geomspace(1e-9, 1e-6, 13)
     for c, (name, who) in enumerate(SCHEMES.items()):

@@ -428,7 +428,7 @@ def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:
         "within_5000": {name: x.mean for name, x in within.items()},
         "settled": {name: x.mean for name, x in settled.items()},
     }
-    # In steady state, to within the one point that the claim's two digits allow.
+    # Judged in steady state, to within the one point that the claim's two digits allow.
     marks = CLAIMS[19].criterion
     holds = bool(
         np.all(np.abs(third - marks.third) < marks.point)

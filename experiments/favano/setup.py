@@ -339,7 +339,7 @@ def picture(
 
 
 def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:
-    """Draw loss, accuracy and variance against time, local steps and server steps: nine pictures."""
+    """Draw loss, accuracy and variance against time, local and server steps: nine pictures."""
     pairs = itertools.product(
         ("loss", "accuracy", "client_variance"), ("time", "local_steps", "ticks")
     )

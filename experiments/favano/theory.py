@@ -113,7 +113,7 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
       The verdict, the curves and a picture.
     """
     hyper = favano.system.Hyper(**GROUPS)
-    # A fast client wants -1, whoever is fast in a seed's lane.
+    # Fast clients have their optimum at -1, whichever clients are fast in a seed's lane.
     centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
     settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
     options: dict[str, Any] = {
@@ -235,7 +235,7 @@ def with_gradient_at_mean(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
 
     def step(key: Key, state: Watched, event: Event) -> tuple[Watched, Any]:
         after, work = algorithm.step(key, state.versioned, event)
-        # Slots that are empty write to a row that does not exist, and so nothing.
+        # Empty slots get a row that does not exist, so that their write is dropped.
         row = jnp.where(event.clients >= 0, event.clients, hyper.num_clients)
         return Watched(after, state.base.at[row].set(after.server, mode="drop")), work
 

@@ -201,7 +201,8 @@ def participation_study(sizes: Sizes) -> Ablation:
         }
         exact.append(float(oracles.exact_moments(setting, **args).mean_field[-1]))
     ratios = [level / exact[-1] for level in exact]
-    # With a small gamma the memories' error is sigma^2 at this alpha, so that H's variance is (1 + 2 omega_p) sigma^2 / n.
+    # With a small gamma the memories' error is sigma^2 at this alpha, so that H's variance is
+    # (1 + 2 omega_p) sigma^2 / n.
     limits = [(1 + 2 * theory.total_omega(1.0, p)) / 3 for p in PARTICIPATIONS]
     apart = max(abs(ratio / limit - 1) for ratio, limit in zip(ratios, limits, strict=True))
     off = max(abs(a / b - 1) for a, b in zip(levels["FedEM"], exact, strict=True))
@@ -499,7 +500,7 @@ def inner_study(sizes: Sizes) -> Ablation:
         random = np.random.default_rng(4)
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
-        # All with the constants of 400 examples, so that the step is the same.
+        # The constants are those of 400 examples, so that all runs have the same step size.
         gamma = vr_theory.step_size(reference.known.constants, num_clients=N, omega=1.0)
         hyper = vr_fedem.Hyper(
             num_clients=N,

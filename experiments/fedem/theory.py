@@ -44,7 +44,7 @@ the quantizers."""
 
 
 def mixture() -> Any:
-    """Make three Gaussians in four dimensions with fitted covariance; six clients of 40 examples."""
+    """Make three Gaussians in four dimensions, with fitted covariance, for six clients of 40."""
     random = np.random.default_rng(1)
     y = (
         random.normal(size=(240, 4)) @ random.normal(size=(4, 4)) / 2
@@ -199,7 +199,8 @@ def quantizer_claim(sizes: Sizes) -> Verdict:
     relative = np.asarray(variances) / np.sum(many**2, axis=1)
     far = {}
     for norm, sample in zip(norms, samples, strict=True):
-        # An entry is 0 or its block's norm: its variance is known, where a rare one may not have been drawn at all.
+        # An entry is 0 or its block's norm. Its variance is computed and not estimated, as a rare
+        # value may never have been drawn.
         scale = np.repeat([np.linalg.norm(x[i : i + 4], norm) for i in (0, 4, 8)], 4)[:11]
         error = np.sqrt(np.abs(x) * np.maximum(scale - np.abs(x), 0) / draws)
         drawn = np.asarray(sample)

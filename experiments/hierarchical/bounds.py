@@ -187,7 +187,8 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
     starts = np.arange(rounds) * ticks
     group_square, descents = [], []
     for i, t in enumerate(iterations):
-        # A group looked at at a round's end stands where it stopped; it begins the next one from the global model.
+        # At a round's end a group is evaluated where it stopped; it begins the next round from the
+        # global model.
         begun, later = mean(f"gradient_square_begun_{i}"), mean(f"gradient_square_{i}")
         points = [begun[starts], *(later[starts + k * ticks // t] for k in range(1, t))]
         group_square.append(np.stack(points, axis=1).ravel())

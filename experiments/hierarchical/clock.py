@@ -196,7 +196,7 @@ def run(arguments: Arguments) -> Outcome:
     lanes = STUDY.choose(arguments).seeds
     rows, found, shares, share_off, monotone = [], {}, {}, 0.0, True
     for name, setting in SETTINGS.items():
-        # One at a time, so that settings of as many groups share a program.
+        # One by one, so that settings with equal numbers of groups share a program.
         schedules = [
             Timeline(*(leaf[0] for leaf in draw(hierarchical.system, [hyper], lanes, MOST_ROUNDS)))
             for hyper in setting.hypers()
@@ -210,7 +210,7 @@ def run(arguments: Arguments) -> Outcome:
             ratio, error = relative_rounds(schedule, schedules[0])
             expected = baseline / theory.round_time(sync_time, setting.delays).mean
             shares[f"{name}, S = {sync_time:g}"] = ratio
-            # Where no second iteration fits in S, the rounds are the baseline's to the bit.
+            # If no second iteration fits in S, the rounds are the baseline's to the bit.
             share_off = max(share_off, abs(ratio - expected) / max(error, TIE))
             rows.append(
                 [

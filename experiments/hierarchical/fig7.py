@@ -26,6 +26,10 @@ def saving(data: xr.Dataset, delay: float) -> float:
     return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
 
 
+def _crossing(found: setup.Crossing) -> str:
+    return f"{found.time:g} (S = {0 if found.led_before else 20} ahead before)"
+
+
 def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
     """Judge claims 15, 16 and 22 at the learning rate with which S = 0 ends best.
 
@@ -74,8 +78,7 @@ def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset
     crossed = len(mine) == 1 and mine[0].led_before and marks.first <= mine[0].time <= marks.last
     is_known = not far.failed.sel(lr=best[30.0], sync_time=[0.0, 20.0]).any()
     told = ", ".join(
-        f"{' '.join(f'{time:g} (S = {0 if first else 20} ahead before)' for time, first in places) or 'never'} "
-        f"at lr {rate:g}"
+        f"{' '.join(map(_crossing, places)) or 'never'} at lr {rate:g}"
         for rate, places in found.items()
     )
     why = f"S = 0 and 20 change places: {told}; judged at lr {best[30.0]:g}; {words}"

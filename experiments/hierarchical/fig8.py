@@ -20,6 +20,10 @@ ACTIVE = 16
 EARLY = (100.0, 200.0, 300.0)
 
 
+def _crossing(found: setup.Crossing, sync_time: float) -> str:
+    return f"{found.time:g} (S = {0 if found.led_before else sync_time:g} ahead before)"
+
+
 def run(arguments: Arguments) -> Outcome:
     """Run the printed setting and the one with few active clients, and judge the claims."""
     size = setup.choose(arguments, STUDY)
@@ -64,7 +68,7 @@ def run(arguments: Arguments) -> Outcome:
     before = "; ".join(
         f"over S = {s:g} by {', '.join(f'{each} at {time:g}' for time, each in leads.items())}, "
         "places changed at "
-        f"{' '.join(f'{each.time:g} (S = {0 if each.led_before else s:g} ahead before)' for each in changes[s]) or 'no time'}"
+        f"{' '.join(_crossing(each, s) for each in changes[s]) or 'no time'}"
         for s, leads in early.items()
     )
     why = (

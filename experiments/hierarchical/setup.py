@@ -366,7 +366,7 @@ def percent(accuracy: xr.DataArray) -> str:
 def pictures(
     curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy"
 ) -> dict[str, Figure]:
-    """Draw a metric against time and against rounds, with mean and standard deviation over seeds."""
+    """Draw a metric's mean and standard deviation over seeds, against time and against rounds."""
     found = {}
     for axis, word in (("time", "time"), ("ticks", "rounds")):
         figure = plots.curves_figure(curves, metric, against=axis)
