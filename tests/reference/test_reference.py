@@ -19,7 +19,7 @@ from fedjax_sim.clients.gradient_steps import shuffled_examples
 from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Speeds, client_speeds, runtimes
-from fedjax_sim.timelines.cohorts import cohorts
+from fedjax_sim.timelines.cohorts import draw_cohorts
 from fedjax_sim.timelines.group_rounds import exchange_times, iteration_times
 from fedjax_sim.timelines.laws import update_time
 from tests.reference import (
@@ -53,6 +53,7 @@ def simulate(
             num_ticks=ticks,
             num_evals=ticks,
             layout=Layout(4, False, 1),
+            client_variance=True,
         )
 
 
@@ -130,7 +131,7 @@ class Clock:
             key = stream(jax.random.key(SEED), "timeline")
             self.key, self.hyper, self.speeds = key, hyper, client_speeds(key, hyper)
             if hasattr(hyper, "num_selected"):
-                table = np.asarray(cohorts(stream(key, "cohorts"), N, hyper.num_selected, TICKS))
+                table = np.asarray(draw_cohorts(stream(key, "cohorts"), N, hyper.num_selected, TICKS))
                 self.cohorts: list[list[int]] = table.tolist()
                 own = stream(key, "runtimes")
                 per_tick = jax.jit(

@@ -1,4 +1,7 @@
-"""FedStaleWeight and FedAsync: influence as simulated apart and in theory, fixed points on quadratics, special cases, bad settings."""
+"""FedStaleWeight and FedAsync: influence of slow clients, fixed points on quadratics, settings.
+
+Influence is compared with another simulator and with theory.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,14 +28,14 @@ FAST, SLOW = 1 / 1.5, 1 / 10
 
 @struct.dataclass
 class Located(Quadratic):
-    """Quadratics whose evaluation tells where the model is."""
+    """Quadratics that report every coordinate of the model as a metric."""
 
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
         return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
 def reweighted(timeline: Timeline, **rule: Any) -> Timeline:
-    """A schedule with the weights of another rule, by which arrivals do not change."""
+    """Return a schedule with the weights of another rule; arrivals do not depend on weights."""
     staleness = np.arange(len(timeline.time), dtype="int32")[:, None] - timeline.version
     with jax.enable_x64(True):
         weight = _weigh(
@@ -48,10 +51,12 @@ _weigh = jax.jit(staleness_weights, static_argnames="num_clients")
 
 
 def slow_influence(timeline: Timeline, *, skip: float = 0.0) -> float:
+    """Sum the weights of slow clients, relative to all, after a share `skip` of the ticks."""
     return float(fairness_report(timeline, 15, IS_SLOW.astype(int), skip=skip).group_influence[1])
 
 
-# The paper's clients on quadratics of one coordinate, whose optima are 0 for the fast and 1 for the slow; every batch is a gradient.
+# The paper's clients on quadratics with one coordinate. The optimum of fast clients is 0, that of
+# slow ones is 1, and every gradient is exact.
 OPTIMA = {"batch_size": 1, "sampling": "with_replacement"}
 RUN = {"num_ticks": 8000, "num_evals": 1000, "layout": Layout(5, False, 1)}
 
@@ -63,11 +68,12 @@ def quadratics() -> Located:
 
 @pytest.fixture(scope="module")
 def run(quadratics: Located) -> fedjax_sim.Run:
-    """Six runs of FedStaleWeight with its own settings."""
+    """Six runs of FedStaleWeight with its default weights."""
     return fedjax_sim.sweep(SYSTEM, quadratics, SYSTEM.Hyper(**OPTIMA), seeds=6, **RUN)
 
 
-# Mean and standard deviation of six runs of another simulator, of three for the last; four digits were noted.
+# Mean and standard deviation over six runs of another simulator (three for the last), noted with
+# four digits.
 INFLUENCE = {
     "buffer mean": ({"weighting": "mean"}, 0.0698, 0.0002),
     "equation 8": ({}, 0.2021, 0.0015),
@@ -82,7 +88,7 @@ INFLUENCE = {
 
 @pytest.mark.parametrize("name", INFLUENCE)
 def test_influence_of_slow_clients(run: fedjax_sim.Run, name: str) -> None:
-    """After 4000 steps of the server; within 5 standard errors, of both simulations, and their rounding."""
+    """After 4000 server steps, within 5 standard errors of both simulations and rounding."""
     rule, expected, deviation = INFLUENCE[name]
     found = [
         slow_influence(reweighted(Timeline(*(leaf[:4000] for leaf in each)), **rule))
@@ -94,7 +100,7 @@ def test_influence_of_slow_clients(run: fedjax_sim.Run, name: str) -> None:
 
 
 def test_the_runs_weights_are_those_of_equation_8(run: fedjax_sim.Run) -> None:
-    """Equal in the first buffer, where nothing is stale, and not in general."""
+    """They are equal in the first buffer, where nothing is stale, but not in general."""
     for timeline in run.timelines:
         np.testing.assert_allclose(timeline.weight, reweighted(timeline).weight, rtol=1e-12)
         np.testing.assert_allclose(timeline.weight[0], 1 / 5, rtol=1e-12)
@@ -107,7 +113,7 @@ def test_the_runs_weights_are_those_of_equation_8(run: fedjax_sim.Run) -> None:
 def test_first_weights_do_not_depend_on_how_many_are_asked_for(
     run: fedjax_sim.Run, rule: dict[str, Any]
 ) -> None:
-    """Bit for bit, as a lane that is asked for more ticks than it needs must not differ."""
+    """Bit for bit: a lane for which more ticks are drawn than it needs must not change."""
     long, short = (
         reweighted(Timeline(*(leaf[:num] for leaf in run.timelines[0])), **rule).weight
         for num in (1000, 37)
@@ -131,16 +137,20 @@ def test_staleness_of_fast_and_slow_clients(run: fedjax_sim.Run) -> None:
 
 
 def settled(curves: Any) -> np.ndarray:
-    """Where the model is on average in the second half of the run."""
+    """Average the model over the second half of a run."""
     return curves.w0.values[..., 501:].mean(axis=-1)
 
 
 def late_influence(timeline: Timeline) -> float:
+    """Compute the influence of slow clients in the second half of a run."""
     return slow_influence(timeline, skip=0.5)
 
 
 def test_the_model_settles_at_the_slow_clients_influence(run: fedjax_sim.Run) -> None:
-    """At 0.203, +- 0.006 in each run; and at the influence in the very schedule, up to what bases differ from the model on average."""
+    """At 0.203 +- 0.006 in each run, and at the influence that slow clients have in its schedule.
+
+    The latter up to the average difference between base models and the model.
+    """
     np.testing.assert_allclose(settled(run.curves), 0.203, atol=0.006)
     np.testing.assert_allclose(
         settled(run.curves), [late_influence(each) for each in run.timelines], atol=0.0015
@@ -153,7 +163,10 @@ def test_the_model_settles_at_the_slow_clients_influence(run: fedjax_sim.Run) ->
 def test_the_model_settles_by_its_weights(
     run: fedjax_sim.Run, quadratics: Located, rule: dict[str, Any], point: float
 ) -> None:
-    """The buffer mean at the slow clients' share of arrivals, unnormalised weights at that of their number, on the same arrivals."""
+    """With the buffer mean, at the slow clients' share of arrivals; unnormalised, at their share.
+
+    Both on the same arrivals.
+    """
     known = reweighted(run.timelines[0], **rule)
     system = SYSTEM._replace(
         timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known))
@@ -164,7 +177,10 @@ def test_the_model_settles_by_its_weights(
 
 
 def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Callable) -> None:
-    """Averages over everything come to the expected staleness; within 5 standard errors, and 0.0005 for what they lack of it."""
+    """Averages over all updates approach the expected staleness.
+
+    Within 5 standard errors, and 0.0005 because these averages have not yet converged.
+    """
     settings = {
         "runtime_law": "runtime_exp",
         "spread_fast": 0.0,
@@ -193,7 +209,10 @@ def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Ca
 
 
 def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
-    """The first two buffers, by hand, are of clients that were never stale: versions are counted, but the model starts only then."""
+    """In a schedule made by hand, the clients of the first two buffers were never stale.
+
+    Versions are counted, but the model does not move before the third.
+    """
     clients, version = (
         np.array([[0, 1], [1, 0], [2, 0], [1, 0]], "int32"),
         np.array([[0, 0], [1, 1], [0, 1], [2, 3]], "int32"),
@@ -207,7 +226,7 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
         version,
     )
     known = reweighted(by_hand, weighting="code")
-    # Averages: client 0 has 0, 0, 1 and then 0 more, client 1 twice 0 and then 1, client 2 has 2.
+    # Staleness: 0, 0, 1 and 0 of client 0; 0, 0 and 1 of client 1; 2 of client 2.
     np.testing.assert_allclose(
         known.weight, [[0, 0], [0, 0], [6 / 7, 1 / 7], [4 / 7, 3 / 7]], rtol=1e-12
     )
@@ -226,7 +245,10 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
 
 
 def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
-    """Mixing 1, no discount and no proximal term: the server's model is then y, in closed form, even where its base is stale."""
+    """With mixing 1, no discount and no proximal term, the server's model becomes y.
+
+    It has a closed form, even if y started from a stale model.
+    """
     centers, curvature = np.random.default_rng(3).normal(size=(7, 1)), np.linspace(0.2, 2.0, 7)
     settings = {
         "num_clients": 7,
@@ -275,6 +297,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_settings_that_fedasync_refuses(name: str) -> None:
+    """The message names the setting, its value and what is allowed."""
     settings, sentence = BAD[name]
     check(FEDASYNC.Hyper())
     with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
@@ -282,7 +305,7 @@ def test_settings_that_fedasync_refuses(name: str) -> None:
 
 
 def test_a_buffer_for_more_clients_than_there_are() -> None:
-    """Free clients fill it; those that wait for a new version could never."""
+    """Free clients can fill it; clients that wait for a new version never could."""
     check(SYSTEM.Hyper(buffer_size=30))
     with pytest.raises(
         ConfigError, match=r"^buffer_size is 30, but must be at most num_clients = 15"

@@ -1,4 +1,7 @@
-"""Hierarchical learning: a group's step as one batch, fixed points and noise on quadratics, the crossing in time, work in a sweep."""
+"""Hierarchical learning: a group's step as one batch, and quadratics in closed form.
+
+Dimension letters: `N` clients, `P` parameters.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,10 +18,8 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.clients.gradient_steps import batch_gradient
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.plots import on_grid
 from fedjax_sim.settings import check
 from fedjax_sim.systems.hierarchical import Hyper, group_gradient
-from fedjax_sim.timelines import paper_delays
 
 SYSTEM = fedjax_sim.SYSTEMS["hierarchical"]
 WHOLE = Layout(2, False, 1)
@@ -29,18 +30,16 @@ CERTAIN = {
     "batch_size": 1,
 }
 CERTAIN |= {"exchange_mean_per_group": 0.0, "exchange_mean": 0.0, "exchange_shift": 3.0}
-"""Delays without chance: those of `shift`, and 3 for the exchange."""
+"""Delays that are not random: `shift` for an iteration, and 3 for the exchange."""
 
 
 @struct.dataclass
 class Located(Quadratic):
-    """Quadratics whose evaluation tells where the model is."""
+    """Quadratics that report the first two coordinates of the model as metrics."""
 
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
         return {f"w{i}": params[i] for i in range(min(params.shape[0], 2))}
 
-
-# A group's step.
 
 KEY, GROUP_OF = 3, (1, 0, 1, -1, 1, 0, 1)
 
@@ -57,7 +56,10 @@ def least_squares(regression: Callable) -> Any:
 def test_a_groups_gradient_is_the_mean_of_its_clients(
     least_squares: Any, client_weights: str, sampling: str
 ) -> None:
-    """Of every client's own batch and noise; whole, or a few clients at a time, the last of which are padding."""
+    """Every client uses its batch and its noise, whether all are in one batch or three at a time.
+
+    Three do not divide the groups, so the last batch is padded.
+    """
     settings = {
         "num_clients": 7,
         "association": GROUP_OF,
@@ -78,11 +80,11 @@ def test_a_groups_gradient_is_the_mean_of_its_clients(
         )
         each = np.stack([one(jnp.asarray(i)) for i in range(7)])
         for group in range(2):
-            own = np.flatnonzero(np.asarray(GROUP_OF) == group)
+            in_group = np.flatnonzero(np.asarray(GROUP_OF) == group)
             weight = (
-                np.asarray(least_squares.counts)[own]
+                np.asarray(least_squares.counts)[in_group]
                 if client_weights == "examples"
-                else np.ones(len(own))
+                else np.ones(len(in_group))
             )
             for at_once in (1000, 3):
                 chunked = hyper.replace(clients_at_once=at_once)
@@ -92,15 +94,16 @@ def test_a_groups_gradient_is_the_mean_of_its_clients(
                     key,
                     jnp.asarray(group),
                     offset,
-                    round_number=jnp.asarray(0),
+                    jnp.asarray(0),
                 )
                 np.testing.assert_allclose(
-                    jax.jit(gradient)(model, q), weight @ each[own] / weight.sum(), rtol=1e-10
+                    jax.jit(gradient)(model, q), weight @ each[in_group] / weight.sum(), rtol=1e-10
                 )
     assert len(set(np.asarray(least_squares.counts)[[1, 5]].tolist())) == 2
 
 
 def test_a_model_per_group_and_none_per_client(least_squares: Any) -> None:
+    """The state holds the global model and two groups' models."""
     with jax.enable_x64(True):
         hyper = Hyper(num_clients=7, num_groups=2)
         state = jax.eval_shape(
@@ -110,7 +113,11 @@ def test_a_model_per_group_and_none_per_client(least_squares: Any) -> None:
 
 
 def test_clients_active_in_a_round() -> None:
-    """Two of four and both of two, drawn anew for each round and for no iteration, each equally often; by the mean center."""
+    """Two of four clients, and both of two, are active: drawn for a round, not for an iteration.
+
+    The centers are powers of two, so a sum of centers tells who is active. All pairs are equally
+    frequent.
+    """
     powers = 2.0 ** np.arange(6)[:, None]
     with jax.enable_x64(True):
         problem = Quadratic.of(powers, start=0.0)
@@ -118,7 +125,7 @@ def test_clients_active_in_a_round() -> None:
 
         def centers(number: jax.Array, group: jax.Array, q: jax.Array) -> jax.Array:
             gradient = group_gradient(
-                problem, hyper, jax.random.key(KEY), group, jnp.asarray(0), round_number=number
+                problem, hyper, jax.random.key(KEY), group, jnp.asarray(0), number
             )
             return -2 * gradient(problem.start, q)[0]
 
@@ -133,9 +140,6 @@ def test_clients_active_in_a_round() -> None:
     assert np.abs(often - 100).max() < 5 * np.sqrt(600 * 1 / 6 * 5 / 6)
 
 
-# Quadratics.
-
-
 def located(
     centers: Any,
     *,
@@ -145,7 +149,7 @@ def located(
     swept: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> fedjax_sim.Run:
-    """Runs in float64, with one seed, of two groups of equally many clients with f_i(w) = ||w - center_i||^2 / 2."""
+    """Run two groups of equally many clients with f_i(w) = ||w - center_i||^2 / 2, in float64."""
     with jax.enable_x64(True):
         problem = Located.of(np.asarray(centers, float), noise=noise, start=start)
         hyper = Hyper(num_clients=len(centers), num_groups=2, **(CERTAIN | settings))
@@ -158,6 +162,7 @@ def located(
             num_ticks=num_ticks,
             num_evals=num_ticks,
             layout=WHOLE,
+            client_variance=True,
         )
 
 
@@ -166,17 +171,20 @@ def located(
     [("divide_by_steps", -0.0224, 0.0), ("average", 0.811, 9 / 11)],
 )
 def test_objective_consistency(aggregation: str, point: float, limit: float) -> None:
-    """Optima -1 and 1 and iterations 1 and 10: the point is where weighted progress cancels, and comes to the optimum 0 for small lr alone
-    if progress is divided by the iterations."""
-    own, steps = np.array([-1.0, 1.0]), np.array([1, 10])
+    """The fixed point is where the weighted progress of the groups cancels.
+
+    The optima of the groups are -1 and 1, with 1 and 10 iterations. For a small learning rate the
+    point tends to the optimum 0 only if progress is divided by the iterations.
+    """
+    optima, steps = np.array([-1.0, 1.0]), np.array([1, 10])
 
     def fixed_point(lr: float) -> float:
         pull = 1 - (1 - lr) ** steps
         weight = pull if aggregation == "average" else pull / steps
-        return float(weight @ own / weight.sum())
+        return float(weight @ optima / weight.sum())
 
     settings = {"aggregation": aggregation, "shift": (10.0, 1.0), "sync_time": 10.0}
-    run = located(own[:, None], num_ticks=2500, swept={"lr": [0.01, 0.1]}, **settings)
+    run = located(optima[:, None], num_ticks=2500, swept={"lr": [0.01, 0.1]}, **settings)
     np.testing.assert_array_equal(run.timelines[0].steps[0], steps)
     np.testing.assert_allclose(run.models[:, 0], [fixed_point(0.01), fixed_point(0.1)], atol=2e-6)
     assert fixed_point(0.01) == pytest.approx(point, abs=5e-4)
@@ -184,8 +192,11 @@ def test_objective_consistency(aggregation: str, point: float, limit: float) -> 
 
 
 def test_contraction_and_noise_floor() -> None:
-    """With lr 1/2: a round shrinks the distance to the optimum to rho = 1 - (1 - 2^-t) / t, and the noise that is left has a variance of
-    4/3 and 0.15225 lr^2 s^2 / N for t = 1 and 5. Of 20,000 independent coordinates; within 5 standard errors."""
+    """A round with lr 1/2 multiplies the distance to the optimum by rho = 1 - (1 - 2^-t) / t.
+
+    The remaining noise has variance 4/3 lr^2 s^2 / N for t = 1 and 0.15225 lr^2 s^2 / N for t = 5.
+    Over 20,000 independent coordinates, within 5 standard errors.
+    """
     settings = {"lr": 0.5, "shift": 1.0, "swept": {"sync_time": [1.0, 5.0]}}
     path = located(np.zeros((4, 1)), start=1.0, num_ticks=6, **settings).curves.w0.values[:, 0]
     num = 20_000
@@ -199,7 +210,10 @@ def test_contraction_and_noise_floor() -> None:
 
 
 def test_a_groups_models_on_the_way() -> None:
-    """Isolated until the end: n iterations shrink the distance to the group's optimum by (1 - lr)^n, and the global model does not move."""
+    """Groups are isolated until the end, so the global model does not move before it.
+
+    n iterations multiply the distance to a group's optimum by (1 - lr)^n.
+    """
     run = located(
         [[0.0], [2.0]],
         num_ticks=4,
@@ -226,7 +240,10 @@ def test_a_groups_models_on_the_way() -> None:
 
 @pytest.mark.parametrize("active", [0, 1], ids=["all clients", "one of two active"])
 def test_ticks_of_a_round_do_not_change_what_is_learnt(active: int) -> None:
-    """With noise, so that batches matter; after every round, whose number of ticks is 3 instead of 1. The delays are random."""
+    """Rounds of three ticks end with the same models as rounds of one.
+
+    There is gradient noise, so batches matter, and delays are random.
+    """
     centers = [[0.0, 1.0], [2.0, -1.0], [4.0, 0.0], [1.0, 0.0]]
     settings = {
         "lr": 0.1,
@@ -241,10 +258,8 @@ def test_ticks_of_a_round_do_not_change_what_is_learnt(active: int) -> None:
     cut = located(centers, num_ticks=24, ticks_per_round=3, **settings)
     for name in ("w0", "w1", "client_variance", "time", "local_steps", "uplink_bits"):
         np.testing.assert_allclose(cut.curves[name][:, ::3], whole.curves[name], rtol=1e-9)
-    for name in (
-        "uplink_bits",
-        "downlink_bits",
-    ):  # of two models of two numbers, which three ticks could not share evenly
+    # Two models of two numbers, sent at the last of three ticks.
+    for name in ("uplink_bits", "downlink_bits"):
         np.testing.assert_array_equal(
             np.diff(cut.curves[name]).reshape(-1, 3), np.outer(np.ones(8), [0, 0, 2 * 2 * 64])
         )
@@ -254,9 +269,13 @@ def test_ticks_of_a_round_do_not_change_what_is_learnt(active: int) -> None:
 
 @struct.dataclass
 class Pulled:
-    """Clients whose gradients are the same everywhere."""
+    """Clients with constant gradients.
 
-    gradients: jax.Array  # f[N, P]
+    Attributes:
+      gradients: `f[N, P]`.
+    """
+
+    gradients: jax.Array
 
     @property
     def counts(self) -> jax.Array:
@@ -275,7 +294,10 @@ class Pulled:
 
 
 def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> None:
-    """Opposing gradients of length G: alpha G (t_i + 1 - 2 w_i), for groups of 1 and 3 clients; client variance is the sum of squares."""
+    """With opposing gradients of length G the deviation is alpha G (t_i + 1 - 2 w_i).
+
+    Groups have 1 and 3 clients. Client variance is the sum of squared deviations over clients.
+    """
     with jax.enable_x64(True):
         problem = Pulled(jnp.array([[3.0, 4.0], *[[-3.0, -4.0]] * 3]))
         hyper = Hyper(
@@ -285,112 +307,19 @@ def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> No
             sync_time=10.0,
             **(CERTAIN | {"shift": (1.0, 4.0)}),
         )
-        run = fedjax_sim.simulate(SYSTEM, problem, hyper, num_ticks=2, num_evals=2, layout=WHOLE)
+        run = fedjax_sim.simulate(
+            SYSTEM,
+            problem,
+            hyper,
+            num_ticks=2,
+            num_evals=2,
+            layout=WHOLE,
+            client_variance=True,
+        )
     np.testing.assert_array_equal(run.timelines[0].steps, [[10, 3]] * 2)
     deviation = 0.1 * 5 * (np.array([10, 3]) + 1 - 2 * np.array([0.25, 0.75]))
     np.testing.assert_allclose(
         run.curves.client_variance[1:], np.array([1, 3]) @ deviation**2, rtol=1e-6
-    )
-
-
-# The crossing in time.
-
-REPEATS, TIMES = 24, (200, 500, 750, 1000, 1500)
-LOSSES = {
-    0: (0.55, 0.53, 0.54, 0.56, 0.56),
-    5: (0.46, 0.149, 0.116, 0.106, 0.097),
-    20: (1.68, 0.91, 0.549, 0.338, 0.146),
-}
-"""Of the last global model finished by those times, by sync time; of another simulation, with errors up to 0.006."""
-
-
-@struct.dataclass
-class Valley:
-    """sum_j h_j w_j^2 / 2 in many copies, with gradient noise of a standard deviation per coordinate; the loss is their mean."""
-
-    slopes: jax.Array  # f[P]
-    noise: jax.Array  # f[]
-    counts: jax.Array  # i32[N]
-
-    def init(self, key: jax.Array) -> jax.Array:
-        return jnp.ones((REPEATS, *self.slopes.shape))
-
-    def loss(
-        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
-    ) -> jax.Array:
-        return jnp.sum(jnp.square(params) @ self.slopes) / 2 + jnp.sum(
-            self.noise * jax.random.normal(key, params.shape) * params
-        )
-
-    def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
-        return {"loss": jnp.mean(jnp.square(params) @ self.slopes) / 2}
-
-
-def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
-    """Fig. 7(b)'s delays, c_g = 30: losses at five times within 5 standard errors; S = 20 overtakes S = 0 between 700 and 820.
-
-    A group of 15 clients with noise of variance 3 is one client of variance 3 / 15.
-    """
-    problem = Valley(jnp.logspace(-2, 0, 20), jnp.sqrt(3 / 15), jnp.ones(2, "int32"))
-    law = {**paper_delays(0, 1, 0, 0.1, 0, 30, 0, 1), "lr": 1.0, "batch_size": 1}
-    hyper = Hyper(num_clients=2, **law)
-    settings = {"sync_time": [float(s) for s in LOSSES]}
-    curves = fedjax_sim.sweep(
-        SYSTEM,
-        problem,
-        hyper,
-        seeds=12,
-        settings=settings,
-        time_budget=1500,
-        num_evals=1000,
-        layout=WHOLE,
-    ).curves
-    grid = np.concatenate([TIMES, np.arange(300, 1500, 10)])
-    means = {}
-    for sync_time, expected in LOSSES.items():
-        lanes = curves.sel(sync_time=sync_time)
-        held = on_grid(lanes.time.values, lanes.loss.values, grid)
-        error = held.std(axis=0, ddof=1)[: len(TIMES)] / np.sqrt(12)
-        assert (error < 0.04 * np.asarray(expected)).all()
-        assert (
-            np.abs(held.mean(axis=0)[: len(TIMES)] - expected) < 5 * np.hypot(error, 0.006)
-        ).all(), sync_time
-        means[sync_time] = held.mean(axis=0)[len(TIMES) :]
-    leads = means[20] < means[0]
-    assert 700 < grid[len(TIMES) :][np.argmax(leads)] < 820
-    assert leads[grid[len(TIMES) :] > 850].all()
-    assert (means[5][grid[len(TIMES) :] > 300] < means[0][grid[len(TIMES) :] > 300]).all()
-
-
-# Work.
-
-
-@pytest.mark.parametrize(("lanes_at_once", "lane_devices"), [(False, 2), (True, 1), (True, 2)])
-def test_a_sweep_of_sync_times_is_one_program_with_little_padding(
-    regression: Callable, compiled: list[str], lanes_at_once: bool, lane_devices: int
-) -> None:
-    """Rounds of lanes differ by a factor of five and iterations by twenty. One by one, a lane without a tick does nothing in it; batched,
-    lanes are put together with their like. The delays are those of Fig. 7, c_g = 10, 30 and 60."""
-    settings = {"sync_time": [0.0, 5.0, 12.0, 20.0, 24.0], "exchange_shift": [2.0, 22.0, 52.0]}
-    hyper, layout = (
-        Hyper(batch_size=2, lr=0.05),
-        Layout(lanes_at_once=lanes_at_once, lane_devices=lane_devices),
-    )
-    run = fedjax_sim.sweep(
-        SYSTEM, regression(30), hyper, seeds=2, settings=settings, time_budget=1000, layout=layout
-    )
-    assert compiled.count("jit(_advance)") == 1
-    assert compiled.count("jit(_draw)") <= 1  # the cases share it
-    ticks = run.curves.ticks.isel(eval=-1)
-    assert ticks.max() > 5 * ticks.min()
-    assert 1 < run.curves.executed.sum() / run.curves.needed.sum() <= 1.5
-    np.testing.assert_array_equal(run.curves.needed, run.curves.local_steps.isel(eval=-1))
-    # Every lane is in its place.
-    steps = [timeline.steps.sum() for timeline in run.timelines]
-    np.testing.assert_array_equal(run.curves.needed.values.ravel(), steps)
-    np.testing.assert_array_equal(
-        run.models,
-        np.stack([run.curves[f"w{i}"].isel(eval=-1).values.ravel() for i in range(3)], axis=-1),
     )
 
 
@@ -416,6 +345,7 @@ BAD: dict[str, tuple[dict, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_settings_that_are_refused(name: str) -> None:
+    """The message names the setting, its value and what is allowed."""
     settings, sentence = BAD[name]
     check(Hyper())
     with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
@@ -423,11 +353,16 @@ def test_settings_that_are_refused(name: str) -> None:
 
 
 def test_examples_of_a_groups_step() -> None:
-    """By which layouts are chosen: the batches of the largest group, of those active, and of those in memory together."""
+    """Counts the largest group, at most those active and those in memory together.
+
+    Layouts are chosen by this number.
+    """
     sizes = {"num_clients": 9, "num_groups": 2, "group_sizes": (3, 6), "batch_size": 4}
-    assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes)) == 24
-    assert SYSTEM.step_examples(SYSTEM.Hyper(**sizes, clients_at_once=5)) == 20
+    assert SYSTEM.hints.step_examples(SYSTEM.Hyper(**sizes)) == 24
+    assert SYSTEM.hints.step_examples(SYSTEM.Hyper(**sizes, clients_at_once=5)) == 20
     assert (
-        SYSTEM.step_examples(SYSTEM.Hyper(**sizes, active_per_group=2, sampling="with_replacement"))
+        SYSTEM.hints.step_examples(
+            SYSTEM.Hyper(**sizes, active_per_group=2, sampling="with_replacement")
+        )
         == 8
     )

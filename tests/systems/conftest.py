@@ -1,0 +1,121 @@
+"""Fixtures of the contract tests: every system in turn, with a small problem that suits it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Event, Plan, System
+from fedjax_sim.compression import Identity
+from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.types import LatentProblem
+from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, Bound, events_of
+
+EXAMPLES = 30
+"""About how many examples the clients of `regression` have together.
+
+FedAvg's learning rate is FA-LD's step size times the number of examples.
+"""
+
+
+class Kind(NamedTuple):
+    """What differs between systems of gradients and systems of expected statistics.
+
+    Attributes:
+      make: Makes a small problem.
+      swept: Name of a numeric setting to sweep.
+      changed: Other values of other numeric settings.
+      metrics: A metric of the server's model, and one of what clients hold.
+      without_start: Settings with which a client's data have no effect before its first step.
+      quiet: Settings with which clients draw nothing but mini-batches.
+      client_variance: Whether `client_variance` can be measured.
+      scale: Factor on the swept values, to make them suit this system.
+    """
+
+    make: Callable[..., Any]
+    swept: str
+    changed: dict[str, Any]
+    metrics: tuple[str, str]
+    without_start: dict[str, Any]
+    quiet: dict[str, Any]
+    client_variance: bool
+    scale: float = 1.0
+
+    def sweep(self, values: list[float]) -> dict[str, list[float]]:
+        """Return the argument `settings` of a sweep over these values."""
+        return {self.swept: [self.scale * value for value in values]}
+
+    def poisoned(self, problem: Any, clients: Any) -> Any:
+        """Replace the data of some clients by NaN."""
+        return self.with_data(problem, clients, lambda data: jnp.full_like(data, jnp.nan))
+
+    def with_data(self, problem: Any, clients: Any, change: Callable[[Any], Any]) -> Any:
+        """Change the data of some clients by a function of arrays."""
+        clients = jnp.asarray(clients)
+        if isinstance(problem, LatentProblem):
+            rows = problem.index[clients].ravel()
+            y = problem.data.y
+            return problem.replace(data=Seen(y.at[rows].set(change(y[rows])), problem.data.kappa))
+        inputs, targets = problem.inputs, problem.targets
+        return problem.replace(
+            inputs=inputs.at[clients].set(change(inputs[clients])),
+            targets=targets.at[clients].set(change(targets[clients])),
+        )
+
+
+@pytest.fixture(scope="module", params=list(fedjax_sim.SYSTEMS))
+def system(request: pytest.FixtureRequest) -> System:
+    """Every system in turn."""
+    return fedjax_sim.SYSTEMS[request.param]
+
+
+@pytest.fixture(scope="module")
+def kind(system: System, regression: Callable, noisy_mean: Callable) -> Kind:
+    """What to learn with the system, and which settings to change."""
+    if system.fit.learns is not LatentProblem:
+        return _kind_of_gradients(system, regression)
+    if system.name == "em":
+        # EM has no numeric settings except its clock's.
+        return Kind(noisy_mean, "round_time", {}, ("objective", "mean_field"), {}, {}, False)
+    changed = {"participation": 0.3, "alpha": 0.1, "round_time": 2.0}
+    if system.name == "vr_fedem":
+        changed["inner_steps"] = 3.0
+    start = {"memory_start": "zero"}
+    metrics = ("objective", "memory_error")
+    quiet = {**start, "compression": Identity()}
+    return Kind(noisy_mean, "gamma", changed, metrics, start, quiet, False)
+
+
+def _kind_of_gradients(system: System, regression: Callable) -> Kind:
+    changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, "server_interact": 2.0}
+    if system.name == "hierarchical":
+        # Its clock has delays of groups instead of clients.
+        changed = {"shift": 0.6, "mean": 0.1, "lr_scale": 0.9, "exchange_shift": 1.0}
+        changed["sync_time"] = 3.0
+    metrics = ("loss", "client_variance")
+    if system.name == "langevin":
+        del changed["lr_scale"]
+        quiet = {"temperature": 0.0}
+        return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
+    return Kind(regression, "lr", changed, metrics, {}, {}, True)
+
+
+@pytest.fixture
+def bind(system: System, small: Callable) -> Callable[..., Bound]:
+    """Return a function that binds the system to a problem, in the problem's precision."""
+
+    def make(
+        problem: Any, *, plan: Plan | None = None, events: Event | None = None, **changes: Any
+    ) -> Bound:
+        plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
+        changes = ({"num_groups": 7} if system.name == GROUPED else {}) | changes
+        dtype = jax.eval_shape(problem.init, jax.random.key(0)).dtype
+        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), small(system, **changes))
+        events = events_of(system, CLIENTS, STEPS) if events is None else events
+        return Bound(system, problem, hyper, plan, events)
+
+    return make

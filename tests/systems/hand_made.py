@@ -1,0 +1,108 @@
+"""Schedules made by hand, and their replay through an algorithm without the engine.
+
+Dimension letters: `T` ticks, `S` slots.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedjax_sim
+from fedjax_sim import Event, Plan, System
+
+GROUPED = "hierarchical"
+"""The system whose slots are groups of clients. Here every group has one client."""
+ONE_BY_ONE = "fedasync"
+"""The system whose ticks have one slot."""
+CLIENTS = [[0, 5, 2, 3], [6, 1, 4, 0], [3, 2, 6, 5]]
+STEPS = [[2, 5, 0, 1], [3, 3, 1, 4], [5, 1, 2, 2]]
+SCRATCH = 2
+"""The row of the store that no client reads."""
+
+
+class Bound(NamedTuple):
+    """A system with a problem and a schedule for it.
+
+    Attributes:
+      system: The system.
+      problem: What is learnt.
+      hyper: The settings.
+      plan: The plan that the algorithm is bound to.
+      events: The schedule, leaves `[T, ...]`.
+    """
+
+    system: System
+    problem: Any
+    hyper: Any
+    plan: Plan
+    events: Event
+
+    @property
+    def algorithm(self) -> fedjax_sim.Algorithm:
+        """The bound algorithm."""
+        return self.system.algorithm(self.problem, self.hyper, self.plan)
+
+    def run(self, key: jax.Array) -> tuple[Any, Any]:
+        """Return the last state, and the Info of every tick."""
+        return _replay(self.system, self.plan, self.problem, self.hyper, key, self.events)
+
+
+def replay(
+    system: System, plan: Plan, problem: Any, hyper: Any, key: jax.Array, events: Event
+) -> tuple[Any, Any]:
+    """Replay a schedule; return the last state, and the Info of every tick."""
+    algorithm = system.algorithm(problem, hyper, plan)
+    return jax.lax.scan(
+        lambda state, event: algorithm.step(key, state, event), algorithm.init(key), events
+    )
+
+
+_replay = jax.jit(replay, static_argnums=(0, 1))
+
+
+def some_events(clients: Any, steps: Any, *, weight: float = 0.25) -> Event:
+    """Make ticks whose slots start from the model of the tick before.
+
+    Versions use rows 0 and 1 of the store in turn; row 2 is a scratch row.
+    """
+    clients, steps = jnp.asarray(clients, "int32"), jnp.asarray(steps, "int32")
+    ticks = jnp.arange(len(clients), dtype="int32")
+    version = jnp.broadcast_to(ticks[:, None], clients.shape)
+    offset = jnp.cumsum(steps, axis=0, dtype="int32") - steps
+    weights = jnp.full(clients.shape, weight, "float32")
+    return Event(ticks, clients, steps, version, weights, offset, version % 2, (ticks + 1) % 2)
+
+
+def events_of(system: System, clients: Any, steps: Any) -> Event:
+    """Make ticks of all slots, or of one slot each for FedAsync."""
+    shape = (-1, 1) if system.name == ONE_BY_ONE else np.shape(clients)
+    return some_events(np.reshape(clients, shape), np.reshape(steps, shape))
+
+
+def emptied(events: Event, is_empty: Any) -> Event:
+    """Empty some ticks as the engine does. is_empty: `bool[T]`."""
+    is_empty = jnp.asarray(is_empty)
+    slots = is_empty[:, None]
+    return events._replace(
+        clients=jnp.where(slots, -1, events.clients),
+        steps=jnp.where(slots, 0, events.steps),
+        weight=jnp.where(slots, 0, events.weight),
+        read=jnp.where(slots, SCRATCH, events.read),
+        write=jnp.where(is_empty, SCRATCH, events.write),
+    )
+
+
+def kept_per_client(state: Any) -> list[Any]:
+    """Return what a state holds for every client: models, memories, oracles, each `[N, ...]`."""
+    names = ("clients", "groups", "oracle")
+    rows = [getattr(state, name) for name in names if hasattr(state, name)]
+    return [*rows, state.memory.clients] if hasattr(state, "memory") else rows
+
+
+def without_scratch(state: Any) -> Any:
+    """Drop the scratch row of a state's store, if it has one."""
+    if not hasattr(state, "versions"):
+        return state
+    return state._replace(versions=state.versions[:SCRATCH])

@@ -1,0 +1,231 @@
+"""What one step of every system must keep, on schedules made by hand: types, slots, clients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import Plan, System
+from fedjax_sim.problems import Quadratic
+from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.systems import fedavg
+from fedjax_sim.types import LatentProblem
+from tests.systems.conftest import Kind
+from tests.systems.hand_made import (
+    CLIENTS,
+    ONE_BY_ONE,
+    STEPS,
+    emptied,
+    events_of,
+    kept_per_client,
+    some_events,
+    without_scratch,
+)
+
+KEY = 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str) -> None:
+    """`lax.scan` needs it, and no state may silently change its precision."""
+    with jax.enable_x64(dtype == "float64"):
+        bound = bind(kind.make(dtype=dtype))
+        state = jax.eval_shape(bound.algorithm.init, jax.random.key(0))
+        event = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), bound.events
+        )
+        after, info = jax.eval_shape(bound.algorithm.step, jax.random.key(0), state, event)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        assert jax.tree.leaves(after) == jax.tree.leaves(state)
+        assert {leaf.dtype for leaf in jax.tree.leaves(bound.algorithm.model(after))} == {
+            jnp.dtype(dtype)
+        }
+        assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
+
+
+def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
+    """To float32 rounding over a few steps, because fused operations round differently.
+
+    Drawing one mini-batch without jit takes a second, so there are two ticks with few steps and one
+    with none.
+    """
+    bound = bind(
+        kind.make(), events=events_of(system, CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]])
+    )
+    compiled = bound.run(jax.random.key(KEY))
+    with jax.disable_jit():
+        plain = bound.run(jax.random.key(KEY))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), compiled, plain
+    )
+
+
+def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) -> None:
+    """Neither at the end of a lane, where they pad it to the length of others, nor elsewhere."""
+
+    def after(order: list[int]) -> Any:
+        """Return the state after ticks of the schedule, of which tick 2 is emptied."""
+        ticks, is_empty = jnp.asarray(order), np.asarray(order) == 2
+        events = jax.tree.map(lambda leaf: leaf[ticks], events_of(system, CLIENTS, STEPS))
+        bound = bind(kind.make(), events=emptied(events, is_empty))
+        state, info = bound.run(jax.random.key(KEY))
+        assert not np.any(np.asarray(info)[:, is_empty])
+        return without_scratch(state)
+
+    untouched = after([2, 2, 2])
+    first = bind(kind.make()).algorithm.init(jax.random.key(KEY))
+    jax.tree.map(np.testing.assert_array_equal, untouched, without_scratch(first))
+    np.testing.assert_array_equal(untouched.server, kind.make().init(jax.random.key(KEY)))
+    last = after([0, 1, 2])
+    for order in ([0, 2, 1], [2, 0, 1]):
+        jax.tree.map(np.testing.assert_array_equal, last, after(order))
+
+
+def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
+    regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counterpart of the test above: unguarded, FedAvg's mean over nobody is 0."""
+    problem, key = regression(), jax.random.key(KEY)
+    algorithm = fedavg.system.algorithm(problem, small(fedavg.system), Plan(slots_at_once=4))
+    event = jax.tree.map(lambda leaf: leaf[0], emptied(some_events(CLIENTS, STEPS), [True] * 3))
+    state = algorithm.init(key)
+    np.testing.assert_array_equal(algorithm.step(key, state, event)[0].server, state.server)
+    monkeypatch.setattr(fedavg, "keep_if_empty", lambda event, after, before: after)
+    np.testing.assert_array_equal(algorithm.step(key, state, event)[0].server, np.zeros(3))
+
+
+def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: Kind) -> None:
+    """Three clients and an empty slot equal three clients, to rounding of their sum."""
+    if system.name == ONE_BY_ONE:
+        pytest.skip("a tick has one slot")
+    three = some_events([row[:3] for row in CLIENTS], [row[:3] for row in STEPS], weight=1 / 3)
+    with_hole = jax.tree.map(
+        lambda leaf: jnp.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three
+    )
+    with_hole = with_hole._replace(clients=jnp.insert(three.clients, 1, -1, axis=1))
+    state, _ = bind(kind.make(), events=three).run(jax.random.key(KEY))
+    other, _ = bind(kind.make(), events=with_hole).run(jax.random.key(KEY))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), state, other)
+
+
+def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
+    system: System, bind: Callable, kind: Kind
+) -> None:
+    """The server's model is equal bit for bit; what is kept per client moves with the client.
+
+    Random streams belong to client numbers, so the problem has no noise, and every client has one
+    example, which is every batch.
+    """
+    random = np.random.default_rng(5)
+    centers, curvature = random.normal(size=(7, 3)).astype("float32"), random.uniform(0.5, 2, 7)
+    new_name = random.permutation(7)
+    old_name = np.argsort(new_name)
+    events = events_of(system, CLIENTS, STEPS)
+    renamed = events._replace(clients=jnp.asarray(new_name)[events.clients].astype("int32"))
+
+    def problem(clients: Any) -> Any:
+        if system.fit.learns is LatentProblem:
+            data = Seen(jnp.asarray(centers), jnp.asarray(curvature / 3, "float32"))
+            return kind.make().replace(
+                data=data,
+                index=jnp.asarray(clients, "int32")[:, None],
+                counts=jnp.ones(7, "int32"),
+                share=jnp.ones(7),
+            )
+        return Quadratic.of(centers[clients], curvature=curvature[clients], start=1.0)
+
+    state, _ = bind(problem(np.arange(7)), events=events, **kind.quiet).run(jax.random.key(KEY))
+    other, _ = bind(problem(old_name), events=renamed, **kind.quiet).run(jax.random.key(KEY))
+    np.testing.assert_array_equal(state.server, other.server)
+    if hasattr(state, "versions"):
+        np.testing.assert_array_equal(state.versions[:2], other.versions[:2])
+    for mine, theirs in zip(kept_per_client(state), kept_per_client(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs[new_name])
+        assert not np.array_equal(mine, theirs)
+
+
+def test_permuting_slots_changes_nothing(system: System, bind: Callable, kind: Kind) -> None:
+    """A tick is a set of reports. Sums in another order agree to rounding."""
+    if system.name == ONE_BY_ONE:
+        pytest.skip("a tick has one slot")
+    events = some_events(CLIENTS, STEPS)
+    order = jnp.array([2, 0, 3, 1])
+    moved = jax.tree.map(lambda leaf: leaf[:, order] if leaf.ndim == 2 else leaf, events)
+    state, _ = bind(kind.make(), events=events).run(jax.random.key(KEY))
+    other, _ = bind(kind.make(), events=moved).run(jax.random.key(KEY))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
+
+
+@pytest.mark.parametrize("slots_at_once", [3, 4])
+def test_data_of_absent_clients_reach_nobody(
+    system: System, bind: Callable, kind: Kind, slots_at_once: int
+) -> None:
+    """NaN poisons everything that it touches: as data of absent clients it must touch nothing."""
+    events = events_of(
+        system,
+        [[0, 5, 2, 3], [5, 2, 3, 0], [2, 3, 0, 5]],
+        [[2, 5, 0, 1], [3, 3, 1, 4], [1, 1, 2, 5]],
+    )
+    problem = kind.make()
+    absent = [1, 4, 6]
+    how = {
+        "events": events,
+        "plan": Plan(rows=3, slots_at_once=slots_at_once),
+        **kind.without_start,
+    }
+    state, _ = bind(problem, **how).run(jax.random.key(KEY))
+    other, _ = bind(kind.poisoned(problem, absent), **how).run(jax.random.key(KEY))
+    np.testing.assert_array_equal(state.server, other.server)
+    if hasattr(state, "versions"):
+        np.testing.assert_array_equal(state.versions, other.versions)
+    for mine, theirs in zip(kept_per_client(state), kept_per_client(other), strict=True):
+        np.testing.assert_array_equal(
+            np.delete(mine, absent, axis=0), np.delete(theirs, absent, axis=0)
+        )
+
+
+def test_updates_depend_on_every_client_present(bind: Callable, kind: Kind) -> None:
+    """The counterpart of the test above, which shows that it can fail."""
+    for client in range(7):
+        bound = bind(kind.poisoned(kind.make(), [client]), **kind.without_start)
+        state, _ = bound.run(jax.random.key(KEY))
+        assert np.isnan(state.server).all()
+
+
+def test_data_of_a_client_reach_no_other_clients_update(
+    system: System, bind: Callable, kind: Kind
+) -> None:
+    """The server adds updates, so the effects of changing two clients' data add up.
+
+    If one client's data reached the other's update, the effect of changing both would differ from
+    the sum of the two effects. To float32 rounding; in one tick, after which every client starts
+    from all updates. What is kept per client shows the same without any sum, bit for bit.
+    """
+    events = emptied(events_of(system, CLIENTS, STEPS), np.arange(_num_ticks(system)) > 0)
+    first, second = int(events.clients[0, 0]), int(events.clients[0, -1])
+
+    def after(*changed: int) -> Any:
+        problem = kind.make()
+        if changed:
+            problem = kind.with_data(problem, list(changed), lambda data: 1.5 * data + 1)
+        return bind(problem, events=events, **kind.quiet).run(jax.random.key(KEY))[0]
+
+    plain, one, other = after(), after(first), after(second)
+    effect, other_effect = (np.asarray(each.server - plain.server) for each in (one, other))
+    assert np.abs(effect).max() > 1e-3
+    if first != second:
+        assert np.abs(other_effect).max() > 1e-3
+        both = np.asarray(after(first, second).server - plain.server)
+        np.testing.assert_allclose(both, effect + other_effect, rtol=1e-5, atol=2e-6)
+    for mine, theirs in zip(kept_per_client(plain), kept_per_client(one), strict=True):
+        np.testing.assert_array_equal(
+            np.delete(mine, first, axis=0), np.delete(theirs, first, axis=0)
+        )
+        assert not np.array_equal(mine[first], theirs[first])
+
+
+def _num_ticks(system: System) -> int:
+    return np.size(CLIENTS) if system.name == ONE_BY_ONE else len(CLIENTS)

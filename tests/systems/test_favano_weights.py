@@ -1,0 +1,205 @@
+"""FAVANO's reweightings: 1 / alpha against sums over the law of the step count."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedjax_sim
+from fedjax_sim import Timeline
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import favano
+from fedjax_sim.timelines import client_rates, schedule_contacts
+
+SYSTEM = fedjax_sim.SYSTEMS["favano"]
+SMALL = {
+    "num_clients": 6,
+    "num_selected": 2,
+    "local_steps": 4,
+    "server_wait": 2.0,
+    "server_interact": 1.0,
+    "rate_slow": 0.1,
+}
+PERIOD, K, SHARE = 3, 4, 2 / 6
+
+
+@pytest.fixture(scope="module")
+def scheduled(draw: Callable) -> Callable[[Any], dict[str, np.ndarray]]:
+    """Return a function from settings to a schedule of 60 ticks and its 1 / alpha."""
+
+    def facts(hyper: Any) -> dict[str, np.ndarray]:
+        schedule, window = draw(schedule_contacts, contact_settings(hyper), num_ticks=60, seeds=[3])
+        schedule, window = Timeline(*(leaf[0] for leaf in schedule)), window[0]
+        with jax.enable_x64(True):
+            rate = client_rates(stream(jax.random.key(3), "timeline"), hyper)
+            weight = favano.inverse_alpha(
+                Timeline(*map(jnp.asarray, schedule)), jnp.asarray(window), rate, hyper
+            )
+        return {
+            "weight": weight,
+            "steps": schedule.steps,
+            "window": window,
+            "clients": schedule.clients,
+            "rate": np.asarray(rate),
+        }
+
+    return facts
+
+
+def contact_settings(hyper: Any) -> Any:
+    """Remove the reweighting, so that one program draws the schedules of all of them."""
+    return hyper.replace(reweight="none", alpha_by_tick=False)
+
+
+def expected_by_round(
+    rate: float, value: Callable[[np.ndarray], np.ndarray], *, law: str, rounds: int | None = None
+) -> float:
+    """Compute E[value(E)], a sum over windows of R rounds, R geometric and at most `rounds`."""
+    longest = 400 if rounds is None else rounds
+    r = np.arange(1, longest + 1)
+    chance = stats.geom.pmf(r, SHARE)
+    chance[-1] = stats.geom.sf(longest - 1, SHARE)
+    counts = np.arange(300)[:, None]
+    pmf = (
+        stats.binom.pmf(counts, PERIOD * r, rate)
+        if law == "runtime_geom"
+        else stats.poisson.pmf(counts, PERIOD * r * rate)
+    )
+    return float(value(counts[:, 0]) @ pmf @ chance)
+
+
+def at_least_one(counts: np.ndarray) -> np.ndarray:
+    """Return 1 where a step was done."""
+    return (counts > 0).astype(float)
+
+
+def capped(counts: np.ndarray) -> np.ndarray:
+    """Return E ^ K."""
+    return np.minimum(counts, K).astype(float)
+
+
+@pytest.mark.parametrize("law", ["runtime_geom", "runtime_exp"])
+@pytest.mark.parametrize("by_tick", [False, True])
+def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> None:
+    """Weights are 1 / (P(E > 0) X) and 1 / E[X], and 0 without a step; to float64 rounding.
+
+    The law is the stationary one, or that at each server step.
+    """
+    for reweight, function in (("stochastic", at_least_one), ("deterministic", capped)):
+        hyper = SYSTEM.Hyper(**SMALL, runtime_law=law, reweight=reweight, alpha_by_tick=by_tick)
+        found = scheduled(hyper)
+        rate = found["rate"][found["clients"]]
+        expected = np.empty(rate.shape)
+        table: dict[tuple, float] = {}
+        for t, slot in np.ndindex(rate.shape):
+            place = (rate[t, slot], t + 1 if by_tick else None)
+            if place not in table:
+                table[place] = expected_by_round(place[0], function, law=law, rounds=place[1])
+            expected[t, slot] = table[place]
+        alpha = expected * found["steps"] if reweight == "stochastic" else expected
+        some = found["steps"] > 0
+        np.testing.assert_allclose(found["weight"][some], 1 / alpha[some], rtol=1e-9)
+        assert not found["weight"][~some].any()
+        assert some.any() and not some.all()
+
+
+def test_weights_given_the_window(scheduled: Callable) -> None:
+    """The step count is binomial in the time since the last contact."""
+    for reweight in ("conditional", "conditional_stochastic"):
+        found = scheduled(SYSTEM.Hyper(**SMALL, reweight=reweight))
+        rate, window = found["rate"][found["clients"]], found["window"]
+        counts = np.arange(300)[:, None, None]
+        pmf = stats.binom.pmf(counts, window[None], rate[None])
+        mean = np.tensordot(capped(counts[:, 0, 0]), pmf, 1)
+        alpha = mean if reweight == "conditional" else (1 - pmf[0]) * found["steps"]
+        some = found["steps"] > 0
+        np.testing.assert_allclose(found["weight"][some], 1 / alpha[some], rtol=1e-9)
+        assert not found["weight"][~some].any()
+
+
+@pytest.mark.parametrize(
+    ("strict", "whole"), [(False, np.floor), (True, lambda window: np.ceil(window) - 1)]
+)
+def test_weights_given_a_window_that_is_not_whole(
+    scheduled: Callable, strict: bool, whole: Callable
+) -> None:
+    """Geometric running times are whole, so only the window's whole units count.
+
+    If the deadline is strict, a unit that ends with the window does not count.
+    """
+    hyper = SYSTEM.Hyper(
+        **SMALL | {"server_wait": 3.25, "server_interact": 0.75},
+        busy_during_interaction=True,
+        strict_deadline=strict,
+    )
+    found = scheduled(hyper.replace(reweight="conditional"))
+    window = whole(found["window"])
+    assert (window < found["window"]).any()
+    counts = np.arange(300)[:, None, None]
+    pmf = stats.binom.pmf(counts, window[None], found["rate"][found["clients"]][None])
+    some = found["steps"] > 0
+    np.testing.assert_allclose(
+        found["weight"][some], 1 / np.tensordot(capped(counts[:, 0, 0]), pmf, 1)[some], rtol=1e-9
+    )
+
+
+def test_the_law_by_tick_needs_a_first_window() -> None:
+    """Its first window must begin with the run."""
+    hyper = SYSTEM.Hyper(alpha_by_tick=True, first_contact=0.5)
+    with pytest.raises(
+        fedjax_sim.ConfigError,
+        match="alpha_by_tick is True, but must be false unless first_contact is 1",
+    ):
+        fedjax_sim.settings.check(hyper)
+
+
+def test_weights_from_a_clients_own_history(scheduled: Callable) -> None:
+    """Estimates are running means over the client's contacts so far, this one included."""
+    for reweight in ("estimated", "estimated_stochastic"):
+        found = scheduled(SYSTEM.Hyper(**SMALL, reweight=reweight))
+        history: dict[int, list[int]] = {}
+        for t, slot in np.ndindex(found["steps"].shape):
+            steps = int(found["steps"][t, slot])
+            counts = history.setdefault(int(found["clients"][t, slot]), [])
+            counts.append(steps)
+            any_step = np.mean(np.array(counts) > 0)
+            alpha = np.mean(counts) if reweight == "estimated" else any_step * steps
+            expected = 1 / alpha if steps else 0.0
+            np.testing.assert_allclose(found["weight"][t, slot], expected, rtol=1e-12)
+
+
+def test_no_reweighting(scheduled: Callable) -> None:
+    """Every weight is 1, with or without a step."""
+    assert (np.asarray(scheduled(SYSTEM.Hyper(**SMALL, reweight="none"))["weight"]) == 1).all()
+
+
+def test_reweighting_is_unbiased(draw: Callable) -> None:
+    """The mean of X / alpha over contacts is 1 for fast and slow clients under both reweightings.
+
+    With constant gradients, a client's expected contribution is multiplied by this mean. Within 5
+    standard errors.
+    """
+    hyper = SYSTEM.Hyper(num_clients=20, num_selected=4)
+    schedules, windows = draw(schedule_contacts, contact_settings(hyper), num_ticks=1500, seeds=8)
+    samples: dict[tuple[str, float], list[np.ndarray]] = {}
+    for seed, window in enumerate(windows):
+        schedule = Timeline(*(jnp.asarray(leaf[seed]) for leaf in schedules))
+        with jax.enable_x64(True):
+            rate = client_rates(stream(jax.random.key(seed), "timeline"), hyper)
+            for reweight in ("stochastic", "deterministic"):
+                weight = favano.inverse_alpha(
+                    schedule, jnp.asarray(window), rate, hyper.replace(reweight=reweight)
+                )
+                contribution = np.asarray(schedule.steps * weight)[50:]
+                rates = np.asarray(rate)[schedule.clients[50:]]
+                for speed in (hyper.rate_fast, hyper.rate_slow):
+                    samples.setdefault((reweight, speed), []).append(contribution[rates == speed])
+    for each in samples.values():
+        sample = np.concatenate(each)
+        error = sample.std() / np.sqrt(sample.size)
+        assert error < 0.02
+        assert abs(sample.mean() - 1) < 5 * error

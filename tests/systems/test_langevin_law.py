@@ -1,0 +1,287 @@
+"""FA-LD: the law of its average on Gaussian clients, and the noise of a round.
+
+Dimension letters: `N` clients.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Event, Layout, Plan
+from fedjax_sim.problems import GaussianClients
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import langevin
+
+CHAINS = 10_000
+WIDE = Layout(slots_at_once=8, lanes_at_once=True, lane_devices=1)
+RHO = [0.0, 0.5, 1.0]
+RHO_SHARED = [0.0, 0.7, 1.0]
+
+# For each K: the stationary mean, and the variances after averaging everyone and after receiving one
+# client, for rho = 0, 0.5, 1. H = (1, 4), b = (-1, 1), p = (1/2, 1/2), eta = 0.05, tau = 1.
+UNEQUAL_HESSIANS = {
+    1: (0.600000, (0.426667, 0.426667, 0.426667), (0.902295, 0.793005, 0.465137)),
+    5: (0.496474, (0.473308, 0.469947, 0.459865), (1.196558, 1.069132, 0.686852)),
+    20: (0.212859, (0.606548, 0.584436, 0.518099), (1.899117, 1.742603, 1.273060)),
+    100: (0.002969, (0.651697, 0.622319, 0.534184), (2.297494, 2.134568, 1.645791)),
+}
+TICKS = {1: 40, 5: 16, 20: 5, 100: 2}
+"""Rounds from the stationary mean until the variance is stationary to 0.1 standard errors."""
+# For each participation, S and counts: mean, and variances for rho = 0, 0.7, 1. H = 2,
+# b = (-1, -1/2, 0, 1/2, 1), eta = 0.05, K = 4.
+EQUAL, RISING = (1, 1, 1, 1, 1), (2, 3, 4, 5, 6)
+SHARED_HESSIAN = {
+    ("full", 5, EQUAL): (0.0, (0.526316, 0.526316, 0.526316)),
+    ("full", 5, RISING): (0.25, (0.526316, 0.526316, 0.526316)),
+    ("with_replacement", 2, EQUAL): (0.0, (1.630862, 1.115072, 0.578230)),
+    ("with_replacement", 2, RISING): (0.25, (1.624372, 1.108583, 0.571741)),
+    ("without_replacement", 2, EQUAL): (0.0, (1.354725, 0.967883, 0.565251)),
+    ("without_replacement", 4, EQUAL): (0.0, (0.664384, 0.599910, 0.532805)),
+}
+
+
+def chains(
+    problem: GaussianClients, rho: list[float], *, ticks: int, **settings: Any
+) -> np.ndarray:
+    """Return the models of independent chains after some rounds, `f64[rho, CHAINS]`.
+
+    Programs of different calls differ only in slots and participation, so many are shared.
+    """
+    with jax.enable_x64(True):
+        hyper = langevin.Hyper(
+            num_clients=len(problem.centers), step_size=0.05, gradient="exact", **settings
+        )
+        run = fedjax_sim.sweep(
+            langevin.system,
+            problem,
+            hyper,
+            seeds=CHAINS,
+            settings={"rho": rho},
+            num_ticks=ticks,
+            num_evals=ticks,
+            evals_per_chunk=1,
+            layout=WIDE,
+        )
+    assert run.models.dtype == np.float64
+    return run.models.reshape(len(rho), CHAINS)
+
+
+def assert_moments(samples: np.ndarray, mean: float, variances: tuple[float, ...]) -> None:
+    """Compare means and variances within five standard errors.
+
+    The errors of variances use the samples' fourth moments, because under partial participation
+    the law is a mixture.
+    """
+    centred = samples - samples.mean(axis=1, keepdims=True)
+    found = np.square(centred).mean(axis=1)
+    np.testing.assert_array_less(np.abs(samples.mean(axis=1) - mean), 5 * np.sqrt(found / CHAINS))
+    error = np.sqrt((centred**4).mean(axis=1) - found**2) / np.sqrt(CHAINS)
+    np.testing.assert_array_less(np.abs(found - variances), 5 * error)
+    assert (error < 0.05 * found).all()
+
+
+@pytest.mark.parametrize("local_steps", UNEQUAL_HESSIANS)
+@pytest.mark.parametrize("participation", ["full", "with_replacement", "without_replacement"])
+def test_unequal_hessians(participation: str, local_steps: int) -> None:
+    """If one of two clients is selected, both schemes have the same law."""
+    mean, of_all, of_one = UNEQUAL_HESSIANS[local_steps]
+    with jax.enable_x64(True):
+        problem = GaussianClients.of(np.array([1.0, 4.0]), np.array([[-1.0], [1.0]]), start=mean)
+    settings = {"participation": participation, "num_selected": 1, "local_steps": local_steps}
+    assert_moments(
+        chains(problem, RHO, ticks=TICKS[local_steps], **settings),
+        mean,
+        of_all if participation == "full" else of_one,
+    )
+
+
+@pytest.mark.parametrize("case", SHARED_HESSIAN)
+def test_shared_hessian(case: tuple[str, int, tuple[int, ...]]) -> None:
+    """Five clients with equal Hessians, and equal or rising numbers of examples."""
+    participation, selected, counts = case
+    mean, variances = SHARED_HESSIAN[case]
+    with jax.enable_x64(True):
+        problem = GaussianClients.of(
+            2.0, np.linspace(-1, 1, 5)[:, None], counts=np.array(counts), start=mean
+        )
+    samples = chains(
+        problem,
+        RHO_SHARED,
+        ticks=15,
+        participation=participation,
+        num_selected=selected,
+        local_steps=4,
+    )
+    assert_moments(samples, mean, variances)
+
+
+def test_one_long_round_averages_the_local_posteriors() -> None:
+    """Client c alone samples from N(b_c, tau / (p_c H_c)), from any start.
+
+    Discretisation divides the variance by 1 - eta H_c / 2.
+    """
+    hessians, share = np.array([1.0, 4.0]), 0.5
+    with jax.enable_x64(True):
+        problem = GaussianClients.of(hessians, np.array([[-1.0], [1.0]]), start=0.6)
+    samples = chains(problem, [0.0, 0.5], ticks=1, local_steps=300)[:1]
+    assert_moments(
+        samples, 0.0, (share**2 * np.sum(1 / (share * hessians * (1 - 0.05 * hessians / 2))),)
+    )
+
+
+COUNTS = (2, 3, 4, 5, 6)
+STEPS, ETA, TAU = 3, 0.05, 1.3
+
+
+def free(counts: tuple[int, ...] = COUNTS) -> GaussianClients:
+    """Make clients without a gradient, whose models move by noise alone."""
+    return GaussianClients.of(0.0, np.zeros((len(counts), 1)), counts=np.array(counts))
+
+
+@partial(jax.jit, static_argnums=0)
+def _increments(
+    tick: int, steps: jax.Array, keys: jax.Array, problem: GaussianClients, hyper: Any
+) -> jax.Array:
+    num = problem.counts.shape[0]
+    algorithm = langevin.system.algorithm(problem, hyper, Plan(slots_at_once=num))
+    zero = jnp.zeros(num, "int32")
+
+    def one(key: jax.Array, weight: jax.Array) -> jax.Array:
+        event = Event(
+            jnp.int32(tick), jnp.arange(num), zero + steps, zero, weight, zero, zero, jnp.int32(0)
+        )
+        return algorithm.step(key, algorithm.init(key), event)[0].server[0]
+
+    return jax.vmap(lambda key: jax.vmap(partial(one, key))(jnp.eye(num)))(keys)
+
+
+def increments(
+    rho: float,
+    *,
+    tick: int = 0,
+    steps: int = STEPS,
+    seeds: int = CHAINS,
+    counts: Any = COUNTS,
+    **settings: Any,
+) -> np.ndarray:
+    """Return how far each client moves in a round, from one start and with one noise: `[seeds, N]`.
+
+    A client's model is the average in which it has all the weight.
+    """
+    with jax.enable_x64(True):
+        hyper = langevin.Hyper(
+            num_clients=5,
+            step_size=ETA,
+            temperature=TAU,
+            gradient="exact",
+            local_steps=steps,
+            rho=rho,
+            **settings,
+        )
+        keys = jax.vmap(lambda seed: stream(jax.random.key(seed), "learning"))(
+            jnp.arange(seeds, dtype="int32")
+        )
+        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, float), hyper)
+        return np.asarray(_increments(tick, np.int32(steps), keys, free(counts), hyper))
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("counts", [COUNTS, (1, 1, 1, 1, 1)])
+def test_where_the_noise_goes(rho: float, counts: tuple[int, ...]) -> None:
+    """The noise of a step has the variances of the paper, within 5 standard errors.
+
+    They are 2 eta tau (rho^2 + (1 - rho^2) / p_c) for a client, covariance 2 eta tau rho^2 for two,
+    and 2 eta tau for the average.
+    """
+    found = increments(rho, counts=counts)
+    share, scale = np.array(counts) / sum(counts), 2 * ETA * TAU * STEPS
+    expected = scale * (rho**2 + (1 - rho**2) * np.diag(1 / share))
+    variance = np.diag(expected)
+    error = np.sqrt((np.outer(variance, variance) + expected**2) / CHAINS)
+    np.testing.assert_array_less(np.abs(found.T @ found / CHAINS - expected), 5 * error)
+    np.testing.assert_array_less(np.abs(found.mean(axis=0)), 5 * np.sqrt(variance / CHAINS))
+    assert abs(np.mean((found @ share) ** 2) - scale) < 5 * scale * np.sqrt(2 / CHAINS)
+
+
+def test_streams_do_not_depend_on_rho_or_on_the_length_of_rounds() -> None:
+    """Noise is a shared and a private part, which stay the same whatever their weights are.
+
+    Step k of a client has the same noise in whichever round it falls.
+    """
+    private, shared, both = (increments(rho, seeds=4) for rho in (0.0, 1.0, 0.6))
+    np.testing.assert_allclose(both, 0.8 * private + 0.6 * shared, rtol=1e-12)
+    np.testing.assert_allclose(shared, np.broadcast_to(shared[:, :1], shared.shape), rtol=1e-12)
+    assert len(np.unique(private)) == private.size
+    long = increments(0.6, seeds=4, steps=2 * STEPS)
+    np.testing.assert_allclose(both + increments(0.6, seeds=4, tick=1), long, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("participation", "inflation"),
+    [("with_replacement", 1 + 4 / 2), ("without_replacement", 1 + 3 / 2)],
+)
+def test_the_correction_takes_the_inflation_off_the_private_noise(
+    rho: float, participation: str, inflation: float
+) -> None:
+    """The private part is divided by the root of the inflation; the shared part stays."""
+    settings = {"participation": participation, "num_selected": 2, "seeds": 4, "counts": (1,) * 5}
+    plain, corrected, shared = (
+        increments(rho, **settings),
+        increments(rho, noise_correction=True, **settings),
+        rho * increments(1.0, **settings),
+    )
+    np.testing.assert_allclose(
+        corrected - shared, (plain - shared) / np.sqrt(inflation), rtol=1e-10
+    )
+
+
+def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
+    """A round averages over the clients drawn, with multiplicity.
+
+    Their models are those of full participation.
+    """
+    seeds = 24
+    with jax.enable_x64(True):
+        hyper = langevin.Hyper(
+            num_clients=5,
+            num_selected=4,
+            participation="with_replacement",
+            local_steps=STEPS,
+            batch_size=2,
+            step_size=ETA,
+            temperature=TAU,
+            rho=0.6,
+        )
+        run = fedjax_sim.sweep(
+            langevin.system, free(), hyper, seeds=seeds, num_ticks=1, num_evals=1, layout=WIDE
+        )
+    alone = increments(0.6, seeds=seeds)
+    most = 0.0
+    for seed in range(seeds):
+        clients, weight = run.timelines[seed].clients[0], run.timelines[seed].weight[0]
+        drawn = clients[clients >= 0]
+        assert len(set(drawn.tolist())) == len(drawn)
+        np.testing.assert_allclose(weight.sum(), 1, rtol=1e-12)
+        assert set((4 * weight).tolist()) <= {0.0, 1.0, 2.0, 3.0, 4.0}
+        np.testing.assert_allclose(
+            run.models[seed, 0], weight[clients >= 0] @ alone[seed, drawn], rtol=1e-12
+        )
+        most = max(most, weight.max())
+        # Each participant is counted once: a message of 64 bits, and K steps.
+        assert run.curves.uplink_bits[seed, -1] == 64 * len(drawn)
+        assert run.curves.local_steps[seed, -1] == STEPS * len(drawn)
+    assert most >= 0.5
+
+
+def test_the_average_of_everyone_has_the_targets_noise() -> None:
+    """Its variance is 2 eta tau a step for every rho and all weights. Run through the engine."""
+    with jax.enable_x64(True):
+        problem = free(COUNTS)
+    samples = chains(problem, RHO_SHARED, ticks=2, num_selected=5, local_steps=4)
+    assert_moments(samples, 0.0, (2 * 0.05 * 8,) * 3)

@@ -1,0 +1,78 @@
+"""What systems carry from tick to tick: as few models as they need."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Plan, System
+from fedjax_sim.engine import replay
+from fedjax_sim.types import LatentProblem
+from tests.systems.conftest import Kind
+
+NUM_CLIENTS, ROWS = 7, 24
+SHAPES = {
+    "fedavg": [()],
+    "langevin": [()],
+    "em": [()],
+    "favano": [(), (ROWS,)],
+    "fedbuff": [(), (ROWS,)],
+    "fedstaleweight": [(), (ROWS,)],
+    "fedasync": [(), (ROWS,)],
+    "quafl": [(), (NUM_CLIENTS,)],
+    "hierarchical": [(), (4,)],
+    "fedem": [(), (NUM_CLIENTS,), (), (), ()],
+    "vr_fedem": [(), (NUM_CLIENTS,), (), (NUM_CLIENTS,), (), (), ()],
+}
+"""Leading axes of each model, or vector of statistics, in a state; a store has `ROWS` rows.
+
+The four groups of the hierarchical system have one model each, and none for each client.
+"""
+
+
+def test_models_in_the_state(system: System, kind: Kind, small: Callable) -> None:
+    """Only systems whose clients start from old server models keep these."""
+    problem = kind.make()
+    algorithm = system.algorithm(problem, small(system), Plan(rows=ROWS))
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(state) if leaf.dtype == model.dtype]
+    assert shapes == [(*leading, *model.shape) for leading in SHAPES[system.name]]
+    counters = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype != model.dtype]
+    assert all(leaf.shape == () for leaf in counters)
+    assert (system.fit.learns is LatentProblem) or not counters
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+def test_old_versions_in_the_compiled_program(
+    regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """FedAvg's program carries one model; measuring `client_variance` adds the versions held.
+
+    FedBuff's clients work from at most eight different versions here. Those held at evaluations are
+    kept in a store apart from these.
+    """
+    system, carried = fedjax_sim.SYSTEMS[name], []
+    advance = replay._advance
+
+    def noted(program: Any, lanes: Any, carries: Any, *chunk: Any) -> Any:
+        carried.append([leaf.shape for leaf in jax.tree.leaves(carries)])
+        return advance(program, lanes, carries, *chunk)
+
+    monkeypatch.setattr(replay, "_advance", noted)
+    for client_variance in (False, True):
+        fedjax_sim.simulate(
+            system,
+            regression(NUM_CLIENTS),
+            small(system),
+            num_ticks=24,
+            num_evals=24,
+            client_variance=client_variance,
+        )
+    without, with_variance = carried
+    assert without == {"fedavg": [(1, 3)], "fedbuff": [(1, 3), (1, 8, 3)]}[name]
+    assert with_variance[:-1] == without
+    assert np.prod(with_variance[-1]) >= 8 * 3
