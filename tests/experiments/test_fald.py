@@ -1,4 +1,4 @@
-"""The experiments on FA-LD as a user runs them: small, from the command line, with verdicts that are meant."""
+"""The experiments on FA-LD: small, through the command line, with verdicts; and how they judge."""
 
 import itertools
 from collections.abc import Callable
@@ -72,7 +72,10 @@ def test_every_claim_has_a_verdict() -> None:
 
 
 def test_deviations_in_standard_errors() -> None:
-    """A mean off by 3 standard errors, and a variance by 4, of 101 chains; a law without variance is off by nothing."""
+    """A mean off by 3 standard errors and a variance by 4, of 101 chains.
+
+    A law without variance that is met exactly is off by nothing.
+    """
     exact = Gaussian(np.zeros((3, 1)), np.array([4.0, 4.0, 0.0])[:, None, None])
     shift, widening = 3 * 2 / np.sqrt(101), 4 * np.sqrt(2 / 100)
     found = Gaussian(
@@ -95,7 +98,7 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
 def test_increments_that_are_no_numbers_are_no_evidence(
     monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]
 ) -> None:
-    """A single chain that is not a number, after the first of the cases that are looked at."""
+    """One chain that is not a number, after the first of the cases, is enough."""
     sizes, sweep = Sizes(seeds=100), fedjax_sim.sweep
 
     def spoiled(*given: Any, **how: Any) -> fedjax_sim.Run:
@@ -120,7 +123,10 @@ def test_increments_that_are_no_numbers_are_no_evidence(
 
 
 def test_deviations_of_a_mixture() -> None:
-    """Standard errors of a variance follow the fourth moment: the same shift is fewer of them where tails are heavy."""
+    """Standard errors of a variance follow the fourth moment.
+
+    The same shift is fewer of them where tails are heavy.
+    """
     random = np.random.default_rng(0)
     models = (
         random.normal(size=(400_000, 1, 2))
@@ -137,7 +143,10 @@ def test_deviations_of_a_mixture() -> None:
 
 
 def test_verdict_on_floors() -> None:
-    """Claim 13 asks for chains that follow their exact laws, of all panels, and enough of them: made up here from those very laws."""
+    """Claim 13 asks for chains of all panels that follow their exact laws, and enough of them.
+
+    The chains are made up here from those laws.
+    """
     sizes = fig2.STUDY.full.replace(rounds=12, seeds=200, step_sizes=(1e-6, 1e-7, 1e-8))
     clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     ran = follow(clients, sizes)
@@ -167,7 +176,7 @@ def test_verdict_on_floors() -> None:
 
 
 def test_verdict_on_floors_with_unequal_hessians() -> None:
-    """The same of claim 10; by the laws of clients with one Hessian it fails."""
+    """Claim 10 is judged in the same way, and fails by the laws of clients with one Hessian."""
     sizes = fig2.STUDY.full.replace(rounds=12, seeds=200, step_sizes=(1e-6, 1e-7, 1e-8))
     clients = [
         gaussian.clients_of(make(0.0))
@@ -213,7 +222,10 @@ def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.R
 
 
 def test_draws_are_common_to_settings_and_not_to_calls() -> None:
-    """Around 0 a model is its noise, which the square root of the temperature multiplies; seeds alone make curves different."""
+    """Around 0 a model is its noise, which the square root of the temperature multiplies.
+
+    Curves differ by their seeds alone.
+    """
     problem, settings = gaussian.line(2.0, [0.0, 0.0]), {"temperature": [1.0, 4.0]}
     how = {
         "num_chains": 3,
@@ -230,7 +242,10 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
 
 
 def test_verdict_on_rounds_saved() -> None:
-    """Claim 12 asks for 20 to 40 times fewer rounds of all exact laws at K = 3000 than at 100, and for chains that follow and arrive."""
+    """Claim 12 asks for 20 to 40 times fewer rounds at K = 3000 than at 100, by all exact laws.
+
+    The chains have to follow the exact laws and to reach the accuracy.
+    """
     sizes = fig1.STUDY.full.replace(alphas=(0.0, 1.0), local_steps=(100, 3000, 10_000), rhos=())
     clients = {alpha: gaussian.clients_of(gaussian.equal_problem(alpha)) for alpha in sizes.alphas}
     random = np.random.default_rng(0)
@@ -291,7 +306,7 @@ def test_verdict_on_rounds_saved() -> None:
 
 
 def test_sets_of_chains_share_nothing() -> None:
-    """Two sets of 3 chains on two problems are the 6 and 6 chains of as many seeds, and the first is one of its own."""
+    """Two sets of 3 chains on two problems use 12 seeds, and equal separate calls with those seeds."""
     problems = [gaussian.line(2.0, [0.0, 0.0]), gaussian.line(1.0, [0.0, 0.0])]
     how = {"num_chains": 3, "num_rounds": 2, "step_size": 0.05, "local_steps": 2}
     ran = gaussian.repeated(
@@ -322,7 +337,10 @@ def test_first_round_within_an_accuracy() -> None:
 
 
 def test_simulated_problem_is_the_papers() -> None:
-    """Curvatures n / 5.828 and n / 0.1716 of 50,000 points, gamma squared of the printed sizes, and unequal Hessians where meant."""
+    """Curvatures are n / 5.828 and n / 0.1716 for 50,000 points, gamma squared is as printed.
+
+    Hessians are unequal where they have to be.
+    """
     clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     np.testing.assert_allclose(np.linalg.eigvalsh(clients.hessians[7]), [8579, 2.914e5], rtol=1e-3)
     np.testing.assert_allclose(
@@ -352,7 +370,10 @@ def made_up(
     noise: float = 1e-4,
     data: tuple[str, ...] = ("mnist", "fashion_mnist"),
 ) -> images.ImageRuns:
-    """Runs that end with the accuracy, Brier score and ECE given by K, and each seed's own errors of a standard deviation `noise`."""
+    """Make up runs that end with the accuracy, Brier score and ECE given by K.
+
+    Each seed has errors of standard deviation `noise`.
+    """
     random = np.random.default_rng(0)
     curves, chosen = {}, {}
     for name, k in itertools.product(data, plain):
@@ -376,7 +397,7 @@ def made_up(
 
 
 def test_verdict_on_the_worst_number_of_local_steps() -> None:
-    """K = 1 is worst only where it is so in every panel beyond doubt; the ECE of one panel is free."""
+    """K = 1 has to be worst in every panel beyond doubt, except for the ECE of one panel."""
     worst = images.judge_worst(made_up(), BOTH)
     assert worst.holds and set(worst.measured["worst"].values()) == {1}
     for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
@@ -394,7 +415,10 @@ def test_verdict_on_the_worst_number_of_local_steps() -> None:
 
 
 def test_verdict_on_the_best_number_of_local_steps() -> None:
-    """It has to differ between metrics and by warm-up, in each case beyond doubt; where not even observed to, the claim fails."""
+    """The best K has to differ between metrics and by warm-up, in each case beyond doubt.
+
+    The claim fails if the best K observed do not differ.
+    """
     best = images.judge_best(made_up(), BOTH)
     assert best.holds
     assert [best.measured["best"][f"mnist, {metric}"] for metric in images.METRICS] == [
@@ -414,7 +438,10 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
 
 
 def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
-    """Seeds that are all alike but for errors: no differences in 100 studies, of which a few would suffice to see a lenient rule."""
+    """Seeds differ by errors only: no differences are found in 100 studies.
+
+    A rule that is too lenient would find a few.
+    """
     alike: Ends = dict.fromkeys((1, 10, 20, 50, 100), (0.9, 0.1, 0.1))
     for seed in range(100):
         study = made_up(alike, alike, noise=0.0)
@@ -440,7 +467,7 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
 
 
 def test_step_size_with_the_best_last_score() -> None:
-    """The largest accuracy, the smallest scores; a run that diverged is none."""
+    """It has the largest accuracy or the smallest score; runs that diverged do not count."""
     leaves = dict.fromkeys(("accuracy", "warm_ece"), ("step_size", np.array([0.5, 0.9, np.nan])))
     tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
     assert images.best(tried.accuracy) == 2e-6
@@ -451,7 +478,7 @@ def test_step_size_with_the_best_last_score() -> None:
 def test_further_step_sizes_are_tried_while_the_largest_is_the_best(
     monkeypatch: pytest.MonkeyPatch, top: float, last: float
 ) -> None:
-    """One metric's best is at `top`, those of the others are within the grid; runs diverge from 2 `top` on."""
+    """One metric is best at `top`, the others within the grid; runs diverge from 2 `top` on."""
     asked: list[float] = []
     names = [prefix + metric for prefix in images.WARM_UPS for metric in images.METRICS]
 

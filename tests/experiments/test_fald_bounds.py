@@ -1,4 +1,4 @@
-"""Claim 3 of FA-LD is judged by every bound, on all the problems, and never holds by a number that is missing."""
+"""Claim 3 of FA-LD is judged by every bound on all problems, and never holds by a missing number."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
 from fedjax_sim.theory.langevin.exact_laws import Participation
 
+NUM_PROBLEMS = fald_bounds.STUDY.full.problems
 BOUNDS = {
     "start_bound": {"F.1"},
     "contraction_bound": {"B.1"},
@@ -26,11 +27,11 @@ BOUNDS = {
     "squared_bound": {"(29)"},
     "decreasing_bound": {"B.7"},
 }
-"""What the theory computes, and under which names it is judged."""
+"""The functions of the theory, and the names under which their bounds are judged."""
 
 
 def missing(found: Any) -> Any:
-    """One of the numbers, not the first."""
+    """Replace the last of the numbers by NaN."""
     found = np.array(found, float)
     found.flat[-1] = np.nan
     return found
@@ -42,7 +43,7 @@ def too_small(found: Any) -> Any:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Sizes:
-    """Few of the cases and steps, but some of each kind."""
+    """Choose few of the cases and steps, but some of each kind."""
     ways = (EVERYONE, Participation("with_replacement", 1))
     chosen = [case for case in fald_bounds.cases(8) if case.local_steps == 5 and case.who in ways]
     monkeypatch.setattr(fald_bounds, "cases", lambda num: chosen)
@@ -87,12 +88,12 @@ def test_a_rate_that_is_not_a_number_is_no_rate(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_problem_is_judged_in_every_way() -> None:
-    """R1 and R2 with 5 and 11 selections, at three K, step sizes and rho each; random ones with everyone and in both schemes."""
-    cases = list(fald_bounds.cases(fald_bounds.STUDY.full.problems))
-    assert (
-        sum(len(case.rho) for case in cases)
-        == (5 + 11) * 3 * 9 + 3 * fald_bounds.STUDY.full.problems
-    )
+    """R1 and R2 have 5 and 11 selections, each at three K, step sizes and rho.
+
+    Random problems are taken with everyone and in both schemes.
+    """
+    cases = list(fald_bounds.cases(NUM_PROBLEMS))
+    assert sum(len(case.rho) for case in cases) == (5 + 11) * 3 * 9 + 3 * NUM_PROBLEMS
     on_line = [
         (case.clients.shape[0], case.who, case.local_steps)
         for case in cases
@@ -101,7 +102,5 @@ def test_every_problem_is_judged_in_every_way() -> None:
     assert len(set(on_line)) == len(on_line) == (5 + 11) * 3
     in_plane = [(case.who.scheme, len(case.rho)) for case in cases if case.clients.shape[1] == 2]
     for scheme in ("full", "with_replacement", "without_replacement"):
-        assert (
-            sum(num for each, num in in_plane if each == scheme) == fald_bounds.STUDY.full.problems
-        )
+        assert sum(num for each, num in in_plane if each == scheme) == NUM_PROBLEMS
     assert {case.who.num_selected for case in cases} == {None, 1, 2, 3, 4, 5}

@@ -16,7 +16,7 @@ from tests.experiments.running import FILES, claims, run
 
 
 def test_smoke_run(tmp_path: Path) -> None:
-    """It judges no claim; K = 1 changes nothing against itself."""
+    """It judges no claim, and K = 1 compared with itself changes nothing."""
     done = run("fald/logistic", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "logistic.png"}
@@ -31,7 +31,7 @@ def test_smoke_run(tmp_path: Path) -> None:
 
 
 def draws(num: int, correlation: float, seed: int) -> np.ndarray:
-    """Stationary normal chains of mean 1 and variance 4, in 30 coordinates: `f64[8, num, 30]`."""
+    """Draw stationary normal chains of mean 1 and variance 4: `f64[8, num, 30]`."""
     random = np.random.default_rng(seed)
     walk = random.normal(size=(8, num, 30))
     for t in range(1, num):
@@ -40,7 +40,10 @@ def draws(num: int, correlation: float, seed: int) -> np.ndarray:
 
 
 def test_moments_know_their_errors() -> None:
-    """Deviations from the truth have mean square one, in standard errors, and those of two samplers' difference too."""
+    """Deviations from the truth have mean square one, in standard errors.
+
+    So have the differences of two samplers.
+    """
     for correlation in (0.0, 0.8):
         found, other = (fald_logistic.moments(draws(2000, correlation, seed)) for seed in (0, 1))
         off = [
@@ -55,7 +58,10 @@ def test_moments_know_their_errors() -> None:
 
 
 def test_bias_is_in_units_of_the_reference() -> None:
-    """Draws shifted by half a standard deviation and wider by a tenth; those of the same noise have hardly an error."""
+    """Draws are shifted by half a standard deviation and wider by a tenth.
+
+    With the same noise the comparison has hardly an error.
+    """
     reference, other = draws(500, 0.5, 0), draws(500, 0.5, 1)
     apart = fald_logistic.bias(
         fald_logistic.moments(2 + 1.1 * (other - 1)), fald_logistic.moments(reference)
@@ -73,7 +79,10 @@ def test_bias_is_in_units_of_the_reference() -> None:
 
 
 def test_quadratic_clients_are_found() -> None:
-    """Wherever they are looked at; their biases are those of the exact laws of two clients with curvatures 1 and 4."""
+    """Quadratic clients are found from draws anywhere.
+
+    Their biases are those of the exact laws of two clients with curvatures 1 and 4.
+    """
     random = np.random.default_rng(0)
     roots = random.normal(size=(3, 2, 2))
     problem = GaussianClients.of(

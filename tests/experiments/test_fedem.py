@@ -1,4 +1,4 @@
-"""The experiments on FedEM as a user runs them: small, with verdicts that are meant."""
+"""The experiments on FedEM: small, with verdicts; and the counts behind Fig. 2."""
 
 import csv
 import gzip
@@ -14,7 +14,7 @@ from experiments.fedem.claims import CLAIMS
 from experiments.harness import Arguments, Outcome
 from fedjax_sim.problems import latent
 from fedjax_sim.settings import ConfigError
-from tests.experiments.running import FILES, claims, run
+from tests.experiments.running import FILES, run
 
 SMOKE = Arguments(smoke=True)
 EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, bool | None]] = {
@@ -24,7 +24,7 @@ EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, bool | None]] = {
     fig3.run: {19: None},
     fig2.run: {20: None},
 }
-"""What each judges at this size."""
+"""The claims that each judges in its smoke size, with the outcome."""
 
 
 def test_every_claim_is_judged_somewhere() -> None:
@@ -52,7 +52,7 @@ def test_smoke_run(study: Callable[[Arguments], Outcome]) -> None:
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
-    """The missing values, whole: the folder, the verdict, the text."""
+    """FedMissEM as a whole: the folder, the verdict, the text."""
     done = run("fedem/fig2", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {id: claim["holds"] for id, claim in claims(tmp_path / "out").items()} == {
@@ -82,7 +82,11 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_kinds_of_counts() -> None:
-    """All have the same abundances, of rank 2; Poisson counts the same visits; regional servers their own sites; sparse ones few visits."""
+    """All kinds have the same abundances, of rank 2.
+
+    Poisson counts have the same visits, regional servers see their sites only, sparse ones have few
+    visits.
+    """
     plain, poisson, regional = (
         make(counts.COUNTS.full) for make in (counts.synthetic, counts.poisson, counts.regional)
     )
@@ -116,7 +120,7 @@ def test_kinds_of_counts() -> None:
 
 
 def test_families_of_counts() -> None:
-    """Poisson counts are fitted as such; start, server by server."""
+    """Poisson counts are fitted as such, and all start from the servers' filled-up matrices."""
     poisson = counts.poisson(counts.COUNTS.smoke)
     problem = fig2.problem_of(poisson, 0.1)
     assert (problem.model.family, problem.model.method) == ("poisson", "alternating")
@@ -139,7 +143,10 @@ def write(path: Path, header: str, rows: list[list[object]]) -> Path:
 
 
 def test_reading_counts(tmp_path: Path) -> None:
-    """Months of winters are in order of time, an empty count is 0, observers stay together, and other visits are dealt out."""
+    """Months of winters are in order of time, and an empty count is 0.
+
+    Observers stay together, other visits are dealt out.
+    """
     rows: list[list[object]] = [["b", 2, 1, 7, "ann"], ["a", 1, 6, "", "ann"], ["a", 2, 1, 1, "bo"]]
     visits = counts.read(write(tmp_path / "a.csv", "site,winter,month,birds,observer", rows))
     assert visits.shape == (2, 2)
@@ -155,7 +162,7 @@ def test_reading_counts(tmp_path: Path) -> None:
 
 
 def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
-    """Whether they are ten or not, and whoever the observer was; the problem has so many clients."""
+    """Servers need not be ten, and observers do not matter; each server is a client."""
     for num in (10, 3):
         rows: list[list[object]] = [
             [i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)
@@ -168,7 +175,10 @@ def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_epochs_of_cells_and_blocks_within_a_site() -> None:
-    """Sixteen cells at the start, then what a round sends, over the visits; the paper's mini-batch is 10 x 10 in groups of four times."""
+    """An epoch counts sixteen cells at the start, then what a round sends, over the visits.
+
+    The paper's mini-batch is 10 x 10 in groups of four times.
+    """
     assert [batch.share for batch in fig2.batches((200, 60)).values()] == pytest.approx(
         [100 / 12000, 0.4935, 0.4935], rel=1e-3
     )
@@ -233,7 +243,7 @@ def test_smoothing_keeps_lines_and_removes_noise() -> None:
 
 
 def test_additive_means() -> None:
-    """Exact on a table that is additive, whatever cells are missing."""
+    """They are exact on an additive table, whichever cells are missing."""
     random = np.random.default_rng(0)
     table = random.normal(size=(6, 1)) + random.normal(size=(1, 8))
     site, time = np.nonzero(random.random(table.shape) < 0.7)

@@ -1,4 +1,4 @@
-"""The experiments on hierarchical FL: small, from the command line, with verdicts that are meant; and what they compute with."""
+"""The experiments on hierarchical FL: small, through the command line; and how they judge."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
 
 
 def curves(accuracy: np.ndarray, time: np.ndarray) -> xr.Dataset:
-    """Lanes `[lr, seed, eval]` of one sweep."""
+    """Make the lanes `[lr, seed, eval]` of one sweep."""
     dims = ("lr", "seed", "eval")
     return xr.Dataset(
         {"accuracy": (dims, accuracy)}, {"lr": [0.1, 1.0], "seed": [0, 1], "time": (dims, time)}
@@ -102,7 +102,7 @@ def test_leads_are_paired_by_seed() -> None:
 
 
 def test_what_is_unknown_is_not_judged() -> None:
-    """A single seed has no spread, a failed lane no accuracy, and a large error shows no equality."""
+    """A single seed has no spread, a failed lane no accuracy, a large error shows no equality."""
     Lead, all_of = setup.Lead, setup.all_of
     for lead in (Lead(3.0, np.nan), Lead(np.nan, 0.1)):
         assert lead.is_clear is None and lead.is_none is None
@@ -134,7 +134,7 @@ def test_what_is_unknown_is_not_judged() -> None:
 
 
 def test_fluctuation_is_of_falls_alone() -> None:
-    """Learning steadily is none; falling back is, by how much per look, the mean of the groups."""
+    """Steady learning is no fluctuation; falls count by their mean per evaluation, over groups."""
     time = np.arange(6.0)[None]
     steady, saw = np.linspace(0, 0.5, 6)[None], np.array([[0.0, 0.3, 0.2, 0.5, 0.4, 0.4]])
     dims = ("seed", "eval")
@@ -162,7 +162,10 @@ def test_crossings_leave_out_what_is_too_close() -> None:
 
 @pytest.mark.parametrize(("early", "late", "holds"), [(0, 20, True), (20, 0, False), (0, 0, False)])
 def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, holds: bool) -> None:
-    """Claim 16, on curves made by hand: of S = 0 and 20 one is ahead until 740, and one from then on; a failed lane leaves it open."""
+    """Claim 16 on made-up curves: of S = 0 and 20 one is ahead until 740, then the other one.
+
+    A failed lane leaves it open.
+    """
     time = np.linspace(0, 1000, 51)
 
     def sweep(sync_times: list[float] | None, delays: list[float]) -> xr.Dataset:
@@ -199,7 +202,7 @@ def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, hol
 
 
 def test_clocks_are_those_of_the_papers_coefficients() -> None:
-    """The experiments' own numbers per group, and the system's slopes by size, for groups of unequal size."""
+    """The delays per group equal those by the system's slopes, for groups of unequal size."""
     own = setup.clock([10, 20], setup.FIG7)
     named = paper_delays(*setup.FIG7)
     for word in ("shift", "mean"):
@@ -234,7 +237,7 @@ def test_sizes_by_data_set() -> None:
 
 
 def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
-    """The last of their looks is at T to the bit, whatever the delays, and nothing was combined before."""
+    """Their last evaluation is at T to the bit with any delays, and nothing was combined before."""
     for time in (1000.0, 200.0, 123.456):
         changes = setup.clock([5, 15], setup.FIG3, num_clients=20, **fig4_5.alone(time))
         schedule = draw(hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * fig4_5.LOOKS)
@@ -246,7 +249,7 @@ def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
 
 
 def test_every_group_has_a_bound_of_its_own() -> None:
-    """Fig. 11's unequal groups, whose shifts are 3.7 and 1.7: at most 4 and 8 iterations in 12 units of time."""
+    """Fig. 11's unequal groups have shifts 3.7 and 1.7: at most 4 and 8 iterations in 12 units."""
     setting = clock.SETTINGS["Fig. 11, 30 + 10"]
     schedule = draw(hierarchical.system, [setting.hypers()[1]], 3, 20)
     found = clock.compare(Timeline(*(leaf[0] for leaf in schedule)), setting, 12.0)
@@ -269,7 +272,7 @@ def test_speakers_are_dealt_evenly_and_whole() -> None:
 
 
 def test_rounds_for_one_of_the_baseline() -> None:
-    """Rounds of 2, 4 and 3, 9: half as many; the error of a ratio of means by hand."""
+    """Rounds of 2, 4 and 3, 9 are half as many; the error of a ratio of means is found by hand."""
     baseline, schedule = (
         Timeline(np.array(time), *[None] * 5) for time in ([[2.0, 6.0]], [[3.0, 12.0]])
     )
