@@ -209,8 +209,8 @@ def test_bits_of_messages() -> None:
     mixed = {"a": jnp.ones(4, "bfloat16"), "b": jnp.ones(2)}
     assert message_bits(Identity(), mixed) == full_precision_bits(mixed) == 128
     for system, bits in ((fedavg.system, (114, 288)), (quafl.system, (114, 114))):
-        assert system.message_bits(tree(), system.Hyper(compression=COMPRESSOR)) == bits
-        assert system.message_bits(tree(), system.Hyper()) == (288, 288)
+        assert system.messages.bits(tree(), system.Hyper(compression=COMPRESSOR)) == bits
+        assert system.messages.bits(tree(), system.Hyper()) == (288, 288)
 
 
 def test_on_the_command_line() -> None:
