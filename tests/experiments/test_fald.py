@@ -306,7 +306,7 @@ def test_verdict_on_rounds_saved() -> None:
 
 
 def test_sets_of_chains_share_nothing() -> None:
-    """Two sets of 3 chains on two problems use 12 seeds, and equal separate calls with those seeds."""
+    """Two sets of 3 chains on two problems use 12 seeds, and equal calls with those seeds."""
     problems = [gaussian.line(2.0, [0.0, 0.0]), gaussian.line(1.0, [0.0, 0.0])]
     how = {"num_chains": 3, "num_rounds": 2, "step_size": 0.05, "local_steps": 2}
     ran = gaussian.repeated(

@@ -1,4 +1,4 @@
-"""Claim 3 of FA-LD is judged by every bound on all problems, and never holds by a missing number."""
+"""Claim 3 of FA-LD is judged by every bound on all problems, and fails by missing numbers."""
 
 from collections.abc import Callable
 from typing import Any
