@@ -170,8 +170,9 @@ def fixed(value: Any) -> Any:
 def struct(cls: type[HyperT]) -> type[HyperT]:
     """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields."""
     made = flax_struct.dataclass(cls)
-    table = "\n".join(f"  {line}" for line in describe(made))
-    made.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\nSettings:\n{table}\n"
+    lines = [f"  {line}" for line in describe(made)]
+    if lines:
+        made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])
     return made
 
 
@@ -187,7 +188,10 @@ def describe(hyper_type: type) -> list[str]:
 def default_text(field: dataclasses.Field) -> str:
     """Write a field's default as a user would type it."""
     default = field.default
-    return getattr(default, "__qualname__", repr(default)) if callable(default) else repr(default)
+    if callable(default):
+        return getattr(default, "__qualname__", repr(default))
+    # A part, such as a compressor, is written as the command line reads it.
+    return str(default) if dataclasses.is_dataclass(default) else repr(default)
 
 
 def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
