@@ -230,10 +230,10 @@ def sweep(
         resume,
         progress,
     )
-    hyper = system.Hyper() if hyper is None else hyper
     seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else list(seeds)
     settings = {name: list(values) for name, values in (settings or {}).items()}
     _check_run(system, seeds, settings, options)
+    hyper = system.Hyper() if hyper is None else hyper
     points = [
         dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
     ]

@@ -1,4 +1,7 @@
-"""Checkpoints: a killed run goes on and ends with the same bits, and a checkpoint of another run is refused."""
+"""Checkpoints: a killed run is continued and ends with the same bits.
+
+A checkpoint of another run is refused.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -6,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
+import chex
 import numpy as np
 import optax
 import pytest
@@ -15,6 +18,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine import checkpoint
 from fedjax_sim.engine.checkpoint import Checkpoint
+from fedjax_sim.engine.sweeps import _text_of
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
 OPTIONS: dict[str, Any] = {
@@ -23,18 +27,19 @@ OPTIONS: dict[str, Any] = {
     "num_evals": 4,
     "layout": Layout(4, False, 2),
     "keep_models": True,
+    "client_variance": True,
 }
 
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints between all chunks, however little time has gone by."""
+    """Write checkpoints between all chunks, however little time has passed."""
     clock = itertools.count(0, 1000)
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: float(next(clock)))
 
 
 def kill_after(saves: int, monkeypatch: pytest.MonkeyPatch, *, during: bool = False) -> None:
-    """Interrupt the run right after a number of checkpoints, or within the writing of the next one."""
+    """Interrupt the run right after a number of checkpoints, or while the next one is written."""
     import orbax.checkpoint as ocp
 
     written = itertools.count(1)
@@ -54,8 +59,8 @@ def kill_after(saves: int, monkeypatch: pytest.MonkeyPatch, *, during: bool = Fa
 
 
 def assert_same_bits(a: fedjax_sim.Run, b: fedjax_sim.Run) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a.models, b.models)
-    jax.tree.map(np.testing.assert_array_equal, a.samples, b.samples)
+    """Assert that models, samples and curves of two runs are equal."""
+    chex.assert_trees_all_equal((a.models, a.samples), (b.models, b.samples))
     assert set(a.curves.data_vars) == set(b.curves.data_vars)
     for name in (*a.curves.data_vars, *a.curves.coords):
         np.testing.assert_array_equal(a.curves[name], b.curves[name], err_msg=name)
@@ -71,7 +76,10 @@ def test_a_killed_run_ends_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
     no_pause: None,
 ) -> None:
-    """Killed after two of four chunks, or while the third one's checkpoint is written, which must leave the second one's."""
+    """Kill a run after two of four chunks, or while the third chunk's checkpoint is written.
+
+    In the second case the checkpoint of the second chunk must still be there.
+    """
     unbroken = fedjax_sim.sweep(system, regression(), small(system), evals_per_chunk=1, **OPTIONS)
     with monkeypatch.context() as patch:
         kill_after(2, patch, during=during)
@@ -90,20 +98,20 @@ def test_a_killed_run_ends_with_the_same_bits(
     resumed = fedjax_sim.sweep(
         system, regression(), small(system), checkpoint=tmp_path / "run", resume=True, **OPTIONS
     )
-    assert done == [3, 4], "two of the four chunks were done before"
+    assert done == [3, 4], "two of the four chunks had been done"
     assert_same_bits(resumed, unbroken)
     done.clear()
     again = fedjax_sim.sweep(
         system, regression(), small(system), checkpoint=tmp_path / "run", resume=True, **OPTIONS
     )
-    assert done == [], "a finished run is read, not run"
+    assert done == [], "a finished run is loaded and not run again"
     assert_same_bits(again, unbroken)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
-    """And is still there afterwards."""
+    """It is still there afterwards."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), checkpoint=tmp_path / "run")
     run(small(QUAFL), **OPTIONS)
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
@@ -120,13 +128,11 @@ def test_a_checkpoint_of_another_configuration_is_refused(
         ("layout", small(QUAFL), other | {"layout": Layout(1, False, 2)}),
         ("layout", small(QUAFL), other | {"layout": Layout(4, False, 3)}),
         ("evals_per_chunk", small(QUAFL), other | {"evals_per_chunk": 3}),
-        ("program", small(QUAFL), other | {"reports": False}),
+        ("client_variance", small(QUAFL), other | {"client_variance": False}),
         ("keep_models", small(QUAFL), other | {"keep_models": False}),
     ):
-        with pytest.raises(
-            ConfigError,
-            match=f"of the same configuration as this run, which differs in .*{differs}.*, or removed",
-        ):
+        allowed = "of the same configuration as this run, which differs in"
+        with pytest.raises(ConfigError, match=f"{allowed} .*{differs}.*, or removed"):
             run(hyper, **options)
     with pytest.raises(ConfigError, match="same configuration"):
         fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), checkpoint=tmp_path / "run", **other)
@@ -148,7 +154,7 @@ def test_without_resume_a_run_starts_anew(
     assert not np.array_equal(first.models, other.models)
 
 
-def test_to_resume_from_nothing_is_to_start(
+def test_resuming_without_a_checkpoint_starts_the_run(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     started = fedjax_sim.sweep(
@@ -168,9 +174,8 @@ def test_a_folder_that_cannot_be_written(
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_functions_among_the_settings_have_names_that_last() -> None:
-    """A resumed run is another process: what a setting is called must not hold an address in memory."""
-    from fedjax_sim.engine.sweeps import _named
+def test_functions_among_the_settings_have_lasting_names() -> None:
+    """A setting's text has no address in memory, because a run is resumed by another process."""
 
     for value in (
         optax.sgd,
@@ -180,4 +185,4 @@ def test_functions_among_the_settings_have_names_that_last() -> None:
         "text",
         None,
     ):
-        assert " at 0x" not in _named(value)
+        assert " at 0x" not in _text_of(value)
