@@ -80,12 +80,12 @@ def cases(num_problems: int) -> Iterator[Case]:
                 if scheme == "full"
                 else Participation(scheme, int(random.integers(1, n + 1)))
             )
-            own = (
+            problem = (
                 clients._replace(weights=np.full(n, 1 / n))
                 if scheme == "without_replacement"
                 else clients
             )
-            drawn = own, float(random.choice(RHOS)), float(random.uniform(0.05, 1))
+            drawn = problem, float(random.choice(RHOS)), float(random.uniform(0.05, 1))
             groups.setdefault((n, int(random.choice(LOCAL_STEPS)), who), []).append(drawn)
     for (_, local_steps, who), group in groups.items():
         together, rhos, shares = zip(*group, strict=True)
@@ -316,8 +316,8 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
     blocks = np.einsum(
         "...cicj->...cij", law.covariance.reshape(*law.covariance.shape[:-2], n, dim, n, dim)
     )
-    own, centre = np.trace(blocks, axis1=-2, axis2=-1), oracle.average(clients, law)
-    distance = own + np.sum((mean - oracle.target_law(clients).mean[:, None]) ** 2, axis=-1)
+    variance, centre = np.trace(blocks, axis1=-2, axis2=-1), oracle.average(clients, law)
+    distance = variance + np.sum((mean - oracle.target_law(clients).mean[:, None]) ** 2, axis=-1)
     slope = np.einsum("bcij,tbcj->tbci", clients.hessians, mean - clients.centers)
     curved = np.trace(clients.hessians @ blocks @ clients.hessians, axis1=-2, axis2=-1)
     gradient = (
@@ -328,7 +328,7 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
     spread = np.einsum(
         "bc,tbc->tb",
         clients.weights,
-        own + np.sum((mean - centre.mean[..., None, :]) ** 2, axis=-1),
+        variance + np.sum((mean - centre.mean[..., None, :]) ** 2, axis=-1),
     )
     divergence = spread - np.trace(centre.covariance, axis1=-2, axis2=-1)
     return Moments(distance.max(axis=-1), gradient.max(axis=-1), divergence)

@@ -107,11 +107,11 @@ def run_panels(
         alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)
     }
 
-    def needed(own: GaussianTarget, local_steps: int) -> float:
+    def needed(target: GaussianTarget, local_steps: int) -> float:
         start = oracle.point(np.zeros(2))
         return float(
             rounds_to(
-                own,
+                target,
                 start,
                 ACCURACY,
                 step_size=STEP_SIZE,
@@ -121,7 +121,7 @@ def run_panels(
         )
 
     # One round more: the first model within the accuracy may miss it by its sampling error.
-    length = min(1.3 * max(needed(own, 1) for own in clients.values()), sizes.longest)
+    length = min(1.3 * max(needed(target, 1) for target in clients.values()), sizes.longest)
     ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     for local_steps in sizes.local_steps:
         ran[local_steps] = repeated(
@@ -149,10 +149,11 @@ def run_panels(
             local_steps=MIXED_STEPS,
         )
     exact = {
-        alpha: {k: needed(own, k) for k in sizes.local_steps} for alpha, own in clients.items()
+        alpha: {k: needed(target, k) for k in sizes.local_steps}
+        for alpha, target in clients.items()
     }
     found = {
-        alpha: {k: first_within(own.distance[:, i], ACCURACY) for k, own in ran.items()}
+        alpha: {k: first_within(sets.distance[:, i], ACCURACY) for k, sets in ran.items()}
         for i, alpha in enumerate(sizes.alphas)
     }
     return Panels(sizes, clients, ran, mixed, exact, found)
@@ -183,19 +184,27 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
             )
         ]
     means = {
-        alpha: {k: mean_of_finite(values) for k, values in own.items()}
-        for alpha, own in panels.found.items()
+        alpha: {k: mean_of_finite(values) for k, values in rounds_by_steps.items()}
+        for alpha, rounds_by_steps in panels.found.items()
     }
     arrived = min(
-        float(np.isfinite(own[k]).mean()) for own in panels.found.values() for k in (100, 3000)
+        float(np.isfinite(rounds_by_steps[k]).mean())
+        for rounds_by_steps in panels.found.values()
+        for k in (100, 3000)
     )
     far = largest_deviation(panels)
     rounds = {"exact": panels.exact, "chains": means}
     gains = {
-        kind: {alpha: own[100] / own[3000] for alpha, own in each.items()}
+        kind: {
+            alpha: rounds_by_steps[100] / rounds_by_steps[3000]
+            for alpha, rounds_by_steps in each.items()
+        }
         for kind, each in rounds.items()
     }
-    still_falls = all(own[10_000] <= own[3000] for own in panels.exact.values())
+    still_falls = all(
+        rounds_by_steps[10_000] <= rounds_by_steps[3000]
+        for rounds_by_steps in panels.exact.values()
+    )
     highest = {kind: max(each.values()) for kind, each in gains.items()}
     lowest = {kind: min(each.values()) for kind, each in gains.items()}
     marks = CLAIMS[12].criterion
@@ -238,23 +247,23 @@ def largest_deviation(panels: Panels) -> float:
     if not are_numbers(*panels.ran.values(), *panels.mixed.values()):
         return float("inf")
     runs = [
-        (own.first, i, k, 0.0, alpha)
-        for k, own in panels.ran.items()
+        (sets.first, i, k, 0.0, alpha)
+        for k, sets in panels.ran.items()
         for i, alpha in enumerate(panels.sizes.alphas)
     ]
     runs += [
-        (own.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0])
-        for rho, own in panels.mixed.items()
+        (sets.first, 0, MIXED_STEPS, rho, panels.sizes.alphas[0])
+        for rho, sets in panels.mixed.items()
     ]
     found = []
-    for own, i, local_steps, rho, alpha in runs:
-        num_rounds = own.distance.shape[-1] - 1
+    for first, i, local_steps, rho, alpha in runs:
+        num_rounds = first.distance.shape[-1] - 1
         taken = oracle.one_round(
             panels.clients[alpha], step_size=STEP_SIZE, local_steps=local_steps, rho=rho
         )
         exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), num_rounds)
         at = [1, num_rounds // 2, num_rounds]
-        law = Gaussian(own.law.mean[i, at], own.law.covariance[i, at])
+        law = Gaussian(first.law.mean[i, at], first.law.covariance[i, at])
         found.append(
             deviations(
                 law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.seeds
@@ -266,7 +275,7 @@ def largest_deviation(panels: Panels) -> float:
 def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
     """Draw the panels and collect what is written. picture: name of the picture's file."""
     sizes, clients = panels.sizes, panels.clients
-    squares = {alpha: dissimilarity(own) ** 2 for alpha, own in clients.items()}
+    squares = {alpha: dissimilarity(target) ** 2 for alpha, target in clients.items()}
     figure = Figure(figsize=(16, 9), layout="constrained")
     (first, second, third), (fourth, fifth, last) = figure.subplots(2, 3)
     last.axis("off")
@@ -275,8 +284,11 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         label = f"{alpha:g} ({squares[alpha]:.0e})"
         first.loglog(steps, [panels.exact[alpha][k] for k in steps], color=f"C{i}", linestyle="--")
         shown = [panels.found[alpha][k] for k in steps]
-        means = [mean_of_finite(own) for own in shown]
-        errors = [np.std(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0 for own in shown]
+        means = [mean_of_finite(rounds) for rounds in shown]
+        errors = [
+            np.std(rounds[np.isfinite(rounds)]) if np.isfinite(rounds).any() else 0.0
+            for rounds in shown
+        ]
         first.errorbar(
             steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label
         )
@@ -286,7 +298,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         )
         second.semilogy(exact, color=f"C{i}", linestyle="--")
         draw_sets(second, distance, color=f"C{i}", label=label)
-    for j, (rho, own) in enumerate(panels.mixed.items()):
+    for j, (rho, sets) in enumerate(panels.mixed.items()):
         exact = exact_distances(
             clients[sizes.alphas[0]],
             sizes.rounds,
@@ -295,7 +307,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             rho=rho,
         )
         third.semilogy(exact, color=f"C{j}", linestyle="--")
-        draw_sets(third, own.distance[:, 0], color=f"C{j}", label=f"{rho:g}")
+        draw_sets(third, sets.distance[:, 0], color=f"C{j}", label=f"{rho:g}")
     first.set(
         xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="(a) dashed: exact"
     )
@@ -325,8 +337,8 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
                 *(spread(values) for values in panels.found[alpha].values()),
             ]
         )
-    curves = {f"K = {k}": kept(own) for k, own in panels.ran.items()} | {
-        f"rho = {rho:g}": kept(own) for rho, own in panels.mixed.items()
+    curves = {f"K = {k}": kept(sets) for k, sets in panels.ran.items()} | {
+        f"rho = {rho:g}": kept(sets) for rho, sets in panels.mixed.items()
     }
     text = "\n\n".join(
         [

@@ -24,7 +24,9 @@ STUDY = Study(
 def judge(panels: Panels) -> list[Verdict]:
     """Judge claims 6 and 8."""
     far, sizes = largest_deviation(panels), panels.sizes
-    by_alpha = [floor(own, step_size=STEP_SIZE, local_steps=10) for own in panels.clients.values()]
+    by_alpha = [
+        floor(target, step_size=STEP_SIZE, local_steps=10) for target in panels.clients.values()
+    ]
     late = [float(panels.ran[10].distance[:, i, -1].mean()) for i in range(len(sizes.alphas))]
     by_rho = [
         floor(

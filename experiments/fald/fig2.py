@@ -102,15 +102,15 @@ def largest_deviation(
     at = sorted({max(1, sizes.rounds // 4), max(1, sizes.rounds // 2), sizes.rounds})
     far = {}
     for panel, each in ran.items():
-        who, own = PANELS[panel], each.first
+        who, first = PANELS[panel], each.first
         found = [] if are_numbers(each) else [np.inf]
         for i, eta in enumerate(sizes.step_sizes):
             taken = oracle.one_round(
                 clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who
             )
             exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
-            fitted = Gaussian(own.law.mean[0, i, at], own.law.covariance[0, i, at])
-            shape = 3.0 if who == EVERYONE else kurtosis(own.models[0, i][:, at])
+            fitted = Gaussian(first.law.mean[0, i, at], first.law.covariance[0, i, at])
+            shape = 3.0 if who == EVERYONE else kurtosis(first.models[0, i][:, at])
             found.append(
                 deviations(
                     fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.seeds, shape
@@ -135,7 +135,10 @@ def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeate
 
     return Late(
         {panel: [exact(eta, PANELS[panel]) for eta in sizes.step_sizes] for panel in ran},
-        {panel: own.distance[:, 0, :, late].mean(axis=-1).T.tolist() for panel, own in ran.items()},
+        {
+            panel: sets.distance[:, 0, :, late].mean(axis=-1).T.tolist()
+            for panel, sets in ran.items()
+        },
     )
 
 
@@ -184,7 +187,7 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
         "off their exact laws"
     )
     marks = CLAIMS[13].criterion
-    as_usual = all(abs(x - 1) < marks.usual for own in typical.values() for x in own)
+    as_usual = all(abs(x - 1) < marks.usual for ratios in typical.values() for x in ratios)
     holds: bool | None = (
         ordered
         and largest_share < marks.partial
@@ -243,10 +246,10 @@ def outcome(
     places[-1].axis("off")
     for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
         for i, eta in enumerate(sizes.step_sizes):
-            own = exact_distances(
+            exact = exact_distances(
                 clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
             )
-            axes.semilogy(own, color=f"C{i}", linestyle="--", linewidth=1)
+            axes.semilogy(exact, color=f"C{i}", linestyle="--", linewidth=1)
             if panel in ran:
                 draw_sets(axes, ran[panel].distance[:, 0, i], color=f"C{i}", label=f"{eta:g}")
         axes.set(xlabel="rounds", title=f"({panel}) {name_of(who)}")
@@ -270,7 +273,7 @@ def outcome(
         *(f"{eta:g}" for eta in sizes.step_sizes),
     ]
     text = table(header, rows) + "\n\n" + verdict_table([judged])
-    curves = {f"panel {panel}": kept(own) for panel, own in ran.items()}
+    curves = {f"panel {panel}": kept(sets) for panel, sets in ran.items()}
     return Outcome(
         curves, {picture: figure}, [judged], {**sizes.config(), "local_steps": LOCAL_STEPS}, text
     )

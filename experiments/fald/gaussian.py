@@ -243,17 +243,21 @@ def repeated(
     size = len(problems) * num_chains
 
     def ran(i: int) -> Chains:
-        own = options(name if i == 0 else f"{name}, set {i}")
+        kept_options = options(name if i == 0 else f"{name}, set {i}")
         return chains(
-            problems, num_chains=num_chains, first_seed=first_seed + i * size, options=own, **how
+            problems,
+            num_chains=num_chains,
+            first_seed=first_seed + i * size,
+            options=kept_options,
+            **how,
         )
 
     first = ran(0)
     distances, curves = [first.distance], [first.curves]
     for i in range(1, sets):  # One set's models are enough to keep.
-        own = ran(i)
-        distances.append(own.distance)
-        curves.append(own.curves)
+        chains_of_set = ran(i)
+        distances.append(chains_of_set.distance)
+        curves.append(chains_of_set.curves)
     return Repeated(
         first,
         np.stack(distances),
@@ -313,7 +317,7 @@ def deviations(
 
 def are_numbers(*sets: Repeated) -> bool:
     """Return whether all distances of all sets are numbers."""
-    return all(bool(np.isfinite(own.distance).all()) for own in sets)
+    return all(bool(np.isfinite(each.distance).all()) for each in sets)
 
 
 def largest(*numbers: float) -> float:

@@ -347,8 +347,8 @@ def text_of(ran: ImageRuns, prefix: str) -> str:
     header = ["data", "K", *METRICS, *(f"{metric}, Brier's step size" for metric in METRICS)]
     edge = [
         f"{name} ({metric})"
-        for name, own in ran.chosen.items()
-        for metric, value in own.items()
+        for name, best_steps in ran.chosen.items()
+        for metric, value in best_steps.items()
         if value in _ends(ran, name, metric)
     ]
     return (
@@ -378,7 +378,10 @@ def judge_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
     """
     steps = ran.config["local_steps"]
     values = _panels(ran, prefixes)
-    worst = {panel: steps[int(own.mean(axis=1).argmin())] for panel, own in values.items()}
+    worst = {
+        panel: steps[int(scores_by_steps.mean(axis=1).argmin())]
+        for panel, scores_by_steps in values.items()
+    }
     shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in worst.items())
     named = [panel for panel in values if panel != "fashion_mnist, ece, warm-up"]
     missing = _missing(ran) or (len(named) < 11 and "not all panels that the claim names")
@@ -411,7 +414,7 @@ def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
     """
     steps = ran.config["local_steps"]
     values = _panels(ran, prefixes)
-    best = {panel: steps[int(own.mean(axis=1).argmax())] for panel, own in values.items()}
+    best = {panel: steps[int(scored.mean(axis=1).argmax())] for panel, scored in values.items()}
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
     missing = _missing(ran) or (
         len(prefixes) < 2 and "runs with and without warm-up have to be compared"
@@ -423,9 +426,9 @@ def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
         panel: {
             k
             for i, k in enumerate(steps)
-            if all(_doubt(own[j], own[i]) > level for j in range(len(steps)) if j != i)
+            if all(_doubt(scored[j], scored[i]) > level for j in range(len(steps)) if j != i)
         }
-        for panel, own in values.items()
+        for panel, scored in values.items()
     }
     pairs: dict[str, list[tuple[str, str]]] = {
         "metric": [
@@ -441,23 +444,24 @@ def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
         ],
     }
     proved = {
-        kind: [pair for pair in own if not kept[pair[0]] & kept[pair[1]]]
-        for kind, own in pairs.items()
+        kind: [pair for pair in panel_pairs if not kept[pair[0]] & kept[pair[1]]]
+        for kind, panel_pairs in pairs.items()
     }
     seen = {
-        kind: any(best[one] != best[other] for one, other in own) for kind, own in pairs.items()
+        kind: any(best[one] != best[other] for one, other in panel_pairs)
+        for kind, panel_pairs in pairs.items()
     }
     holds = True if all(proved.values()) else None if all(seen.values()) else False
     found = "; ".join(
-        f"by {kind} {', '.join(' and '.join(pair) for pair in own) or 'none'}"
-        for kind, own in proved.items()
+        f"by {kind} {', '.join(' and '.join(pair) for pair in panel_pairs) or 'none'}"
+        for kind, panel_pairs in proved.items()
     )
     why = f"{shown}; {_words(ran)}; best K that differ beyond doubt: {found}"
     return verdict(
         15,
         {
             "best": best,
-            "not beaten": {panel: sorted(own) for panel, own in kept.items()},
+            "not beaten": {panel: sorted(unbeaten) for panel, unbeaten in kept.items()},
             "differ": proved,
         },
         holds,

@@ -103,10 +103,11 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
     for seed, rho in itertools.product(range(5), RHOS):
         clients = random_clients(seed)
         eta = 0.5 * float(theory.setup_of(clients, np.zeros(2), rho).largest_step_size)
-        own = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
+        several = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
         whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
         laws = [
-            oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100) for taken in (own, whole)
+            oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), 100)
+            for taken in (several, whole)
         ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
     agreement = compare(r1(), sizes.seeds, local_steps=1)
@@ -185,8 +186,8 @@ def judge_invariance() -> Verdict:
     off, total = 0.0, 600
     reference = shared.shared_hessian(clients, np.ones(2), step_size=1e-7, num_steps=total)
     scale = float(np.sqrt(np.trace(reference.covariance)))
-    for own, local_steps, rho in itertools.product((clients, gathered), (1, 10, 300), RHOS):
-        taken = oracle.one_round(own, step_size=1e-7, local_steps=local_steps, rho=rho)
+    for problem, local_steps, rho in itertools.product((clients, gathered), (1, 10, 300), RHOS):
+        taken = oracle.one_round(problem, step_size=1e-7, local_steps=local_steps, rho=rho)
         law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), total // local_steps)
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
@@ -237,12 +238,16 @@ def judge_alone(sizes: Sizes) -> Verdict:
     clients = clients_of(problem)
     far, wide = 0.0, 0.0
     for (j, rho), c in itertools.product(enumerate(RHOS), range(2)):
-        own = models[j][drawn[j] == c]
+        of_client = models[j][drawn[j] == c]
         goal = oracle.local_target(clients, rho)
         curvature = clients.hessians[c, 0, 0]
         variance = goal.covariance[c, 0, 0] / (1 - eta * curvature / 2)
-        far = largest(far, abs(own.mean() - goal.mean[c, 0]) / np.sqrt(variance / len(own)))
-        far = largest(far, abs(own.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(own) - 1)))
+        far = largest(
+            far, abs(of_client.mean() - goal.mean[c, 0]) / np.sqrt(variance / len(of_client))
+        )
+        far = largest(
+            far, abs(of_client.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(of_client) - 1))
+        )
         wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
     why = (
         f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), "
@@ -470,7 +475,7 @@ def run(arguments: Arguments) -> Outcome:
     ran = {
         "R1, K = 1": sgld_ran,
         "R1, K = 100": modes_ran,
-        **{f"R2, {name}": own for name, own in inflation_ran.items()},
+        **{f"R2, {name}": chains_run for name, chains_run in inflation_ran.items()},
     }
-    curves: dict[str, xr.Dataset] = {name: own.curves for name, own in ran.items()}
+    curves: dict[str, xr.Dataset] = {name: chains_run.curves for name, chains_run in ran.items()}
     return Outcome(curves, {}, verdicts, sizes.config(), verdict_table(verdicts))

@@ -136,8 +136,8 @@ def bias(found: Moments, reference: Moments) -> Bias:
     """Compare independent draws."""
     scale = np.exp(reference.log_deviation.mean)
     mean, deviation = (
-        Estimate((own.mean - other.mean) / unit, np.hypot(own.error, other.error) / unit)
-        for own, other, unit in (
+        Estimate((first.mean - other.mean) / unit, np.hypot(first.error, other.error) / unit)
+        for first, other, unit in (
             (found.mean, reference.mean, scale),
             (found.log_deviation, reference.log_deviation, 1.0),
         )
@@ -269,20 +269,20 @@ def compare(
         name = f"K = {local_steps}"
         models, ended = chains(problem, sizes, local_steps, arguments.kept(name))
         single = single or [*models]
-        own = []
+        of_steps = []
         for rho, draws, one in zip(RHOS, models, single, strict=True):
             found = moments(draws)
             normal = normal_bias(clients, step_size=STEP_SIZE, local_steps=local_steps, rho=rho)
-            own.append(
+            of_steps.append(
                 Compared(
                     rho, local_steps, found, bias(found, reference), paired_bias(draws, one), normal
                 )
             )
-        compared += own
+        compared += of_steps
         leaves = {
             f"{leaf}_{kind}{suffix}": (
                 dims,
-                np.stack([getattr(getattr(getattr(each, kind), leaf), field) for each in own]),
+                np.stack([getattr(getattr(getattr(each, kind), leaf), field) for each in of_steps]),
             )
             for leaf, kind in itertools.product(Bias._fields, ("bias", "paired"))
             for field, suffix in (("mean", ""), ("error", "_error"))
@@ -297,15 +297,15 @@ def figure_of(compared: list[Compared]) -> Figure:
     titles = ("mean, in standard deviations", "logarithm of standard deviation")
     for p, (axes, title) in enumerate(zip(figure.subplots(1, 2), titles, strict=True)):
         for c, rho in enumerate(RHOS):
-            own = [each for each in compared if each.rho == rho]
-            steps = np.array([each.local_steps for each in own])
+            of_rho = [each for each in compared if each.rho == rho]
+            steps = np.array([each.local_steps for each in of_rho])
             for kind, style, label in (
                 ("bias", "o", "against NUTS"),
                 ("paired", "x", "against K = 1, same noise"),
             ):
                 found = [
                     largest(getattr(each, kind)[p])
-                    for each in own
+                    for each in of_rho
                     if kind == "bias" or each.local_steps > 1
                 ]
                 at = steps[-len(found) :] * 1.03 ** (2 * c - 1)
@@ -319,7 +319,7 @@ def figure_of(compared: list[Compared]) -> Figure:
                     capsize=2,
                     label=words,
                 )
-            expected = np.array([np.abs(each.normal[p]).max() for each in own])
+            expected = np.array([np.abs(each.normal[p]).max() for each in of_rho])
             is_any = expected > NOTHING
             axes.plot(steps[is_any], expected[is_any], "--", color=f"C{c}", linewidth=1)
         axes.set(

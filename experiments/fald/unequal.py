@@ -112,16 +112,16 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
     """
     laws: list[tuple[np.ndarray, np.ndarray, float, dict[str, Any]]] = [
         (
-            own.first.law.mean[i, j],
-            own.first.law.covariance[i, j],
+            sets.first.law.mean[i, j],
+            sets.first.law.covariance[i, j],
             alpha,
             {"step_size": STEP_SIZE, "local_steps": k, "rho": rho},
         )
-        for k, own in ran.fixed.items()
+        for k, sets in ran.fixed.items()
         for (i, alpha), (j, rho) in itertools.product(enumerate(RUN_ALPHAS), enumerate(RUN_RHOS))
     ]
-    for k, own in ran.tuned.items():
-        law = own.first.law
+    for k, sets in ran.tuned.items():
+        law = sets.first.law
         laws.append(
             (
                 law.mean[0],
@@ -236,7 +236,7 @@ def count_rounds(sizes: Sizes) -> Counted:
 
 def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
     """Judge claim 7 in both protocols and by the bound."""
-    found = {k: first_within(own.distance[:, 0, 0], ACCURACY) for k, own in ran.fixed.items()}
+    found = {k: first_within(sets.distance[:, 0, 0], ACCURACY) for k, sets in ran.fixed.items()}
     fixed, tuned, loud, bound = ([*each.values()] for each in counted.rounds.values())
     fixed_turns = fixed[0] > min(fixed) and fixed[-1] > min(fixed)
     tuned_turns = tuned[0] > min(tuned) and tuned[-1] > min(tuned)
@@ -267,10 +267,10 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
     kinds = {"unequal": clients_of(unequal_problem(0.0)), "equal": clients_of(equal_problem(0.0))}
     floors: dict[str, dict[int, list[float]]] = {
         kind: {
-            k: [floor(own, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS]
+            k: [floor(target, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS]
             for k in (1, 10, 100)
         }
-        for kind, own in kinds.items()
+        for kind, target in kinds.items()
     }
     falls = all(bool((np.diff(floors["unequal"][k]) < 0).all()) for k in (10, 100))
     flat = max(
@@ -312,10 +312,14 @@ def run(arguments: Arguments) -> Outcome:
     panels[-1].axis("off")
     for axes, i, alpha in zip(panels, range(2), RUN_ALPHAS, strict=False):
         clients = clients_of(unequal_problem(alpha))
-        for c, (k, own) in enumerate(ran.fixed.items()):
+        for c, (k, sets) in enumerate(ran.fixed.items()):
             for j, rho in enumerate(RUN_RHOS):
                 exact = exact_distances(
-                    clients, own.distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=k, rho=rho
+                    clients,
+                    sets.distance.shape[-1] - 1,
+                    step_size=STEP_SIZE,
+                    local_steps=k,
+                    rho=rho,
                 )
                 axes.semilogy(
                     k * np.arange(len(exact)),
@@ -326,7 +330,7 @@ def run(arguments: Arguments) -> Outcome:
                 )
                 draw_sets(
                     axes,
-                    own.distance[:, i, j],
+                    sets.distance[:, i, j],
                     every=k,
                     color=f"C{c}",
                     label=None if j else f"K = {k}",
@@ -372,13 +376,13 @@ def run(arguments: Arguments) -> Outcome:
     )
     panels[4].legend()
     _participation(panels[5])
-    for c, (k, own) in enumerate(ran.tuned.items()):
+    for c, (k, sets) in enumerate(ran.tuned.items()):
         eta = counted.step_sizes[k]
         exact = exact_distances(
             clients_of(unequal_problem(RUN_ALPHAS[0])), sizes.tuned, step_size=eta, local_steps=k
         )
         panels[6].semilogy(exact, color=f"C{c}", linestyle="--", linewidth=1)
-        draw_sets(panels[6], own.distance[:, 0], color=f"C{c}", label=f"K = {k}, {eta:.1e}")
+        draw_sets(panels[6], sets.distance[:, 0], color=f"C{c}", label=f"K = {k}, {eta:.1e}")
     panels[6].set(
         xlabel="rounds",
         ylabel="W2",
@@ -392,8 +396,8 @@ def run(arguments: Arguments) -> Outcome:
     ]
     text = table(header, rows) + "\n\n" + verdict_table(verdicts)
     config: dict[str, Any] = {**sizes.config(), "step_size": STEP_SIZE, "noise": NOISE}
-    curves = {f"K = {k}": kept(own) for k, own in ran.fixed.items()} | {
-        f"K = {k}, tuned": kept(own) for k, own in ran.tuned.items()
+    curves = {f"K = {k}": kept(sets) for k, sets in ran.fixed.items()} | {
+        f"K = {k}, tuned": kept(sets) for k, sets in ran.tuned.items()
     }
     return Outcome(curves, {"unequal.png": figure}, verdicts, config, text)
 

@@ -301,9 +301,9 @@ def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figu
     powers_fit = np.allclose(powers["FAVANO"], [0, 1, 1]) and np.allclose(
         powers["QuAFL"], [0, 1.5, 1.5]
     )
-    own = ", ".join(f"{abs(x):.2f}" for x in powers["FAVANO"])
+    shown = ", ".join(f"{abs(x):.2f}" for x in powers["FAVANO"])
     why = (
-        f"powers of n {own} (QuAFL's lower ones {powers['QuAFL'][1]:.2f}); FedBuff's largest "
+        f"powers of n {shown} (QuAFL's lower ones {powers['QuAFL'][1]:.2f}); FedBuff's largest "
         "staleness "
         f"{worst.mean[THIRD]:.1f} with 66 fast, {worst.mean[MOST]:.1f} with 11; FAVANO's is the "
         "same at all speeds"
@@ -389,8 +389,11 @@ def judge_two_workers(sizes: Sizes) -> Verdict:
 def _slow_staleness(timeline: Timeline, is_fast: np.ndarray, num: int) -> np.ndarray:
     """Return the staleness of the first `num` updates of each lane's slow client: `[L, num]`."""
     client, version = timeline.clients[0, ..., 0], timeline.version[0, ..., 0]
-    ticks = [np.flatnonzero(~fast[own])[:num] for fast, own in zip(is_fast, client, strict=True)]
-    return np.stack([at - own[at] for at, own in zip(ticks, version, strict=True)])
+    ticks = [
+        np.flatnonzero(~fast[contacted])[:num]
+        for fast, contacted in zip(is_fast, client, strict=True)
+    ]
+    return np.stack([at - read[at] for at, read in zip(ticks, version, strict=True)])
 
 
 def judge_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> Verdict:

@@ -317,7 +317,9 @@ def _tasks(
         )
         for split in splits:
             made[split, low_bit] = [
-                task for (own, _), task in zip(names, tasks, strict=True) if own == split
+                task
+                for (task_split, _), task in zip(names, tasks, strict=True)
+                if task_split == split
             ]
     return made
 

@@ -114,12 +114,12 @@ def floors(sizes: Sizes) -> Ablation:
                     "num_evals": 100,
                     "seeds": sizes.seeds,
                 }
-                own = curves_of(
+                data = curves_of(
                     fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options
                 )
-                late = own.mean_field.values[..., 40:].mean(axis=(1, 2))
+                late = data.mean_field.values[..., 40:].mean(axis=(1, 2))
                 name = f"{way}, {what}, spread {spread:g}"
-                curves[name] = own
+                curves[name] = data
                 expected = [
                     oracles.heterogeneity_floor(
                         slope=toy.known.slope, gamma=g, message_variance=variance
@@ -131,13 +131,13 @@ def floors(sizes: Sizes) -> Ablation:
                     "expected": expected if way != "fedem" else 0.0,
                 }
                 if way == "fedem":
-                    kept.append(float(own.mean_field.values[..., -1].max()))
+                    kept.append(float(data.mean_field.values[..., -1].max()))
                 else:
                     far.append(float(np.max(np.abs(late / expected - 1))))
                 shown = "0" if way == "fedem" else ", ".join(f"{x:.3g}" for x in expected)
                 text.append([name, ", ".join(f"{x:.3g}" for x in late), shown])
                 if spread == 2.0:
-                    lines[name] = (own.ticks.values[0, 0], own.mean_field.values[0].mean(axis=0))
+                    lines[name] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
     why = (
         f"FedEM ends at {max(kept):.0e} at most; floors of the others within {max(far):.0%} of "
         "gamma and spread's prediction"
@@ -180,15 +180,15 @@ def participation_study(sizes: Sizes) -> Ablation:
         hyper = fedem.Hyper(
             num_clients=N, batch_size=BATCH, gamma=gamma, compression=compression, aggregation=way
         )
-        own = curves_of(
+        run = curves_of(
             fedem.system,
             toy.problem,
             hyper,
             settings={"participation": list(PARTICIPATIONS)},
             **options,
         )
-        curves[f"{name} by p"] = own
-        levels[name] = own.mean_field.values[..., 50:].mean(axis=(1, 2)).tolist()
+        curves[f"{name} by p"] = run
+        levels[name] = run.mean_field.values[..., 50:].mean(axis=(1, 2)).tolist()
     exact = []
     for p in PARTICIPATIONS:
         setting = theory.FedEMSetup(toy.known.constants, N, 1.0, p)
@@ -262,10 +262,10 @@ def blocks_study(sizes: Sizes) -> Ablation:
         hyper = fedem.Hyper(
             num_clients=num, batch_size=4, sampling="full", gamma=gamma, compression=compression
         )
-        own = curves_of(fedem.system, toy.problem, hyper, num_ticks=80, num_evals=80, seeds=2)
-        curves[f"blocks of {block}"] = own
+        data = curves_of(fedem.system, toy.problem, hyper, num_ticks=80, num_evals=80, seeds=2)
+        curves[f"blocks of {block}"] = data
         rounds[block] = first_below(
-            own.mean_field.values.mean(axis=0), own.ticks.values[0], ratio * toy.first_field
+            data.mean_field.values.mean(axis=0), data.ticks.values[0], ratio * toy.first_field
         )
         bits[block] = rounds[block] * compression.bits(dim, word=64)
         shorter[block] = 64 * dim / compression.bits(dim, word=64)
@@ -300,7 +300,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
                 key=lambda x: math.inf if math.isnan(x) else x,
             )
         fewest[omega] = best
-    growth = {omega: own / fewest[0.0] for omega, own in fewest.items()}
+    growth = {omega: needed / fewest[0.0] for omega, needed in fewest.items()}
     free = [rounds[b] / rounds[1] for b in sizes.blocks]
     saved = {b: bits[1] / bits[b] for b in sizes.blocks}
     with_start = {b: (bits[1] + 64 * dim) / (bits[b] + 64 * dim) for b in sizes.blocks}
@@ -321,8 +321,8 @@ def blocks_study(sizes: Sizes) -> Ablation:
     measured = {"rounds": rounds, "bits per client": bits, "rounds with much noise": fewest}
     judged = verdict(16, measured, bool(max(free) < marks.rounds and saves and linear), why)
     lines = {
-        name: (own.ticks.values[0], own.mean_field.values.mean(axis=0))
-        for name, own in curves.items()
+        name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
+        for name, data in curves.items()
     }
     shown = table(
         ["block", "omega", "n that suffices", "gamma_max", "rounds", "bits up per client"], rows
@@ -359,8 +359,8 @@ def clients_study(sizes: Sizes) -> Ablation:
                 "num_evals": 100,
                 "seeds": sizes.seeds,
             }
-            curves[f"{num} clients"] = own = curves_of(fedem.system, toy.problem, hyper, **options)
-            found[num] = float(own.mean_field.values[:, 50:].mean()) / sigma2
+            curves[f"{num} clients"] = data = curves_of(fedem.system, toy.problem, hyper, **options)
+            found[num] = float(data.mean_field.values[:, 50:].mean()) / sigma2
     ratios = [a / b for a, b in itertools.pairwise(exact)]
     simulated = found[N] / found[2 * N]
     why = (
@@ -407,10 +407,10 @@ def alpha_study(sizes: Sizes) -> Ablation:
         memory_start="zero",
     )
     options: dict[str, Any] = {"num_ticks": rounds, "num_evals": 60, "seeds": 5}
-    own = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": alphas}, **options)
-    first, last = own.mean_field.values[..., 0].max(axis=1), own.mean_field.values[..., -1]
+    run = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": alphas}, **options)
+    first, last = run.mean_field.values[..., 0].max(axis=1), run.mean_field.values[..., -1]
     last = np.where(np.isfinite(last), last, np.inf).max(axis=1)
-    memory = own.memory_error.values.max(axis=1)
+    memory = run.memory_error.values.max(axis=1)
     shrunk = float(memory[0, -1] / memory[0, 0])  # of the slowest, alpha = 0.01
     marks = CLAIMS[11].criterion
     falls = bool(
@@ -429,13 +429,13 @@ def alpha_study(sizes: Sizes) -> Ablation:
         [f"{a:g}", f"{f:.3f}", f"{x:.1e}"] for a, f, x in zip(alphas, factors, last, strict=True)
     ]
     lines = {
-        f"alpha = {a:g}": (own.ticks.values[0, 0], own.mean_field.values[i].mean(axis=0))
+        f"alpha = {a:g}": (run.ticks.values[0, 0], run.mean_field.values[i].mean(axis=0))
         for i, a in enumerate(alphas[:4])
     }
     shown = table(["alpha", "factor of frozen memories", "largest ||h||^2 at the end"], rows)
     return Ablation(
         [judged],
-        {"FedEM by alpha": own},
+        {"FedEM by alpha": run},
         shown,
         figure_of(lines, x="rounds", y="mean ||h||^2", title="Memories from 0"),
     )
@@ -462,18 +462,18 @@ def mixture_study(sizes: Sizes) -> Ablation:
                 "num_evals": 250,
             }
             name = f"{system.name}, {split}"
-            curves[name] = own = curves_of(system, problems, hyper, **options)
+            curves[name] = data = curves_of(system, problems, hyper, **options)
             settled = (
-                own.where(own.epochs >= mixture.epochs / 2).mean("eval")
+                data.where(data.epochs >= mixture.epochs / 2).mean("eval")
                 if system is fedem.system
-                else own.isel(eval=-1)
+                else data.isel(eval=-1)
             )
             late = [settled[metric].values for metric in ("field", "mean_field", "memory_error")]
             for i, alpha in enumerate(alphas):
                 rows.append([name, f"{alpha:g}", *(span(each[i]) for each in late)])
                 lines[f"{name}, alpha = {alpha:g}"] = (
-                    own.epochs.values[i, 0],
-                    own.mean_field.values[i, 0],
+                    data.epochs.values[i, 0],
+                    data.mean_field.values[i, 0],
                 )
     header = ["FedEM over the second half, VR-FedEM at the end", "alpha", "||H||^2", "||h||^2", "G"]
     return Ablation(
@@ -509,7 +509,7 @@ def inner_study(sizes: Sizes) -> Ablation:
             gamma=gamma,
             compression=BLOCKS,
         )
-        own = curves_of(
+        data = curves_of(
             vr_fedem.system,
             toy.problem,
             hyper,
@@ -517,9 +517,9 @@ def inner_study(sizes: Sizes) -> Ablation:
             num_evals=400,
             seeds=max(5, sizes.seeds // 5),
         )
-        curves[f"m = {examples}, k_in = {inner}"] = own
+        curves[f"m = {examples}, k_in = {inner}"] = data
         return gamma, examples * first_below(
-            own.mean_field.values.mean(axis=0), own.epochs.values[0], epsilon
+            data.mean_field.values.mean(axis=0), data.epochs.values[0], epsilon
         )
 
     reference = Toy(
@@ -546,8 +546,8 @@ def inner_study(sizes: Sizes) -> Ablation:
         13, {"by examples": by_examples, "by inner steps": by_inner, "power": power}, holds, why
     )
     lines = {
-        name: (own.epochs.values[0], own.mean_field.values.mean(axis=0))
-        for name, own in curves.items()
+        name: (data.epochs.values[0], data.mean_field.values.mean(axis=0))
+        for name, data in curves.items()
     }
     shown = table(["m", "k_in", "gamma", "E-steps per client"], rows)
     return Ablation(
@@ -576,9 +576,9 @@ def run(arguments: Arguments) -> Outcome:
         key=lambda each: int(each.id.rsplit("-", 1)[1]),
     )
     curves = {
-        f"{name}: {key}": own
+        f"{name}: {key}": data
         for name, study in studies.items()
-        for key, own in study.curves.items()
+        for key, data in study.curves.items()
     }
     figures = {f"{name}.png": study.figure for name, study in studies.items()}
     text = "\n\n".join([verdict_table(verdicts), *(study.text for study in studies.values())])

@@ -94,9 +94,11 @@ def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 
     abundance, truth = _abundances(sizes, random)
     server = _observers(sizes, random)
     site = np.empty_like(server)
-    for own in range(SERVERS):
-        near = (np.arange(round(share * sizes.sites)) + own * sizes.sites // SERVERS) % sizes.sites
-        is_own = server == own
+    for number in range(SERVERS):
+        near = (
+            np.arange(round(share * sizes.sites)) + number * sizes.sites // SERVERS
+        ) % sizes.sites
+        is_own = server == number
         site[is_own] = random.choice(near, is_own.sum(), p=abundance[near] / abundance[near].sum())
     return _seen(truth, server, site, noise, random)
 

@@ -65,9 +65,9 @@ def run(arguments: Arguments) -> Outcome:
         )
     half = {
         name: {
-            metric: mean_after(own, metric, sizes.epochs / 2) for metric in ("field", "mean_field")
+            metric: mean_after(data, metric, sizes.epochs / 2) for metric in ("field", "mean_field")
         }
-        for name, own in curves.items()
+        for name, data in curves.items()
     }
     last = {
         metric: curves["VR-FedEM, iid"][metric].isel(eval=-1).values
@@ -89,19 +89,21 @@ def run(arguments: Arguments) -> Outcome:
         "VR-FedEM at the end": last,
     }
     rows = [
-        [name, *(span(own[metric]) for metric in ("field", "mean_field"))]
-        for name, own in half.items()
+        [name, *(span(means[metric]) for metric in ("field", "mean_field"))]
+        for name, means in half.items()
     ]
     figures = {
-        f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, own)
-        for name, own in curves.items()
+        f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, data)
+        for name, data in curves.items()
     }
     judged = verdict(
         18, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
     )
     config = {
         **sizes.config(),
-        "second half": {name: {k: list(v) for k, v in own.items()} for name, own in half.items()},
+        "second half": {
+            name: {k: list(v) for k, v in means.items()} for name, means in half.items()
+        },
     }
     text = (
         table(["second half of the epochs, lowest and highest seed", "||H||^2", "||h||^2"], rows)
@@ -113,9 +115,11 @@ def run(arguments: Arguments) -> Outcome:
 def _outside(values: Sequence[np.ndarray]) -> str:
     """Describe which seeds are outside of `LEVELS`, for the values `[seeds]` of each."""
     found = []
-    for (name, (least, most)), own in zip(LEVELS.items(), values, strict=True):
+    for (name, (least, most)), of_seeds in zip(LEVELS.items(), values, strict=True):
         seeds = [
-            f"{seed} ({value:.2g})" for seed, value in enumerate(own) if not least <= value <= most
+            f"{seed} ({value:.2g})"
+            for seed, value in enumerate(of_seeds)
+            if not least <= value <= most
         ]
         found.append(
             f"{name} {least:g} to {most:g}: {'seeds ' + ', '.join(seeds) if seeds else 'none'}"
@@ -123,9 +127,9 @@ def _outside(values: Sequence[np.ndarray]) -> str:
     return f"seeds outside of the levels expected, {'; '.join(found)}"
 
 
-def _figure(name: str, own: xr.Dataset) -> Any:
+def _figure(name: str, data: xr.Dataset) -> Any:
     """Draw the paper's panel for the first seed: ||h||^2 in blue, ||H||^2 in red."""
-    first = own.isel(seed=0)
+    first = data.isel(seed=0)
     lines = {
         "||h||^2": (first.epochs.values, first.mean_field.values),
         "||H||^2": (first.epochs.values, first.field.values),

@@ -240,7 +240,7 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     fits, loss, limit, steps = run_all(visits, 0.0, sizes.rounds, most, arguments)
     rows, found = [], {}
     for name, matrix in [
-        *((name, own.matrix) for name, own in fits.items()),
+        *((name, fitted.matrix) for name, fitted in fits.items()),
         ("EM, to its end", limit),
     ]:
         rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
@@ -258,22 +258,22 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
             [name, f"{objective[0]:.6g}", f"{objective[-1]:.6g}", f"{rmse:.3f}", f"{trend:.4f}"]
         )
     scale = float(np.sqrt(np.mean(limit**2)))
-    for name, own in fits.items():
-        field = own.curves.mean_field.values[0]
-        apart = float(np.sqrt(np.mean((own.matrix - limit) ** 2))) / scale
+    for name, fitted in fits.items():
+        field = fitted.curves.mean_field.values[0]
+        apart = float(np.sqrt(np.mean((fitted.matrix - limit) ** 2))) / scale
         found[name] |= {"||h||^2 left": float(field[-1] / field[0]), "apart": apart}
     marks = CLAIMS[20].criterion
     judged_on = [found[name] for name in (OURS, UNDIVIDED)]
-    ends = all(own["||h||^2 left"] < marks.left and own["apart"] < marks.apart for own in judged_on)
-    falls = all(own["F"] < own["F at first"] and own["trend"] > marks.trend for own in judged_on)
+    ends = all(run["||h||^2 left"] < marks.left and run["apart"] < marks.apart for run in judged_on)
+    falls = all(run["F"] < run["F at first"] and run["trend"] > marks.trend for run in judged_on)
     ours = found[OURS]
     why = (
         f"F falls from {ours['F at first']:.5g} to {ours['F']:.6g}, EM's limit is {loss:.6g} "
         f"after {steps} steps; divided and not, "
         "||h||^2 falls to "
-        f"{' and '.join(format(own['||h||^2 left'], '.0e') for own in judged_on)} of itself, and "
+        f"{' and '.join(format(run['||h||^2 left'], '.0e') for run in judged_on)} of itself, and "
         "matrices end "
-        f"{' and '.join(format(own['apart'], '.1%') for own in judged_on)} from EM's (RMS, of "
+        f"{' and '.join(format(run['apart'], '.1%') for run in judged_on)} from EM's (RMS, of "
         "its); trend correlates "
         f"{ours['trend']:.4f}, RMSE {ours['RMSE']:.3f} (EM "
         f"{found['EM, to its end']['RMSE']:.3f}); the paper's settings: "
@@ -294,10 +294,10 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     figures["fig2_objective.png"] = figure_of(
         {
             name: (
-                own.curves.ticks.values[0],
-                np.maximum(own.curves.objective.values[0] - loss, 1e-12),
+                fitted.curves.ticks.values[0],
+                np.maximum(fitted.curves.objective.values[0] - loss, 1e-12),
             )
-            for name, own in fits.items()
+            for name, fitted in fits.items()
         },
         x="rounds",
         y="F less EM's limit",
@@ -314,7 +314,7 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
         "found": found,
     }
     return Outcome(
-        {f"FedMissEM, {name}": own.curves for name, own in fits.items()},
+        {f"FedMissEM, {name}": fitted.curves for name, fitted in fits.items()},
         figures,
         [judged],
         config,
@@ -350,7 +350,7 @@ def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], di
         assert truth is not None
         start = filled_up(visits) if visits.family == "gaussian" else None
         problem = problem_of(visits, ridge / visits.num_servers, start=start)
-        own = fit(
+        fitted = fit(
             problem,
             visits,
             rounds=rounds,
@@ -359,9 +359,9 @@ def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], di
             **OUR_STEPS,
         )
         limit, loss, steps = fixed_point(problem, most)
-        curves[f"FedMissEM, {name}"] = own.curves
+        curves[f"FedMissEM, {name}"] = fitted.curves
         matrices = {
-            "FedMissEM": own.matrix,
+            "FedMissEM": fitted.matrix,
             "EM": limit.reshape(truth.shape),
             "site and time means": additive(visits),
         }
@@ -373,7 +373,7 @@ def variants_study(arguments: Arguments) -> tuple[str, dict[str, xr.Dataset], di
             for key, matrix in matrices.items()
         }
         share = len(np.unique(visits.cells)) / truth.size
-        last = float(own.curves.objective.values[0, -1])
+        last = float(fitted.curves.objective.values[0, -1])
         found[name] = {
             "RMSE": rmse,
             "trend": trend,
@@ -427,7 +427,7 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         "site and time means": rmse(additive(train), test),
         "EM, pooled": rmse(pooled, test),
         f"EM of the servers, {steps} steps": rmse(limit, test),
-        **{f"FedMissEM, {name}": rmse(own.matrix, test) for name, own in fits.items()},
+        **{f"FedMissEM, {name}": rmse(fitted.matrix, test) for name, fitted in fits.items()},
     }
     seen = np.zeros(visits.shape, bool)
     seen[train.site, train.time] = True
@@ -437,8 +437,11 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         )
     }
     lines = {
-        name: (own.curves.ticks.values[0], np.maximum(own.curves.objective.values[0] - loss, 1e-12))
-        for name, own in fits.items()
+        name: (
+            fitted.curves.ticks.values[0],
+            np.maximum(fitted.curves.objective.values[0] - loss, 1e-12),
+        )
+        for name, fitted in fits.items()
     }
     figures["fig2_objective.png"] = figure_of(lines, x="rounds", y="F less EM's limit")
     why = (
@@ -463,7 +466,7 @@ def counts_study(path: Path, arguments: Arguments) -> Outcome:
         [[name, f"{value:.4f}"] for name, value in found.items()],
     )
     return Outcome(
-        {f"FedMissEM, {name}": own.curves for name, own in fits.items()},
+        {f"FedMissEM, {name}": fitted.curves for name, fitted in fits.items()},
         figures,
         [judged],
         config,

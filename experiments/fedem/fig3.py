@@ -70,9 +70,9 @@ def run(arguments: Arguments) -> Outcome:
             **arguments.kept("VR-FedEM"),
         ),
     }
-    field = {name: mean_after(own, "field", sizes.epochs / 2) for name, own in curves.items()}
+    field = {name: mean_after(curve, "field", sizes.epochs / 2) for name, curve in curves.items()}
     last = curves["VR-FedEM"].field.isel(eval=-1).values
-    rough = {name: _roughness(own) for name, own in curves.items()}
+    rough = {name: _roughness(curve) for name, curve in curves.items()}
     holds = bool(
         (last < CLAIMS[19].criterion.share * field["FedEM"]).all()
         and rough["VR-FedEM"] < rough["FedEM"]
@@ -92,25 +92,27 @@ def run(arguments: Arguments) -> Outcome:
         19, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
     )
     figures: dict[str, Figure] = {}
-    for name, own in curves.items():
-        epochs, label = own.epochs.values[0], name.lower().replace("-", "_")
-        weights = {f"component {g}": (epochs, own[f"pi_{g}"].values[0]) for g in range(COMPONENTS)}
+    for name, curve in curves.items():
+        epochs, label = curve.epochs.values[0], name.lower().replace("-", "_")
+        weights = {
+            f"component {g}": (epochs, curve[f"pi_{g}"].values[0]) for g in range(COMPONENTS)
+        }
         figures[f"fig3_{label}_weights.png"] = figure_of(
             weights, x="epochs", y="weights", title=name, log=False
         )
         figures[f"fig3_{label}_field.png"] = figure_of(
-            {"||H||^2": (epochs, own.field.values[0])}, x="epochs", y="||H||²", title=name
+            {"||H||^2": (epochs, curve.field.values[0])}, x="epochs", y="||H||²", title=name
         )
     rows = [
         [
             name,
             f"{field[name].mean():.3g}",
             *(
-                f"{float(own[m].isel(eval=-1).mean()):.4g}"
+                f"{float(curve[m].isel(eval=-1).mean()):.4g}"
                 for m in ("field", "mean_field", "objective")
             ),
         ]
-        for name, own in curves.items()
+        for name, curve in curves.items()
     ]
     config = {**sizes.config(), "images": len(order), "pixels always 0": pixels}
     text = table(["", "||H||^2, second half", "||H||^2, end", "||h||^2, end", "F, end"], rows)
@@ -123,12 +125,12 @@ def run(arguments: Arguments) -> Outcome:
     )
 
 
-def _roughness(own: xr.Dataset) -> float:
+def _roughness(data: xr.Dataset) -> float:
     """Return the mean second difference of the weights between evaluations of the second half.
 
     A steady drift does not count.
     """
     weights = np.stack(
-        [own[f"pi_{g}"].values[:, own.sizes["eval"] // 2 :] for g in range(COMPONENTS)]
+        [data[f"pi_{g}"].values[:, data.sizes["eval"] // 2 :] for g in range(COMPONENTS)]
     )
     return float(np.abs(np.diff(weights, n=2, axis=-1)).mean())

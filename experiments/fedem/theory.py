@@ -72,12 +72,12 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
 
             def step(carry: Any, _: None) -> Any:
                 statistics, params = carry
-                own = problem.maximise(statistics)
+                maximiser = problem.maximise(statistics)
                 apart = jnp.stack(
-                    [jnp.max(jnp.abs(a - b)) for a, b in zip(own, params, strict=True)]
+                    [jnp.max(jnp.abs(a - b)) for a, b in zip(maximiser, params, strict=True)]
                 ).max()
-                after = (mean_statistics(own), problem.maximise(mean_statistics(params)))
-                return after, (problem.objective(own), problem.objective(params), apart)
+                after = (mean_statistics(maximiser), problem.maximise(mean_statistics(params)))
+                return after, (problem.objective(maximiser), problem.objective(params), apart)
 
             (statistics, params), curves = jax.lax.scan(
                 step, (start, problem.maximise(start)), length=3000
@@ -111,8 +111,10 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
             (em.system, em.Hyper(num_clients=6)),
             (fedem.system, fedem.Hyper(num_clients=6, sampling="full", batch_size=40, gamma=1.0)),
         ):
-            own = curves_of(system, problem.replace(start=start), hyper, num_ticks=50, num_evals=50)
-            curves[f"mixture, {system.name}"], last[system.name] = own, own.objective.values[0]
+            data = curves_of(
+                system, problem.replace(start=start), hyper, num_ticks=50, num_evals=50
+            )
+            curves[f"mixture, {system.name}"], last[system.name] = data, data.objective.values[0]
         off = float(np.abs(last["em"] - last["fedem"]).max())
         off_by_hand = float(np.abs(last["fedem"] - of_statistics[:51]).max())
         found = [jax.tree.map(np.asarray, gradients(each)) for each in (start, (start + end) / 2)]
@@ -240,9 +242,16 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
         hyper = fedem.Hyper(
             num_clients=N, batch_size=BATCH, gamma=0.2, participation=p, compression=SPARSE
         )
-        own, present = jnp.full(N, tick), jax.random.bernoulli(coins, p, (N,))
+        at_tick, present = jnp.full(N, tick), jax.random.bernoulli(coins, p, (N,))
         event = Event(
-            tick, everyone, present.astype("int32"), own, present.astype(float), own, own, tick
+            tick,
+            everyone,
+            present.astype("int32"),
+            at_tick,
+            present.astype(float),
+            at_tick,
+            at_tick,
+            tick,
         )
         return fedem.system.algorithm(toy.problem, hyper, Plan(slots_at_once=N)).step(
             key, state, event
@@ -336,7 +345,7 @@ def irrelevance_claim() -> Verdict:
         )
         for way in ways
     ]
-    fields = np.concatenate([own.mean_field.values[:, 0] for own in ran])
+    fields = np.concatenate([data.mean_field.values[:, 0] for data in ran])
     apart = float(np.max(np.abs(fields / fields[0] - 1)))
     why = f"nine ways, 60 rounds: ||h||^2 apart by at most {apart:.1e} of itself"
     return verdict(8, {"relative difference": apart}, apart < CLAIMS[8].criterion.same, why)
@@ -385,15 +394,15 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
             "num_ticks": sizes.rounds[-1],
             "num_evals": sizes.rounds[-1],
         }
-        own = curves_of(fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options)
+        data = curves_of(fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options)
         for i, gamma in enumerate(gammas):
             for k_max in sizes.rounds:
-                left = float(own.mean_field.values[i, :, :k_max].mean())
+                left = float(data.mean_field.values[i, :, :k_max].mean())
                 right = theory.bound(
                     setting, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                 ).total
                 table[f"p = {p}, gamma = {gamma:.3g}, {k_max} rounds"] = [left, right]
-        curves[f"toy A, p = {p}"] = own
+        curves[f"toy A, p = {p}"] = data
     ratio = max(left / right for left, right in table.values())
     why = (
         f"left over right at most {worst:.4f} in {compared} exact cases, {ratio:.2f} in "
@@ -458,11 +467,19 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
         most = vr_theory.field_bound(
             constants, gamma=gamma, inverse_step_size=1 / (2 * gamma), num_steps=num, gap=toy.gap
         )
-        own = field[:num].mean()
+        mean_square = field[:num].mean()
         related = vr_theory.mean_field_bound(
-            constants, num_clients=N, gamma=gamma, inner_steps=inner, batch_size=5, field=own
+            constants,
+            num_clients=N,
+            gamma=gamma,
+            inner_steps=inner,
+            batch_size=5,
+            field=mean_square,
         )
-        table[f"{loops} loops"] = {"(11)": [own, most], "(12)": [mean_field[:num].mean(), related]}
+        table[f"{loops} loops"] = {
+            "(11)": [mean_square, most],
+            "(12)": [mean_field[:num].mean(), related],
+        }
         of_memory = vr_theory.memory_bound(
             constants, omega=1.0, gamma=gamma, num_steps=num, gap=toy.gap
         )
@@ -470,7 +487,7 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
     last = float(reduced.mean_field.values[:, -1].max())
     floor = float(plain.mean_field.values[:, -inner:].mean())
     forgotten = float(exact.memory_error.values[..., -1].max())
-    kept = all(left <= right for own in table.values() for left, right in own.values())
+    kept = all(left <= right for sides in table.values() for left, right in sides.values())
     marks = CLAIMS[12].criterion
     small = marks.end if sizes.loops[-1] >= marks.loops else marks.short
     return [
@@ -529,9 +546,9 @@ def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 
             return jax.lax.scan(step, algorithm.init(key), jax.tree.map(jnp.asarray, events))[1]
 
         found = np.asarray(run())
-        own = jax.random.fold_in(stream(key, "batches"), 0)
+        batch_key = jax.random.fold_in(stream(key, "batches"), 0)
         drawn = [
-            np.asarray(jax.random.randint(jax.random.fold_in(own, k), (batch,), 0, 50))
+            np.asarray(jax.random.randint(jax.random.fold_in(batch_key, k), (batch,), 0, 50))
             for k in range(num)
         ]
     examples = kappa[0][:, None] * y[0]
@@ -577,8 +594,8 @@ def run(arguments: Arguments) -> Outcome:
 
 def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     lines = {
-        name: (own.ticks.values[0], own.mean_field.values.mean(axis=0))
-        for name, own in curves.items()
+        name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
+        for name, data in curves.items()
     }
     return {
         "toy_b.png": figure_of(

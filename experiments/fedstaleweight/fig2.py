@@ -210,16 +210,16 @@ def both(
     """Combine the panels into one verdict per claim, which holds if it does in all of them."""
     verdicts = []
     for number in sorted(set().union(*of_panels)):
-        own = [each[number] for each in of_panels if number in each]
-        said = [holds for _, holds, _ in own]
+        judged = [each[number] for each in of_panels if number in each]
+        said = [holds for _, holds, _ in judged]
         holds = None if None in said else all(said)
         measured = (
             None
-            if all(x is None for x, _, _ in own)
-            else {name: x for name, (x, _, _) in zip(datasets_run, own, strict=False)}
+            if all(x is None for x, _, _ in judged)
+            else {name: x for name, (x, _, _) in zip(datasets_run, judged, strict=False)}
         )
         verdicts.append(
-            verdict(number, measured, holds, "; ".join(dict.fromkeys(why for _, _, why in own)))
+            verdict(number, measured, holds, "; ".join(dict.fromkeys(why for _, _, why in judged)))
         )
     return verdicts
 
@@ -229,14 +229,14 @@ def run(arguments: Arguments) -> Outcome:
     asked = panels(arguments)
     curves, figures, judged, rows = {}, {}, [], []
     for panel in asked:
-        own = train(panel, arguments)
-        judged.append(judge(panel, own, is_smoke=arguments.smoke))
+        curves_of_panel = train(panel, arguments)
+        judged.append(judge(panel, curves_of_panel, is_smoke=arguments.smoke))
         letter = "A" if panel.claim == 8 else "B"
         for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
             figures[f"panel_{letter}_{metric}.png"] = plots.curves_figure(
-                own, metric, against="ticks"
+                curves_of_panel, metric, against="ticks"
             )
-        for name, data in own.items():
+        for name, data in curves_of_panel.items():
             curves[f"panel {letter}, {name}"] = data
             values = [
                 final(data, metric)

@@ -154,7 +154,7 @@ def slow_influence(
 ) -> np.ndarray:
     """Return the influence of the slow group in each lane: `f64[L]`."""
     each = [influence(lane(drawn, i), num_clients) for i in range(len(drawn.time))]
-    return np.array([own[groups == SLOW].sum() for own in each])
+    return np.array([shares[groups == SLOW].sum() for shares in each])
 
 
 def staleness_of(drawn: Timeline) -> np.ndarray:
@@ -175,11 +175,11 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
         for name, each in drawn.items()
     }
     slow = {
-        name: estimate(np.array([each.group_influence[SLOW] for each in own]))
-        for name, own in reports.items()
+        name: estimate(np.array([each.group_influence[SLOW] for each in lanes]))
+        for name, lanes in reports.items()
     }
     apart = {
-        name: float(np.mean([each.deviation for each in own])) for name, own in reports.items()
+        name: float(np.mean([each.deviation for each in lanes])) for name, lanes in reports.items()
     }
     share = np.mean([each.update_share for each in reports["mean"]], axis=0)
     stale = np.mean([each.mean_staleness for each in reports["mean"]], axis=0)
@@ -262,7 +262,8 @@ def influence_claims(sizes: Sizes) -> tuple[list[Verdict], Figure]:
 
 def _averages(alone: Timeline) -> Verdict:
     found = {
-        name: float(slow_influence(buffered(alone, **own)).mean()) for name, own in AVERAGES.items()
+        name: float(slow_influence(buffered(alone, **settings)).mean())
+        for name, settings in AVERAGES.items()
     }
     spread = max(found.values()) - min(found.values())
     return verdict(
@@ -523,7 +524,7 @@ def utility_claims() -> list[Verdict]:
         )
         for b in (2, 5, 6)
     }
-    gains = ", ".join(f"{own['gain']:.1%}" for own in best.values())
+    gains = ", ".join(f"{result['gain']:.1%}" for result in best.values())
     return [
         verdict(
             13,
@@ -571,9 +572,9 @@ def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
         abs(late[name].mean - value) < marks.close + marks.far * late[name].error
         for name, value in expected.items()
     )
-    why = ", ".join(f"{name} {own.mean:.4f} +- {own.error:.4f}" for name, own in late.items())
+    why = ", ".join(f"{name} {found.mean:.4f} +- {found.error:.4f}" for name, found in late.items())
     return verdict(
-        18, {name: float(own.mean) for name, own in late.items()}, bool(holds), why
+        18, {name: float(found.mean) for name, found in late.items()}, bool(holds), why
     ), curves
 
 

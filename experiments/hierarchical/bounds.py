@@ -90,12 +90,12 @@ class Logistic:
         margin = labels * (inputs @ params)
         each = -(labels * jax.nn.sigmoid(-margin))[..., None] * inputs
         second = jnp.sum(jnp.square(each), axis=-1).mean(axis=1)
-        own = each.mean(axis=1)
+        of_clients = each.mean(axis=1)
         return {
             "loss": jax.nn.softplus(-margin).mean(),
-            "gradient_square": jnp.sum(jnp.square(own.mean(axis=0))),
+            "gradient_square": jnp.sum(jnp.square(of_clients.mean(axis=0))),
             "second_moment": second.max(),
-            "variance": (second - jnp.sum(jnp.square(own), axis=-1)).max(),
+            "variance": (second - jnp.sum(jnp.square(of_clients), axis=-1)).max(),
         }
 
 
@@ -134,8 +134,8 @@ def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
             model = state.groups[i]
             found[f"deviation_{i}"] = jnp.sum(jnp.square(state.server - model))
             if isinstance(problem, Logistic):
-                own = problem.measure(model, jnp.asarray(everyone.clients[i, :size]))
-                found |= {f"{name}_{i}": value for name, value in own.items()}
+                measured = problem.measure(model, jnp.asarray(everyone.clients[i, :size]))
+                found |= {f"{name}_{i}": value for name, value in measured.items()}
                 begun = problem.measure(state.server, jnp.asarray(everyone.clients[i, :size]))
                 found[f"gradient_square_begun_{i}"] = begun["gradient_square"]
         return found
@@ -337,11 +337,13 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
     axes = figure.subplots()
     scaled, limits = [], []
     for each, lr in zip(rounds, rates, strict=True):
-        own = data.sel(lr=lr).isel(eval=slice(0, each + 1))
-        square = own.gradient_square.transpose("seed", "eval").values.astype(float)[:, :-1].mean()
-        loss = own.loss.transpose("seed", "eval").values.astype(float).mean(axis=0)
+        rounds_run = data.sel(lr=lr).isel(eval=slice(0, each + 1))
+        square = (
+            rounds_run.gradient_square.transpose("seed", "eval").values.astype(float)[:, :-1].mean()
+        )
+        loss = rounds_run.loss.transpose("seed", "eval").values.astype(float).mean(axis=0)
         largest = [
-            max(float(own[f"{name}{end}"].max()) for end in ("", "_0", "_1"))
+            max(float(rounds_run[f"{name}{end}"].max()) for end in ("", "_0", "_1"))
             for name in ("second_moment", "variance")
         ]
         constants = theory.Constants(problem.smoothness, *largest)

@@ -137,9 +137,11 @@ def relative_rounds(schedule: Timeline, baseline: Timeline) -> tuple[float, floa
     It is the baseline's mean round time over the schedule's, with the same seeds. Pairs of rounds
     are independent, so that the standard error is that of a ratio of means.
     """
-    own, other = (np.diff(each.time, axis=1, prepend=0.0).ravel() for each in (schedule, baseline))
-    ratio = float(other.mean() / own.mean())
-    return ratio, float((other - ratio * own).std(ddof=1) / np.sqrt(own.size) / own.mean())
+    times, other = (
+        np.diff(each.time, axis=1, prepend=0.0).ravel() for each in (schedule, baseline)
+    )
+    ratio = float(other.mean() / times.mean())
+    return ratio, float((other - ratio * times).std(ddof=1) / np.sqrt(times.size) / times.mean())
 
 
 def is_monotone(schedules: Sequence[Timeline]) -> bool:

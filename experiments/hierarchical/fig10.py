@@ -29,17 +29,17 @@ def run(arguments: Arguments) -> Outcome:
             curves[name] = setup.play(
                 arguments, size, name, tasks, delays | {"group_sizes": sizes, "sync_time": 8.0}
             )
-    own = {name: setup.final(data, size.time) for name, data in curves.items()}
-    lr = setup.best_lr(own["a_15_15"])
+    ends = {name: setup.final(data, size.time) for name, data in curves.items()}
+    lr = setup.best_lr(ends["a_15_15"])
     slow = {"a": "a_10_20", "b": "b_20_10"}
-    leads = {panel: setup.leads(own[name], own[f"{panel}_15_15"]) for panel, name in slow.items()}
+    leads = {panel: setup.leads(ends[name], ends[f"{panel}_15_15"]) for panel, name in slow.items()}
     mirrored = {
         name: name.replace("a", "b") if "15" in name else f"b_{'_'.join(name.split('_')[:0:-1])}"
-        for name in own
+        for name in ends
         if name[0] == "a"
     }
     apart = {
-        name: setup.lead(own[name].sel(lr=lr), own[other].sel(lr=lr))
+        name: setup.lead(ends[name].sel(lr=lr), ends[other].sel(lr=lr))
         for name, other in mirrored.items()
     }
     told = "; ".join(f"{panel}: {setup.by_lr(each)}" for panel, each in leads.items())

@@ -80,9 +80,9 @@ def run(arguments: Arguments) -> Outcome:
         law = linear_delays(sizes, setup.FIG11)
         idle[name] = expected_idle(12.0, law).round(2).tolist()
         rounds[name] = expected_rounds(12.0, law, system_time=1000.0)
-    own = {name: setup.final(each, size.time) for name, each in curves.items()}
-    lr = setup.best_lr(own["symmetric"])
-    leads = setup.leads(own["symmetric"], own["asymmetric"])
+    ends = {name: setup.final(each, size.time) for name, each in curves.items()}
+    lr = setup.best_lr(ends["symmetric"])
+    leads = setup.leads(ends["symmetric"], ends["asymmetric"])
     why = (
         f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time "
         f"{idle['symmetric']} and {idle['asymmetric']}, "

@@ -22,10 +22,10 @@ def run(arguments: Arguments) -> Outcome:
     tasks = setup.dirichlet(setup.load(arguments, size), size, 20 if arguments.smoke else 1000)
     swept = {"sync_growth": [0.0, 1.0], "sync_time": SYNC_TIMES}
     curves = setup.play(arguments, size, "fig13", tasks, setup.clock([500, 500], setup.FIG6), swept)
-    own = setup.final(curves, size.time)
-    lr = setup.best_lr(own.sel(sync_growth=0.0, sync_time=5.0))
+    ends = setup.final(curves, size.time)
+    lr = setup.best_lr(ends.sel(sync_growth=0.0, sync_time=5.0))
     leads = {
-        s: setup.leads(*(own.sel(sync_time=s, sync_growth=growth) for growth in (1.0, 0.0)))
+        s: setup.leads(*(ends.sel(sync_time=s, sync_growth=growth) for growth in (1.0, 0.0)))
         for s in SYNC_TIMES
     }
     gaps = [leads[s][lr] for s in SYNC_TIMES]

@@ -50,21 +50,21 @@ def picture(data: xr.Dataset, title: str) -> Figure:
     Groups are lines, the global model is a step function.
     """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    own = data.isel(seed=0)
-    time = own.time.values
+    first = data.isel(seed=0)
+    time = first.time.values
     for axes, share in zip(figure.subplots(1, 2), (1.0, 0.15), strict=True):
         shown = time <= share * time[-1]
         for i in range(2):
             axes.plot(
                 time[shown],
-                own[f"accuracy_group_{i}"].values[shown],
+                first[f"accuracy_group_{i}"].values[shown],
                 color=COLORS[i],
                 linewidth=0.9,
                 label=f"group {i + 1}",
             )
         axes.step(
             time[shown],
-            own.accuracy.values[shown],
+            first.accuracy.values[shown],
             where="post",
             color="black",
             linewidth=1.4,
@@ -87,9 +87,9 @@ def run(arguments: Arguments) -> Outcome:
     lr = setup.best_lr(setup.final(data, size.time))
     rates = {}
     for rate in size.lrs:
-        own = data.sel(lr=rate)
-        early, late = fluctuation(own, 0.0, 0.2), fluctuation(own, 0.8, 1.0)
-        is_known = not own.failed.any()
+        of_rate = data.sel(lr=rate)
+        early, late = fluctuation(of_rate, 0.0, 0.2), fluctuation(of_rate, 0.8, 1.0)
+        is_known = not of_rate.failed.any()
         rates[rate] = (
             float(early.mean()),
             float(late.mean()),

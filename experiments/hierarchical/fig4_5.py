@@ -58,21 +58,24 @@ def run(arguments: Arguments) -> Outcome:
         curves |= {f"{name}_together": together, f"{name}_apart": apart}
         lr = setup.best_lr(setup.final(together, size.time))
         groups = {f"group {i + 1} of {sizes[i]} alone": isolated(apart, i) for i in range(2)}
-        own = {label: setup.best_lr(setup.final(each, size.time)) for label, each in groups.items()}
+        best_rates = {
+            label: setup.best_lr(setup.final(each, size.time)) for label, each in groups.items()
+        }
         shown = {f"cooperating, S = 5, lr {lr:g}": together.sel(lr=lr)}
         shown |= {
-            f"{label}, lr {own[label]:g}": each.sel(lr=own[label]) for label, each in groups.items()
+            f"{label}, lr {best_rates[label]:g}": each.sel(lr=best_rates[label])
+            for label, each in groups.items()
         }
         figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy")
         figures[f"{name}.png"].suptitle(setup.words_of(size))
         best = setup.final(together.sel(lr=lr), size.time)
         gains[name] = [
-            setup.lead(best, setup.final(each.sel(lr=own[label]), size.time))
+            setup.lead(best, setup.final(each.sel(lr=best_rates[label]), size.time))
             for label, each in groups.items()
         ]
         words[name] = " and ".join(
             f"{gain} over group {i + 1} ({sizes[i]} clients, lr {rate:g})"
-            for i, (gain, rate) in enumerate(zip(gains[name], own.values(), strict=True))
+            for i, (gain, rate) in enumerate(zip(gains[name], best_rates.values(), strict=True))
         )
         words[name] += f", cooperating at lr {lr:g}"
         for label, each in {"cooperating, S = 5": together, **groups}.items():

@@ -35,9 +35,9 @@ def run(arguments: Arguments) -> Outcome:
         )
         for rule in ("divide_by_steps", "average")
     }
-    own = setup.final(curves["divide_by_steps"], size.time)
-    lr = setup.best_lr(own.sel(sync_time=0.0))
-    leads = setup.leads(own.sel(sync_time=5.0), own.sel(sync_time=0.0))
+    ends = setup.final(curves["divide_by_steps"], size.time)
+    lr = setup.best_lr(ends.sel(sync_time=0.0))
+    leads = setup.leads(ends.sel(sync_time=5.0), ends.sel(sync_time=0.0))
     rounds = curves["divide_by_steps"].ticks.isel(eval=-1, lr=0).mean("seed")
     fewer = 100 * (1 - float(rounds.sel(sync_time=5.0)) / float(rounds.sel(sync_time=0.0)))
     marks = CLAIMS[14].criterion

@@ -40,13 +40,13 @@ def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset
       swept: Curves of Fig. 12.
     """
     time, words, lrs = size.time, setup.words_of(size), size.lrs
-    own = setup.final(data, time)
+    ends = setup.final(data, time)
     grid = np.linspace(0, time, 101)[5:]
-    best = {delay: setup.best_lr(own.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
+    best = {delay: setup.best_lr(ends.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
     pairs = [(delay, other) for delay in DELAYS for other in (0.0, 20.0)]
     leads = {
         (delay, other): setup.leads(
-            *(own.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))
+            *(ends.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))
         )
         for delay, other in pairs
     }
@@ -135,9 +135,9 @@ def run(arguments: Arguments) -> Outcome:
     )
     figures: dict[str, Figure] = {}
     for delay in DELAYS:
-        own = data.sel(exchange_shift=delay)
-        lr = setup.best_lr(setup.final(own, size.time).sel(sync_time=0.0))
-        shown = setup.each_setting(own, "sync_time", lr, "S")
+        of_delay = data.sel(exchange_shift=delay)
+        lr = setup.best_lr(setup.final(of_delay, size.time).sel(sync_time=0.0))
+        shown = setup.each_setting(of_delay, "sync_time", lr, "S")
         figures |= setup.pictures(
             shown, f"fig7_cg{delay:g}", f"{setup.words_of(size)}, c_g = {delay:g}, lr {lr:g}"
         )

@@ -46,8 +46,8 @@ def run(arguments: Arguments) -> Outcome:
         setup.clock([ACTIVE] * 4, setup.FIG8, active_per_group=ACTIVE),
         swept,
     )
-    own = setup.final(active, size.time)
-    lr = setup.best_lr(own.sel(sync_time=0.0))
+    ends = setup.final(active, size.time)
+    lr = setup.best_lr(ends.sel(sync_time=0.0))
     grid = np.linspace(0, size.time, 101)[5:]
     marks = CLAIMS[18].criterion
     early, changes, leads_first = {}, {}, []
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> Outcome:
         )
         at_all = setup.all_of(each.is_clear for each in early[s].values())
         leads_first.append(True if is_between and at_all is not None else at_all)
-    late = {s: setup.leads(own.sel(sync_time=12.0), own.sel(sync_time=s)) for s in (0.0, 24.0)}
+    late = {s: setup.leads(ends.sel(sync_time=12.0), ends.sel(sync_time=s)) for s in (0.0, 24.0)}
     holds = setup.all_of([*leads_first, *(each[lr].is_clear for each in late.values())])
     told = "; ".join(
         f"at T S = 12 over S = {s:g} by {setup.by_lr(each)}" for s, each in late.items()

@@ -23,9 +23,9 @@ def run(arguments: Arguments) -> Outcome:
         )
         for m in ROUNDS
     }
-    own = {name: setup.final(data, size.time) for name, data in curves.items()}
-    lr = setup.best_lr(own["M2"])
-    leads = {other: setup.leads(own["M4"], own[other]) for other in ("M2", "M8")}
+    ends = {name: setup.final(data, size.time) for name, data in curves.items()}
+    lr = setup.best_lr(ends["M2"])
+    leads = {other: setup.leads(ends["M4"], ends[other]) for other in ("M2", "M8")}
     rounds = {name: float(data.ticks.isel(eval=-1, lr=0).mean()) for name, data in curves.items()}
     told = "; ".join(
         f"M = 4 ahead of {other} by {setup.by_lr(each)}" for other, each in leads.items()

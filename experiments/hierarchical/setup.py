@@ -139,13 +139,13 @@ def fixed_clock(
         "exchange_shift_per_group",
         "exchange_mean_per_group",
     )
-    own = {
+    constants = {
         "shift": tuple(shift),
         "mean": tuple(mean),
         "exchange_shift": float(exchange_shift),
         "exchange_mean": float(exchange_mean),
     }
-    return dict.fromkeys(slopes, 0.0) | own | {"num_groups": len(shift)}
+    return dict.fromkeys(slopes, 0.0) | constants | {"num_groups": len(shift)}
 
 
 def split(
