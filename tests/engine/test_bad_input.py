@@ -1,4 +1,7 @@
-"""Bad input on the command line: one sentence that names what is wrong and what is allowed, exit code 2, nothing written or lost."""
+"""Bad input on the command line gets one sentence and exit code 2, and no file is changed.
+
+The sentence names the field, the value and what is allowed.
+"""
 
 import json
 import os
@@ -302,8 +305,8 @@ CASES = {
 if Path("/proc/self").exists():
     words = ["run", "fedavg", "--seeds", "1", "--out", "/proc/out"]
     CASES["a folder that cannot be made"] = (words, ["results folder", "/proc/out", "written"])
-ON_THEIR_OWN = ("unknown command", "unknown flag", "a folder in use")
-"""Cases that are called as a user calls them; the others are forked off one process, to import JAX once."""
+IN_A_NEW_PROCESS = ("unknown command", "unknown flag", "a folder in use")
+"""Cases that are called as a user does; others are forked from one process that imported JAX."""
 FORKING = """
 import json, os, sys
 import sklearn.datasets, sklearn.model_selection
@@ -339,7 +342,7 @@ def forking(environment):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the bad files that the cases name, an earlier run, and an unfinished one."""
+    """Make a folder with the files that the cases name, an earlier run and an unfinished one."""
     images, labels = np.zeros((12, 4), "float32"), np.arange(12) % 2
     good = {
         "train_images": images,
@@ -371,6 +374,7 @@ def folder(tmp_path):
 
 
 def listing(folder):
+    """Return the content of every file in a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
@@ -379,9 +383,9 @@ def listing(folder):
 
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input_gets_one_sentence(name, folder, environment, forking, tmp_path_factory):
-    words, told = CASES[name]
+    words, named = CASES[name]
     before = listing(folder)
-    if name in ON_THEIR_OWN:
+    if name in IN_A_NEW_PROCESS:
         done = subprocess.run(
             [sys.executable, "-m", "fedjax_sim", *words],
             cwd=folder,
@@ -399,6 +403,6 @@ def test_bad_input_gets_one_sentence(name, folder, environment, forking, tmp_pat
     assert err.count("\n") == 1, err
     assert err.startswith("fedjax-sim: ")
     assert err.endswith(".\n")
-    for word in told:
+    for word in named:
         assert word in err
     assert listing(folder) == before
