@@ -1,4 +1,7 @@
-"""FAVANO as a slow event loop in plain NumPy, written from the paper's Algorithm 1: every client advances in time, step by step."""
+"""FAVANO as a slow event loop in plain NumPy, written from the paper's Algorithm 1.
+
+Every client advances in time, step by step.
+"""
 
 import heapq
 from collections.abc import Callable
@@ -21,14 +24,22 @@ def run(
 ) -> list[Record]:
     """Simulate one server action per cohort.
 
-    runtime(client, contact, q): time of local step q after the client's contact number `contact` (0: the start). gradient(client, k,
-    model): stochastic gradient of the client's k-th local step ever. alpha(action, client, steps): reweighting.
+    Args:
+      start: The initial model.
+      cohorts: Clients of each action.
+      period: Time between two actions.
+      max_steps: K.
+      lr: Learning rate.
+      runtime: From client, contact and q to the time of local step q after the client's contact
+        with that number; contact 0 is the start.
+      gradient: From client, k and model to the gradient of the client's k-th local step so far.
+      alpha: From action, client and steps to the reweighting.
     """
     num_clients = 1 + max(max(cohort) for cohort in cohorts)
     server = start.copy()
     base = [start.copy() for _ in range(num_clients)]
     local = [start.copy() for _ in range(num_clients)]
-    steps = [0] * num_clients  # since the last contact
+    steps = [0] * num_clients  # Since the last contact.
     ever = [0] * num_clients
     contact = [0] * num_clients
     version = [0] * num_clients
@@ -37,7 +48,7 @@ def run(
     records = []
     for action, cohort in enumerate(cohorts):
         clock = (action + 1) * period
-        # Local steps that end by now, in order of time. Each client has one step in progress, or idles.
+        # Local steps that end by now, in order of time. A client has one step in progress or idles.
         while finish and finish[0][0] <= clock:
             now, i = heapq.heappop(finish)
             local[i] = local[i] - lr * gradient(i, ever[i], local[i])
@@ -57,7 +68,7 @@ def run(
             base[i], local[i] = server.copy(), server.copy()
             steps[i], version[i] = 0, action + 1
             contact[i] += 1
-            # What was in progress is dropped.
+            # The step in progress is dropped.
             finish = [(time, j) for time, j in finish if j != i]
             finish.append((clock + runtime(i, contact[i], 0), i))
         heapq.heapify(finish)

@@ -18,7 +18,18 @@ def run(
     runtime: Callable[[int, int, int], float],
     gradient: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> list[Record]:
-    """Simulate one round per cohort. runtime(round, client, q): time of local step q. gradient: as in the FAVANO loop."""
+    """Simulate one round per cohort.
+
+    Args:
+      start: The initial model.
+      num_clients: Number of clients.
+      cohorts: Clients of each round.
+      interact: Time of the exchange at the end of a round.
+      num_steps: K.
+      lr: Learning rate.
+      runtime: From round, client and q to the time of local step q.
+      gradient: As in the FAVANO loop.
+    """
     server, clock = start.copy(), 0.0
     ever = [0] * num_clients
     received = [start.copy() for _ in range(num_clients)]

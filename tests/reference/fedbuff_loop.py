@@ -1,4 +1,7 @@
-"""FedBuff as slow event loops in plain NumPy: one with a server that holds reporting clients back, one with clients that run free."""
+"""FedBuff as slow event loops in plain NumPy.
+
+In `run` the server blocks reporting clients until it has acted; in `run_free` clients never wait.
+"""
 
 import heapq
 from collections.abc import Callable
@@ -8,19 +11,32 @@ import numpy as np
 
 
 class Record(NamedTuple):
-    """What the server saw at one action."""
+    """What the server saw at one action.
+
+    Attributes:
+      time: Time of the action.
+      clients: Clients whose updates it used.
+      versions: Server versions that these updates started from.
+      model: The server's model after the action.
+      client_variance: Sum of squared distances of the models that clients work from after the
+        action to the server's.
+    """
 
     time: float
     clients: list[int]
     versions: list[int]
     model: np.ndarray
-    client_variance: (
-        float  # of the models that clients work from after the action, around the server's
-    )
+    client_variance: float
 
 
 class Update(NamedTuple):
-    """A client's work in progress."""
+    """A client's work in progress.
+
+    Attributes:
+      finish: Time at which it ends.
+      base: Model that it started from.
+      version: Server version of that model.
+    """
 
     finish: float
     base: np.ndarray
@@ -43,11 +59,24 @@ def run(
     tie: Callable[[int, int], float],
     gradient: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> list[Record]:
-    """Simulate a server that takes the earliest updates, and blocks their clients until the exchange is over.
+    """Simulate a server that takes the earliest updates and blocks their clients meanwhile.
 
-    restart: "after_interaction", or "own_finish" for clients that are not blocked, or "fresh" if everybody begins anew when it is over.
-    duration(client, number): time of the client's update of that number ("fresh": of that server action). tie(action, client): who comes
-    first among equal finishes.
+    Args:
+      start: The initial model.
+      num_clients: Number of clients.
+      num_actions: Number of server actions.
+      buffer_size: Z.
+      interact: Time of the exchange.
+      num_steps: K.
+      lr: Learning rate of clients.
+      server_lr: Learning rate of the server.
+      restart: "after_interaction", when the exchange is over; "own_finish", when the update is done
+        (clients are not blocked); or "fresh", when everyone begins again after the exchange.
+      send_old_model: Whether clients get the model from before the action.
+      duration: From client and number to the time of the client's update with that number; for
+        "fresh", the number is that of the server action.
+      tie: From action and client to a number by which equal finishes are ordered.
+      gradient: As in the FAVANO loop.
     """
     server, clock = start.copy(), 0.0
     ever, number = [0] * num_clients, [0] * num_clients
@@ -96,7 +125,10 @@ def run_free(
     tie: Callable[[int, int], float],
     gradient: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> list[Record]:
-    """Simulate clients that go on at once, from the model that is then current. tie(client, number): among equal finishes."""
+    """Simulate clients that continue immediately, from the newest model.
+
+    The arguments are those of `run`, except that `tie` is a function of client and number.
+    """
     server, version = start.copy(), 0
     ever = [0] * num_clients
     bases = [(start.copy(), 0) for _ in range(num_clients)]

@@ -1,29 +1,43 @@
-"""FedEM and VR-FedEM as slow loops in plain NumPy, written from Algorithms 4 and 2 of arXiv 2111.02083."""
+"""FedEM and VR-FedEM as slow loops in plain NumPy.
+
+Written from Algorithms 4 and 2 of arXiv 2111.02083.
+
+Dimension letters: `n` clients, `b` examples, `D` coordinates, `q` expected statistics.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-EStep = Callable[
-    [object, np.ndarray], np.ndarray
-]  # parameters and examples [b, D] to statistics [b, q]
+EStep = Callable[[object, np.ndarray], np.ndarray]
+"""From parameters and examples `[b, D]` to expected statistics `[b, q]`."""
 MStep = Callable[[np.ndarray], object]
-Quantize = Callable[
-    [int, int, np.ndarray], np.ndarray
-]  # of a tick and a client, whose random numbers it has
-Batch = Callable[[int, int], np.ndarray]  # the j-th mini-batch that a client draws
-Active = Callable[[int, int], bool]  # of a tick and a client
+"""From expected statistics `[q]` to parameters."""
+Quantize = Callable[[int, int, np.ndarray], np.ndarray]
+"""From a tick, a client and a vector to the vector compressed with their random numbers."""
+Batch = Callable[[int, int], np.ndarray]
+"""From a client and j to the positions of its j-th mini-batch."""
+Active = Callable[[int, int], bool]
+"""From a tick and a client to whether it takes part."""
 
 
 class Round(NamedTuple):
-    """What there is after a server action."""
+    """What is known after a server action.
 
-    server: np.ndarray  # f[q]     S
-    field: np.ndarray  # f[q]     H
-    memories: np.ndarray  # f[n, q]  V_i
-    server_memory: np.ndarray  # f[q]     V
-    evaluations: int  # of statistics of single examples, so far
+    Attributes:
+      server: S, `f[q]`.
+      field: H, `f[q]`.
+      memories: V_i, `f[n, q]`.
+      server_memory: V, `f[q]`.
+      evaluations: Statistics of single examples evaluated so far.
+    """
+
+    server: np.ndarray
+    field: np.ndarray
+    memories: np.ndarray
+    server_memory: np.ndarray
+    evaluations: int
 
 
 def fedem(
@@ -85,7 +99,7 @@ def vr_fedem(
     p: float,
     freeze: bool,
 ) -> list[Round]:
-    """Run VR-FedEM; who is not active sends nothing, and with freeze computes nothing but full passes either."""
+    """Run VR-FedEM. Inactive clients send nothing; with `freeze` they only compute full passes."""
     n = len(data)
     server, theta = start.copy(), m_step(start)
     drawn = [0] * n
@@ -133,7 +147,11 @@ def spider_em(
     batch: Callable[[int], np.ndarray],
     gamma: float,
 ) -> list[np.ndarray]:
-    """Run SPIDER-EM (Fort, Moulines, Wai 2020) on one machine: S <- S + gamma (oracle - S). Returns S after every step."""
+    """Run SPIDER-EM (Fort, Moulines and Wai 2020) on one machine: S <- S + gamma (oracle - S).
+
+    Returns:
+      S after every step.
+    """
     path = [start]
     before = start
     for t in range(outer):

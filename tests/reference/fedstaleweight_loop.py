@@ -1,7 +1,8 @@
-"""FedStaleWeight and FedAsync as one slow event loop in plain NumPy: clients pull a model, train, and send; the server buffers.
+"""FedStaleWeight and FedAsync as one slow event loop in plain NumPy.
 
-Written from the papers' algorithms (arXiv 2406.02877, Alg. 1 and 2, Eq. 8; arXiv 1903.03934, Alg. 1). Arrivals are taken one by one, and
-the server acts within the receipt of the update that fills its buffer.
+Clients pull a model, train and send an update; the server acts when the update that fills its
+buffer arrives. Written from the papers' algorithms (arXiv 2406.02877, Alg. 1 and 2, Eq. 8;
+arXiv 1903.03934, Alg. 1).
 """
 
 import heapq
@@ -14,39 +15,61 @@ import numpy as np
 
 
 class Record(NamedTuple):
-    """What the server saw at one action."""
+    """What the server saw at one action.
+
+    Attributes:
+      time: Time of the action.
+      clients: Clients whose updates it used.
+      versions: Server versions that these updates started from.
+      weights: Weights of the updates.
+      model: The server's model after the action.
+      client_variance: Sum of squared distances of the models that clients work from after the
+        action to the server's.
+    """
 
     time: float
     clients: list[int]
-    versions: list[int]  # that each update started from
+    versions: list[int]
     weights: list[float]
-    model: np.ndarray  # after the action
-    client_variance: (
-        float  # of the models that clients work from after the action, around the server's
-    )
+    model: np.ndarray
+    client_variance: float
 
 
 class Entry(NamedTuple):
-    """One update in the buffer."""
+    """One update in the buffer.
+
+    Attributes:
+      client: The client.
+      version: Server version that it pulled.
+      base: y_0, the model of that version.
+      end: y_Q, the model after training.
+    """
 
     client: int
     version: int
-    base: np.ndarray  # y_0, the model pulled
-    end: np.ndarray  # y_Q
+    base: np.ndarray
+    end: np.ndarray
 
 
 Step = Callable[[np.ndarray, int, list[Entry]], tuple[np.ndarray, list[float]]]
-"""From the server's model and version and a full buffer to the next model, and the weights of the slots."""
+"""From the server's model, its version and a full buffer to the next model and the weights."""
 
 
 @dataclass
 class Client:
-    """A client at work."""
+    """A client at work.
+
+    Attributes:
+      base: Model that it works from.
+      version: Server version of that model.
+      number: Number of the update in progress.
+      ever: Local steps it has done.
+    """
 
     base: np.ndarray
     version: int = 0
-    number: int = 0  # of the update in progress
-    ever: int = 0  # local steps it has done
+    number: int = 0
+    ever: int = 0
 
 
 def run(
@@ -66,11 +89,23 @@ def run(
 ) -> list[Record]:
     """Simulate actions of the server.
 
-    pull: "free", at once, after the action that the own update has caused; "before_aggregation", the same but with the model from before
-    that action; "new_version", but only once there is a version newer than the one just trained on; "after_interaction", at the action
-    that uses the update. proximal: strength of the pull to the base model in the local loss. duration(client, number): time of an update.
-    tie(client, number): among arrivals at one time the lower comes first, then the client of the lower number. gradient(client, k, model):
-    of the client's k-th local step ever.
+    Args:
+      start: The initial model.
+      num_clients: Number of clients.
+      num_actions: Number of server actions.
+      buffer_size: b.
+      pull: When a client pulls a new model. "free": when it has sent its update, after the action
+        that this update may cause; "before_aggregation": the same, but it pulls the model from
+        before that action; "new_version": when there is a newer version than the one it trained
+        on; "after_interaction": at the action that uses its update.
+      num_steps: Q.
+      lr: Learning rate of clients.
+      proximal: Strength of the pull to the base model in the local loss.
+      duration: From client and number to the time of the client's update with that number.
+      tie: From client and number to a number by which arrivals at one time are ordered; equal ones
+        are ordered by client.
+      gradient: From client, k and model to the gradient of the client's k-th local step so far.
+      server_step: What the server does with a full buffer.
     """
     server, version = start.copy(), 0
     clients = [Client(start.copy()) for _ in range(num_clients)]
@@ -90,9 +125,9 @@ def run(
         return model
 
     def send_out(i: int, now: float, model: np.ndarray, model_version: int) -> None:
-        own = clients[i]
-        own.base, own.version, own.number = model.copy(), model_version, own.number + 1
-        heapq.heappush(arrivals, (now + duration(i, own.number), tie(i, own.number), i, own.number))
+        clients[i].base, clients[i].version = model.copy(), model_version
+        number = clients[i].number = clients[i].number + 1
+        heapq.heappush(arrivals, (now + duration(i, number), tie(i, number), i, number))
 
     while len(records) < num_actions:
         now, _, i, _ = heapq.heappop(arrivals)
@@ -120,10 +155,21 @@ def run(
 
 @dataclass
 class Weigher:
-    """FedStaleWeight's server: the statistics of every client's staleness, and the weights of a buffer."""
+    """FedStaleWeight's server: staleness of every client, and the weights of a buffer.
+
+    Attributes:
+      weighting: As in `StalenessWeights`, as are those up to `normalised`.
+      average: "window", "cumulative", "exponential" or "none".
+      window: Updates in the window.
+      decay: Share of the past in the exponential average.
+      exponent: Exponent of "polynomial".
+      normalised: Whether weights sum to 1.
+      num_clients: Number of clients.
+      values: What is known of each client's staleness.
+    """
 
     weighting: str
-    average: str = "window"  # or "cumulative", "exponential", "none"
+    average: str = "window"
     window: int = 5
     decay: float = 0.9
     exponent: float = 0.5
@@ -132,10 +178,11 @@ class Weigher:
     values: dict[int, Any] = field(default_factory=dict)
 
     def push(self, client: int, tau: int) -> None:
+        """Note the staleness of an update."""
         if self.weighting == "code_exact":
             known = self.values.setdefault(client, deque())
             if len(known) == 5:
-                known.pop()  # The newest: the defect of the public bench.
+                known.pop()  # The newest, a defect of the authors' public code.
             known.append(tau)
         elif self.average == "window":
             self.values.setdefault(client, deque(maxlen=self.window)).append(tau)
@@ -146,6 +193,7 @@ class Weigher:
             self.values[client] = [self.decay * before + (1 - self.decay) * tau]
 
     def weigh(self, clients: list[int], taus: list[int]) -> list[float]:
+        """Note the staleness of all updates of a buffer, and return their weights."""
         for client, tau in zip(clients, taus, strict=True):
             self.push(client, tau)
         is_averaged = self.weighting == "code_exact" or (
@@ -154,14 +202,14 @@ class Weigher:
         size = len(clients)
         raw = []
         for client, tau in zip(clients, taus, strict=True):
-            that = float(np.mean(self.values[client])) if is_averaged else float(tau)
+            stale = float(np.mean(self.values[client])) if is_averaged else float(tau)
             formulas = {
-                "eq8": (that * size + 1) / self.num_clients,
-                "alg1": (that + 1) / self.num_clients,
-                "code": that * size / self.num_clients,
-                "code_exact": that,
+                "eq8": (stale * size + 1) / self.num_clients,
+                "alg1": (stale + 1) / self.num_clients,
+                "code": stale * size / self.num_clients,
+                "code_exact": stale,
                 "mean": 1.0,
-                "polynomial": (1 + that) ** -self.exponent,
+                "polynomial": (1 + stale) ** -self.exponent,
             }
             raw.append(formulas[self.weighting])
         if not self.normalised:
@@ -171,7 +219,10 @@ class Weigher:
 
 
 def reweighted(weigher: Weigher, *, server_lr: float) -> Step:
-    """The server step of FedStaleWeight and FedBuff: w + server_lr * sum of weights times (y_Q - y_0)."""
+    """Return the server step of FedStaleWeight and FedBuff.
+
+    It is w + server_lr * (sum of weights times y_Q - y_0).
+    """
 
     def step(
         server: np.ndarray, version: int, buffer: list[Entry]
@@ -188,7 +239,10 @@ def reweighted(weigher: Weigher, *, server_lr: float) -> Step:
 
 
 def mixed(discount: Callable[[int], float], *, mixing: float) -> Step:
-    """The server step of FedAsync: (1 - a) w + a y, a = mixing * discount(staleness). The weight of the slot is the discount."""
+    """Return the server step of FedAsync: (1 - a) w + a y with a = mixing * discount(staleness).
+
+    The weight of the slot is the discount.
+    """
 
     def step(
         server: np.ndarray, version: int, buffer: list[Entry]

@@ -1,6 +1,7 @@
-"""Hierarchical learning as a slow event loop in plain NumPy: every client has a model of its own, and servers act when all are in.
+"""Hierarchical learning as a slow event loop in plain NumPy.
 
-Written from the algorithm's equations (arXiv 2302.04851, Eq. 5 to 13).
+Every client takes its step on a separate model, and servers wait for all of their clients or
+groups. Written from the algorithm's equations (arXiv 2302.04851, Eq. 5 to 13).
 """
 
 import heapq
@@ -25,12 +26,21 @@ def run(
 ) -> list[Record]:
     """Simulate global rounds.
 
-    sync_time(round), delay(round, group, iteration), exchange(round): as they come out, counted from 0. combine(server, models, counts,
-    shares): the next global model. gradient(client, k, model): of the client's k-th local step ever.
+    Args:
+      start: The initial model.
+      groups: Clients of each group.
+      num_rounds: Number of global rounds.
+      sync_time: From a round's number, counted from 0, to its sync time.
+      delay: From round, group and iteration to the time of that iteration.
+      exchange: From a round's number to the time of its exchange.
+      combine: From the server's model, the groups' models, numbers of iterations and shares of
+        clients to the next global model.
+      lr: Learning rate.
+      gradient: From client, k and model to the gradient of the client's k-th local step so far.
     """
     server, clock = start.copy(), 0.0
-    total = sum(len(own) for own in groups)
-    ever = [0] * (1 + max(max(own) for own in groups))
+    total = sum(len(group) for group in groups)
+    ever = [0] * (1 + max(max(group) for group in groups))
     records = []
     for number in range(num_rounds):
         local = [server.copy() for _ in groups]
@@ -50,10 +60,10 @@ def run(
             if now < sync_time(number):
                 heapq.heappush(events, (now + delay(number, i, counts[i]), i))
         clock += max(finished) + exchange(number)
-        server = combine(server, local, counts, [len(own) / total for own in groups])
+        server = combine(server, local, counts, [len(group) / total for group in groups])
         variance = sum(
-            len(own) * float(np.sum((model - server) ** 2))
-            for own, model in zip(groups, local, strict=True)
+            len(group) * float(np.sum((model - server) ** 2))
+            for group, model in zip(groups, local, strict=True)
         )
         records.append(
             Record(
@@ -71,7 +81,7 @@ def run(
 def divided_by_steps(
     server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]
 ) -> np.ndarray:
-    """Eq. 10 and 12."""
+    """Add the groups' progress, divided by their iterations (Eq. 10 and 12)."""
     return server + sum(
         share * (model - server) / count
         for share, model, count in zip(shares, models, counts, strict=True)
@@ -81,13 +91,13 @@ def divided_by_steps(
 def averaged(
     server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]
 ) -> np.ndarray:
-    """The mean of the groups' models."""
+    """Average the groups' models."""
     return np.asarray(sum(share * model for share, model in zip(shares, models, strict=True)))
 
 
 def fednova(
     server: np.ndarray, models: list[np.ndarray], counts: list[int], shares: list[float]
 ) -> np.ndarray:
-    """Progress per iteration, times the mean number of iterations."""
+    """Add the progress per iteration, times the mean number of iterations."""
     mean_count = sum(share * count for share, count in zip(shares, counts, strict=True))
     return server + mean_count * (divided_by_steps(server, models, counts, shares) - server)

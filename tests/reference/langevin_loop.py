@@ -1,4 +1,4 @@
-"""FA-LD as a slow loop in plain NumPy: every client takes part in the shared noise, and some in the average."""
+"""FA-LD as a slow loop in plain NumPy."""
 
 from collections.abc import Callable
 
@@ -18,10 +18,22 @@ def run(
     private: Callable[[int, int], np.ndarray],
     shared: Callable[[int], np.ndarray],
 ) -> list[np.ndarray]:
-    """Simulate rounds, each a list of clients with their weights; returns the server's model after each.
+    """Simulate rounds.
 
-    share: `f64[N]`, p_c. gradient(client, k, model): of the client's rescaled energy f^c, at global step k. private(client, k), shared(k):
-    standard normal vectors.
+    Args:
+      start: The initial model.
+      share: p_c, `f64[N]`.
+      rounds: For each round, the clients with their weights in the average.
+      num_steps: K.
+      step_size: From the global step k to eta.
+      temperature: tau.
+      rho: Weight of the shared noise.
+      gradient: From client, k and model to the gradient of f^c.
+      private: From client and k to a standard normal vector.
+      shared: From k to a standard normal vector.
+
+    Returns:
+      The server's model after each round.
     """
     server, k, models = start.copy(), 0, []
     for members in rounds:
@@ -29,13 +41,11 @@ def run(
         for _ in range(num_steps):
             eta = step_size(k)
             for client in local:
-                own = np.sqrt(2 * eta * temperature * (1 - rho**2) / share[client]) * private(
-                    client, k
-                )
-                common = np.sqrt(2 * eta * temperature * rho**2) * shared(k)
-                local[client] = (
-                    local[client] - eta * gradient(client, k, local[client]) + common + own
-                )
+                private_tau = temperature * (1 - rho**2) / share[client]
+                private_noise = np.sqrt(2 * eta * private_tau) * private(client, k)
+                shared_noise = np.sqrt(2 * eta * temperature * rho**2) * shared(k)
+                drift = -eta * gradient(client, k, local[client])
+                local[client] = local[client] + drift + shared_noise + private_noise
             k += 1
         server = sum(weight * local[client] for client, weight in members)
         models.append(server.copy())

@@ -1,4 +1,7 @@
-"""QuAFL without message quantization as a slow event loop in plain NumPy: clients mix the server's model into their own."""
+"""QuAFL without message quantization as a slow event loop in plain NumPy.
+
+Clients mix the server's model into theirs.
+"""
 
 import heapq
 from collections.abc import Callable
@@ -18,13 +21,16 @@ def run(
     runtime: Callable[[int, int, int], float],
     gradient: Callable[[int, int, np.ndarray], np.ndarray],
 ) -> list[Record]:
-    """Simulate one server action per cohort; the arguments are those of the FAVANO loop. Versions: of the last contact's outcome."""
+    """Simulate one server action per cohort; the arguments are those of the FAVANO loop.
+
+    The version of a client's work is the server version made at its last contact.
+    """
     num_clients = 1 + max(max(cohort) for cohort in cohorts)
     server = start.copy()
-    models = [start.copy() for _ in range(num_clients)]  # advancing
-    mixed = [start.copy() for _ in range(num_clients)]  # after the last contact
+    models = [start.copy() for _ in range(num_clients)]  # Advancing.
+    mixed = [start.copy() for _ in range(num_clients)]  # After the last contact.
     steps, ever, contact, version = ([0] * num_clients for _ in range(4))
-    restarted = [0] * num_clients  # which restart an event in the heap belongs to
+    restarted = [0] * num_clients  # Number of restarts, to recognise old events in the heap.
     events = [(runtime(i, 0, 0), i, 0) for i in range(num_clients)]
     heapq.heapify(events)
     records = []

@@ -1,4 +1,7 @@
-"""FedEM and VR-FedEM through the engine against slow loops fed the same draws: a mixture, compressed, with part of the clients."""
+"""FedEM and VR-FedEM, run by the engine, against slow loops with the same random draws.
+
+The model is a mixture, messages are compressed, and some clients take part in each round.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +36,7 @@ SETTINGS |= {"gamma": 0.3, "gamma_factor": STEP_FACTORS["inverse_sqrt"]}
 
 @struct.dataclass
 class Watched(latent.GaussianMixture):
-    """A mixture whose statistics are metrics."""
+    """A mixture that reports every expected statistic as a metric."""
 
     def metrics(self, statistics: jax.Array, params: Any) -> dict[str, jax.Array]:
         return {f"s{i}": statistics[i] for i in range(statistics.shape[0])}
@@ -41,7 +44,7 @@ class Watched(latent.GaussianMixture):
 
 @pytest.fixture(scope="module")
 def data() -> np.ndarray:
-    """Clients' examples `[N, M, 2]`, each client mostly of one component."""
+    """Draw clients' examples `[N, M, 2]`, for each client mostly from one component."""
     random = np.random.default_rng(0)
     means = np.array([[-1.0, -0.5], [1.5, 1.0]])
     component = random.random((N, M)) < np.linspace(0.1, 0.9, N)[:, None]
@@ -62,7 +65,7 @@ def key() -> Any:
 
 @pytest.fixture(scope="module")
 def draws(key: Any) -> dict[str, Any]:
-    """Mini-batches by client and number, and uniform numbers of the compressor by tick and client."""
+    """Mini-batches by client and number, and the compressor with its draws by tick and client."""
     with jax.enable_x64(True):
         batches, compression = stream(key, "batches"), stream(key, "compression")
 
@@ -88,7 +91,7 @@ def draws(key: Any) -> dict[str, Any]:
         places, lots = table(batch, N, TICKS), table(uniforms, TICKS, N)
 
     def quantize(tick: int, client: int, x: np.ndarray) -> np.ndarray:
-        """Block-2-quantization in blocks of four."""
+        """Quantize blocks of four by their 2-norm."""
         result = np.zeros_like(x)
         for first in range(0, len(x), 4):
             block = x[first : first + 4]
@@ -128,6 +131,7 @@ def start_of(problem: latent.Estimation, key: Any) -> np.ndarray:
 
 
 def participation(run: fedjax_sim.Run) -> Callable[[int, int], bool]:
+    """Return who takes part in a run, by tick and client."""
     coins = np.asarray(run.timelines[0].weight)
     assert 0.3 < coins.mean() < 0.9
     return lambda tick, client: bool(coins[tick, client])
@@ -136,7 +140,7 @@ def participation(run: fedjax_sim.Run) -> Callable[[int, int], bool]:
 def assert_same(
     run: fedjax_sim.Run, rounds: list[fedem_loop.Round], steps: dict[str, Any], data: np.ndarray
 ) -> None:
-    """Statistics, ||H||^2, G, F and ||h||^2 after every tick, and the expected statistics evaluated."""
+    """Compare statistics, ||H||^2, the objective, ||h||^2 and the memories' error at all ticks."""
     curves = run.curves
     ours = np.stack([curves[f"s{i}"].values[1:] for i in range(3 * G)], axis=-1)
     assert ours.dtype == np.float64
@@ -161,6 +165,7 @@ def assert_same(
 def test_fedem(
     problem: Any, data: np.ndarray, key: Any, draws: dict[str, Any], mixture_steps: dict[str, Any]
 ) -> None:
+    """The same statistics, metrics and numbers of evaluations."""
     system = fedjax_sim.SYSTEMS["fedem"]
     run = simulate(system, problem, system.Hyper(**SETTINGS))
     rounds = fedem_loop.fedem(
@@ -175,7 +180,7 @@ def test_fedem(
         p=0.6,
     )
     assert_same(run, rounds, mixture_steps, data)
-    # The first pass is not a tick's; epochs are of all clients' mini-batches, whoever takes part.
+    # The first pass belongs to no tick; epochs count the mini-batches of all clients.
     assert int(run.curves.needed) == rounds[-1].evaluations - N * M
     np.testing.assert_allclose(
         run.curves.epochs.values, 1 + np.arange(TICKS + 1) * BATCH / M, rtol=1e-12
@@ -191,7 +196,10 @@ def test_vr_fedem(
     mixture_steps: dict[str, Any],
     offline: str,
 ) -> None:
-    """Three outer loops of six steps: the first mini-batch of each is drawn in the loop and makes a difference of nothing."""
+    """Three outer loops of six steps.
+
+    The reference loop draws the first mini-batch of each, whose difference is 0.
+    """
     system = fedjax_sim.SYSTEMS["vr_fedem"]
     run = simulate(system, problem, system.Hyper(**SETTINGS, inner_steps=6.0, offline=offline))
     rounds = fedem_loop.vr_fedem(
@@ -216,7 +224,7 @@ def test_vr_fedem(
 
 
 def test_vr_fedem_of_one_client_is_spider_em() -> None:
-    """Step by step, without compression, on a noisy mean whose examples have noises of their own."""
+    """Step by step, without compression, on a noisy mean whose kappa differs between examples."""
     random = np.random.default_rng(1)
     y, kappa = random.normal(size=(M, 2)) + 1, random.uniform(0.2, 0.9, M)
     system = fedjax_sim.SYSTEMS["vr_fedem"]
@@ -228,7 +236,7 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
             return {f"s{i}": statistics[i] for i in range(2)}
 
     with jax.enable_x64(True):
-        own = latent.make_estimation(
+        one_client = latent.make_estimation(
             WatchedMean(ridge=0.25),
             Seen(y, kappa),
             Partition(np.arange(M)[None], np.array([M])),
@@ -239,7 +247,7 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
             np.asarray(jax.random.randint(jax.random.fold_in(batches, k), (BATCH,), 0, M))
             for k in range(TICKS)
         ]
-    run = simulate(system, own, hyper)
+    run = simulate(system, one_client, hyper)
     path = fedem_loop.spider_em(
         np.ones(2),
         np.arange(M),

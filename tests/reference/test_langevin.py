@@ -1,4 +1,4 @@
-"""FA-LD against its slow loop, fed the same random draws: the same models to rounding, in float64."""
+"""FA-LD against its slow loop with the same random draws: equal models to float64 rounding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def problem(regression: Callable) -> Any:
 
 
 class Draws:
-    """The random draws behind a run, by client and global step."""
+    """The random draws of a run, by client and global step."""
 
     def __init__(self, problem: Any):
         with jax.enable_x64(True):
@@ -38,12 +38,14 @@ class Draws:
                 )
 
             def of(client: jax.Array) -> tuple[jax.Array, ...]:
-                own = jax.random.fold_in(stream(key, "local"), client)
-                bits, count = shuffle_bits(stream(own, "batches")), problem.counts[client]
-                # The whole permutation of each step, of which its batch is the beginning.
+                client_key = jax.random.fold_in(stream(key, "local"), client)
+                bits = shuffle_bits(stream(client_key, "batches"))
+                count = problem.counts[client]
+                # The whole permutation of each step, which begins with its batch.
                 places = jnp.minimum(jnp.arange(6), count - 1)
                 orders = jax.vmap(lambda k: shuffled_index(bits, places, count, k))(steps)
-                return orders, normals(stream(own, "noise")), normals(stream(own, "private noise"))
+                gradient_noise = normals(stream(client_key, "noise"))
+                return orders, gradient_noise, normals(stream(client_key, "private noise"))
 
             found = jax.jit(
                 lambda: (jax.vmap(of)(jnp.arange(N)), normals(stream(key, "shared noise")))
@@ -63,7 +65,10 @@ class Draws:
     ],
 )
 def test_langevin(problem: Any, participation: str, weights: Any) -> None:
-    """With ragged clients, mini-batches without replacement, gradient noise, weights of their own and a falling step size."""
+    """With mini-batches without replacement, gradient noise, weights and a falling step size.
+
+    Clients have different numbers of examples.
+    """
     with jax.enable_x64(True):
         hyper = langevin.Hyper(
             num_clients=N,

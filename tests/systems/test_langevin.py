@@ -110,17 +110,12 @@ def test_identical_clients_stay_together_under_shared_noise_alone() -> None:
 
     with jax.enable_x64(True):
         problem = GaussianClients.of(HESSIANS[0], np.tile(CENTERS[:1], (3, 1)), start=1.0)
-        spread = [
-            jax.jit(spreads)(
-                problem,
-                langevin.Hyper(
-                    num_clients=3, step_size=0.05, local_steps=steps, gradient="exact", rho=rho
-                ),
-            )
-            for rho in (1.0, 0.99)
-        ]
-    assert spread[0].max() < 1e-28
-    assert spread[1].min() > 1e-4
+        hyper = langevin.Hyper(num_clients=3, step_size=0.05, local_steps=steps, gradient="exact")
+        shared, mixed = (
+            np.asarray(jax.jit(spreads)(problem, hyper.replace(rho=rho))) for rho in (1.0, 0.99)
+        )
+    assert shared.max() < 1e-28
+    assert mixed.min() > 1e-4
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
@@ -237,7 +232,7 @@ def test_bad_settings_are_refused(
 
 
 def test_mini_batches_larger_than_a_client_are_unbiased() -> None:
-    """Of 3 examples in batches of 5, two count twice: each equally often, within 5 standard errors."""
+    """In a batch of 5 of 3 examples, two count twice: each equally often, within 5 errors."""
     keys = jax.vmap(jax.random.key)(jnp.arange(3000))
     drawn = jax.vmap(lambda key: fresh_examples(shuffle_bits(key), jnp.int32(0), jnp.int32(3), 5))(
         keys
@@ -251,7 +246,7 @@ def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None
     """A problem without `client_loss` is refused."""
     with pytest.raises(
         ConfigError,
-        match="gradient is 'exact', but must be minibatch, as Regression has no client_loss",
+        match="gradient is 'exact', but must be minibatch, because Regression has no client_loss",
     ):
         fedjax_sim.simulate(
             langevin.system,

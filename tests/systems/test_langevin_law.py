@@ -22,8 +22,8 @@ WIDE = Layout(slots_at_once=8, lanes_at_once=True, lane_devices=1)
 RHO = [0.0, 0.5, 1.0]
 RHO_SHARED = [0.0, 0.7, 1.0]
 
-# For each K: the stationary mean, and the variances after averaging everyone and after receiving one
-# client, for rho = 0, 0.5, 1. H = (1, 4), b = (-1, 1), p = (1/2, 1/2), eta = 0.05, tau = 1.
+# For each K: the stationary mean, and the variances after averaging everyone and after receiving
+# one client, for rho = 0, 0.5, 1. H = (1, 4), b = (-1, 1), p = (1/2, 1/2), eta = 0.05, tau = 1.
 UNEQUAL_HESSIANS = {
     1: (0.600000, (0.426667, 0.426667, 0.426667), (0.902295, 0.793005, 0.465137)),
     5: (0.496474, (0.473308, 0.469947, 0.459865), (1.196558, 1.069132, 0.686852)),
@@ -143,18 +143,16 @@ def free(counts: tuple[int, ...] = COUNTS) -> GaussianClients:
     return GaussianClients.of(0.0, np.zeros((len(counts), 1)), counts=np.array(counts))
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _increments(
-    tick: int, steps: jax.Array, keys: jax.Array, problem: GaussianClients, hyper: Any
+    tick: jax.Array, steps: jax.Array, keys: jax.Array, problem: GaussianClients, hyper: Any
 ) -> jax.Array:
     num = problem.counts.shape[0]
     algorithm = langevin.system.algorithm(problem, hyper, Plan(slots_at_once=num))
     zero = jnp.zeros(num, "int32")
 
     def one(key: jax.Array, weight: jax.Array) -> jax.Array:
-        event = Event(
-            jnp.int32(tick), jnp.arange(num), zero + steps, zero, weight, zero, zero, jnp.int32(0)
-        )
+        event = Event(tick, jnp.arange(num), zero + steps, zero, weight, zero, zero, jnp.int32(0))
         return algorithm.step(key, algorithm.init(key), event)[0].server[0]
 
     return jax.vmap(lambda key: jax.vmap(partial(one, key))(jnp.eye(num)))(keys)
@@ -165,11 +163,10 @@ def increments(
     *,
     tick: int = 0,
     steps: int = STEPS,
-    seeds: int = CHAINS,
     counts: Any = COUNTS,
     **settings: Any,
 ) -> np.ndarray:
-    """Return how far each client moves in a round, from one start and with one noise: `[seeds, N]`.
+    """Return how far each client moves in a round, from one start and one noise: `[CHAINS, N]`.
 
     A client's model is the average in which it has all the weight.
     """
@@ -184,10 +181,10 @@ def increments(
             **settings,
         )
         keys = jax.vmap(lambda seed: stream(jax.random.key(seed), "learning"))(
-            jnp.arange(seeds, dtype="int32")
+            jnp.arange(CHAINS, dtype="int32")
         )
         hyper = jax.tree.map(lambda leaf: np.asarray(leaf, float), hyper)
-        return np.asarray(_increments(tick, np.int32(steps), keys, free(counts), hyper))
+        return np.asarray(_increments(np.int32(tick), np.int32(steps), keys, free(counts), hyper))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.7, 1.0])
@@ -213,12 +210,12 @@ def test_streams_do_not_depend_on_rho_or_on_the_length_of_rounds() -> None:
 
     Step k of a client has the same noise in whichever round it falls.
     """
-    private, shared, both = (increments(rho, seeds=4) for rho in (0.0, 1.0, 0.6))
+    private, shared, both = (increments(rho) for rho in (0.0, 1.0, 0.6))
     np.testing.assert_allclose(both, 0.8 * private + 0.6 * shared, rtol=1e-12)
     np.testing.assert_allclose(shared, np.broadcast_to(shared[:, :1], shared.shape), rtol=1e-12)
     assert len(np.unique(private)) == private.size
-    long = increments(0.6, seeds=4, steps=2 * STEPS)
-    np.testing.assert_allclose(both + increments(0.6, seeds=4, tick=1), long, rtol=1e-12)
+    long = increments(0.6, steps=2 * STEPS)
+    np.testing.assert_allclose(both + increments(0.6, tick=1), long, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.7])
@@ -230,11 +227,12 @@ def test_the_correction_takes_the_inflation_off_the_private_noise(
     rho: float, participation: str, inflation: float
 ) -> None:
     """The private part is divided by the root of the inflation; the shared part stays."""
-    settings = {"participation": participation, "num_selected": 2, "seeds": 4, "counts": (1,) * 5}
+    counts = (1, 1, 1, 1, 1)
+    scheme = {"participation": participation, "num_selected": 2, "noise_correction": True}
     plain, corrected, shared = (
-        increments(rho, **settings),
-        increments(rho, noise_correction=True, **settings),
-        rho * increments(1.0, **settings),
+        increments(rho, counts=counts),
+        increments(rho, counts=counts, **scheme),
+        rho * increments(1.0, counts=counts),
     )
     np.testing.assert_allclose(
         corrected - shared, (plain - shared) / np.sqrt(inflation), rtol=1e-10
@@ -253,15 +251,15 @@ def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
             num_selected=4,
             participation="with_replacement",
             local_steps=STEPS,
-            batch_size=2,
             step_size=ETA,
             temperature=TAU,
             rho=0.6,
+            gradient="exact",
         )
         run = fedjax_sim.sweep(
             langevin.system, free(), hyper, seeds=seeds, num_ticks=1, num_evals=1, layout=WIDE
         )
-    alone = increments(0.6, seeds=seeds)
+    alone = increments(0.6)[:seeds]
     most = 0.0
     for seed in range(seeds):
         clients, weight = run.timelines[seed].clients[0], run.timelines[seed].weight[0]

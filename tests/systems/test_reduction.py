@@ -1,4 +1,7 @@
-"""Systems that become one another, or gradient descent, in special cases; compared with other code, never with themselves."""
+"""Special cases in which a system equals another system, or gradient descent.
+
+Every comparison is between different code.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,13 +25,14 @@ FIXED = {"rate_fast": 1.0, "rate_slow": 1.0}
 
 @struct.dataclass
 class Located(Quadratic):
-    """Quadratics whose evaluation tells where the model is."""
+    """Quadratics that report every coordinate of the model as a metric."""
 
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
         return {f"w{i}": params[i] for i in range(params.shape[0])}
 
 
 def quadratics(*, curvature: Any = 1.0, seed: int = 0, num_clients: int = 7) -> Located:
+    """Make quadratics with two coordinates and random centers."""
     random = np.random.default_rng(seed)
     return Located.of(
         random.normal(size=(num_clients, 2)), curvature=curvature, start=np.array([2.0, -1.0])
@@ -36,7 +40,7 @@ def quadratics(*, curvature: Any = 1.0, seed: int = 0, num_clients: int = 7) -> 
 
 
 def trajectory(system: str, problem: Any, **settings: Any) -> np.ndarray:
-    """The server's model after every tick, the initial one included, in float64: `[9, 2]`."""
+    """Return the server's model after every tick, and the initial one: `f64[9, 2]`."""
     with jax.enable_x64(True):
         hyper = SYSTEMS[system].Hyper(num_clients=7, batch_size=1, **settings)
         run = fedjax_sim.simulate(
@@ -63,7 +67,10 @@ def test_fedavg_of_everyone_with_one_step_is_gradient_descent(uneven: Located) -
 
 
 def test_fedbuff_of_everyone_with_fixed_durations_is_fedavg(uneven: Located) -> None:
-    """All wait for each other, from one and the same model. To float32's rounding of 1/7: the one averages models, the other changes."""
+    """All clients wait for each other and start from the same model.
+
+    To float32's rounding of 1/7: FedAvg averages models, FedBuff changes of models.
+    """
     fedavg = trajectory("fedavg", uneven, num_selected=7, local_steps=4, lr=0.3)
     fedbuff = trajectory("fedbuff", uneven, buffer_size=7, local_steps=4, lr=0.3, **FIXED)
     np.testing.assert_allclose(fedbuff, fedavg, atol=1e-6)
@@ -71,7 +78,11 @@ def test_fedbuff_of_everyone_with_fixed_durations_is_fedavg(uneven: Located) -> 
 
 
 def test_fedbuff_with_free_clients_and_fixed_durations_is_fedavg(uneven: Located) -> None:
-    """All arrive at once. The last of a buffer goes on from the new model, the others from the old: so only the first tick is the same."""
+    """Only the first tick is the same.
+
+    All clients arrive together. The last of a buffer restarts from the new model, the others from
+    the old one.
+    """
     fedavg = trajectory("fedavg", uneven, num_selected=7, local_steps=4, lr=0.3)
     free = trajectory(
         "fedbuff", uneven, buffer_size=7, local_steps=4, lr=0.3, restart="free", **FIXED
@@ -81,7 +92,7 @@ def test_fedbuff_with_free_clients_and_fixed_durations_is_fedavg(uneven: Located
 
 
 def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
-    """With a server learning rate of one and one client, both are that client's gradient descent, K steps a tick."""
+    """With one client and server learning rate 1, both are gradient descent with K steps a tick."""
     with jax.enable_x64(True):
         problem = quadratics(curvature=0.7)
         centers = np.asarray(problem.centers)[:1]
@@ -102,22 +113,26 @@ def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
 
 
 def test_favano_of_everyone_is_a_damped_fedavg(uneven: Located) -> None:
-    """If all are contacted each time and all are done, FAVANO's server goes n / (n + 1) of FedAvg's way, and from FedAvg's start.
+    """FAVANO's server moves n / (n + 1) as far as FedAvg's, if all are contacted and all are done.
 
-    w + (mean - w) n / (n + 1) = (w + sum of reports) / (n + 1), as every base model is the server's.
+    Every base model is then the server's, so (w + sum of reports) / (n + 1) equals
+    w + (mean - w) n / (n + 1).
     """
     settings = {"local_steps": 4, "lr": 0.3}
     favano = trajectory("favano", uneven, num_selected=7, reweight="none", **FIXED, **settings)
     model = favano[0]
     for t in range(3):
-        # One round of FedAvg, begun where FAVANO's server stands.
+        # One round of FedAvg from FAVANO's server model.
         fedavg = trajectory("fedavg", uneven.replace(start=model), num_selected=7, **settings)
         model = model + (fedavg[1] - fedavg[0]) * 7 / 8
         np.testing.assert_allclose(favano[t + 1], model, atol=1e-6)
 
 
 def test_reweighting_by_the_steps_done_is_an_average_gradient() -> None:
-    """All done in every window, P(E > 0) = 1: both reweightings divide the progress by K, so to first order they are lr / K for lr."""
+    """If all K steps are done in every window, both reweightings divide the progress by K.
+
+    To first order this replaces lr by lr / K.
+    """
     with jax.enable_x64(True):
         problem = quadratics(curvature=np.linspace(0.2, 2.0, 7))
     settings = {"num_selected": 7, "local_steps": 4, "lr": 1e-6, **FIXED}
@@ -125,12 +140,12 @@ def test_reweighting_by_the_steps_done_is_an_average_gradient() -> None:
     deterministic = trajectory("favano", problem, reweight="deterministic", **settings)
     np.testing.assert_allclose(stochastic, deterministic, rtol=1e-9)
     plain = trajectory("favano", problem, reweight="none", **(settings | {"lr": 1e-6 / 4}))
-    # Second-order terms are of relative size lr, below the float32 precision of the weight 1/4, which is exact.
+    # Second-order terms have relative size lr; the weight 1/4 is exact in float32.
     np.testing.assert_allclose(np.diff(stochastic, axis=0), np.diff(plain, axis=0), rtol=1e-4)
 
 
 def test_quafl_and_favano_of_everyone_see_the_same_first_tick(uneven: Located) -> None:
-    """Without reweighting they differ only in what clients go on from."""
+    """Without reweighting they differ only in the models from which clients continue."""
     settings = {"num_selected": 7, "local_steps": 4, "lr": 0.3, **FIXED}
     favano = trajectory("favano", uneven, reweight="none", **settings)
     quafl = trajectory("quafl", uneven, **settings)
@@ -139,7 +154,10 @@ def test_quafl_and_favano_of_everyone_see_the_same_first_tick(uneven: Located) -
 
 
 def test_quafl_of_one_client_is_linear_in_two_models() -> None:
-    """n = s = 1: server and client mix, w' = (w + y) / 2 and x' = (w + y) / 2 with y = K steps from x; worked out with matrices."""
+    """With n = s = 1, server w and client x both become (w + y) / 2, where y is K steps from x.
+
+    The iteration is linear, and is computed here with a matrix.
+    """
     with jax.enable_x64(True):
         single = Located.of(np.array([[1.0, -2.0]]), curvature=0.7, start=np.array([2.0, -1.0]))
         hyper = SYSTEMS["quafl"].Hyper(
@@ -159,7 +177,7 @@ def test_quafl_of_one_client_is_linear_in_two_models() -> None:
 
 
 def test_no_client_contacted_with_steps_leaves_all_models_where_they_are() -> None:
-    """With a first contact at time 0 and clients too slow to ever finish a step, nothing moves: all report their start."""
+    """Clients that are too slow to finish a step report their start, so nothing moves."""
     with jax.enable_x64(True):
         problem = quadratics()
     for name in ("favano", "quafl"):
@@ -183,7 +201,10 @@ def least_squares(regression: Callable) -> Any:
 
 
 def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedjax_sim.Timeline]:
-    """The server's model after every tick, the initial one included, in float64, `[13, 3]`; and the schedule."""
+    """Return the server's model after every tick, and the initial one: `f64[13, 3]`.
+
+    Also return the schedule.
+    """
     defaults = {
         "num_clients": 7,
         "local_steps": 3,
@@ -200,7 +221,7 @@ def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedj
 
 
 def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
-    """The settings of its clients, buffer and restarts, for FedBuff."""
+    """Return FedStaleWeight's settings of clients, buffer and restarts, for FedBuff."""
     hyper = SYSTEMS["fedstaleweight"].Hyper(**({"num_clients": 7, "local_steps": 3} | changes))
     return {name: getattr(hyper, name) for name in fields(Arrivals)}
 
@@ -208,7 +229,10 @@ def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
 def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
     least_squares: Any,
 ) -> None:
-    """Whatever the clients' speeds: nobody is ever stale, all weights are 1 / n. Batches are the same; to float32's rounding of 1 / 7."""
+    """Whatever the clients' speeds, nobody is ever stale, and all weights are 1 / n.
+
+    Batches are the same. To float32's rounding of 1 / 7.
+    """
     fedavg, _ = learnt("fedavg", least_squares, num_selected=7)
     waiting, schedule = learnt(
         "fedstaleweight", least_squares, buffer_size=7, restart="new_version"
@@ -223,7 +247,7 @@ def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
 
 
 def test_the_codes_weights_never_move_a_synchronous_model(least_squares: Any) -> None:
-    """Nothing is ever stale, so that they are 0, and the server counts versions of one and the same model."""
+    """Nothing is ever stale, so all weights are 0, and all versions are the same model."""
     models, schedule = learnt(
         "fedstaleweight", least_squares, buffer_size=7, restart="new_version", weighting="code"
     )
@@ -231,13 +255,14 @@ def test_the_codes_weights_never_move_a_synchronous_model(least_squares: Any) ->
     np.testing.assert_array_equal(schedule.version[-1], np.full(7, 11))
 
 
-# A buffer for everyone, but clients of two speeds; with no spread and one speed, all updates arrive together.
+# The buffer is as large as the number of clients, who have two speeds.
 FREE = {"buffer_size": 7, "restart": "free", "weighting": "mean"}
 TOGETHER = {"rate_fast": 1.0, "rate_slow": 1.0, "spread_fast": 0.0, "spread_slow": 0.0}
+"""One speed without spread: all updates arrive at the same time."""
 
 
 def test_fedstaleweight_with_equal_weights_is_fedbuff_with_free_clients(least_squares: Any) -> None:
-    """On the same clients, bit for bit: also the schedule. With its own weights it is not."""
+    """On the same clients, schedules and models are equal bit for bit."""
     mean, schedule = learnt("fedstaleweight", least_squares, **FREE)
     fedbuff, other = learnt("fedbuff", least_squares, **clock_of_fedstaleweight(**FREE))
     np.testing.assert_array_equal(mean, fedbuff)
@@ -248,7 +273,10 @@ def test_fedstaleweight_with_equal_weights_is_fedbuff_with_free_clients(least_sq
 def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_together(
     least_squares: Any,
 ) -> None:
-    """Only the last of a buffer goes on from the new model. So the first two models are FedAvg's, and the third is not."""
+    """Only the last client of a buffer restarts from the new model.
+
+    So the first two models are FedAvg's, and the third is not.
+    """
     fedavg, _ = learnt("fedavg", least_squares, num_selected=7)
     free, schedule = learnt("fedstaleweight", least_squares, **FREE, **TOGETHER)
     staleness = np.arange(12)[:, None] - schedule.version
@@ -259,7 +287,10 @@ def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_toget
 
 
 def test_fedstaleweight_with_a_buffer_of_one_is_fedbuff(least_squares: Any) -> None:
-    """Its weight is 1 however stale the update, to float64's rounding. Nor does waiting for a new version then ever mean to wait."""
+    """The weight of every update is 1, however stale it is, to float64's rounding.
+
+    Every update makes a new version, so clients that need one never wait.
+    """
     fedstaleweight, schedule = learnt(
         "fedstaleweight", least_squares, buffer_size=1, restart="new_version"
     )
@@ -274,12 +305,13 @@ GROUPED = {"local_steps": 1, "sampling": "with_replacement", "shift": 0.5, "mean
 
 
 def grouped(problem: Any, **settings: Any) -> tuple[np.ndarray, fedjax_sim.Timeline]:
+    """Run hierarchical learning; return what `learnt` returns."""
     return learnt("hierarchical", problem, **(GROUPED | settings))
 
 
 @pytest.fixture
 def flat(least_squares: Any) -> np.ndarray:
-    """FedAvg of everyone with one local step a round, on the same batches: `[61, 3]`."""
+    """FedAvg of everyone with one local step a round, on the same batches: `f64[61, 3]`."""
     settings = {
         "num_selected": 7,
         "local_steps": 1,
@@ -298,7 +330,10 @@ def flat(least_squares: Any) -> np.ndarray:
 def test_groups_without_a_sync_time_are_fedavg_of_everyone(
     least_squares: Any, flat: np.ndarray
 ) -> None:
-    """A local iteration each is one global step, whoever is in which group; to float32's rounding of weights, 1 / 7 and those of groups."""
+    """One local iteration of each group is one global step, whatever the groups are.
+
+    To float32's rounding of weights.
+    """
     for grouping in ({"num_groups": 3}, {"group_sizes": (1, 6)}):
         models, schedule = grouped(least_squares, sync_time=0.0, **grouping)
         assert (schedule.steps == 1).all()
@@ -308,7 +343,10 @@ def test_groups_without_a_sync_time_are_fedavg_of_everyone(
 def test_one_group_that_averages_is_fedavg_of_everyone(
     least_squares: Any, flat: np.ndarray
 ) -> None:
-    """Whatever the sync time: its rounds are several of FedAvg's. Dividing by their number is something else."""
+    """A round of the group is several rounds of FedAvg, whatever the sync time is.
+
+    If progress is divided by the number of iterations, models differ.
+    """
     models, schedule = grouped(least_squares, sync_time=4.0, num_groups=1, aggregation="average")
     done = np.concatenate([[0], np.cumsum(schedule.steps)])
     assert len(set(schedule.steps.ravel().tolist())) > 2
@@ -320,7 +358,10 @@ def test_one_group_that_averages_is_fedavg_of_everyone(
 
 
 def test_equal_iterations_make_aggregations_differ_by_their_number(least_squares: Any) -> None:
-    """Four each: FedNova's models are the average's, and the first step of the paper's rule is a quarter of theirs."""
+    """With four iterations each, FedNova equals the average.
+
+    The first step of the paper's rule is a quarter as long.
+    """
     settings = {
         "sync_time": 4.0,
         "shift": 1.0,

@@ -1,0 +1,91 @@
+"""Fixtures of the reference tests: least squares, and its stochastic gradients by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.clients.gradient_steps import shuffled_examples
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from tests.reference.draws import (
+    BATCH,
+    SEED,
+    Gradient,
+    K,
+    N,
+)
+
+
+@pytest.fixture(scope="module")
+def problem(regression: Callable) -> Any:
+    with jax.enable_x64(True):
+        return regression(N, dtype="float64", noise=0.2)
+
+
+@pytest.fixture(scope="module")
+def gradients(problem: Any) -> Callable[..., Gradient]:
+    """Return a function that makes the k-th stochastic gradient of a client.
+
+    Gradients are those of least squares, on the batches and noise of the client's streams. Batches
+    come from shuffled epochs, or with `reshuffled` from a new shuffle for each update: its whole
+    permutation is looked up and then divided into batches.
+    """
+    most = 200
+
+    def make(*, reshuffled: bool = False) -> Gradient:
+        with jax.enable_x64(True):
+            key = stream(stream(jax.random.key(SEED), "learning"), "local")
+
+            def draws(client: jax.Array) -> tuple[jax.Array, jax.Array]:
+                client_key = jax.random.fold_in(key, client)
+                bits = shuffle_bits(stream(client_key, "batches"))
+                noise = stream(client_key, "noise")
+                steps, m = jnp.arange(most), problem.counts[client]
+                if reshuffled:
+                    places = jnp.arange(problem.inputs.shape[1])
+                    examples = jax.vmap(
+                        lambda k: shuffled_index(bits, jnp.minimum(places, m - 1), m, k)
+                    )(steps)
+                else:
+                    examples = jax.vmap(lambda k: shuffled_examples(bits, k, m, BATCH))(steps)
+                return examples, jax.vmap(
+                    lambda k: jax.random.normal(jax.random.fold_in(noise, k), (3,))
+                )(steps)
+
+            examples, noise = jax.tree.map(np.asarray, jax.jit(jax.vmap(draws))(jnp.arange(N)))
+        inputs, targets, scale = (
+            np.asarray(problem.inputs),
+            np.asarray(problem.targets),
+            float(problem.noise),
+        )
+        counts = np.asarray(problem.counts)
+
+        def batch(client: int, k: int) -> np.ndarray:
+            if not reshuffled:
+                return examples[client, k]
+            update, q = divmod(k, K)
+            permutation = examples[client, update * K, : counts[client]]
+            assert sorted(permutation) == list(range(counts[client]))
+            return np.tile(permutation, K * BATCH)[q * BATCH : (q + 1) * BATCH]
+
+        def one(client: int, k: int, model: np.ndarray) -> np.ndarray:
+            x, y = inputs[client, batch(client, k)], targets[client, batch(client, k)]
+            return x.T @ (x @ model - y) / BATCH + scale * noise[client, k]
+
+        return one
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def gradient(gradients: Callable[..., Gradient]) -> Gradient:
+    return gradients()
+
+
+@pytest.fixture(scope="module")
+def start(problem: Any) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.asarray(problem.init(stream(stream(jax.random.key(SEED), "learning"), "init")))
