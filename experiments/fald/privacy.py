@@ -140,7 +140,7 @@ def run(arguments: Arguments) -> Outcome:
     for rho, x, y in zip(VARIED["rho"], epsilons["rho"][0], accuracy, strict=True):
         panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(
-        xlabel="epsilon", ylabel="stationary W2", yscale="log", title="rho beside its points"
+        xlabel="epsilon", ylabel="stationary W2", yscale="log", title="rho next to its points"
     )
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)

@@ -30,7 +30,7 @@ SPARSE = Study(
     full=Sizes(sites=2000, months=100, observers=43, rounds=2000),
     smoke=COUNTS.smoke.replace(observers=2),
 )
-"""Fewer visits than sites:
+"""Sizes with fewer visits than sites.
 
 J = 2000, L = 100 and about N = 1300 visits, with the paper's N / J of 0.6.
 """

@@ -34,10 +34,10 @@ LEVELS = {
     "VR-FedEM's ||H||^2": (1e-10, 2e-9),
     "VR-FedEM's ||h||^2": (1e-10, 2e-9),
 }
-"""Levels in which seeds are expected at full size:
+"""Levels in which seeds are expected at full size, least and most.
 
-FedEM over the second half, VR-FedEM at the end. They come from a few other seeds and are reported
-only, not judged.
+FedEM is averaged over the second half, VR-FedEM is taken at the end. The levels come from a few
+other seeds; they are reported and not judged.
 """
 
 

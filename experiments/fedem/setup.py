@@ -207,9 +207,9 @@ def figure_of(
     axes.set_ylabel(y, color=FACE)
     axes.set_title(title, loc="left", fontsize=10, color=FACE)
     if len(lines) > 1:
-        beside: dict[str, Any] = (
+        place: dict[str, Any] = (
             {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(lines) > len(COLORS) else {}
         )
-        axes.legend(frameon=False, fontsize=9, **beside)
+        axes.legend(frameon=False, fontsize=9, **place)
     dress(axes)
     return figure

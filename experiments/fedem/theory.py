@@ -413,9 +413,9 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
 
 
 def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
-    """Judge claims 10 and 12:
+    """Judge claims 10 and 12 on toy B.
 
-    VR-FedEM on toy B at the step size (10), and FedEM at the same one.
+    VR-FedEM runs at the step size (10), and FedEM at the same one.
     """
     random = np.random.default_rng(4)
     toy = Toy(

@@ -1,7 +1,7 @@
 """How large a study is run: in full, reduced to what a CPU can do, or in seconds to see it run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_sim.settings import ConfigError
@@ -31,19 +31,15 @@ class Sizes:
       extras: Further numbers by name, such as ticks, rounds or a time budget.
     """
 
-    seeds: int = 0
-    dataset: str = ""
-    words: str = ""
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int
+    dataset: str
+    words: str
+    extras: Mapping[str, Any]
 
     def __init__(self, seeds: int = 0, *, dataset: str = "", words: str = "", **extras: Any):
-        for name, value in (
-            ("seeds", seeds),
-            ("dataset", dataset),
-            ("words", words),
-            ("extras", extras),
-        ):
-            object.__setattr__(self, name, value)
+        values = {"seeds": seeds, "dataset": dataset, "words": words, "extras": extras}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # The fields are frozen.
 
     def __getattr__(self, name: str) -> Any:
         extras = self.__dict__.get("extras", {})
