@@ -77,7 +77,12 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
 
     untouched = after([2, 2, 2])
     first = bind(kind.make()).algorithm.init(jax.random.key(KEY))
-    jax.tree.map(np.testing.assert_array_equal, untouched, without_scratch(first))
+    jax.tree.map(
+        # Statistics without jit round differently.
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        untouched,
+        without_scratch(first),
+    )
     np.testing.assert_array_equal(untouched.server, kind.make().init(jax.random.key(KEY)))
     last = after([0, 1, 2])
     for order in ([0, 2, 1], [2, 0, 1]):
