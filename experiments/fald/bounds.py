@@ -1,11 +1,10 @@
-"""FA-LD's bounds (arXiv 2112.05120, Sec. 5) against exact laws on Gaussian problems (claims 3 to
-5).
+"""FA-LD's bounds against exact laws on Gaussian problems (claims 3 to 5).
 
-Nothing is simulated. R1 has two clients with curvatures 1 and 4 and centers -1 and 1; R2 has five
-with curvature 2 and centers -1 to 1. The other problems are random, with unequal weights and noisy
-gradients. Under partial participation laws are mixtures, and the W2 of their moments is a lower
-bound of their W2 (Gelbrich): for Theorem C.3 and (38) the check is necessary, not sufficient. Lemma
-B.1 holds for any models and is checked at random ones.
+See arXiv 2112.05120, Sec. 5. Nothing is simulated. R1 has two clients with curvatures 1 and 4 and
+centers -1 and 1; R2 has five with curvature 2 and centers -1 to 1. The other problems are random,
+with unequal weights and noisy gradients. Under partial participation laws are mixtures, and the W2
+of their moments is a lower bound of their W2 (Gelbrich): for Theorem C.3 and (38) the check is
+necessary, not sufficient. Lemma B.1 holds for any models and is checked at random ones.
 
 Dimension letters: `B` problems of a batch, `T` steps.
 """
@@ -56,8 +55,7 @@ class Decreasing(NamedTuple):
 
 
 def cases(num_problems: int) -> Iterator[Case]:
-    """Make R1 and R2 with every participation, at three step sizes and every rho, and random
-    problems.
+    """Make R1 and R2 in every way at three step sizes and every rho, and random problems.
 
     Random problems are taken with everyone averaged, and in both schemes of partial participation.
     """

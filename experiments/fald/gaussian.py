@@ -1,12 +1,12 @@
-"""FA-LD's Gaussian simulation (arXiv 2112.05120, Sec. 5.1) and smaller problems: chains and
-exact laws.
+"""FA-LD's Gaussian simulation and smaller problems: chains and exact laws.
 
-In the simulation 50 clients have 1000 points each in the plane; chains start at 0 with exact
-gradients and temperature 1, and all chains share one draw of the data. What the paper prints as
-gamma is its square at these numbers of points, which it does not state. Distances are those of the
-normal law fitted to the chains (divisor R - 1), which for 300 chains cannot fall below about 7e-4,
-from sampling. Chains run in float32: their rounding is about 1e-5, at centers as far as 100,
-against distances of 1e-4 and more. Exact laws are in float64, for the same numbers.
+See arXiv 2112.05120, Sec. 5.1. In the simulation 50 clients have 1000 points each in the plane;
+chains start at 0 with exact gradients and temperature 1, and all chains share one draw of the data.
+What the paper prints as gamma is its square at these numbers of points, which it does not state.
+Distances are those of the normal law fitted to the chains (divisor R - 1), which for 300 chains
+cannot fall below about 7e-4, from sampling. Chains run in float32: their rounding is about 1e-5, at
+centers as far as 100, against distances of 1e-4 and more. Exact laws are in float64, for the same
+numbers.
 
 Dimension letters: `R` chains, `P` parameters.
 """
@@ -178,6 +178,7 @@ def chains(
       num_chains: R.
       num_rounds: Rounds to run.
       settings: Settings that are swept.
+      temperature: Temperature of the target.
       first_seed: The first seed; each chain of each problem takes the next one.
       options: Further options of `sweep`.
       **hyper: Settings of FA-LD.

@@ -168,8 +168,7 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
 
 
 def quadratics(problem: Logistic, draws: np.ndarray) -> oracle.GaussianTarget:
-    """Make the normal approximation: quadratic energies with the clients' mean slopes and
-    curvatures.
+    """Make the normal approximation: quadratic energies with mean slopes and curvatures.
 
     Args:
       problem: The regression.

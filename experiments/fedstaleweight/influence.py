@@ -339,8 +339,7 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
 
 
 def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
-    """Measure the slow group's influence against the ratio of speeds at b = 5, for three
-    weightings."""
+    """Measure the slow group's influence against the ratio of speeds, at b = 5."""
     ways: dict[str, dict[str, Any]] = {
         "FedStaleWeight": {},
         "Algorithm 1's formula": ALG1,

@@ -48,6 +48,7 @@ class Logistic:
 
     @classmethod
     def make(cls, seed: int) -> "Logistic":
+        """Draw inputs, and labels of a noisy linear rule, that differ between clients."""
         random, num = np.random.default_rng(seed), sum(SIZES)
         inputs = random.normal(size=(num, 12, 4)) + random.normal(size=(num, 1, 4))
         inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True) * random.uniform(

@@ -45,10 +45,12 @@ class DelaySetup(NamedTuple):
 
     @property
     def delays(self) -> theory.Delays:
+        """The delays of the groups and of exchanges."""
         law = theory.linear_delays(self.sizes, self.coefficients)
         return law if self.global_shift is None else law._replace(global_shift=self.global_shift)
 
     def hypers(self) -> list[Any]:
+        """Return the system's settings for each sync time."""
         changes = clock(
             self.sizes,
             self.coefficients,

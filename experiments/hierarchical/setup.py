@@ -1,5 +1,4 @@
-"""What the experiments on hierarchical FL's figures share: sizes, delays, accuracies at equal
-times.
+"""What hierarchical FL's figures share: sizes, delays, accuracies at equal times.
 
 See arXiv 2302.04851, Sec. VI. The paper gives neither learning rate, batch, T nor seeds. Here
 batches of 32 are drawn afresh, with plain SGD, T = 1000, five seeds, and several learning rates. A
