@@ -8,6 +8,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
+from fedjax_sim.compression.catalogue import COMPRESSORS
 from fedjax_sim.settings import (
     check,
     count,
@@ -22,15 +23,17 @@ from fedjax_sim.settings import (
     struct,
 )
 
-STRUCTS = {name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()}
-"""The settings of every system."""
+STRUCTS: dict[str, type] = {
+    name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()
+} | COMPRESSORS
+"""The settings of every system and of every compressor."""
 
 
 @pytest.mark.parametrize("name", STRUCTS)
 def test_every_setting_has_a_meaning(name: str) -> None:
     """A meaning is at least one sentence, and says more than the setting's name."""
     hyper_type = STRUCTS[name]
-    assert fields(hyper_type)
+    assert fields(hyper_type) or name == "identity"
     for field, declared in fields(hyper_type).items():
         meaning = declared.metadata["meaning"]
         assert meaning == meaning.strip() and meaning.endswith("."), (field, meaning)

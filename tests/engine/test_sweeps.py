@@ -141,7 +141,6 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
         "num_evals": 5,
         "layout": LAYOUT,
         "keep_models": True,
-        "max_lanes": 2,
     }
     run = fedjax_sim.sweep(
         FEDBUFF,
@@ -149,6 +148,7 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
         small(FEDBUFF),
         settings={"server_interact": [1.0, 12.0]},
         seeds=2,
+        max_lanes=2,
         **options,
     )
     ticks = run.curves.ticks.values[..., -1]
