@@ -61,6 +61,18 @@ def grid(swept: Callable, compiled_in_module: list[str]) -> Grid:
     return Grid(swept(), compiled_in_module[before:])
 
 
+@pytest.fixture(scope="module")
+def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
+    """The sweep over three devices, and in chunks: for most systems one run that is both.
+
+    Three devices do not divide 32 lanes, and the second of two chunks is padded with empty ticks.
+    """
+    devices = Layout(4, False, 3)
+    if system.name == "vr_fedem":
+        return {"devices": swept(layout=devices), "chunks": swept(evals_per_chunk=2)}
+    return dict.fromkeys(("devices", "chunks"), swept(layout=devices, evals_per_chunk=2))
+
+
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
     system: System, grid: Grid, kind: Kind, small: Callable, compiled: list[str]
 ) -> None:
@@ -133,13 +145,15 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, 
     assert not other.curves.failed.any()
 
 
-def test_the_number_of_devices_changes_nothing(system: System, grid: Grid, swept: Callable) -> None:
+def test_the_number_of_devices_changes_nothing(
+    system: System, grid: Grid, in_pieces: dict[str, fedjax_sim.Run]
+) -> None:
     """Every device runs the same program on its lanes, so results are equal bit for bit.
 
-    Three devices do not divide 32 lanes. VR-FedEM agrees to rounding: for several devices the
-    compiler fuses its products and sums in another way.
+    VR-FedEM agrees to rounding: for several devices the compiler fuses its products and sums in
+    another way.
     """
-    other = swept(layout=Layout(4, False, 3))
+    other = in_pieces["devices"]
     rounding = {"rtol": 1e-5, "atol": 1e-6} if system.name == "vr_fedem" else {"rtol": 0}
     np.testing.assert_allclose(other.models, grid.run.models, **rounding)
     for name in grid.run.curves.data_vars:
@@ -148,12 +162,9 @@ def test_the_number_of_devices_changes_nothing(system: System, grid: Grid, swept
         )
 
 
-def test_chunks_equal_the_whole(grid: Grid, swept: Callable) -> None:
-    """The same steps run in the same order, so results are equal bit for bit.
-
-    The second of the two chunks is padded with empty ticks.
-    """
-    chunked = swept(evals_per_chunk=2)
+def test_chunks_equal_the_whole(grid: Grid, in_pieces: dict[str, fedjax_sim.Run]) -> None:
+    """The same steps run in the same order, so results are equal bit for bit."""
+    chunked = in_pieces["chunks"]
     np.testing.assert_array_equal(chunked.models, grid.run.models)
     for name in grid.run.curves.data_vars:
         np.testing.assert_array_equal(chunked.curves[name], grid.run.curves[name], err_msg=name)
