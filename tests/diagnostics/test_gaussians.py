@@ -1,4 +1,4 @@
-"""Gaussian laws: their distance against a matrix square root of another library, and moments against NumPy's own."""
+"""Test the distance of Gaussians against SciPy's matrix square root, and the fit against NumPy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
 
 
 def laws(seed: int, *batch: int) -> Gaussian:
-    """Three-dimensional, with covariances of eigenvalues 0.1 to 10 in directions of their own, which do not commute."""
+    """Draw three-dimensional laws whose covariances do not commute, with eigenvalues 0.1 to 10."""
     random = np.random.default_rng(seed)
     turns, _ = np.linalg.qr(random.normal(size=(*batch, 3, 3)))
     values = 10 ** random.uniform(-1, 1, (*batch, 1, 3))
@@ -16,6 +16,7 @@ def laws(seed: int, *batch: int) -> Gaussian:
 
 
 def by_definition(one: Gaussian, other: Gaussian) -> float:
+    """Compute W2 by its formula with SciPy's matrix square root."""
     root = scipy.linalg.sqrtm(other.covariance).real
     overlap = scipy.linalg.sqrtm(root @ one.covariance @ root).real
     return float(
@@ -28,7 +29,11 @@ def by_definition(one: Gaussian, other: Gaussian) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_distance_of_covariances_that_do_not_commute(seed: int) -> None:
-    """Against scipy; the trace of the product of the square roots is right for those that commute alone."""
+    """The distance agrees with SciPy's.
+
+    The trace of the product of the square roots, which is right only for covariances that commute,
+    would give another one.
+    """
     one, other = laws(2 * seed), laws(2 * seed + 1)
     expected = by_definition(one, other)
     np.testing.assert_allclose(wasserstein2(*one, *other), expected, rtol=1e-10)
@@ -42,7 +47,7 @@ def test_the_distance_of_covariances_that_do_not_commute(seed: int) -> None:
 
 
 def test_the_distance_of_covariances_that_commute() -> None:
-    """Between standard deviations, along the axes."""
+    """It is the distance of the means and of the standard deviations along the axes."""
     one, other = (
         Gaussian(np.array([1.0, 2.0]), np.diag([4.0, 9.0])),
         Gaussian(np.array([1.0, -1.0]), np.diag([1.0, 25.0])),
@@ -51,7 +56,7 @@ def test_the_distance_of_covariances_that_commute() -> None:
 
 
 def test_equal_laws_are_at_no_distance() -> None:
-    """Up to rounding, of which the square root is taken."""
+    """The distance is 0 up to the square root of rounding."""
     same = laws(0, 50)
     np.testing.assert_allclose(wasserstein2(*same, *same), 0, atol=1e-6)
 
@@ -81,12 +86,12 @@ def test_leading_axes_are_a_batch_and_broadcast() -> None:
 
 
 def test_the_fit_is_the_mean_and_the_covariance_of_samples() -> None:
-    """Divisor R - 1."""
+    """The divisor of the covariance is R - 1."""
     samples = 5 + np.random.default_rng(4).normal(size=(2, 4, 7, 3))
     found = fit(samples)
     np.testing.assert_allclose(found.mean, samples.mean(axis=2), rtol=1e-12)
     expected = [[np.cov(each, rowvar=False) for each in row] for row in samples]
     np.testing.assert_allclose(found.covariance, expected, rtol=1e-10)
-    # Two samples in one dimension, by hand; lists and whole numbers will do.
+    # Two samples in one dimension, by hand, given as lists of integers.
     two = fit([[1], [5]])
     assert (two.mean.tolist(), two.covariance.tolist()) == ([3.0], [[8.0]])

@@ -1,8 +1,11 @@
-"""FedEM's theory: pinned constants, bounds against exact recursions and against the systems on a model where all is known."""
+"""Test FedEM's theory: pinned constants, and bounds against exact recursions and simulated runs.
+
+The runs are on the noisy-mean model, where all constants are known in closed form. `N`, `M` and
+`DIM` are the numbers of clients, of examples of each client and of coordinates.
+"""
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +19,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.systems import fedem
 from fedjax_sim.theory.fedem import bounds as theory
-from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import oracles
 from fedjax_sim.theory.fedem.bounds import Constants, FedEMSetup
 
 UNIT = Constants(1.0, 1.0, 1.0, 1.0)
@@ -25,7 +28,7 @@ START = np.array([3.0, -1.0, 2.0, 4.0])
 
 
 def data(spread: float, *, examples: int = M, seed: int = 0) -> np.ndarray:
-    """`f64[N, M, DIM]`, of clients around centers of their own."""
+    """Draw examples `f64[N, M, DIM]`; each client's scatter around its center."""
     random = np.random.default_rng(seed)
     return random.normal(size=(N, examples, DIM)) + spread * random.normal(size=(N, 1, DIM)) + 0.5
 
@@ -37,17 +40,24 @@ GAP = TOY.gap(START)
 FIELD = TOY.slope**2 * float(np.sum((START - TOY.optimum) ** 2))
 
 
-def setting(
+def make_setup(
     omega: float = 1.0, participation: float = 1.0, alpha: float | None = None, num_clients: int = N
 ) -> FedEMSetup:
+    """Build the setup of a run on the toy."""
     return FedEMSetup(TOY.constants, num_clients, omega, participation, alpha)
 
 
 def moments(
-    own: FedEMSetup, gamma: float, k_max: int, *, sigma2: float = SIGMA2, memory_error: float = 0.0
+    setup: FedEMSetup,
+    gamma: float,
+    k_max: int,
+    *,
+    sigma2: float = SIGMA2,
+    memory_error: float = 0.0,
 ) -> oracles.Moments:
+    """Compute the exact moments of a run on the toy that starts at START."""
     return oracles.exact_moments(
-        own,
+        setup,
         slope=TOY.slope,
         gamma=gamma,
         k_max=k_max,
@@ -57,7 +67,7 @@ def moments(
     )
 
 
-# Constants ----------------------------------------------------------------------------------------------------------------------------
+# Constants ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,28 +84,28 @@ def moments(
 def test_largest_step_sizes(
     clients: int, omega: float, participation: float, total: float, second: float
 ) -> None:
-    """The second term of (7) and of Theorem 3, pinned; the first is 1/2."""
-    own = FedEMSetup(UNIT, clients, omega, participation)
-    assert own.total_omega == pytest.approx(total)
-    assert theory.largest_step_size(own) == pytest.approx(min(0.5, second), abs=1e-6)
-    steep = own._replace(constants=UNIT._replace(lyapunov_smoothness=0.01))
+    """The second term of (7) and of Theorem 3 has the pinned values; the first is 1/2."""
+    setup = FedEMSetup(UNIT, clients, omega, participation)
+    assert setup.total_omega == pytest.approx(total)
+    assert theory.largest_step_size(setup) == pytest.approx(min(0.5, second), abs=1e-6)
+    steep = setup._replace(constants=UNIT._replace(lyapunov_smoothness=0.01))
     assert theory.largest_step_size(steep) == pytest.approx(second, abs=1e-6)
     half = steep._replace(alpha=0.5 / (1 + omega))
     assert theory.largest_step_size(half) == pytest.approx(second / 2, abs=1e-6)
     with pytest.raises(ValueError, match="alpha"):
-        theory.largest_step_size(own._replace(alpha=1.01 / (1 + omega)))
+        theory.largest_step_size(setup._replace(alpha=1.01 / (1 + omega)))
 
 
 def test_step_sizes_of_the_toy() -> None:
-    assert theory.largest_step_size(setting()) == pytest.approx(5 / 6, rel=1e-6)
-    assert theory.largest_step_size(setting(participation=0.5)) == pytest.approx(0.269, abs=5e-4)
-    assert theory.largest_step_size(setting(0.0)) == pytest.approx(
+    assert theory.largest_step_size(make_setup()) == pytest.approx(5 / 6, rel=1e-6)
+    assert theory.largest_step_size(make_setup(participation=0.5)) == pytest.approx(0.269, abs=5e-4)
+    assert theory.largest_step_size(make_setup(0.0)) == pytest.approx(
         TOY.constants.least / 2 / TOY.constants.lyapunov_smoothness
     )
 
 
 def test_regimes() -> None:
-    """The switching point is where gamma_max begins to shrink; who pays for compression where."""
+    """gamma_max shrinks below the switching point; the table of regimes has the right factors."""
     for omega in (1.0, 2.5):
         point = theory.clients_for_free_compression(UNIT, omega)
         for clients, is_free in ((math.ceil(point), True), (math.floor(point * 0.98), False)):
@@ -108,26 +118,30 @@ def test_regimes() -> None:
 
 
 def test_step_sizes_for_descent_alone() -> None:
-    """Remark (30): by hand; the greatest gamma that keeps half of the factor of ||h||^2, which the memories do not bear."""
+    """Remark (30) by hand.
+
+    The gamma is the largest that keeps half of the factor of ||h||^2, and for large omega it is too
+    large for the memories.
+    """
     constants = Constants(2.0, 3.0, 0.5, 0.7)
-    for own in (
+    for setup in (
         FedEMSetup(constants, 10, 1.0),
         FedEMSetup(constants, 10, 40.0),
         FedEMSetup(constants, 7, 9.0, 0.3, 0.05),
     ):
         gamma, pace, omega, n = (
-            theory.step_size_for_descent(own),
-            own.memory_step * own.participation,
-            own.total_omega,
-            own.num_clients,
+            theory.step_size_for_descent(setup),
+            setup.memory_step * setup.participation,
+            setup.total_omega,
+            setup.num_clients,
         )
         of_lyapunov = gamma * constants.lyapunov_smoothness / (2 * constants.least)
         of_memories = 8 * gamma**2 * of_lyapunov * omega * constants.smoothness**2 / (pace**2 * n)
         assert max(of_lyapunov, of_memories) == pytest.approx(0.25)
-        # What W + weight G loses for each unit of ||h||^2, with the weight of the proof.
+        # The decrease of W + weight G for each unit of ||h||^2, with the weight of the proof.
         weight = 2 * gamma**2 * constants.lyapunov_smoothness * omega / (pace * n)
         of_step = theory.memory_step_bound(
-            own, gamma=gamma, memory_error=0, mean_field=1.0, sigma2=0.0
+            setup, gamma=gamma, memory_error=0, mean_field=1.0, sigma2=0.0
         )
         left = (
             gamma * constants.least
@@ -142,7 +156,7 @@ def test_step_sizes_for_descent_alone() -> None:
         == theory.step_size_for_descent(FedEMSetup(constants, 10, 0.01))
         == descent
     )
-    # O(1 / omega) against O(omega^-1.5), and the memories' error would grow.
+    # O(1 / omega) compared with O(omega^-1.5): the memories' error would grow.
     large, larger = (FedEMSetup(UNIT, 10, omega) for omega in (1e3, 1e5))
     for function, power in ((theory.step_size_for_descent, -1.0), (theory.largest_step_size, -1.5)):
         assert math.log(function(larger) / function(large)) / math.log(100) == pytest.approx(
@@ -159,104 +173,123 @@ def test_step_sizes_for_descent_alone() -> None:
 
 
 def test_complexity() -> None:
-    """Rounds that the corollary promises suffice for it; of the two terms, the one that dominates is that of the regime."""
+    """The rounds suffice by the corollary, and the dominating term is that of the regime."""
     for sigma2 in (0.01, 10.0):
-        own = setting()
-        noise, step = theory.rounds_needed(own, epsilon=0.1, gap=GAP, sigma2=sigma2)
+        setup = make_setup()
+        noise, step = theory.rounds_needed(setup, epsilon=0.1, gap=GAP, sigma2=sigma2)
         rounds = math.ceil(max(noise, step))
-        assert theory.balanced_bound(own, k_max=rounds, gap=GAP, sigma2=sigma2) <= 0.1
-        assert theory.balanced_bound(own, k_max=int(0.99 * rounds), gap=GAP, sigma2=sigma2) > 0.1
-    assert theory.rounds_needed(setting(), epsilon=0.05, gap=GAP, sigma2=1)[0] == pytest.approx(
-        4 * theory.rounds_needed(setting(), epsilon=0.1, gap=GAP, sigma2=1)[0]
+        assert theory.balanced_bound(setup, k_max=rounds, gap=GAP, sigma2=sigma2) <= 0.1
+        assert theory.balanced_bound(setup, k_max=int(0.99 * rounds), gap=GAP, sigma2=sigma2) > 0.1
+    assert theory.rounds_needed(make_setup(), epsilon=0.05, gap=GAP, sigma2=1)[0] == pytest.approx(
+        4 * theory.rounds_needed(make_setup(), epsilon=0.1, gap=GAP, sigma2=1)[0]
     )
-    # Four times the mini-batch, whose noise is a quarter: as many evaluations where noise dominates, and else four times as many.
+    # A mini-batch of four times the size has a quarter of the noise: the number of evaluations is
+    # the same where noise dominates, and four times as large elsewhere.
     for sigma2, factor in ((100.0, 1), (0.01, 4)):
         few, many = (
             theory.evaluations_needed(
-                setting(), batch_size=5 * k, epsilon=0.1, gap=GAP, sigma2=sigma2 / k
+                make_setup(), batch_size=5 * k, epsilon=0.1, gap=GAP, sigma2=sigma2 / k
             )
             for k in (1, 4)
         )
         assert many == pytest.approx(factor * few)
         assert few == N * 5 * max(
-            theory.rounds_needed(setting(), epsilon=0.1, gap=GAP, sigma2=sigma2)
+            theory.rounds_needed(make_setup(), epsilon=0.1, gap=GAP, sigma2=sigma2)
         )
-    # gamma_max (1 + omega) sigma^2 / (n epsilon) = (5 / 6) 2 / 10 / epsilon, against 1: not n / epsilon.
-    assert theory.is_noisy(setting(), epsilon=0.16, sigma2=1.0)
-    assert not theory.is_noisy(setting(), epsilon=0.17, sigma2=1.0)
-    # With p = 1/2, 1 + omega_p is 4, and gamma_max .26904: the border is at .10762.
-    half = setting(participation=0.5)
+    # gamma_max (1 + omega) sigma^2 / (n epsilon) = (5 / 6) 2 / 10 / epsilon is compared with 1. The
+    # paper's n / epsilon would give another result.
+    assert theory.is_noisy(make_setup(), epsilon=0.16, sigma2=1.0)
+    assert not theory.is_noisy(make_setup(), epsilon=0.17, sigma2=1.0)
+    # With p = 1/2, 1 + omega_p is 4 and gamma_max is .26904, so the border is at .10762.
+    half = make_setup(participation=0.5)
     border = theory.largest_step_size(half) * 4 / N
     assert border == pytest.approx(0.1076, abs=1e-4)
     assert theory.is_noisy(half, epsilon=0.999 * border, sigma2=1.0)
     assert not theory.is_noisy(half, epsilon=1.001 * border, sigma2=1.0)
 
 
-# Theorems 1 and 3, on exact recursions ----------------------------------------------------------------------------------------------------
+# Theorems 1 and 3, on exact recursions ------------------------------------------------------------
 
 GAMMAS = np.array([1.0, 0.9, 0.6, 0.3, 0.1, 0.03])
-"""Times gamma_max."""
+"""Step sizes of the tests, in multiples of gamma_max."""
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5, 0.1])
 @pytest.mark.parametrize("omega", [0.25, 1.0, 9.0])
 def test_bounds_hold_for_every_step_size(omega: float, participation: float) -> None:
-    """Theorems 1 and 3 at any allowed gamma, alpha, noise, length, and any first memories, the corollary at its own step size."""
+    """Theorems 1 and 3 hold for any allowed gamma, alpha, noise, length and first memories.
+
+    The corollary holds at its step size.
+    """
     for share, sigma2, memory_error in (
         (1.0, SIGMA2, 0.0),
         (1.0, 0.0, 5.0),
         (0.3, 30 * SIGMA2, 5.0),
     ):
-        own = setting(omega, participation, share / (1 + omega))
-        largest = theory.largest_step_size(own)
+        setup = make_setup(omega, participation, share / (1 + omega))
+        largest = theory.largest_step_size(setup)
         for gamma in largest * GAMMAS:
-            run = moments(own, gamma, 1000, sigma2=sigma2, memory_error=memory_error)
+            run = moments(setup, gamma, 1000, sigma2=sigma2, memory_error=memory_error)
             for k_max in (1, 7, 50, 200, 1000):
                 terms = theory.bound(
-                    own, gamma=gamma, k_max=k_max, gap=GAP, sigma2=sigma2, memory_error=memory_error
+                    setup,
+                    gamma=gamma,
+                    k_max=k_max,
+                    gap=GAP,
+                    sigma2=sigma2,
+                    memory_error=memory_error,
                 )
                 assert run.mean_field[:k_max].mean() <= terms.total
-    own = setting(omega, participation)
+    setup = make_setup(omega, participation)
     for k_max in (50, 1000):
-        gamma = theory.balanced_step_size(own, k_max=k_max, gap=GAP, sigma2=SIGMA2)
-        assert gamma <= theory.largest_step_size(own)
-        assert moments(own, gamma, k_max).mean_field[:k_max].mean() <= theory.balanced_bound(
-            own, k_max=k_max, gap=GAP, sigma2=SIGMA2
+        gamma = theory.balanced_step_size(setup, k_max=k_max, gap=GAP, sigma2=SIGMA2)
+        assert gamma <= theory.largest_step_size(setup)
+        assert moments(setup, gamma, k_max).mean_field[:k_max].mean() <= theory.balanced_bound(
+            setup, k_max=k_max, gap=GAP, sigma2=SIGMA2
         )
-    assert theory.balanced_step_size(own, k_max=9, gap=GAP, sigma2=0.0) == theory.largest_step_size(
-        own
-    )
+    assert theory.balanced_step_size(
+        setup, k_max=9, gap=GAP, sigma2=0.0
+    ) == theory.largest_step_size(setup)
 
 
 def test_bounds_are_not_idle() -> None:
-    """They fail with a tenth of each term, so that a lost factor would show; their terms add up."""
-    own = setting(participation=0.5)
-    gamma = theory.largest_step_size(own) / 4
+    """A tenth of each bound is violated, so a lost factor would show; the terms add up."""
+    setup = make_setup(participation=0.5)
+    gamma = theory.largest_step_size(setup) / 4
     for k_max, sigma2 in ((50, 0.0), (20_000, 20 * SIGMA2)):
-        run = moments(own, gamma, k_max, sigma2=sigma2)
-        terms = theory.bound(own, gamma=gamma, k_max=k_max, gap=GAP, sigma2=sigma2)
+        run = moments(setup, gamma, k_max, sigma2=sigma2)
+        terms = theory.bound(setup, gamma=gamma, k_max=k_max, gap=GAP, sigma2=sigma2)
         assert 0.1 * terms.total < run.mean_field[:k_max].mean() <= terms.total
         assert terms.total == pytest.approx(terms.initial + terms.noise + terms.memory)
 
 
 def test_the_theorem_in_the_papers_form() -> None:
-    """(8) and Theorem 3 by hand: v_min (1 - gamma L_W / v_min) E <= gap / (gamma k) + gamma L_W (1 + 5 omega_p) sigma^2 / n + memories."""
-    own, gamma, k_max = setting(participation=0.5, alpha=0.4), 0.1, 30
+    """(8) and Theorem 3 by hand.
+
+    v_min (1 - gamma L_W / v_min) E
+        <= gap / (gamma k) + gamma L_W (1 + 5 omega_p) sigma^2 / n + memories
+    """
+    setup, gamma, k_max = make_setup(participation=0.5, alpha=0.4), 0.1, 30
     lw, least = TOY.constants.lyapunov_smoothness, TOY.constants.least
     right = (
         GAP / (gamma * k_max)
         + gamma * lw * (1 + 5 * 3) / N * 0.7
         + gamma * 2 * lw / (0.4 * 0.5) * 3 / N * 2.0 / k_max
     )
-    found = theory.bound(own, gamma=gamma, k_max=k_max, gap=GAP, sigma2=0.7, memory_error=2.0).total
+    found = theory.bound(
+        setup, gamma=gamma, k_max=k_max, gap=GAP, sigma2=0.7, memory_error=2.0
+    ).total
     assert found == pytest.approx(right / (least * (1 - gamma * lw / least)))
 
 
 def test_without_compression_the_bound_is_an_equality_and_the_printed_one_false() -> None:
-    """(29) on the toy, where W is quadratic: exact once the final W is counted; (9) is violated by one step of size 1 / a."""
-    own, constants, slope = setting(0.0), TOY.constants, TOY.slope
+    """(29) is exact on the toy, where W is quadratic, if the final W is subtracted from the gap.
+
+    (9) is violated by one step of size 1 / a.
+    """
+    setup, constants, slope = make_setup(0.0), TOY.constants, TOY.slope
     for gamma in (0.1, 1.0, 1.9 / slope):
-        run = moments(own, gamma, 25)
+        run = moments(setup, gamma, 25)
         left_over = constants.lyapunov_smoothness / 2 * run.mean_field[25] / slope**2
         exact = theory.uncompressed_bound(
             constants, num_clients=N, gamma=gamma, k_max=25, gap=GAP - left_over, sigma2=SIGMA2
@@ -269,19 +302,22 @@ def test_without_compression_the_bound_is_an_equality_and_the_printed_one_false(
     )
     assert (
         theory.uncompressed_bound(constants, printed=True, **one)
-        < moments(own, 1 / slope, 1, sigma2=0.0).mean_field[0]
+        < moments(setup, 1 / slope, 1, sigma2=0.0).mean_field[0]
     )
 
 
 def test_memories_recursion_and_its_printed_form() -> None:
-    """C.3.4 and D.3 hold along exact runs; as printed D.3 is false without compression once a gamma exceeds sqrt(2) - 1."""
-    for own in (setting(), setting(9.0, 0.5), setting(0.25, 0.3, 0.2), setting(0.0)):
-        for gamma in theory.largest_step_size(own) * GAMMAS:
-            run = moments(own, gamma, 100)
+    """C.3.4 and D.3 hold along exact runs.
+
+    D.3 as printed is false without compression if a gamma exceeds sqrt(2) - 1.
+    """
+    for setup in (make_setup(), make_setup(9.0, 0.5), make_setup(0.25, 0.3, 0.2), make_setup(0.0)):
+        for gamma in theory.largest_step_size(setup) * GAMMAS:
+            run = moments(setup, gamma, 100)
             values = {"gamma": gamma, "sigma2": SIGMA2}
             for k in range(100):
                 most = theory.memory_step_bound(
-                    own, memory_error=run.memory[k], mean_field=run.mean_field[k], **values
+                    setup, memory_error=run.memory[k], mean_field=run.mean_field[k], **values
                 )
                 assert run.memory[k + 1] <= most * (1 + 1e-12)
     alone = FedEMSetup(TOY.constants, 1, 0.0, 1.0, 1.0)
@@ -302,10 +338,13 @@ def test_memories_recursion_and_its_printed_form() -> None:
 
 
 def test_frozen_memories() -> None:
-    """With gamma = 0 the recursion is the factor alone: 1 - alpha at the theory's alpha, 1 at twice that, more beyond."""
+    """With gamma = 0 a round multiplies the memories' error by the factor.
+
+    It is 1 - alpha at the theory's alpha, 1 at twice that alpha, and larger beyond.
+    """
     for omega, alpha in ((1.0, 0.5), (1.0, 0.1), (9.0, 0.1)):
         run = oracles.exact_moments(
-            setting(omega, 1.0, alpha),
+            make_setup(omega, 1.0, alpha),
             slope=TOY.slope,
             gamma=0.0,
             k_max=6,
@@ -321,11 +360,14 @@ def test_frozen_memories() -> None:
     assert theory.frozen_memory_factor(3.0, 0.55) > 1
 
 
-# The same in plain NumPy, and by the systems ----------------------------------------------------------------------------------------------
+# The same in plain NumPy, and by the systems ------------------------------------------------------
 
 
 def test_variance_of_one_step() -> None:
-    """Of H at a frozen state, drawn in NumPy with half of the entries kept, equals the exact formula and the bound; h is its mean."""
+    """The variance of H at a frozen state is that of the exact formula and of the bound.
+
+    H is drawn in NumPy, with rand-sparsification that keeps half of the entries.
+    """
     random, draws, p = np.random.default_rng(3), 60_000, 0.6
     delta = random.normal(size=(N, DIM)) * 2
     noise = random.exponential(size=(draws, N, 1)) - 1
@@ -337,19 +379,12 @@ def test_variance_of_one_step() -> None:
     expected = theory.field_variance(delta2, 2 * delta2, np.ones(N), p)
     assert abs(squares.mean() - expected) < 5 * squares.std() / math.sqrt(draws)
     assert theory.field_variance_bound(
-        setting(1.0, p), delta2=delta2.mean(), sigma2=1.0
+        make_setup(1.0, p), delta2=delta2.mean(), sigma2=1.0
     ) == pytest.approx(expected)
 
 
-class Both(NamedTuple):
-    """A problem's constants, and seeds of a system on it."""
-
-    toy: oracles.NoisyMean
-    run: Callable[..., Any]
-
-
 def problem_of(y: np.ndarray, kappa: Any, start: np.ndarray, *, ridge: float = RIDGE) -> Any:
-    """The estimation of a noisy mean, in float64; to be called with 64-bit types on."""
+    """Build the estimation of a noisy mean in float64. 64-bit types must be enabled."""
     places = np.arange(y.shape[0] * y.shape[1]).reshape(y.shape[:2])
     seen = Seen(y.reshape(-1, DIM), np.broadcast_to(kappa, y.shape[:2]).ravel().astype(float))
     return latent.make_estimation(
@@ -367,6 +402,7 @@ def simulated(
     seeds: int,
     **settings: list[Any],
 ) -> Any:
+    """Run a system on the noisy mean in float64 with an evaluation at each tick: its curves."""
     with jax.enable_x64(True):
         problem = problem_of(y, kappa, START)
         layout = Layout(slots_at_once=N, lanes_at_once=True, lane_devices=1)
@@ -377,21 +413,25 @@ def simulated(
 
 
 def far(samples: np.ndarray, expected: np.ndarray) -> float:
+    """Compute the largest distance of a sample mean to its expectation, in standard errors."""
     error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
     return float(np.max(np.abs(samples.mean(axis=0) - expected) / np.maximum(error, 1e-12)))
 
 
 def test_fedem_follows_the_exact_moments() -> None:
-    """300 seeds at both ends of the allowed step sizes, half of the clients and of the entries taking part: E||h||^2 and E G."""
-    own = setting(1.0, 0.5)
-    largest = theory.largest_step_size(own)
+    """Means of ||h||^2 and G over 300 seeds agree with the exact moments.
+
+    Two step sizes, half of the clients taking part, half of the entries kept.
+    """
+    setup = make_setup(1.0, 0.5)
+    largest = theory.largest_step_size(setup)
     compression = parse_compressor("sparsification:keep=0.5")
     hyper = fedem.Hyper(num_clients=N, participation=0.5, batch_size=BATCH, compression=compression)
     curves = simulated(
         fedem.system, Y, KAPPA, hyper, ticks=40, seeds=300, gamma=[largest, largest / 4]
     )
     for i, gamma in enumerate((largest, largest / 4)):
-        exact = moments(own, gamma, 40)
+        exact = moments(setup, gamma, 40)
         found = curves.isel(gamma=i)
         assert found.mean_field.values[0, 0] == pytest.approx(FIELD)
         assert far(found.mean_field.values[:, 1:], exact.mean_field[1:]) < 5
@@ -399,9 +439,12 @@ def test_fedem_follows_the_exact_moments() -> None:
 
 
 def test_floor_without_memories() -> None:
-    """Exact statistics, blocks of four: naive stays at the floor of its messages' variance at the optimum, FedEM falls to rounding."""
+    """With exact statistics, naive stays at its floor and FedEM converges to rounding.
+
+    The floor follows from the variance of the messages at the optimum. Blocks have four entries.
+    """
     compression = parse_compressor("block")
-    gamma = theory.largest_step_size(setting())
+    gamma = theory.largest_step_size(make_setup())
     hyper = fedem.Hyper(
         num_clients=N, sampling="full", batch_size=M, gamma=gamma, compression=compression
     )

@@ -1,4 +1,8 @@
-"""VR-FedEM's theory: pinned constants, regimes and cost, Theorem 2 and one step against the system on a model where all is known."""
+"""Test VR-FedEM's theory: pinned constants, regimes and cost, and bounds against simulated runs.
+
+The runs are on the noisy-mean model, where all constants are known in closed form. `N` and `DIM`
+are the numbers of clients and of coordinates.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -12,7 +16,7 @@ from fedjax_sim import Event, Plan
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.server.memories import Memory
 from fedjax_sim.systems import vr_fedem
-from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import oracles
 from fedjax_sim.theory.fedem import variance_reduction as theory
 from fedjax_sim.theory.fedem.bounds import Constants
 from tests.theory.fedem.test_bounds import (
@@ -30,7 +34,7 @@ from tests.theory.fedem.test_bounds import (
 UNLIKE = Constants(2.0, 3.0, 0.5, 0.7)
 
 
-# Constants, regimes and cost ------------------------------------------------------------------------------------------------------------
+# Constants, regimes and cost ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -38,7 +42,7 @@ UNLIKE = Constants(2.0, 3.0, 0.5, 0.7)
     [(100, 1, 0.364490), (10, 1, 0.153524), (16, 2.5, 0.077706), (1, 0, 1 / 3)],
 )
 def test_step_sizes(clients: int, omega: float, gamma: float) -> None:
-    """Eq. (10), pinned; half of one over Lambda_*; no number of examples in it."""
+    """(10) has the pinned values and is 1 / (2 Lambda_*); the number of examples is not in it."""
     assert theory.step_size(UNIT, num_clients=clients, omega=omega) == pytest.approx(
         gamma, rel=1e-5
     )
@@ -50,9 +54,9 @@ def test_step_sizes(clients: int, omega: float, gamma: float) -> None:
     assert theory.shrinkage(UNIT, num_clients=clients, omega=omega) == pytest.approx(
         1 / gamma - 1, rel=1e-5
     )
-    own = theory.inverse_step_size(UNLIKE, num_clients=clients, omega=omega, **exact)
+    unlike = theory.inverse_step_size(UNLIKE, num_clients=clients, omega=omega, **exact)
     assert theory.step_size(UNLIKE, num_clients=clients, omega=omega) == pytest.approx(
-        1 / (2 * own)
+        1 / (2 * unlike)
     )
     assert theory.step_size(UNLIKE, num_clients=1, omega=0) == pytest.approx(
         0.5 / (3 + 2 * 0.7 * 2)
@@ -60,7 +64,7 @@ def test_step_sizes(clients: int, omega: float, gamma: float) -> None:
 
 
 def test_the_memories_bound() -> None:
-    """Prop. E.7 by hand."""
+    """The bound is that of Prop. E.7, by hand."""
     bound = theory.memory_bound(
         UNLIKE, omega=1.5, gamma=0.1, num_steps=20, gap=3.0, memory_error=0.9
     )
@@ -68,12 +72,13 @@ def test_the_memories_bound() -> None:
 
 
 def test_cost() -> None:
-    """k_in and b, pinned; the number of evaluations, counted; its minimum over k_in."""
+    """k_in and b have the pinned values; evaluations, as counted, are fewest at the best k_in."""
     assert theory.best_inner_steps(100, 1) == pytest.approx(14.142, rel=1e-4)
     assert theory.best_inner_steps(700, 1) == pytest.approx(37.417, rel=1e-4)
     assert [theory.batch_size(k, 1) for k in (20, 37, 35, 80)] == [5, 10, 9, 20]
     assert theory.batch_size(289, 0.7) == 100
-    # Three outer loops of four clients: a pass over 7 examples, and five steps of twice 2 examples each.
+    # Three outer loops of four clients. Each has a pass over 7 examples, and five steps with twice
+    # 2 examples.
     assert theory.evaluations(
         num_clients=4, num_examples=7, batch_size=2, inner_steps=5, outer_steps=3
     ) == 3 * 4 * (7 + 5 * 4)
@@ -83,7 +88,8 @@ def test_cost() -> None:
     assert all(
         theory.evaluations_per_step(700, best * factor, 1) > at_best for factor in (0.8, 1.25)
     )
-    # With 4 examples and omega = 3 half an example would be best: one example serves up to 16 inner steps as well.
+    # With 4 examples and omega = 3 half an example would be best, but one example serves up to 16
+    # inner steps.
     assert theory.best_inner_steps(4, 3) == 16
     costs = [4 / k + 2 * theory.batch_size(k, 3) for k in range(1, 50)]
     assert np.argmin(costs) == 15
@@ -93,17 +99,17 @@ def test_cost() -> None:
 @pytest.mark.parametrize("omega", [0.0, 1.0, 9.0])
 @pytest.mark.parametrize("clients", [1, 30, 10**9])
 def test_complexity(clients: int, omega: float) -> None:
-    """At so many rounds (11) and (12) say epsilon: 4 to 5 times gap / (v_min gamma epsilon)."""
-    epsilon, gap, own = 0.02, 7.0, {"num_clients": clients, "omega": omega}
-    rounds = theory.rounds_needed(UNLIKE, epsilon=epsilon, gap=gap, **own)
-    gamma = theory.step_size(UNLIKE, **own)
+    """(11) and (12) give epsilon after 4 to 5 times gap / (v_min gamma epsilon) rounds."""
+    epsilon, gap, run = 0.02, 7.0, {"num_clients": clients, "omega": omega}
+    rounds = theory.rounds_needed(UNLIKE, epsilon=epsilon, gap=gap, **run)
+    gamma = theory.step_size(UNLIKE, **run)
     of_field = 2 * gap / (UNLIKE.least * gamma * rounds)
     assert 2 * (
         1 + gamma**2 * UNLIKE.smoothness**2 * (1 + omega) ** 2 / clients
     ) * of_field == pytest.approx(epsilon)
     shortest = gap / (UNLIKE.least * gamma * epsilon)
     assert 4 * shortest <= rounds <= 5 * shortest
-    # With b rounded up the bound is lower still.
+    # With b rounded up the bound is lower.
     inner = 21
     sizes = {"inner_steps": inner, "batch_size": theory.batch_size(inner, omega)}
     field = theory.field_bound(
@@ -116,7 +122,10 @@ def test_complexity(clients: int, omega: float) -> None:
 
 
 def test_regimes() -> None:
-    """The switching point is where the step is half of v_min / L_W; the increase of rounds with constants, in both regimes."""
+    """At the switching point the step is half of v_min / L_W.
+
+    The increase of rounds, with its constants, is as tabulated in both regimes.
+    """
     for omega in (0.0, 1.0, 2.5):
         point = theory.clients_for_free_compression(UNLIKE, omega)
         half = UNLIKE.least / UNLIKE.lyapunov_smoothness / 2
@@ -128,16 +137,16 @@ def test_regimes() -> None:
     assert theory.step_size(UNIT, num_clients=304, omega=1.0) == pytest.approx(1 / 2)
 
     def increase(omega: float, clients: float) -> float:
-        plain, own = (
+        plain, compressed = (
             theory.rounds_needed(UNIT, num_clients=clients, omega=each, epsilon=1, gap=1)
             for each in (0.0, omega)
         )
-        return own / plain
+        return compressed / plain
 
     assert increase(9.0, 1e12) == pytest.approx(
         theory.increase_of_rounds(9, 10**12, free=True), rel=1e-3
     )
-    # Far beyond: omega^1.5 / sqrt(n), times a constant that is the same for all omega and n.
+    # For large omega: omega^1.5 / sqrt(n), times a constant that does not depend on omega and n.
     cases = [(1e4, 1e6), (1e5, 1e6), (1e5, 1e8)]
     constants = [
         increase(omega, n) / theory.increase_of_rounds(omega, n, free=False) for omega, n in cases
@@ -152,18 +161,21 @@ def test_regimes() -> None:
 
 
 def test_evaluations_for_an_accuracy() -> None:
-    """What runs of so many outer loops evaluate; sqrt(m) / epsilon for SPIDER-EM; sqrt(m n omega) / epsilon under much compression."""
-    own = {"num_clients": 30, "omega": 1.0, "epsilon": 1e-3, "gap": 7.0}
+    """K_CE is what runs of the required outer loops evaluate, and has the stated orders.
+
+    These are sqrt(m) / epsilon for SPIDER-EM and sqrt(m n omega) / epsilon for strong compression.
+    """
+    run = {"num_clients": 30, "omega": 1.0, "epsilon": 1e-3, "gap": 7.0}
     inner, examples = 60, 2 * 30**2  # k_in at the optimum, b = 15
     assert theory.best_inner_steps(examples, 1.0) == pytest.approx(inner)
-    loops = theory.rounds_needed(UNLIKE, **own) / inner
+    loops = theory.rounds_needed(UNLIKE, **run) / inner
     sizes = {
         "num_examples": examples,
         "batch_size": theory.batch_size(inner, 1.0),
         "inner_steps": inner,
     }
     counted = theory.evaluations(num_clients=30, outer_steps=loops, **sizes)
-    assert theory.evaluations_needed(UNLIKE, num_examples=examples, **own) == pytest.approx(counted)
+    assert theory.evaluations_needed(UNLIKE, num_examples=examples, **run) == pytest.approx(counted)
 
     spider = {"num_clients": 1, "omega": 0.0, "gap": 7.0}
     gamma = UNLIKE.least / (UNLIKE.lyapunov_smoothness + 2 * UNLIKE.most * UNLIKE.smoothness)
@@ -195,11 +207,14 @@ def test_evaluations_for_an_accuracy() -> None:
     np.testing.assert_allclose(found, burdened(1e15, 10, 1e5), rtol=1e-3)
 
 
-# Theorem 2, by the system ---------------------------------------------------------------------------------------------------------------
+# Theorem 2, by the system -------------------------------------------------------------------------
 
 
 def test_runs_meet_theorem_2() -> None:
-    """200 seeds of one, five and twenty outer loops on examples of unequal noise, block quantization: (11), (12), E.7; no noise floor."""
+    """Means over 200 seeds meet (11), (12) and E.7 after 1, 5 and 20 outer loops, without a floor.
+
+    Examples have unequal noise (toy B), and messages are quantized in blocks.
+    """
     random = np.random.default_rng(4)
     y, kappa = data(2.0, examples=100, seed=4), 1 / (1 + random.uniform(0, 3, (N, 100)) ** 2)
     toy = oracles.describe_noisy_mean(y, kappa, RIDGE)
@@ -249,59 +264,77 @@ def test_runs_meet_theorem_2() -> None:
     assert curves.mean_field.values[:, -1].max() < 1e-20
 
 
-# One step, by the system ----------------------------------------------------------------------------------------------------------------
+# One step, by the system --------------------------------------------------------------------------
 
 INNER, DRAWS, RATIO, SMALL_RIDGE, GAMMA, ALPHA, BATCH, OMEGA = 5, 6000, 0.3, 0.05, 0.3, 0.4, 3, 1.0
-"""RATIO: how close to its bound a mean comes, at least at its closest; ALPHA: below 1 / (1 + OMEGA)."""
+"""Sizes of the outer loop below.
+
+RATIO is how close to its bound a mean must come at its closest. ALPHA is below 1 / (1 + OMEGA).
+"""
 
 
 class Loop(NamedTuple):
-    """Draws of one outer loop from one state, with closed forms; `k` counts from the loop's start."""
+    """Draws of one outer loop from one state, with closed forms; `k` counts from the loop's start.
+
+    Attributes:
+        constants: Constants of the problem.
+        client_smoothness: `f[N]`, L_i.
+        spread: `f[N]`, expected squared noise of the change of an oracle in a step, over the
+            squared length of the server's step.
+        server: `f[draws, k, q]`, S_k for k = 0, ..., INNER.
+        memories: `f[draws, k, N, q]`, V_{k,i}.
+        fields: `f[draws, k, N, q]`, h_i(S_k).
+        oracles: `f[draws, k, N, q]`, S_{k+1,i} for k = 0, ..., INNER - 1.
+        field: `f[draws, k, q]`, H_{k+1}.
+    """
 
     constants: Constants
-    own_smoothness: np.ndarray  # f[N]  L_i
-    spread: (
-        np.ndarray
-    )  # f[N]  E||noise of an oracle's step||^2 over that of the server's step, squared
-    server: np.ndarray  # f[draws, k, q]  S_k, k = 0, ..., INNER
-    memories: np.ndarray  # f[draws, k, N, q]  V_{k,i}
-    fields: np.ndarray  # f[draws, k, N, q]  h_i(S_k)
-    oracles: np.ndarray  # f[draws, k, N, q]  S_{k+1,i}, k = 0, ..., INNER - 1
-    field: np.ndarray  # f[draws, k, q]  H_{k+1}
+    client_smoothness: np.ndarray
+    spread: np.ndarray
+    server: np.ndarray
+    memories: np.ndarray
+    fields: np.ndarray
+    oracles: np.ndarray
+    field: np.ndarray
 
     @property
     def errors(self) -> np.ndarray:
-        """S_{k+1,i} - s_i(T(S_k))."""
+        """Errors of the oracles, S_{k+1,i} - s_i(T(S_k)): `f[draws, k, N, q]`."""
         return self.oracles - self.fields[:, :-1] - self.server[:, :-1, None]
 
     @property
     def deltas(self) -> np.ndarray:
+        """What clients compress, Delta_{k+1,i}: `f[draws, k, N, q]`."""
         return self.oracles - self.server[:, :-1, None] - self.memories[:, :-1]
 
     @property
     def steps(self) -> np.ndarray:
-        """gamma^2 ||H_k||^2 of the step before, `f[draws, k]`: 0 for the first."""
+        """Squared length gamma^2 ||H_k||^2 of the step before: `f[draws, k]`, 0 for the first."""
         return np.concatenate([np.zeros((DRAWS, 1)), GAMMA**2 * square(self.field)[:, :-1]], axis=1)
 
     @property
     def moved(self) -> np.ndarray:
+        """Sum of the squared lengths of all steps before: `f[draws, k]`."""
         return np.cumsum(self.steps, axis=1)
 
     @property
     def memory_error(self) -> np.ndarray:
-        """G_k, `f[draws, k]`."""
+        """Error of the memories, G_k: `f[draws, k]`."""
         return square(self.memories - self.fields).mean(axis=2)
 
 
 def square(vectors: np.ndarray) -> np.ndarray:
+    """Compute squared norms along the last axis."""
     return np.sum(vectors**2, axis=-1)
 
 
 @pytest.fixture(scope="module", params=["known", "far"])
 def loop(request: pytest.FixtureRequest) -> Loop:
-    """From memories at h_i, where oracles make all the error, and from others; half of the entries kept, so that omega is 1 exactly.
+    """Draw outer loops that start from memories at h_i ("known") or elsewhere ("far").
 
-    Few examples weigh much and the others little, which makes oracles nearly as noisy as their Lipschitz constants allow.
+    With known memories all errors come from the oracles. Rand-sparsification keeps half of the
+    entries, so that omega is exactly 1. A few examples weigh much and all others little, which
+    makes oracles nearly as noisy as their Lipschitz constants allow.
     """
     random = np.random.default_rng(7)
     y, kappa = data(1.0, seed=7, examples=40), np.where(random.random((N, 40)) < 0.15, 0.95, 0.02)
@@ -328,7 +361,7 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     with jax.enable_x64(True):
         problem = problem_of(y, kappa, START, ridge=SMALL_RIDGE)
         algorithm = vr_fedem.system.algorithm(problem, hyper, Plan(slots_at_once=N))
-        # The oracles and the statistics seen before the outer loop must not matter.
+        # The oracles and the statistics of before the outer loop must not matter.
         first = algorithm.init(jax.random.key(0))._replace(
             server=jnp.asarray(server),
             memory=Memory(jnp.asarray(memories), jnp.asarray(memories.mean(axis=0))),
@@ -353,14 +386,18 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     path = np.concatenate([np.broadcast_to(server, (DRAWS, 1, DIM)), after], axis=1)
     memory = np.concatenate([np.broadcast_to(memories, (DRAWS, 1, N, DIM)), kept], axis=1)
     fields = shrunk - slopes[:, None] * path[:, :, None]
-    own = np.sqrt(np.mean((kappa + SMALL_RIDGE) ** 2, axis=1)) / (1 + SMALL_RIDGE)
+    smoothness = np.sqrt(np.mean((kappa + SMALL_RIDGE) ** 2, axis=1)) / (1 + SMALL_RIDGE)
     spread = kappa.var(axis=1) / (1 + SMALL_RIDGE) ** 2 / BATCH
     constants = oracles.describe_noisy_mean(y, kappa, SMALL_RIDGE).constants
-    return Loop(constants, own, spread, path, memory, fields, drawn, field)
+    return Loop(constants, smoothness, spread, path, memory, fields, drawn, field)
 
 
 def test_oracles_of_an_outer_loop(loop: Loop) -> None:
-    """Exact at first; then unbiased given the past, with the variance of a step, and in all of all steps, at most the Lipschitz ones."""
+    """Oracles are exact in the first step and unbiased given the past in later ones.
+
+    The variance given the past is that of one step, and the whole variance that of all steps. Both
+    are within the bounds by Lipschitz constants.
+    """
     errors = loop.errors
     np.testing.assert_allclose(errors[:, 0], 0, atol=1e-12)
     fresh = np.diff(errors, axis=1)
@@ -374,7 +411,7 @@ def test_oracles_of_an_outer_loop(loop: Loop) -> None:
         most = [
             [
                 theory.oracle_error_bound(each, batch_size=BATCH, moved=m)
-                for each in loop.own_smoothness
+                for each in loop.client_smoothness
             ]
             for m in moved.mean(axis=0)
         ]
@@ -383,7 +420,11 @@ def test_oracles_of_an_outer_loop(loop: Loop) -> None:
 
 
 def test_memories_of_an_outer_loop(loop: Loop) -> None:
-    """E[V_{k+1,i} | S_{k+1,i}] = (1 - alpha) V_{k,i} + alpha (S_{k+1,i} - S_k), with variance alpha^2 omega ||Delta||^2; bounds."""
+    """Memories have the right mean and variance given the oracles, and meet the bounds.
+
+    The mean E[V_{k+1,i} | S_{k+1,i}] is (1 - alpha) V_{k,i} + alpha (S_{k+1,i} - S_k), and the
+    variance is alpha^2 omega ||Delta||^2.
+    """
     before, deltas = loop.memories[:, :-1], loop.deltas
     rest = (
         loop.memories[:, 1:]
@@ -393,7 +434,7 @@ def test_memories_of_an_outer_loop(loop: Loop) -> None:
     assert far(rest, 0.0) < 5
     assert far(rest * (loop.oracles - loop.oracles.mean(axis=0)), 0.0) < 5
     assert far(square(rest) - ALPHA**2 * OMEGA * square(deltas), 0.0) < 5
-    # At the statistics S_k that the oracles are of: exact, before the server moves on.
+    # The error with respect to h_i(S_k), before the server moves on, is known exactly.
     now = square(loop.memories[:, 1:] - loop.fields[:, :-1])
     expected = (1 - ALPHA) * square(before - loop.fields[:, :-1]) + ALPHA * square(loop.errors)
     assert far(now - expected + ALPHA * (1 - ALPHA * (1 + OMEGA)) * square(deltas), 0.0) < 5
@@ -419,7 +460,10 @@ def test_memories_of_an_outer_loop(loop: Loop) -> None:
 
 
 def test_fields_of_an_outer_loop(loop: Loop) -> None:
-    """E||H_{t,1} - h||^2 = (omega / n) G_{t,0}, and later with the oracles' errors: exact with omega exact, and within the bound."""
+    """The error of H is exactly that of compression and of the oracles, and within the bound.
+
+    In the first step it is E||H_{t,1} - h||^2 = (omega / n) G_{t,0}.
+    """
     off = square(loop.field - loop.fields[:, :-1].mean(axis=2))
     deltas, errors = square(loop.deltas).mean(axis=2), square(loop.errors).mean(axis=2)
     assert far(off - (OMEGA * deltas + errors) / N, 0.0) < 5
@@ -433,13 +477,13 @@ def test_fields_of_an_outer_loop(loop: Loop) -> None:
         for k in range(INNER)
     ]
     assert most[0] == pytest.approx(OMEGA / N * loop.memory_error[:, 0].mean())
-    # Five standard errors and rounding for the first, which is an equality.
+    # The first is an equality, up to five standard errors and rounding.
     assert (off.mean(axis=0) <= most + 5 * off.std(axis=0) / math.sqrt(DRAWS) + 1e-20).all()
     assert (off.mean(axis=0)[1:] / most[1:]).min() > RATIO
 
 
 def test_bounds_of_one_step_in_the_papers_form() -> None:
-    """By hand, as in App. E."""
+    """The bounds are those of App. E, by hand."""
     moved, memory_error, field = 0.6, 0.9, 1.7
     assert theory.oracle_error_bound(2.0, batch_size=3, moved=moved) == pytest.approx(4 / 3 * 0.6)
     assert theory.delta_bound(

@@ -1,8 +1,14 @@
-"""FA-LD's bounds against exact laws: as inequalities, from the start to the law at rest, on R1, R2 and 300 random problems in every way
-of taking part; and rounds to an accuracy, exactly.
+"""Test FA-LD's bounds as inequalities against exact laws, and the rounds to an accuracy.
 
-Under partial participation laws are mixtures. `wasserstein2` of their moments is then a lower bound of the true distance (Gelbrich), so
-that for Theorem C.3 and (38) these tests are necessary, not sufficient; one of them takes the true distance, from samples.
+The bounds are checked from the start to the stationary law, under every scheme of participation,
+on R1 (two clients of unequal curvature), R2 (five of equal curvature) and 300 random problems per
+scheme.
+
+Under partial participation laws are mixtures. `wasserstein2` of their moments is then a lower bound
+of the true distance (Gelbrich), so for Theorem C.3 and (38) these tests are necessary conditions
+only. One test estimates the true distance from samples.
+
+Dimension letters: `B` problems, `N` clients, `P` parameters.
 """
 
 import math
@@ -16,7 +22,7 @@ from scipy.special import ndtri
 
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.theory.langevin import bounds as theory
-from fedjax_sim.theory.langevin import exact_laws as oracle
+from fedjax_sim.theory.langevin import exact_laws
 from fedjax_sim.theory.langevin import rounds as counting
 from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Participation, Real
 
@@ -24,30 +30,44 @@ Numbers = npt.NDArray[np.float64]
 R1 = GaussianTarget(np.array([1.0, 4.0])[:, None, None], np.array([[-1.0], [1.0]]), np.full(2, 0.5))
 R2 = GaussianTarget(np.full((5, 1, 1), 2.0), np.linspace(-1, 1, 5)[:, None], np.full(5, 0.2))
 TINY = 1e-9
-"""Relative rounding that an inequality may be off by where its two sides are equal."""
+"""Rounding error, relative and absolute, by which an inequality may be violated."""
 
 
 class Case(NamedTuple):
-    """A batch of problems with one number of clients, dimension, number of local steps and way to select."""
+    """A batch of problems of equal shape, with one number of local steps and one participation.
 
-    clients: GaussianTarget
-    start: Numbers  # f64[B, P]
-    rho: Numbers  # f64[B]
-    step_size: Numbers  # f64[B]  up to 1 / (2 L)
+    Attributes:
+        target: The clients and the temperatures of B problems.
+        start: `f64[B, P]`, first models.
+        rho: `f64[B]`.
+        step_size: `f64[B]`, at most 1 / (2 L).
+        local_steps: K.
+        participation: Which clients are averaged.
+    """
+
+    target: GaussianTarget
+    start: Numbers
+    rho: Numbers
+    step_size: Numbers
     local_steps: int
     participation: Participation
 
     @property
     def setup(self) -> theory.LangevinSetup:
-        return theory.setup_of(self.clients, self.start, self.rho)
+        """The constants of the problems."""
+        return theory.setup_of(self.target, self.start, self.rho)
 
     def follow(self, start: Gaussian, step_sizes: Sequence[Real]) -> tuple[Gaussian, Gaussian]:
-        """Joint laws of all clients' models: after the local part of each step, and before and after each step. Time is the first axis."""
+        """Compute joint laws of all clients' models, stacked over time.
+
+        The first result has the laws before any synchronisation of each step. The second has the
+        start and the laws after each step.
+        """
         n, how = (
-            self.clients.shape[0],
+            self.target.shape[0],
             {"local_steps": self.local_steps, "rho": self.rho, "participation": self.participation},
         )
-        taken = list(oracle.steps(self.clients, start, step_sizes=step_sizes, **how))
+        taken = list(exact_laws.steps(self.target, start, step_sizes=step_sizes, **how))
         first = Gaussian(np.tile(start.mean, n), np.tile(start.covariance, (n, n)))
         return stacked([step.local for step in taken]), stacked(
             [first, *(step.synced for step in taken)]
@@ -55,24 +75,25 @@ class Case(NamedTuple):
 
 
 def stacked(laws: Sequence[Gaussian]) -> Gaussian:
+    """Stack laws on a new first axis."""
     return Gaussian(
         np.stack([law.mean for law in laws]), np.stack([law.covariance for law in laws])
     )
 
 
 def tables(
-    clients: GaussianTarget, local_steps: int = 5, participation: Participation = FULL
+    target: GaussianTarget, local_steps: int = 5, participation: Participation = FULL
 ) -> Case:
-    """R1 or R2 at three step sizes and three values of rho."""
+    """Build the case of R1 or R2 at three step sizes and three values of rho."""
     eta, rho = (x.ravel() for x in np.meshgrid([0.01, 0.05, 0.125], [0.0, 0.5, 1.0]))
-    repeated = GaussianTarget(*(np.broadcast_to(leaf, (9, *leaf.shape)) for leaf in clients[:3]))
+    repeated = GaussianTarget(*(np.broadcast_to(leaf, (9, *leaf.shape)) for leaf in target[:3]))
     return Case(repeated, np.zeros((9, 1)), rho, eta, local_steps, participation)
 
 
 def random_case(seed: int, num: int, scheme: str = "full") -> Case:
-    """Problems that meet the assumptions with constants L and m of their own, some with stochastic gradients.
+    """Draw problems that meet the assumptions, some with stochastic gradients.
 
-    Each twice: with some shared noise, and without.
+    Each problem has its own L and m, and is there twice: with some shared noise and without.
     """
     random = np.random.default_rng(seed)
     n, dim, selected = (
@@ -89,10 +110,10 @@ def random_case(seed: int, num: int, scheme: str = "full") -> Case:
     centers = random.normal(size=(num, n, dim)) * random.choice([0.1, 1.0, 5.0], (num, 1, 1))
     if scheme == "without_replacement":
         weights = np.full((num, n), 1 / n)
-    clients = GaussianTarget(hessians, centers, weights, random.uniform(0, 2, num), noise)
+    target = GaussianTarget(hessians, centers, weights, random.uniform(0, 2, num), noise)
     step_size = random.uniform(0.05, 1, num) / (2 * values.max(axis=(1, 2, 3)))
     rho = np.concatenate([random.choice([0.5, 0.9, 1.0], num), np.zeros(num)])
-    twice = GaussianTarget(*(np.concatenate([leaf, leaf]) for leaf in clients))
+    twice = GaussianTarget(*(np.concatenate([leaf, leaf]) for leaf in target))
     start, local_steps = random.normal(size=(num, dim)), int(random.integers(1, 11))
     return Case(
         twice, np.tile(start, (2, 1)), rho, np.tile(step_size, 2), local_steps, participation
@@ -105,25 +126,26 @@ PROBLEMS = {
     "R2": tables(R2),
     **{f"random {seed}": random_case(seed, 25) for seed in SEEDS},
 }
-"""Everyone averaged."""
+"""Cases of full participation."""
 
 
 def every_case() -> dict[str, Case]:
+    """Build the cases of all schemes."""
     cases = {}
-    for name, clients in (("R1", R1), ("R2", R2)):
-        sizes = range(1, clients.shape[0] + 1)
+    for name, target in (("R1", R1), ("R2", R2)):
+        sizes = range(1, target.shape[0] + 1)
         for who in (
             FULL,
-            *(Participation(scheme, size) for scheme in oracle.SCHEMES[1:] for size in sizes),
+            *(Participation(scheme, size) for scheme in exact_laws.SCHEMES[1:] for size in sizes),
         ):
             cases |= {
-                f"{name} {who.scheme} {who.num_selected} K={k}": tables(clients, k, who)
+                f"{name} {who.scheme} {who.num_selected} K={k}": tables(target, k, who)
                 for k in (1, 5, 20)
             }
     return cases | {
         f"random {seed} {scheme}": random_case(seed, 25, scheme)
         for seed in SEEDS
-        for scheme in oracle.SCHEMES
+        for scheme in exact_laws.SCHEMES
     }
 
 
@@ -131,30 +153,37 @@ CASES = every_case()
 
 
 class Moments(NamedTuple):
-    """Of all clients' models at a step, `f64[B]` or `f64[B, N]`."""
+    """Second moments of the clients' models at a step; leading axes are a batch.
 
-    distance: Numbers  # E||theta^c - theta_*||^2
-    gradient: Numbers  # E||gradient of f^c at theta^c||^2, its noise included
-    divergence: Numbers  # sum_c p_c E||theta^c - theta||^2
+    Attributes:
+        distance: `f64[..., B, N]`, E||theta^c - theta_*||^2.
+        gradient: `f64[..., B, N]`, E||gradient of f^c at theta^c||^2, its noise included.
+        divergence: `f64[..., B]`, sum_c p_c E||theta^c - theta||^2.
+    """
+
+    distance: Numbers
+    gradient: Numbers
+    divergence: Numbers
 
 
-def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
-    n, dim = clients.shape
-    goal = oracle.target_law(clients).mean
+def moments(target: GaussianTarget, law: Gaussian) -> Moments:
+    """Compute second moments from the joint law of the clients' models."""
+    n, dim = target.shape
+    goal = exact_laws.target_law(target).mean
     means = law.mean.reshape(*law.mean.shape[:-1], n, dim)
-    own = np.einsum(
+    covariances = np.einsum(
         "...cicj->...cij", law.covariance.reshape(*law.covariance.shape[:-2], n, dim, n, dim)
     )
-    traces = np.trace(own, axis1=-2, axis2=-1)
+    traces = np.trace(covariances, axis1=-2, axis2=-1)
     distance = traces + np.sum((means - goal[:, None]) ** 2, axis=-1)
-    turned = clients.hessians @ own @ clients.hessians
-    slopes = np.einsum("...cij,...cj->...ci", clients.hessians, means - clients.centers)
+    turned = target.hessians @ covariances @ target.hessians
+    slopes = np.einsum("...cij,...cj->...ci", target.hessians, means - target.centers)
     noise = np.trace(
-        np.broadcast_to(clients.gradient_noise, clients.hessians.shape), axis1=-2, axis2=-1
+        np.broadcast_to(target.gradient_noise, target.hessians.shape), axis1=-2, axis2=-1
     )
     gradient = np.trace(turned, axis1=-2, axis2=-1) + np.sum(slopes**2, axis=-1) + noise
-    centre = oracle.average(clients, law)
-    spread = np.einsum("...c,...c->...", clients.weights, traces + np.sum(means**2, axis=-1))
+    centre = exact_laws.average(target, law)
+    spread = np.einsum("...c,...c->...", target.weights, traces + np.sum(means**2, axis=-1))
     divergence = (
         spread - np.trace(centre.covariance, axis1=-2, axis2=-1) - np.sum(centre.mean**2, axis=-1)
     )
@@ -162,23 +191,30 @@ def moments(clients: GaussianTarget, law: Gaussian) -> Moments:
 
 
 def holds(left: Numbers, right: Real) -> bool:
+    """Tell whether left <= right everywhere, up to rounding."""
     return bool((left <= right * (1 + TINY) + TINY).all())
 
 
 def check(case: Case, start: Gaussian, num_steps: int, before: int = 0) -> None:
-    """All bounds at constant step sizes, at every step, from the law of the model after so many `before`, at a synchronisation."""
+    """Check all bounds for constant step sizes at every step.
+
+    `start` is the law of the model after a synchronisation, `before` steps after the first model.
+    """
     setup, eta, who = case.setup, case.step_size, case.participation
-    goal, how = oracle.target_law(case.clients), {"step_size": eta, "local_steps": case.local_steps}
+    goal, how = (
+        exact_laws.target_law(case.target),
+        {"step_size": eta, "local_steps": case.local_steps},
+    )
     local_laws, laws = case.follow(start, [eta] * num_steps)
-    local, synced = moments(case.clients, local_laws), moments(case.clients, laws)
+    local, synced = moments(case.target, local_laws), moments(case.target, laws)
     assert holds(synced.distance, theory.moment_bound(setup, step_size=eta)[:, None])
     for at in (local, synced):
         assert holds(at.gradient, theory.gradient_bound(setup, step_size=eta)[:, None])
     assert holds(synced.divergence, theory.divergence_bound(setup, **how))
     at_sync = np.arange(1, num_steps + 1) % case.local_steps == 0
-    excess = who.excess(case.clients.weights)
+    excess = who.excess(case.target.weights)
     assert holds(excess * local.divergence[at_sync], theory.selection_bound(setup, who, **how))
-    distance = wasserstein2(*oracle.average(case.clients, laws), *goal)
+    distance = wasserstein2(*exact_laws.average(case.target, laws), *goal)
     for is_chosen, taking_part in ((at_sync, who), (~at_sync, FULL)):
         allowed = theory.one_step_bound(
             setup, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
@@ -187,73 +223,73 @@ def check(case: Case, start: Gaussian, num_steps: int, before: int = 0) -> None:
     k = before + np.arange(num_steps + 1)[:, None]
     assert holds(distance, theory.bound(setup, k, participation=who, **how))
     if who == FULL:
-        first = wasserstein2(*oracle.point(case.start), *goal)
+        first = wasserstein2(*exact_laws.point(case.start), *goal)
         assert holds(distance**2, theory.squared_bound(setup, k, first**2, **how))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_at_every_step(name: str) -> None:
-    """From the start, with none taken; all rounds later; and for good, through a round from the law that it leaves as it is."""
+    """Bounds hold in 90 steps from the start, after 0 to 200 rounds, and in the stationary law."""
     case = CASES[name]
-    setup, goal = case.setup, oracle.target_law(case.clients)
+    setup, goal = case.setup, exact_laws.target_law(case.target)
     start, how = (
-        oracle.point(case.start),
+        exact_laws.point(case.start),
         {"step_size": case.step_size, "local_steps": case.local_steps},
     )
     assert holds(wasserstein2(*start, *goal), theory.start_bound(setup))
     check(case, start, 90)
-    taken = oracle.one_round(case.clients, **how, rho=case.rho, participation=case.participation)
-    distance = wasserstein2(*oracle.iterate_rounds(taken, start, 200), *goal)
+    taken = exact_laws.one_round(case.target, **how, rho=case.rho, participation=case.participation)
+    distance = wasserstein2(*exact_laws.iterate_rounds(taken, start, 200), *goal)
     k = case.local_steps * np.arange(201)[:, None]
     assert holds(distance, theory.bound(setup, k, participation=case.participation, **how))
-    check(case, oracle.stationary(taken), case.local_steps, before=10**12)
+    check(case, exact_laws.stationary(taken), case.local_steps, before=10**12)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("local_steps", [1, 5, 20])
 def test_bounds_at_decreasing_step_sizes(name: str, local_steps: int) -> None:
     case = PROBLEMS[name]._replace(local_steps=local_steps)
-    setup, goal = case.setup, oracle.target_law(case.clients)
+    setup, goal = case.setup, exact_laws.target_law(case.target)
     sizes = theory.decreasing_step_size(setup, np.arange(120)[:, None])
-    _, laws = case.follow(oracle.point(case.start), list(sizes))
+    _, laws = case.follow(exact_laws.point(case.start), list(sizes))
     k = np.arange(121)[:, None]
-    distance = wasserstein2(*oracle.average(case.clients, laws), *goal)
+    distance = wasserstein2(*exact_laws.average(case.target, laws), *goal)
     assert holds(distance, theory.decreasing_bound(setup, k, local_steps=local_steps))
-    apart = moments(case.clients, laws).divergence[1:]
+    apart = moments(case.target, laws).divergence[1:]
     assert holds(
         apart,
-        theory.divergence_bound(
-            setup, step_size=sizes, local_steps=local_steps, is_constant=False
-        ),
+        theory.divergence_bound(setup, step_size=sizes, local_steps=local_steps, is_constant=False),
     )
 
 
 @pytest.mark.parametrize(("local_steps", "rho"), [(1, 1.0), (5, 0.0), (5, 1.0)])
 def test_bounds_of_the_true_distance_of_a_mixture(local_steps: int, rho: float) -> None:
-    """Theorem C.3 and (38) on R1 with one client selected, where the law is not Gaussian: exact draws, coupled to the target by quantiles.
+    """Theorem C.3 and (38) hold for the true W2 on R1 with one client selected.
 
-    Ten groups of chains give the distance and its standard error; a sample's own is too large on average, not too small.
+    The law is then not Gaussian. W2 is estimated from exact draws, coupled to the target by
+    quantiles; ten groups of chains give the estimate and its standard error. The distance of a
+    sample is too large on average, so the test errs on the safe side.
     """
     random = np.random.default_rng(local_steps)
     groups, size, eta, who = 10, 4000, 0.05, Participation("without_replacement", 1)
     setup, goal, how = (
         theory.setup_of(R1, np.zeros(1), rho),
-        oracle.target_law(R1),
+        exact_laws.target_law(R1),
         {"step_size": eta, "local_steps": local_steps},
     )
     quantiles = goal.mean.item() + np.sqrt(goal.covariance.item()) * ndtri(
         (np.arange(size) + 0.5) / size
     )
     models = np.zeros((groups, size, 2))
-    exact = oracle.steps(
+    exact = exact_laws.steps(
         R1,
-        oracle.point(np.zeros(1)),
+        exact_laws.point(np.zeros(1)),
         step_sizes=[eta] * 60,
         rho=rho,
         local_steps=local_steps,
         participation=who,
     )
-    before, widest = wasserstein2(*oracle.point(np.zeros(1)), *goal).item(), 0.0
+    before, widest = wasserstein2(*exact_laws.point(np.zeros(1)), *goal).item(), 0.0
     for k, step in enumerate(exact, start=1):
         injected = rho * random.normal(size=(groups, size, 1)) + np.sqrt(
             2 * (1 - rho**2)
@@ -274,25 +310,25 @@ def test_bounds_of_the_true_distance_of_a_mixture(local_steps: int, rho: float) 
         assert high**2 <= theory.one_step_bound(
             setup, before**2, participation=who if is_synced else FULL, **how
         )
-        gaussian = wasserstein2(*oracle.average(R1, step.synced), *goal).item()
+        gaussian = wasserstein2(*exact_laws.average(R1, step.synced), *goal).item()
         assert high >= gaussian
         before, widest = low, max(widest, low / gaussian)
-    # The normal law with the same moments is closer, by more than chance.
+    # The normal law with the same moments is significantly closer to the target.
     assert widest > 1
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_contraction_of_any_two_models(name: str) -> None:
-    """Lemma B.1, at points of any kind."""
+    """Lemma B.1 holds at points near and far."""
     random = np.random.default_rng(2)
     case = PROBLEMS[name]
-    setup, clients = case.setup, case.clients
-    num, draws, (n, dim) = len(case.rho), 8, clients.shape
+    setup, target = case.setup, case.target
+    num, draws, (n, dim) = len(case.rho), 8, target.shape
 
     def slope(models: Numbers) -> Numbers:
-        """Mean over clients of their gradients, at models `[..., N, P]` of their own."""
+        """Average the clients' gradients, each at its model: `[..., N, P]` to `[..., P]`."""
         return np.einsum(
-            "...c,...cij,...cj->...i", clients.weights, clients.hessians, models - clients.centers
+            "...c,...cij,...cj->...i", target.weights, target.hessians, models - target.centers
         )
 
     for scale in (0.01, 1.0, 100.0):
@@ -300,10 +336,10 @@ def test_contraction_of_any_two_models(name: str) -> None:
             random.normal(size=(draws, num, dim)),
             scale * random.normal(size=(draws, num, n, dim)),
         )
-        centre = np.einsum("...c,...ci->...i", clients.weights, models)
+        centre = np.einsum("...c,...ci->...i", target.weights, models)
         gap = slope(one[..., None, :]) - slope(models)
         divergence = np.einsum(
-            "...c,...c->...", clients.weights, np.sum((models - centre[..., None, :]) ** 2, axis=-1)
+            "...c,...c->...", target.weights, np.sum((models - centre[..., None, :]) ** 2, axis=-1)
         )
         apart = np.sum((one - centre) ** 2, axis=-1)
         for share in (0.1, 0.5, 1.0):
@@ -318,12 +354,15 @@ def test_contraction_of_any_two_models(name: str) -> None:
 
 
 def test_contraction_needs_a_bounded_step_size() -> None:
-    """Two models apart along the steeper of two curvatures, all clients' in one point: it fails just above 2 / (L + m), and is refused."""
+    """Lemma B.1 fails just above 2 / (L + m), where the code refuses it.
+
+    The two models differ along the steeper of two curvatures, and all clients hold one model.
+    """
     curvatures, apart = np.array([1.0, 40.0]), np.array([0.0, 1.0])
-    clients = GaussianTarget(
+    target = GaussianTarget(
         np.broadcast_to(np.diag(curvatures), (2, 2, 2)), np.zeros((2, 2)), np.full(2, 0.5)
     )
-    setup = theory.setup_of(clients, np.zeros(2), 0.0)
+    setup = theory.setup_of(target, np.zeros(2), 0.0)
 
     def after(eta: float) -> float:
         return float(np.sum((apart - eta * curvatures * apart) ** 2))
@@ -341,13 +380,17 @@ def test_contraction_needs_a_bounded_step_size() -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_diffusion_within_a_step(name: str) -> None:
-    """Lemma B.2: by an eigenvalue h of the mean Hessian the diffusion moves 2 tau / h (1 - exp(-h s)), squared, in a time s."""
-    clients, setup = PROBLEMS[name].clients, PROBLEMS[name].setup
+    """Lemma B.2 holds for the stationary diffusion of Gaussian clients.
+
+    Along an eigenvector of the mean Hessian with eigenvalue h, its mean squared movement in a time
+    s is 2 tau / h (1 - exp(-h s)).
+    """
+    target, setup = PROBLEMS[name].target, PROBLEMS[name].setup
     eta = np.geomspace(1e-4, 1.999, 30)[:, None] / setup.strong_convexity
-    curvatures = np.linalg.eigvalsh(np.einsum("bc,bcij->bij", clients.weights, clients.hessians))
+    curvatures = np.linalg.eigvalsh(np.einsum("bc,bcij->bij", target.weights, target.hessians))
     moved = (
         np.sum(-2 * np.expm1(-eta[..., None] * curvatures) / curvatures, axis=-1)
-        * clients.temperature
+        * target.temperature
     )
     assert holds(moved, theory.discretisation_bound(setup, step_size=eta))
 
@@ -357,19 +400,19 @@ def test_the_discretisation_bound_is_for_step_sizes_below_its_limit() -> None:
     assert theory.discretisation_bound(setup, step_size=np.nextafter(2, 0)) > 0
     with pytest.raises(ValueError, match="step_size is 2, but must be above 0 and below 2 / m = 2"):
         theory.discretisation_bound(setup, step_size=2.0)
-    # The theorems' limit may be met.
+    # The limit of the theorems is allowed.
     assert theory.bound(setup, 1, step_size=0.125, local_steps=2) > 0
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_gradient_noise(name: str) -> None:
-    """Lemma B.4, on R1 and R2 with noise of unequal size."""
+    """Lemma B.4 holds; R1 and R2 get noise of unequal size."""
     case = PROBLEMS[name]
     if name in ("R1", "R2"):
-        noise = np.arange(case.clients.shape[0])[:, None, None] * np.ones((9, 1, 1, 1))
-        case = case._replace(clients=case.clients._replace(gradient_noise=noise))
+        noise = np.arange(case.target.shape[0])[:, None, None] * np.ones((9, 1, 1, 1))
+        case = case._replace(target=case.target._replace(gradient_noise=noise))
     averaged = np.trace(
-        np.asarray(oracle.centralised(case.clients).gradient_noise)[:, 0], axis1=-2, axis2=-1
+        np.asarray(exact_laws.centralised(case.target).gradient_noise)[:, 0], axis1=-2, axis2=-1
     )
     assert averaged.max() > 0
     assert holds(averaged, theory.gradient_noise_bound(case.setup))
@@ -386,7 +429,10 @@ def test_noise_correlation_at_equal_weights(num_clients: int, rho: float) -> Non
 
 
 def test_noise_correlation_at_unequal_weights() -> None:
-    """By hand at rho^2 = 1/2, where variances are (1 + 1 / p_c) / 2; and by the exact law after a step."""
+    """The correlation is right by hand, and is that of the exact law after a step.
+
+    At rho^2 = 1/2 variances are proportional to (1 + 1 / p_c) / 2.
+    """
     found = theory.noise_correlation([1 / 5, 3 / 10, 1 / 2], math.sqrt(0.5))
     variances = (3, 13 / 6, 3 / 2)
     expected = [
@@ -398,15 +444,15 @@ def test_noise_correlation_at_unequal_weights() -> None:
     ]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     case = random_case(3, 4)
-    still = case.clients._replace(gradient_noise=0.0, temperature=1.3)
-    (step,) = oracle.steps(
-        still, oracle.point(case.start), step_sizes=[0.1], local_steps=2, rho=case.rho
+    still = case.target._replace(gradient_noise=0.0, temperature=1.3)
+    (step,) = exact_laws.steps(
+        still, exact_laws.point(case.start), step_sizes=[0.1], local_steps=2, rho=case.rho
     )
-    own = np.sqrt(np.einsum("bii->bi", step.local.covariance))
+    deviations = np.sqrt(np.einsum("bii->bi", step.local.covariance))
     n, dim = still.shape
-    correlation = (step.local.covariance / (own[:, :, None] * own[:, None, :])).reshape(
-        -1, n, dim, n, dim
-    )[:, :, 0, :, 0]
+    correlation = (
+        step.local.covariance / (deviations[:, :, None] * deviations[:, None, :])
+    ).reshape(-1, n, dim, n, dim)[:, :, 0, :, 0]
     np.testing.assert_allclose(
         theory.noise_correlation(still.weights, case.rho), correlation, rtol=1e-12, atol=1e-15
     )
@@ -415,14 +461,17 @@ def test_noise_correlation_at_unequal_weights() -> None:
 
 
 def test_lemmas_are_false_at_the_step_sizes_printed() -> None:
-    """Curvature L for all: a step size between 2 / L and 2 / m makes models diverge, and the moment bound is refused there."""
-    clients = R2._replace(hessians=np.full((5, 1, 1), 4.0))
-    setup = theory.setup_of(clients, np.ones(1), 0.0)._replace(strong_convexity=1.0)
+    """Models can diverge at step sizes between 2 / L and 2 / m, where the moment bound is refused.
+
+    All clients have the curvature L.
+    """
+    target = R2._replace(hessians=np.full((5, 1, 1), 4.0))
+    setup = theory.setup_of(target, np.ones(1), 0.0)._replace(strong_convexity=1.0)
     eta = 1.5
     assert 2 / setup.smoothness < eta < 2 / setup.strong_convexity
-    law = oracle.iterate_rounds(
-        oracle.one_round(clients, step_size=eta, local_steps=1, rho=0.0),
-        oracle.point(np.ones(1)),
+    law = exact_laws.iterate_rounds(
+        exact_laws.one_round(target, step_size=eta, local_steps=1, rho=0.0),
+        exact_laws.point(np.ones(1)),
         30,
     )
     allowed = theory.moment_bound(setup, step_size=0.1)
@@ -451,7 +500,7 @@ def test_printed_constants_and_values() -> None:
     )
     np.testing.assert_allclose(wide.local_temperature, 0.25 + 0.75 / 0.2, rtol=1e-12)
     np.testing.assert_allclose(wide.client_noise, 0.25 + 0.75 * 2, rtol=1e-12)
-    # C_K is 2 for small steps, so that the floor stays.
+    # C_K tends to 2 for small steps, so the floor stays.
     floor = theory.participation_floor(setup, one, step_size=1e-9, local_steps=7)
     np.testing.assert_allclose(floor, 2 * np.sqrt(2 * 2.0), rtol=1e-6)
     almost = theory.bound(
@@ -469,7 +518,7 @@ def test_printed_constants_and_values() -> None:
 
 
 def test_every_term_of_the_bounds() -> None:
-    """Against the formulas as they stand in the paper, in two dimensions, with all constants different."""
+    """All bounds equal the paper's formulas, in two dimensions with all constants different."""
     n, d, big, m, tau, rho, least, start, gamma, sigma = (
         3,
         2,
@@ -487,7 +536,7 @@ def test_every_term_of_the_bounds() -> None:
     warmest = tau * (rho**2 + (1 - rho**2) / least)
     spread = start + warmest / m + gamma**2 / (m**2 * d) + sigma**2 / m**2
     noise = tau * (rho**2 + n * (1 - rho**2))
-    # Drawn without replacement, weights are equal.
+    # Drawing without replacement needs equal weights.
     even = setup._replace(least_weight=1 / n)
     wide = start + noise / m + gamma**2 / (m**2 * d) + sigma**2 / m**2
     who, factor, size = Participation("without_replacement", 2), (3 - 2) / (3 - 1), 2
@@ -540,7 +589,7 @@ def test_every_term_of_the_bounds() -> None:
 
 
 def bias_gap(setup: theory.LangevinSetup) -> float:
-    """What K^2 in place of (K - 1)^2 adds where everyone is selected, at K = 5 and eta = 0.05."""
+    """Compute what K^2 in place of (K - 1)^2 adds at K = 5 and eta = 0.05, with all selected."""
     scale = 30 * 4 * np.sqrt(0.05 * 4.92)
     return float(scale * (np.sqrt(25 + 4) - np.sqrt(16 + 4)))
 
@@ -555,7 +604,7 @@ def test_decreasing_step_sizes_halve_within_a_long_round() -> None:
     np.testing.assert_allclose(ratio, 2, rtol=1e-12)
 
 
-# Rounds to an accuracy ----------------------------------------------------------------------------------------------------------------
+# Rounds to an accuracy ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kappa", [4.0, 34.0])
@@ -588,12 +637,12 @@ def test_sufficient_steps_reach_the_accuracy_and_have_a_best_k(kappa: float) -> 
     ],
 )
 def test_rounds_at_the_best_step_size(noise: float, printed: tuple[int, ...]) -> None:
-    """Exact gradients: K = 1 is best. Noisy ones: rounds fall with K to a plateau, and never rise."""
-    clients = R1._replace(gradient_noise=np.full((2, 1, 1), float(noise**2)))
+    """With exact gradients K = 1 is best; with noisy ones rounds fall with K to a plateau."""
+    target = R1._replace(gradient_noise=np.full((2, 1, 1), float(noise**2)))
     found = [
         counting.tuned_rounds(
-            clients,
-            oracle.point(np.zeros(1)),
+            target,
+            exact_laws.point(np.zeros(1)),
             0.03,
             local_steps=k,
             between=(1e-6, 0.4),
@@ -604,10 +653,10 @@ def test_rounds_at_the_best_step_size(noise: float, printed: tuple[int, ...]) ->
     np.testing.assert_allclose([rounds for rounds, _ in found], printed, rtol=0.002, atol=0)
     if noise == 0:
         assert abs(found[0][1] - 0.063) < 0.002
-        # Larger steps would be faster, but are not among those to be tried.
+        # Larger steps would be faster, but are outside the given interval.
         bounded = counting.tuned_rounds(
-            clients,
-            oracle.point(np.zeros(1)),
+            target,
+            exact_laws.point(np.zeros(1)),
             0.03,
             local_steps=1,
             between=(1e-3, 0.02),
@@ -617,8 +666,8 @@ def test_rounds_at_the_best_step_size(noise: float, printed: tuple[int, ...]) ->
 
 
 def test_rounds_at_a_fixed_step_size() -> None:
-    """They fall like 1 / K until the bias exceeds the accuracy, and no number is enough from there on."""
-    start = oracle.point(np.zeros(1))
+    """Rounds fall like 1 / K until the bias exceeds the accuracy, and are infinite for larger K."""
+    start = exact_laws.point(np.zeros(1))
     found = [
         counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=k, most_rounds=3000)
         for k in (1, 2, 5, 10, 20, 50)
@@ -628,10 +677,10 @@ def test_rounds_at_a_fixed_step_size() -> None:
     both = counting.rounds_to(R1, start, 0.01, step_size=sizes, local_steps=5, most_rounds=3000)
     one = counting.rounds_to(R1, start, 0.01, step_size=0.004, local_steps=5, most_rounds=3000)
     np.testing.assert_array_equal(both, [185, one])
-    laws = oracle.iterate_rounds(
-        oracle.one_round(R1, step_size=0.002, local_steps=5, rho=0.0), start, 185
+    laws = exact_laws.iterate_rounds(
+        exact_laws.one_round(R1, step_size=0.002, local_steps=5, rho=0.0), start, 185
     )
-    distance = wasserstein2(*laws, *oracle.target_law(R1))
+    distance = wasserstein2(*laws, *exact_laws.target_law(R1))
     assert distance[184] > 0.01 >= distance[185]
     assert (
         counting.rounds_to(R1, start, 0.01, step_size=0.002, local_steps=5, most_rounds=184)
@@ -647,8 +696,8 @@ def test_rounds_at_a_fixed_step_size() -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_step_sizes_that_diverge_are_never_best() -> None:
-    """By the time that the best one arrives, large ones have left the numbers: they change nothing."""
-    start, how = oracle.point(np.zeros(1)), {"local_steps": 5, "most_rounds": 50_000}
+    """Step sizes that have overflowed by the time the best one arrives change nothing."""
+    start, how = exact_laws.point(np.zeros(1)), {"local_steps": 5, "most_rounds": 50_000}
     stable = counting.tuned_rounds(R1, start, 1e-3, between=(1e-4, 0.4), **how)
     wide = counting.tuned_rounds(R1, start, 1e-3, between=(1e-4, 1.0), **how)
     assert np.isfinite(stable).all()
@@ -669,9 +718,9 @@ def test_no_steps_are_needed_where_the_start_is_within_the_accuracy() -> None:
     [theory.bound, theory.one_step_bound, theory.participation_floor, theory.selection_bound],
 )
 def test_unequal_weights_without_replacement(bound: Callable[..., Real]) -> None:
-    """Scheme II is biased there, and nothing is proved; scheme I may have any weights."""
-    clients = R1._replace(weights=np.array([0.4, 0.6]))
-    setup = theory.setup_of(clients, np.zeros(1), 0.0)
+    """Scheme II is refused, because it is biased and nothing is proved; scheme I is allowed."""
+    target = R1._replace(weights=np.array([0.4, 0.6]))
+    setup = theory.setup_of(target, np.zeros(1), 0.0)
     first = (1.0,) if bound in (theory.bound, theory.one_step_bound) else ()
     assert (
         bound(

@@ -1,4 +1,7 @@
-"""FA-LD's privacy: printed values, monotonicity, and every step of the guarantee against an accountant that shares no code with it."""
+"""Test FA-LD's privacy: pinned values, monotonicity, and each step against independent accountants.
+
+"Claim n" is number n of `experiments/fald/claims.py`.
+"""
 
 import itertools
 import math
@@ -40,11 +43,13 @@ PRINTED = PrivacySetup(
     delta_total=1e-5,
 )
 EXAMPLES = 1000
-"""Data points of a client: what a fraction of a batch is taken of."""
+"""Data points of a client, of which a mini-batch is a fraction."""
 
 
 def accountant_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> float:
-    """Bound the epsilon of local steps by Renyi accounting of the Gaussian mechanism with mini-batches drawn without replacement.
+    """Bound the epsilon of local steps by Renyi accounting.
+
+    The mechanism is Gaussian, with mini-batches drawn without replacement.
 
     The largest order keeps the bound above log(1 / delta) / 511, whatever the noise.
     """
@@ -60,7 +65,10 @@ def accountant_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> flo
 
 
 def exact_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> float:
-    """Compute the epsilon of local steps on all data: Gaussian mechanisms compose to one of less noise."""
+    """Compute the epsilon of local steps on all data exactly.
+
+    Gaussian mechanisms compose to one with less noise.
+    """
     return float(get_epsilon_gaussian(setup.noise_multiplier / math.sqrt(num_steps), delta))
 
 
@@ -121,7 +129,10 @@ def test_at_the_largest_step_size() -> None:
 
 
 def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
-    """epsilon_1 is at least log(1 + q (e^epsilon_0 - 1)), for any batch and step size allowed; it does not depend on q."""
+    """epsilon_1 is at least log(1 + q (e^epsilon_0 - 1)) for any batch and allowed step size.
+
+    It is 2 q epsilon_0, so it does not depend on q.
+    """
     for q, share in itertools.product((1e-3, 0.1, 0.7, 1.0), (1e-6, 0.01, 0.5, 1.0)):
         setup = PRINTED._replace(batch_fraction=q)
         found = guarantee(setup._replace(step_size=share * setup.largest_step_size))
@@ -130,7 +141,7 @@ def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
 
 
 def test_gaussian_mechanism_of_one_step() -> None:
-    """The exact epsilon of the noise multiplier at delta_0 is below epsilon_0, and not far below."""
+    """The exact epsilon of one step at delta_0 is between half of epsilon_0 and epsilon_0."""
     for share in (0.05, 0.3, 1.0):
         setup = PRINTED._replace(batch_fraction=1.0)
         setup = setup._replace(step_size=share * setup.largest_step_size)
@@ -141,26 +152,27 @@ def test_gaussian_mechanism_of_one_step() -> None:
 @pytest.mark.parametrize("batch_fraction", [0.05, 0.2, 1.0])
 @pytest.mark.parametrize("share", [0.03, 0.3, 1.0])
 def test_accountant_never_needs_more(batch_fraction: float, share: float) -> None:
-    """To the server, who knows who took part: a round, and the whole run, at the deltas that the guarantee states."""
+    """The accountant's epsilons of a round and of a run are within the guarantee, at its deltas.
+
+    The adversary is the server, which knows who took part.
+    """
     setup = PRINTED._replace(batch_fraction=batch_fraction, adversary="server")
     setup = setup._replace(step_size=share * setup.largest_step_size)
     found = guarantee(setup)
     num_steps = setup.local_steps * setup.num_rounds
-    assert (
-        accountant_epsilon(setup, setup.local_steps, found.delta_round) <= found.epsilon_round
-    )
+    assert accountant_epsilon(setup, setup.local_steps, found.delta_round) <= found.epsilon_round
     assert accountant_epsilon(setup, num_steps, found.delta) <= found.epsilon
     assert found.epsilon_sampled == found.epsilon_round
     if batch_fraction == 1:
         assert exact_epsilon(setup, num_steps, found.delta) <= found.epsilon
-        # With a tenth of the noise it would say too little.
+        # With a tenth of the noise the guarantee would be violated.
         louder = setup._replace(step_size=100 * setup.step_size)
         assert exact_epsilon(louder, 1, setup.delta_step) > found.epsilon_step
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.1])
 def test_rounds_compose_no_better_than_at_best(share: float) -> None:
-    """All rounds against the optimal composition of what the guarantee says of one."""
+    """Optimal composition of the steps, and of the rounds, gives no larger epsilon."""
     setup = PRINTED._replace(step_size=share * PRINTED.largest_step_size)
     found = guarantee(setup)
     one = losses.from_privacy_parameters(
@@ -168,9 +180,7 @@ def test_rounds_compose_no_better_than_at_best(share: float) -> None:
     )
     assert one.self_compose(setup.num_rounds).get_epsilon_for_delta(found.delta) <= found.epsilon
     step = losses.from_privacy_parameters(
-        DifferentialPrivacyParameters(
-            found.epsilon_batch, setup.batch_fraction * setup.delta_step
-        )
+        DifferentialPrivacyParameters(found.epsilon_batch, setup.batch_fraction * setup.delta_step)
     )
     assert (
         step.self_compose(setup.local_steps).get_epsilon_for_delta(found.delta_round)
@@ -179,10 +189,14 @@ def test_rounds_compose_no_better_than_at_best(share: float) -> None:
 
 
 def test_amplification_by_the_draw_of_clients() -> None:
-    """Exact on randomised response answered with probability a, and else by a fair coin: its epsilon is the formula's at most."""
+    """The formula is exact for randomised response that is given with probability a.
+
+    Otherwise the answer is that of another client, whatever it is.
+    """
     for epsilon, a in itertools.product((0.1, 1.0, 5.0), (0.02, 0.2, 1.0)):
         yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
-        # Neighbours answer alike where the client is not drawn; the worst such answer is the one that the formula allows for.
+        # If the client is not drawn, neighbours give the same answer, which is "yes" with
+        # probability o. The worst o attains the formula.
         worst = max(
             math.log((a * yes + (1 - a) * o) / (a * no + (1 - a) * o)) for o in (no, 0.5, yes)
         )
@@ -198,12 +212,12 @@ GRID = np.linspace(-20, 140, 160_001)
 
 
 def normal(mean: float, deviation: float = 1.0) -> Numbers:
-    """Density on the grid."""
+    """Compute a normal density on the grid."""
     return stats.norm.pdf(GRID, mean, deviation)
 
 
 def excess(epsilon: float, *pair: Numbers) -> float:
-    """The least delta at which two densities are within epsilon of each other, in both directions, by integration."""
+    """Compute the least delta of two densities for an epsilon, in both directions, on the grid."""
     step = GRID[1] - GRID[0]
     return max(
         float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1])
@@ -218,10 +232,11 @@ def test_integrated_delta_is_the_gaussian_mechanisms() -> None:
 
 @pytest.mark.parametrize("shift", [0.3, 1.0, 3.0])
 def test_draw_of_clients_protects_among_clients_who_are_alike(shift: float) -> None:
-    """Gaussian mechanisms, seen with probability a; otherwise others' models, no further from them than they are from each other.
+    """Amplification holds if others' models are as close to the client's as its neighbours' are.
 
-    Exact deltas of the mixtures at the printed epsilon: never above a times that of the mechanisms, which others with the very same
-    models attain.
+    The client's Gaussian mechanism is seen with probability a, and otherwise others' models. At the
+    amplified epsilon, the exact delta of the mixtures never exceeds a times the delta of the
+    mechanisms, which others with the same models attain.
     """
     here, there = normal(0), normal(shift)
     for epsilon, a in itertools.product((0.2, 1.0), (0.02, 0.2, 0.7)):
@@ -249,7 +264,10 @@ def test_draw_of_clients_protects_among_clients_who_are_alike(shift: float) -> N
 
 
 def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
-    """Models far from all others' show that their client took part: epsilon stays what it was, and delta alone is a times as large."""
+    """A client whose model is far from all others' is seen to take part.
+
+    Then epsilon is not reduced, and only delta is multiplied by a.
+    """
     for shift, epsilon, a in itertools.product((0.3, 1.0, 3.0), (0.2, 1.0), (0.02, 0.2, 0.7)):
         here, there = normal(0), normal(shift)
         pair = [a * drawn + (1 - a) * normal(60) for drawn in (here, there)]
@@ -262,9 +280,9 @@ def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
 
 
 def released(setup: PrivacySetup, places: Numbers) -> Numbers:
-    """Density of the average of the drawn clients' models after a step, in units of their noise: over all draws, by enumeration.
+    """Compute the density of the average of the drawn clients' models, by enumeration of all draws.
 
-    places: each client's model without its noise.
+    It is in units of the noise of a step. `places` are the clients' models without their noise.
     """
     draws = list(itertools.product(range(setup.num_clients), repeat=setup.num_selected))
     if setup.scheme == "without_replacement":
@@ -281,10 +299,11 @@ def released(setup: PrivacySetup, places: Numbers) -> Numbers:
 def test_guarantee_of_a_round_by_enumeration(
     scheme: str, num_clients: int, num_selected: int
 ) -> None:
-    """Exact deltas of what a round of one step on all data releases, at the printed epsilon; of either scheme.
+    """Compare exact deltas of a round with one step on all data with the guarantee, at its epsilon.
 
-    They are within the guarantee where clients are alike. A client who stands apart is outside it if one of six is drawn (of three, two of
-    whom are drawn, what the formulas have to spare is enough), and protected by what holds against the server.
+    The guarantee holds if clients are alike. If one client stands apart, the guarantee against
+    outsiders fails when one of six clients is drawn (when two of three are drawn, the slack of the
+    formulas suffices), and the guarantee against the server holds.
     """
     setup = PRINTED._replace(
         num_clients=num_clients,
@@ -296,18 +315,18 @@ def test_guarantee_of_a_round_by_enumeration(
     for share in (0.01, 1.0):
         run = setup._replace(step_size=share * setup.largest_step_size)
         shift = 1 / run.noise_multiplier
-        found, told = guarantee(run), guarantee(run._replace(adversary="server"))
+        found, to_server = guarantee(run), guarantee(run._replace(adversary="server"))
         for reach, are_alike in ((0.0, True), (shift, True), (100.0, False)):
             others = np.linspace(0, reach, num_clients)[1:]
-            pair = [released(run, np.array([own, *others])) for own in (0.0, shift)]
+            pair = [released(run, np.array([place, *others])) for place in (0.0, shift)]
             assert (excess(found.epsilon_sampled, *pair) <= found.delta_sampled) == (
                 are_alike or num_clients == 3
             )
-            assert excess(told.epsilon_sampled, *pair) <= told.delta_sampled
+            assert excess(to_server.epsilon_sampled, *pair) <= to_server.delta_sampled
 
 
 def test_delta_of_draws_with_replacement_by_enumeration() -> None:
-    """Over all draws of 3 of 4 clients, the number of times that one of them is drawn."""
+    """delta is the mean over all draws of 3 of 4 clients, by how often one client is drawn."""
     setup = PRINTED._replace(
         num_clients=4, num_selected=3, scheme="with_replacement", least_weight=0.25
     )
@@ -340,7 +359,7 @@ def test_delta_of_draws_with_replacement_by_enumeration() -> None:
 
 
 def test_monotone() -> None:
-    """Claim 16."""
+    """epsilon and delta are monotone in each setting (claim 16)."""
     epsilon = {
         "step_size": (1e-8, 1e-7, 1e-6, 1e-5),
         "num_selected": (1, 2, 5, 10, 25, 50),
@@ -395,7 +414,7 @@ def test_corollaries() -> None:
 
 
 def test_step_size_of_the_corollary_by_value() -> None:
-    """(71) as it is printed; either of its two conditions is the sharpest somewhere, and so is (59)."""
+    """The limit is (71) as printed and (59); each of the three conditions is the sharpest once."""
     sharpest = set()
     many = {
         "num_clients": 10**9,
@@ -445,7 +464,10 @@ def test_largest_rho() -> None:
 
 
 def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]) -> float:
-    """Norm of the difference of two examples' gradients of the cross-entropy. weights: `f64[C, P]`; inputs: `f64[2, P]`."""
+    """Compute the norm of the difference of two examples' gradients of the cross-entropy.
+
+    `weights` are `f64[C, P]` for C classes and P inputs, `inputs` are `f64[2, P]`.
+    """
     logits = weights @ inputs.T
     shares = np.exp(logits - logits.max(axis=0)) / np.exp(logits - logits.max(axis=0)).sum(axis=0)
     wrong = shares - np.eye(len(weights))[:, labels]
@@ -455,16 +477,19 @@ def difference_of_gradients(weights: Numbers, inputs: Numbers, labels: list[int]
 
 
 def test_sensitivity_of_softmax_regression() -> None:
-    """Never exceeded, and all but attained: inputs almost opposite, both put in one wrong class."""
+    """The bound is never exceeded, and almost attained.
+
+    It is almost attained by two nearly opposite inputs that are both put in one wrong class.
+    """
     random = np.random.default_rng(0)
     for scale in (0.1, 10.0, 100.0):
         inputs = random.normal(size=(100, 2, 3))
         inputs /= np.linalg.norm(inputs, axis=-1, keepdims=True)
         found = [
             difference_of_gradients(
-                scale * random.normal(size=(4, 3)), own, random.integers(4, size=2).tolist()
+                scale * random.normal(size=(4, 3)), pair, random.integers(4, size=2).tolist()
             )
-            for own in inputs
+            for pair in inputs
         ]
         assert max(found) <= privacy.softmax_sensitivity(1.0)
     inputs = np.array([[np.cos(1.5), np.sin(1.5)], [np.cos(1.5), -np.sin(1.5)]])
@@ -524,7 +549,8 @@ def test_sensitivity_of_softmax_regression() -> None:
         ),
         (
             {"least_weight": 0.019},
-            "least_weight is 0.019, but must be 1 / N = 0.02 without replacement, which is biased unless all weights are equal.",
+            "least_weight is 0.019, but must be 1 / N = 0.02 without replacement, which is biased "
+            "unless all weights are equal.",
         ),
         (
             {"draw_probability": 0.01},
@@ -576,7 +602,7 @@ def test_what_the_corollaries_do_not_hold_for(change: dict, words: str) -> None:
 
 
 def test_weights_may_be_unequal_where_they_do_no_harm() -> None:
-    """In schemes without bias; rounding of 1 / N is no difference."""
+    """Schemes without bias allow unequal weights, and scheme II allows rounding of 1 / N."""
     for scheme in ("full", "with_replacement"):
         found = [
             guarantee(PRINTED._replace(scheme=scheme, least_weight=least))
