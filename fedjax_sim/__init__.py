@@ -3,10 +3,10 @@
 Start with `sweep`, which runs a system (see `SYSTEMS`) on a problem for many settings and seeds,
 or with `simulate`, which runs one. Where to look for the rest:
 
-    types            what timelines, systems, problems and the engine agree on
+    types            the words used here (tick, slot, lane), and what the parts agree on
     settings         typed, documented and checked settings of systems
     streams          named streams of random numbers
-    batching         maps over the slots of a tick and over lanes
+    batching         one function for every slot of a tick or every lane, batched or in turn
     timelines        when the server acts and whose work it receives
     clients, server  what happens on each side; compression: what they send to each other
     systems          one algorithm per file

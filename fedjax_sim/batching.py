@@ -1,8 +1,10 @@
-"""Run work over the lanes of a program, over families of lanes and over the slots of a tick.
+"""Run a function for every lane, for the lanes of a family, or for every slot of a tick.
 
-Each of the three can be batched by `vmap`, which is wide and pads every member to the longest of
-its batch, or run one member after another, each with its own trip count. Systems do not know which
-is used; `fedjax_sim.engine.placement` decides.
+Slots, ticks and lanes are explained in `fedjax_sim.types`, families in `fedjax_sim.engine.lanes`.
+
+Each of the three can be batched by `vmap`, which does as many steps of a loop for every member as
+the longest of its batch needs, or run one member after another, each with its own number of steps.
+Systems do not know which is used; `fedjax_sim.engine.placement` decides.
 """
 
 from collections.abc import Callable

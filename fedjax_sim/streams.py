@@ -1,7 +1,8 @@
-"""Random numbers: named streams of a key, and a random-access shuffle.
+"""Random numbers: named streams of a key, and look-ups in random permutations.
 
 All randomness of a run comes from one key. Code derives the key of its purpose by `stream`, and
-from that by `jax.random.fold_in` of tick, slot, client or step.
+from that by `jax.random.fold_in` of tick, slot, client or step. `shuffled_index` finds single
+entries of a random permutation without building the permutation.
 """
 
 import zlib

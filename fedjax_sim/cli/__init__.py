@@ -2,8 +2,9 @@
 
 `commands` is the entry point. It reads the words with `parser`, and only then loads the module of
 the command: `listing` (list), `training` (run) or `schedules` (timeline). `arguments` turns texts
-into checked values, `comparison` into systems, settings and problems, with the values of `defaults`
-if the user gives none. `schedule_report` measures and draws schedules, `tables` prints results.
+into checked values. From these `comparison` makes systems with their settings, and problems.
+`defaults` has the values of what the user leaves out. `schedule_report` measures and draws
+schedules, `tables` prints results.
 """
 
 from fedjax_sim.cli.commands import main

@@ -1,7 +1,8 @@
 """The flags of every command, read into text. This module loads neither JAX nor NumPy.
 
-argparse is used rather than tyro, which answers a mistake with a box of many lines instead of one
-sentence, and which cannot derive from a type the `--set` flag that several systems share.
+The parser is argparse. tyro, which derives flags from types, has two drawbacks here: it answers a
+mistake with a box of many lines instead of one sentence, and no type describes `--set`, one flag
+for the settings of several systems.
 """
 
 import argparse

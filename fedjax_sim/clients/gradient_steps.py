@@ -1,7 +1,8 @@
 """Local training: optimizer steps of the clients in the slots of a tick.
 
 A system binds it once, `train = local_training(problem, hyper, plan)`, and then calls
-`train(key, event, start=model)` at every tick.
+`train(key, event, start=model)` at every tick. The plan is what the engine fixed before compiling
+(`fedjax_sim.types.Plan`); a system only passes it on.
 
 Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
 """

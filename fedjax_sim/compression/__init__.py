@@ -15,7 +15,7 @@ follows from a seed that both sides know, and costs no bits.
 - `powers`: powers of two (`Luq`).
 - `sparse`: sparsifiers.
 - `catalogue`: compressors by the names of the command line.
-- `messages`: compressed models of gradient systems, and their bits.
+- `messages`: compression of whole models, for systems that send models, and their bits.
 """
 
 from fedjax_sim.compression.base import Compressor, Identity

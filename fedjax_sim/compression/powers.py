@@ -1,4 +1,6 @@
-"""Logarithmic unbiased quantization: rounding to the largest magnitude times powers of two.
+"""Logarithmic unbiased quantization: round to 0 or to powers of two times a common scale.
+
+The scale is the largest magnitude, and the powers are 1, 1/2, 1/4 and so on.
 
 Dimension letter: `D` entries of a vector.
 """

@@ -1,15 +1,17 @@
 """How equally clients take part in a schedule.
 
-Everything is computed on the host from the timeline of one lane, without any learning. The timeline
-must be cut to the ticks that happen; empty slots do not count. These functions compute symbols
-of FedStaleWeight (Ma, Tu, Chen, Reddi, arXiv 2406.02877, Sec. 4):
+Everything is computed on the host from the timeline of one lane, without any learning; only
+`group_accuracy` needs accuracies. The timeline must end where its lane ends, like those of
+`fedjax_sim.engine.Run`. Empty slots do not count. Symbols of FedStaleWeight (Ma, Tu, Chen, Reddi,
+arXiv 2406.02877, Sec. 4), and the functions that compute them:
 
     I_i, alpha(p_i) p_i            `influence`
     p_i                            `update_share`
     sum_i |I_i - 1/n| (Eq. 3)      `deviation`
 
-`influence` is the paper's weighted influence, measured rather than expected. The argument `skip`
-leaves out a leading share of the ticks, in which slow clients have not yet reported.
+`influence` is the paper's weighted influence, measured rather than expected. The argument `skip` is
+the share of the ticks that is left out at the beginning, because slow clients have not reported by
+then.
 
 Dimension letters: `N` clients, `T` ticks, `S` slots, `G` groups, `K` classes, `U` updates received.
 """

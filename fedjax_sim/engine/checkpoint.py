@@ -1,4 +1,8 @@
-"""Checkpoints between chunks: a killed run continues from the newest and ends with equal bits."""
+"""Checkpoints: a killed run continues from the newest and ends with equal bits.
+
+They are written between chunks. A chunk is the part of a run, of one or more evaluations, that one
+call of the compiled program replays.
+"""
 
 import json
 import shutil

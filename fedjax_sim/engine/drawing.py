@@ -1,5 +1,7 @@
 """Phase one: draw timelines that are long enough for every lane's budget.
 
+A budget is a stretch of virtual time or a number of ticks.
+
 Dimension letters: those of `fedjax_sim.types`.
 """
 

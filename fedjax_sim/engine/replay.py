@@ -1,4 +1,8 @@
-"""Phase two: replay schedules through an algorithm, as nested scans over lanes, in chunks.
+"""Phase two: replay schedules through an algorithm.
+
+In every lane a scan over evaluations contains a scan over the ticks between two of them. One call
+of the compiled program replays a chunk, which is one or more evaluations of all lanes. Between
+chunks the host shows progress and writes checkpoints.
 
 Dimension letters: those of `fedjax_sim.types`; `V` evaluations, `C` evaluations of a chunk, `E`
 ticks between two evaluations, `H` rows of the store behind `client_variance`.

@@ -1,5 +1,6 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
+The store holds the old server models from which clients still work, see `fedjax_sim.engine.store`.
 Everything here is NumPy on the host, before anything is compiled.
 
 Dimension letters: those of `fedjax_sim.types`, `V` evaluations, `E` ticks between two evaluations.

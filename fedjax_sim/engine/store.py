@@ -6,11 +6,12 @@ The store of old server models, by example. Two clients, A and B; each of four t
     client                A   B   A   A
     starts from version   0   0   1   3     (tick t makes version t + 1)
 
-Version 0 is read until tick 1, version 1 at tick 2, version 3 at tick 3; versions 2 and 4 are never
-read. So tick 0 needs a second row, for version 1. Tick 1 reads version 0 for the last time and
-writes version 2, which nobody reads, to a scratch row. Tick 2 writes version 3 to the row that
-version 0 has left. Two rows and the scratch row are enough for any number of ticks, and every read
-finds its version.
+Version 0 is in the first row from the start. It is read until tick 1, version 1 at tick 2, version
+3 at tick 3; versions 2 and 4 are never read. Tick 0 makes version 1 while version 0 is still
+needed, so version 1 gets a second row. Tick 1 makes version 2, which goes to a scratch row because
+nobody reads it. Tick 2 makes version 3, which gets the first row, because version 0 is no longer
+needed. Two rows and the scratch row are enough however long the two clients go on like this, and
+every read finds its version.
 
 Dimension letters: those of `fedjax_sim.types`.
 """

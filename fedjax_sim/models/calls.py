@@ -1,4 +1,4 @@
-"""How a model is called in training."""
+"""Tell whether a model takes the argument `train`, as models with dropout do."""
 
 import inspect
 

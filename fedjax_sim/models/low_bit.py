@@ -1,20 +1,21 @@
 """Local training with few bits for any flax module: FAVANO[QNN].
 
 The method is that of Leconte, Nguyen and Moulines (arXiv 2305.16099), App. C.3. Weights and
-activations are rounded on a uniform grid whose range is that of SAWB (Choi et al. 2018, arXiv
-1807.06964), neural gradients by LUQ (Chmiel et al. 2023, arXiv 2112.10769). The parameters
-themselves, the SGD step, the messages and the server stay in full precision. Rounded numbers are
-held in ordinary floats, so this shows what training loses by few bits, not what hardware gains.
+activations are rounded on a uniform grid whose range is that of SAWB (Choi et al. 2018,
+arXiv 1807.06964), neural gradients, which are those with respect to the outputs of layers, by LUQ
+(Chmiel et al. 2023, arXiv 2112.10769). The parameters themselves, the SGD step, the messages and
+the server stay in full precision. Rounded numbers are held in ordinary floats, so this shows what
+training loses by few bits, not what hardware gains.
 
 Readings. Section 3 of the paper quantizes the stochastic gradient before the update, App. C.3 the
 neural gradients; the latter is implemented. The paper names LUQ but gives none of its constants.
-Those of LUQ's public code are used, with its levels (see `LEVELS`); the range for 3 bits comes from
-another public port, because no source states which one the paper used. The paper does not say
-whether the first and the last layer are quantized; here they are, unless
-`LowBit.full_precision` names them. Straight-through gradients pass clipped values too, as in
-LUQ's code. Models are evaluated with weights and activations rounded as in training, because that
-is the network that was trained; `evaluate_quantized=False` evaluates them as they are sent. (FAVANO
-on MNIST, IID, three seeds, 1500 units of time: full precision reaches 89.1 %, few bits reach 87.5 %
+The constants and the levels are those of LUQ's public code (see `LEVELS`); SAWB's range for 3 bits
+comes from another public port, because no source states which one the paper used. The paper does
+not say whether the first and the last layer are quantized; here they are, unless
+`LowBit.full_precision` names them. Straight-through gradients pass clipped values too, as in LUQ's
+code. Models are evaluated with weights and activations rounded as in training, because that is the
+network that was trained; `evaluate_quantized=False` evaluates them as they are sent. (FAVANO on
+MNIST, IID, three seeds, 1500 units of time: full precision reaches 89.1 %, few bits reach 87.5 %
 rounded and 86.1 % as sent.)
 
 Deviation: LUQ's code scales by the largest gradient with its sign, which clips negative gradients

@@ -1,8 +1,9 @@
 """A matrix product whose gradient is fast if there are few outputs.
 
-For a matrix `w` with few columns, XLA's gradient of `x @ w` with respect to `w` on a CPU is up to
-eight times slower than the product with the transposed matrix. XLA turns the transposed product
-back into the slow one unless an optimisation barrier hides it.
+On a CPU, XLA takes up to eight times as long for the gradient of `x @ w` with respect to a matrix
+`w` with few columns as for the gradient with respect to the transpose of `w`. The product is
+therefore computed from the transpose, behind an optimisation barrier, without which XLA would undo
+the change.
 
 A flax layer takes this product as one argument: `nn.Dense(10, dot_general=products.auto)`.
 

@@ -1,7 +1,8 @@
 """Quadratic losses of clients whose posterior is a known Gaussian.
 
 Each client holds a part of the posterior. Because everything is Gaussian, the target of a sampler
-is known exactly, and so is the law of the sampler's model at every round.
+is known exactly (`GaussianClients.posterior`). So is the law of the sampler's model at every round,
+which `fedjax_sim.theory.langevin.exact_laws` computes.
 
 Dimension letters: `N` clients, `P` parameters.
 """

@@ -1,4 +1,8 @@
-"""The server's stochastic approximation on expected statistics, and what it sends to clients."""
+"""The server's stochastic approximation S <- S + gamma H, where S are expected statistics.
+
+Here are the step sizes gamma, the choice between the last S and a random one for evaluation, and
+the bits that the server sends to clients.
+"""
 
 from collections.abc import Callable
 from typing import Any

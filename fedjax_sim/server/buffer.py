@@ -1,6 +1,6 @@
-"""Buffered arrivals whose updates are weighted by their staleness.
+"""Settings and schedule of buffered arrivals whose updates are weighted by their staleness.
 
-FedStaleWeight and FedAsync share these settings and this schedule.
+FedStaleWeight and FedAsync use both. The defaults describe FedStaleWeight's experiments.
 """
 
 import jax.numpy as jnp

@@ -1,7 +1,8 @@
 """Compressed differences with memories (FedEM, arXiv 2111.02083, Sec. 2; DIANA).
 
-Clients send compressed differences between their statistics and a memory; the server makes the
-field H of them.
+Each client has a memory V_i, which follows S_{k+1,i} - S_k: how far the client's new statistics are
+from the server's. It sends the rest, compressed: Q(S_{k+1,i} - S_k - V_i). From messages and
+memories the server makes the field H, along which its statistics move: S_{k+1} = S_k + gamma H.
 
 Dimension letters: those of `fedjax_sim.types`.
 """

@@ -1,22 +1,25 @@
 """FAVANO (Leconte, Nguyen and Moulines, arXiv 2305.16099), Algorithm 1.
 
     w_t -> `state.server`         w_init^i -> `start`      w^i -> `local`    S_t -> `event.clients`
-    E^i ^ K -> `event.steps`      K -> `hyper.local_steps` eta -> `hyper.lr`
+    min(E^i, K) -> `event.steps`  K -> `hyper.local_steps` eta -> `hyper.lr`
     1 / alpha^i -> `event.weight`
+
+E^i is the number of local steps for which client i had time since its last contact.
 
 alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`). A selected client
 that finished no step reports its stale `w_init` (0 / 0 := 0) and so pulls the server back to it.
 
-Readings. The paper leaves open which reweighting its experiments use. `reweight` is by default
-"stochastic", alpha = P(E > 0) (E ^ K), or "deterministic", alpha = E[E ^ K], both from the
-stationary law of the step count. "conditional_stochastic" and "conditional" are the same laws given
-the window since the last contact. "estimated_stochastic" and "estimated" use the client's own
-history up to and including this contact: all that a server can do that does not know the rates, and
-needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the stationary law by
-the exact law at server step t, which differs in the first ten or so. The running time of a local
-step is geometric by default, see `timelines.ClientDelays`; the switches of `timelines.Contacts`
-give other clocks. The conditional alphas follow all of these except `carry_residual`; the
-stationary alphas follow only `runtime_law`, which is what the paper's server can know.
+Readings. The paper leaves open which reweighting its experiments use. The default of `reweight` is
+"stochastic", alpha = P(E > 0) min(E, K); with "deterministic" alpha is the mean of min(E, K). Both
+use the stationary law of E. "conditional_stochastic" and "conditional" are the same two with the
+law of E given the time since the client's last contact. "estimated_stochastic" and "estimated" use
+the client's own history up to and including this contact: all that a server can do that does not
+know the rates, and needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
+stationary law by the exact law at server step t, which differs in the first ten steps or so. The
+running time of a local step is geometric by default, see `timelines.ClientDelays`; the switches of
+`timelines.Contacts` give other clocks. The conditional alphas follow all of these except
+`carry_residual`; the stationary alphas follow only `runtime_law`, which is what the paper's server
+can know.
 """
 
 import jax.numpy as jnp

@@ -3,10 +3,11 @@
     x_t -> `state.server`    alpha -> `hyper.mixing`    s(t - tau) -> `event.weight`
     rho -> `hyper.proximal`
 
-When y arrives, which a client reached from the server's model k: x_{v+1} = (1 - a) x_v + a y with
-a = alpha s(v - k). Models are mixed instead of updates, so that a stale base also pulls the server
-back. The discount s is one of `weighting`: "polynomial" (1 + tau)^-exponent, "hinge", or "mean",
-which is 1. The local loss has the proximal term rho / 2 ||w - x_k||^2.
+A client starts from version k of the server's model and reaches y. When y arrives, the server is at
+version v and makes x_{v+1} = (1 - a) x_v + a y with a = alpha s(v - k). Models are mixed instead of
+updates, so that a stale base also pulls the server back. The discount s(tau) is named by
+`weighting`: "polynomial" is (1 + tau)^-exponent; "hinge" is 1 up to `hinge_start` and then falls;
+"exponential" is base^tau; "mean" is 1. The local loss has the proximal term rho / 2 ||w - x_k||^2.
 
 Readings. Clients and their clock are those of the experiments of FedStaleWeight, whose paper only
 describes FedAsync. Mixing 0.6, exponent 0.5 and rho 0.005 are among the values of FedAsync's

@@ -7,11 +7,11 @@ Readings (FAVANO, arXiv 2305.16099, Sec. 5 and App. C.2). A client is blocked fr
 end of the exchange that takes its update (`restart` has other readings), and then starts from the
 new model (with `send_old_model` from the one before). The local learning rate is `lr`;
 `lr_scale=Z / N` gives that of QuAFL's public simulator. The text also says that a counter is reset
-at the beginning of each server step; by default that is the difference of one continuous clock.
-`restart="fresh"` takes it literally: running times are drawn again for everyone at each server
-step, so that only fast clients report if there are enough of them. Mean staleness is then 5.3
-server steps with 66 of 100 fast clients and 0.1 with 11, compared with 8.9 and 8.7 under the
-continuous clock (experiments/README.md has the accuracies).
+at the beginning of each server step. By default this is read as measuring time from there on a
+clock that goes on, so that no work is lost. `restart="fresh"` takes it literally: running times are
+drawn again for everyone at each server step, so that only fast clients report if there are enough
+of them. Mean staleness is then 5.3 server steps with 66 of 100 fast clients and 0.1 with 11,
+compared with 8.9 and 8.7 under the continuous clock (experiments/README.md has the accuracies).
 """
 
 import jax

@@ -6,8 +6,9 @@
     alpha, gamma_{k+1} -> `hyper.alpha`, `hyper.gamma`
 
 The state consists of expected sufficient statistics, and these are evaluated: parameters are
-`problem.maximise` of them. The paper's ablations are `aggregation` "naive", which with the identity
-is dEM, and "local_memory".
+`problem.maximise` of them. The paper's ablations are two values of `aggregation`: "naive" has no
+memories (and is called dEM if nothing is compressed), "local_memory" adds the senders' memories in
+place of the mean of all memories.
 
 Readings. Memories start at h_i(S_0), as in the theory. The server's memory averages over
 participants only; otherwise it would not equal the mean of the clients' memories. By default alpha

@@ -12,8 +12,8 @@ weights, see `timelines.Groups`.
 
 Clients start every iteration from one model and take one step, so a group is mini-batch SGD with
 the mean of its clients' gradients. There is therefore one model per group and none per client, and
-an iteration is one large batch. Local steps are counted in iterations of groups, and messages
-between their servers and the global server.
+an iteration is one large batch. An iteration of a group counts as one local step. Messages are the
+models that groups' servers and the global server send each other.
 
 Groups of unequal size are padded to the largest. `executed` and `needed` count iterations of
 groups, each of which evaluates as many client gradients as the largest group has clients; sizes of
@@ -22,10 +22,10 @@ number and by the iterations that its group has done since the run began. They d
 iteration count, so changing one round's length changes all later batches.
 
 A sweep over S, c_g and seeds is one program although its lanes differ in their numbers of rounds.
-If lanes run one by one, as on a CPU, a tick after a lane's end does no iteration. If they are
-batched, as on an accelerator, they are sorted by their work into batches, as many as are needed to
-keep the iterations of every tick's longest group within 1.5 times those needed
-(`scripts/benchmark.py hierarchical`).
+If lanes run one by one, as on a CPU, a tick after a lane's end does no iteration. In a batch of
+lanes, as on an accelerator, all do as many iterations in a tick as the lane that needs most. Lanes
+are therefore sorted by their work into batches, so many that at most 1.5 times the needed
+iterations are done (`scripts/benchmark.py hierarchical`).
 
 Deviation: Algorithm 1 sets the clock where Eq. 13 adds to it, and its loops continue while the time
 passed *is at most* S or T, where Eq. 7 and 13 continue until it *is at least*. The equations are
@@ -39,10 +39,11 @@ per client and waits for the slowest, which the paper does not do. Growing sync 
 min(S, u `sync_growth`); the paper says only that they grow "gradually" from 1 to 5. The round that
 crosses the time budget is completed and counted. The paper does not say how batches are drawn: they
 are drawn from the client's examples with replacement. Batch size 32 and all learning rates are our
-choice. Isolated groups are S = T, evaluated on the way with `ticks_per_round` and `group_metrics`.
+choice. Groups that never exchange are S = T, a single round; `ticks_per_round` and `group_metrics`
+evaluate them on the way.
 
 There are two levels and no tree: servers in between would do several rounds between two global
-rounds, but here a tick is one round of all groups.
+rounds, but here all groups have the same rounds.
 """
 
 from typing import NamedTuple

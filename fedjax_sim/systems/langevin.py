@@ -5,10 +5,10 @@
     p_c -> `hyper.client_weights`    S -> `hyper.num_selected`
     k -> tick * K + local step, never reset
 
-By Deng, Zhang, Ma, Song and Lin. It samples from exp(-f / tau) with f = sum_c p_c f^c the sum (not
-the mean) of all examples' losses. The gradient of f^c is n_c / p_c times that of the client's mean
-loss, n times if p_c = n_c / n, so a step size is 1 / n of FedAvg's learning rate. Every step of
-client c is
+By Deng, Zhang, Ma, Song and Lin. It samples from exp(-f / tau), where f is the sum (not the mean)
+of all examples' losses, written as f = sum_c p_c f^c. So f^c is n_c / p_c times the mean loss of
+client c, or n times if p_c = n_c / n, and a step size is 1 / n of FedAvg's learning rate. Every
+step of client c is
 
     beta^c = theta^c - eta grad f^c
              + sqrt(2 eta tau rho^2) xi + sqrt(2 eta tau (1 - rho^2) / p_c) xi^c
@@ -18,19 +18,20 @@ noise of variance 2 eta tau a step. Private noise and mini-batches depend only o
 k, shared noise only on seed and k; neither depends on rho, K or who takes part.
 
 Special cases. SGLD is K = 1 with everyone. FedAvg is temperature 0, with lr = n eta. The one-shot
-average of samples from the local posteriors exp(-l^c / tau) is rho = 0 and one round of many steps
-(`num_ticks=1`). Theorem 5.8's falling step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with
-`step_decay` m / 12.
+average of samples from the local posteriors exp(-l^c / tau), where l^c = p_c f^c is the sum of the
+losses of client c, is rho = 0 and one round of many steps (`num_ticks=1`). Theorem 5.8's falling
+step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
 
 Readings. Clients are selected before a round instead of after it. That has the same law and costs
 the other clients nothing; uplink and downlink are counted for the selected clients. Under partial
-participation the average has more noise than 2 eta tau, phi times as much as the algorithm is
-printed; `noise_correction` divides the private variance by 1 + (N - 1) C_S / S, which is not in the
-paper. Mini-batches are drawn without replacement for each step; with `gradient="exact"` they are
-all of a client's examples. A batch that is larger than a client's examples runs through them again,
-so that some count once more than others: unbiased, with more noise than necessary. Virtual time is
-the number of steps done, because clients act in lock-step; the settings of the clock can make it
-FedAvg's.
+participation the average has more noise than 2 eta tau: in the algorithm as printed
+phi = 1 + (1 - rho^2) (N - 1) C_S / S times as much, where C_S is 1 for draws with replacement and
+(N - S) / (N - 1) without. `noise_correction`, which is not in the paper, divides the private
+variance by 1 + (N - 1) C_S / S. Mini-batches are drawn without replacement for each step; with
+`gradient="exact"` they are all of a client's examples. A batch that is larger than a client's
+examples runs through them again, so that some count once more than others: unbiased, with more
+noise than necessary. Virtual time is the number of steps done, because clients act in lock-step;
+the settings of the clock can make it FedAvg's.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """QuAFL (Zakerinia et al., arXiv 2206.10032), as FAVANO's paper describes and runs it.
 
     w_t -> `state.server`    w^i -> `state.clients[i]`    S_t -> `event.clients`
-    E^i ^ K -> `event.steps` s -> cohort size
+    min(E^i, K) -> `event.steps`    s -> cohort size
 
 Readings (FAVANO, arXiv 2305.16099, Sec. 5). Messages are sent in full precision, because the paper
 does not say that it quantizes them, unless `compression` is other than the identity. A client mixes

@@ -4,11 +4,13 @@
     oracles S_{t,k,i} -> `state.oracle`   V_{t,k,i}, V_{t,k} -> `state.memory`
     k_in -> `hyper.inner_steps`           otherwise as in FedEM
 
-It is FedEM with SPIDER's variance reduction. A tick is an inner step. The first inner step of an
-outer loop takes its oracle from a full pass. The mini-batch that Algorithm 2 adds there contributes
-a difference of 0, so it is not evaluated; "epochs" counts it, as the paper does. For the first
-outer loop the pass is done at the start, where the memories need it too, and counted once; its
-first tick evaluates the mini-batch, whose difference is 0.
+It is FedEM with SPIDER's variance reduction: an oracle is a client's estimate of its mean
+statistics, and every step adds to it how much the statistics of a mini-batch have changed since the
+last step. A tick is an inner step. The first inner step of an outer loop takes its oracle from a
+full pass. Algorithm 2 adds a mini-batch there as well, whose change is 0; it is not evaluated, but
+"epochs" counts it, as the paper does. The first outer loop differs: its full pass is done at the
+start, where the memories need it too, and counted once, and its first tick does evaluate the
+mini-batch.
 
 Readings. The paper's experiments use partial participation, but the paper does not define it. By
 default (`offline` "compute") all clients update their oracles and the coin decides only who sends

@@ -1,4 +1,4 @@
-"""Draws of the clients that take part in a tick, and a look-up of their earlier visits.
+"""Draw which clients take part in a tick, and find out when and how often they did before.
 
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 """

@@ -3,11 +3,12 @@
 Ali and Arafa, arXiv 2302.04851, Sec. II. In round u every group does local iterations until a time
 S has passed since the round began: t_i = min{n >= 1: tau_{i,1} + ... + tau_{i,n} >= S} (Eq. 7). An
 iteration that has begun is completed and counted, so t_i >= 1 always. Groups that are done wait for
-the last one; then the exchange takes tau_g (Eq. 9 and 13). The slots of a tick are the groups.
+the last one; then the exchange takes tau_g (Eq. 9 and 13). The slots of a tick are the groups. A
+round is one tick, or several if groups are to be evaluated before it ends (`ticks_per_round`).
 
 A delay is drawn for its round, iteration and group (or client), whatever S is. Schedules that
-differ in S or c_g therefore see the same delays, and on every path t_i and the length of a round
-grow with S.
+differ in S, or in c_g, the least that tau_g can be, therefore see the same delays, and on every
+path t_i and the length of a round grow with S.
 
 The paper's symbols: S is `sync_times`, tau_{i,l}^u is `iteration_times`, t_i^u is
 `GroupWork.steps`, and tau_g^u is `exchange_times`.

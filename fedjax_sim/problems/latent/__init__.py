@@ -6,8 +6,9 @@ p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)), as
 of expected statistics, the loss and the penalty.
 
 `estimation` joins a model and data to a problem; `features` turns images into examples of mixtures;
-`cells` is the compressor that makes FedMissEM of FedEM. To add a model, write a file like
-`bernoulli_mixture.py` and, to offer it on the command line, add an entry to `features.MODELS`.
+`cells` is the compressor with which FedEM becomes FedMissEM (arXiv 2111.02083), the algorithm for
+matrices with missing cells. To add a model, write a file like `bernoulli_mixture.py` and, to offer
+it on the command line, add an entry to `features.MODELS`.
 """
 
 from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture

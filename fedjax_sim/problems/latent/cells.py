@@ -1,6 +1,10 @@
-"""FedMissEM's mini-batches of cells (arXiv 2111.02083, Algorithm 7), as a compressor.
+"""Send a random part of a matrix: the compressor with which FedEM becomes FedMissEM.
 
-Dimension letters: `J` rows and `L` columns of a server's matrix.
+In FedMissEM (arXiv 2111.02083, Algorithm 7) every client has one matrix with missing cells, and
+in a round it uses only the cells in some rows and columns drawn at random. Here it computes all
+cells and sends the drawn ones, which comes to the same.
+
+Dimension letters: `J` rows and `L` columns of a client's matrix.
 """
 
 from typing import Any

@@ -10,15 +10,18 @@ the identity; R(theta) = (ridge / 2) (||U||^2 + ||V||^2).
     poisson     exp(t)           exp(t)      the logarithm of the intensity
     bernoulli   log(1 + exp t)   sigmoid     the logarithm of the odds
 
-An example is one matrix. In the paper's experiment it holds all visits of one server's observers.
+An example is one matrix. In the paper's experiment each client has one matrix, made of all visits
+of its observers to the sites (`make_matrices`).
 
 Readings of the paper:
 
 - The paper prints psi with another sign and other parameter names.
 - It prints theta where the E-step needs psi'(theta), which is right only for the Gaussian family.
-- Its "thresholded" singular value decomposition is the closed form of `truncated`.
+- Its "thresholded" singular value decomposition is read as `truncated`, which keeps the largest
+  singular values and subtracts the ridge from each.
 - The M-step of the other families alternates Newton steps for U and V. They start from the
-  decomposition of the link of s, because T is a function of s and does not know earlier parameters.
+  decomposition of the theta whose means are s, because T is a function of s and does not know
+  earlier parameters.
 - The algorithm's mini-batches of cells are a compressor: see `fedjax_sim.problems.latent.cells`.
 
 Limit: the M-step of the other families is for statistics that are means of the family, at least 0

@@ -1,6 +1,7 @@
 """The theory of FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin, arXiv 2111.02083), float64.
 
-- `bounds`: FedEM's step sizes, convergence bounds, regimes and cost (Theorems 1 and 3).
+- `bounds`: FedEM's step sizes, convergence bounds and cost, and whether noise dominates the cost
+  (Theorems 1 and 3).
 - `variance_reduction`: the same for VR-FedEM (Theorem 2 and Appendix E).
 - `oracles`: closed forms and exact moments on the noisy-mean model, as a reference for runs and
   bounds.

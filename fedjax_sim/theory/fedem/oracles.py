@@ -1,7 +1,8 @@
-"""FedEM on the noisy-mean model in closed form: constants, exact moments and floors, in float64.
+"""FedEM on the noisy-mean model in closed form: constants and exact moments, in float64.
 
-The model is `fedjax_sim.problems.latent.noisy_mean`; its docstring defines toys A (one kappa for
-all examples) and B (a kappa per example). Everything here is derived; equation numbers are those of
+`heterogeneity_floor` is the level at which E||h||^2 settles without memories. The model is
+`fedjax_sim.problems.latent.noisy_mean`; its docstring defines toys A (one kappa for all examples)
+and B (a kappa per example). Everything here is derived; equation numbers are those of
 arXiv 2111.02083. Symbols are those of `fedjax_sim.theory.fedem.bounds`.
 
 Dimension letters: `N` clients, `M` examples of each client, `q` coordinates of the statistic.

@@ -5,7 +5,7 @@ Symbols are those of `fedjax_sim.theory.fedem.bounds`. In addition:
     k_in, k_out     `inner_steps`, `outer_steps`, as in `fedjax_sim.systems.vr_fedem`
     m               `num_examples` of each client
     L               `Constants.smoothness`, quadratic mean of all examples' Lipschitz constants (A8)
-    H               the field that the server uses; `field` is the mean E||H||^2
+    H               the field that the server uses; the argument `field` is the mean E||H||^2
 
 There is no sigma^2, because the noise of the oracles (the variance-reduced statistics) vanishes
 with the server's steps. Everything is for full participation, p = 1. "Derived" marks what the paper

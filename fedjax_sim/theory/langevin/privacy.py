@@ -11,7 +11,7 @@ rounds.
 Symbols of the paper and their names in `PrivacySetup`:
 
     N, S                        `num_clients`, `num_selected`
-    K, E = T / K                `local_steps`, `num_rounds`
+    K, E                        `local_steps`, `num_rounds` (T / K, with T steps in all)
     eta, tau                    `step_size`, `temperature`
     q (the paper's gamma)       `batch_fraction`
     Delta_l                     `sensitivity`
@@ -23,10 +23,11 @@ How the paper is read:
 - The random draw of clients protects only against an adversary who does not know who took part.
   The server knows. With the adversary "server" this step is left out; with "outsider", the paper's,
   it is included.
-- That step needs an assumption that the paper does not state: the aggregates must not reveal the
-  absence of a client better than a changed data point. If clients' models lie far apart, the
-  aggregates show who took part. The draw then multiplies delta by the probability of taking part,
-  but does not reduce epsilon. The guarantee against "server" is an upper bound in that case too.
+- That step needs an assumption that the paper does not state: that the aggregates show whether a
+  client took part no better than they show a changed data point. If clients' models lie far apart,
+  the aggregates show who took part. The draw then multiplies delta by the probability of taking
+  part, but does not reduce epsilon. The guarantee against "server" is an upper bound in that case
+  too.
 - All local steps count as released, although only the last one is. This is an upper bound.
 - Scheme I (with replacement) is stated for draws of probability 1 / N, although clients are drawn
   with probabilities equal to their weights. For a guarantee to every client, pass the largest

@@ -1,5 +1,8 @@
 """Exact laws of FA-LD (arXiv 2112.05120) in closed form if all clients have one Hessian H. Derived.
 
+`inflation` is the factor by which partial participation raises the temperature of the averaged
+noise. It is 1 if clients share all their noise (rho = 1).
+
 The clients are Gaussian, with exact gradients; there are no batch axes. The paper's own simulation
 is of this kind. Under full participation the law is that of SGLD: the number of local steps, rho
 and the clients' centers do not matter, except for the weighted mean of the centers. Partial
