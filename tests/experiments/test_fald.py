@@ -1,5 +1,6 @@
 """The experiments on FA-LD: small, through the command line, with verdicts; and how they judge."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -103,11 +104,12 @@ def test_increments_that_are_no_numbers_are_no_evidence(
 
     def spoiled(*given: Any, **how: Any) -> fedjax_sim.Run:
         ran = sweep(*given, **how)
-        return ran._replace(
+        return dataclasses.replace(
+            ran,
             **{
                 name: np.where(np.arange(len(own)) == 299, np.nan, own.T).T
                 for name, own in leaves(ran).items()
-            }
+            },
         )
 
     def leaves(ran: fedjax_sim.Run) -> dict[str, np.ndarray]:
@@ -215,7 +217,7 @@ def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.R
         )[None]
         law = fit(np.moveaxis(models, -3, -2))
         own = gaussian.Chains(
-            models, law, wasserstein2(*law, *oracle.target(clients)), xr.Dataset()
+            models, law, wasserstein2(*law, *oracle.target_law(clients)), xr.Dataset()
         )
         ran[panel] = gaussian.Repeated(own, own.distance[None], own.curves)
     return ran
@@ -344,7 +346,7 @@ def test_simulated_problem_is_the_papers() -> None:
     clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     np.testing.assert_allclose(np.linalg.eigvalsh(clients.hessians[7]), [8579, 2.914e5], rtol=1e-3)
     np.testing.assert_allclose(
-        oracle.target(clients).covariance * 50_000, gaussian.COVARIANCE, rtol=1e-4
+        oracle.target_law(clients).covariance * 50_000, gaussian.COVARIANCE, rtol=1e-4
     )
     for alpha, square in ((0.0, 0.9e8), (1.0, 5e11), (100.0, 5e13)):
         found = gaussian.dissimilarity(gaussian.clients_of(gaussian.equal_problem(alpha))) ** 2
