@@ -21,6 +21,7 @@ from tests.reference.draws import (
 
 @pytest.fixture(scope="module")
 def problem(regression: Callable) -> Any:
+    """Least squares with clients of different sizes and gradient noise, in float64."""
     with jax.enable_x64(True):
         return regression(N, dtype="float64", noise=0.2)
 
@@ -82,10 +83,12 @@ def gradients(problem: Any) -> Callable[..., Gradient]:
 
 @pytest.fixture(scope="module")
 def gradient(gradients: Callable[..., Gradient]) -> Gradient:
+    """The gradient with batches from shuffled epochs."""
     return gradients()
 
 
 @pytest.fixture(scope="module")
 def start(problem: Any) -> np.ndarray:
+    """The initial model."""
     with jax.enable_x64(True):
         return np.asarray(problem.init(stream(stream(jax.random.key(SEED), "learning"), "init")))

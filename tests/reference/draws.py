@@ -24,6 +24,7 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 def simulate(
     system: fedjax_sim.System, problem: Any, hyper: Any, *, ticks: int = TICKS
 ) -> fedjax_sim.Run:
+    """Run one lane in float64, evaluated at every tick."""
     with jax.enable_x64(True):
         return fedjax_sim.simulate(
             system,

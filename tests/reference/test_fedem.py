@@ -113,6 +113,7 @@ def mixture_steps(data: np.ndarray) -> dict[str, Any]:
 
 
 def simulate(system: fedjax_sim.System, problem: Any, hyper: Any) -> fedjax_sim.Run:
+    """Run one lane in float64, evaluated at every tick."""
     with jax.enable_x64(True):
         return fedjax_sim.simulate(
             system,
@@ -126,6 +127,7 @@ def simulate(system: fedjax_sim.System, problem: Any, hyper: Any) -> fedjax_sim.
 
 
 def start_of(problem: latent.Estimation, key: Any) -> np.ndarray:
+    """Return the initial statistics."""
     with jax.enable_x64(True):
         return np.asarray(problem.init(stream(key, "init")))
 
