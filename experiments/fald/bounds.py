@@ -154,11 +154,11 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     """
     clients = case.clients
     start = oracle.point(np.ones((len(case.rho), clients.shape[1])))
-    setting, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target_law(clients)
+    setup, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target_law(clients)
     precision = np.einsum("bc,bcij->bij", clients.weights, clients.hessians)
     curvatures, eta = (
         np.linalg.eigvalsh(precision),
-        np.geomspace(1e-4, 1.999, 30)[:, None] / setting.strong_convexity,
+        np.geomspace(1e-4, 1.999, 30)[:, None] / setup.strong_convexity,
     )
     # How far the stationary diffusion moves, along eigenvectors of the mean Hessian.
     moved = (
@@ -168,14 +168,12 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     averaged = np.trace(
         np.asarray(oracle.centralised(clients).gradient_noise)[:, 0], axis1=1, axis2=2
     )
-    is_noisy = np.asarray(setting.gradient_variance) > 0
+    is_noisy = np.asarray(setup.gradient_variance) > 0
     alone = {
-        "F.1": share(wasserstein2(*start, *goal), theory.start_bound(setting)),
-        "B.1": contraction(clients, setting),
-        "B.2": share(moved, theory.discretisation_bound(setting, step_size=eta)),
-        "B.4": share(
-            averaged[is_noisy], np.asarray(theory.gradient_noise_bound(setting))[is_noisy]
-        ),
+        "F.1": share(wasserstein2(*start, *goal), theory.start_bound(setup)),
+        "B.1": contraction(clients, setup),
+        "B.2": share(moved, theory.discretisation_bound(setup, step_size=eta)),
+        "B.4": share(averaged[is_noisy], np.asarray(theory.gradient_noise_bound(setup))[is_noisy]),
     }
     taken = oracle.one_round(
         clients,
@@ -184,11 +182,11 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
         rho=case.rho,
         participation=case.who,
     )
-    at_rest = followed(case, setting, oracle.stationary(taken), case.local_steps, before=FOREVER)
-    return largest([alone, followed(case, setting, start, num_steps), at_rest])
+    at_rest = followed(case, setup, oracle.stationary(taken), case.local_steps, before=FOREVER)
+    return largest([alone, followed(case, setup, start, num_steps), at_rest])
 
 
-def contraction(clients: GaussianTarget, setting: theory.LangevinSetup) -> float:
+def contraction(clients: GaussianTarget, setup: theory.LangevinSetup) -> float:
     """Return the largest ratio of Lemma B.1, at models of three scales and three step sizes."""
     random, (num, n, dim) = np.random.default_rng(0), clients.centers.shape
     found = 0.0
@@ -204,9 +202,9 @@ def contraction(clients: GaussianTarget, setting: theory.LangevinSetup) -> float
         divergence = np.einsum("bc,kbci->kb", clients.weights, (models - centre[:, :, None]) ** 2)
         apart = np.sum((one - centre) ** 2, axis=-1)
         for part in (0.1, 0.5, 1.0):
-            eta = part / (setting.smoothness + setting.strong_convexity)
+            eta = part / (setup.smoothness + setup.strong_convexity)
             allowed = theory.contraction_bound(
-                setting, step_size=eta, squared_distance=apart, divergence=divergence
+                setup, step_size=eta, squared_distance=apart, divergence=divergence
             )
             after = np.sum((one - centre - np.reshape(eta, (-1, 1)) * gap) ** 2, axis=-1)
             found = float(np.maximum(found, share(after, allowed)))
@@ -214,13 +212,13 @@ def contraction(clients: GaussianTarget, setting: theory.LangevinSetup) -> float
 
 
 def followed(
-    case: Case, setting: theory.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0
+    case: Case, setup: theory.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0
 ) -> dict[str, float]:
     """Return the largest ratio for each bound on the way from a law of the model.
 
     Args:
       case: The problems.
-      setting: Their constants.
+      setup: Their constants.
       start: Law of the model at a synchronisation.
       num_steps: Steps to follow.
       before: Steps taken before `start`.
@@ -236,28 +234,28 @@ def followed(
 
     def one_step(is_chosen: np.ndarray, taking_part: Participation) -> float:
         allowed = theory.one_step_bound(
-            setting, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
+            setup, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
         )
         return share(distance[1:][is_chosen] ** 2, allowed)
 
-    gradient = theory.gradient_bound(setting, step_size=eta)
+    gradient = theory.gradient_bound(setup, step_size=eta)
     shares = {
-        "E.1": share(synced.distance, theory.moment_bound(setting, step_size=eta)),
+        "E.1": share(synced.distance, theory.moment_bound(setup, step_size=eta)),
         "E.2": float(np.maximum(share(local.gradient, gradient), share(synced.gradient, gradient))),
     }
     if case.local_steps > 1:
-        shares["B.3"] = share(synced.divergence, theory.divergence_bound(setting, **how))
-    whole = share(distance, theory.bound(setting, k, participation=who, **how))
+        shares["B.3"] = share(synced.divergence, theory.divergence_bound(setup, **how))
+    whole = share(distance, theory.bound(setup, k, participation=who, **how))
     if who == EVERYONE:
         first = wasserstein2(*oracle.point(np.ones(goal.mean.shape)), *goal)
         return shares | {
             "B.5": one_step(np.full(num_steps, True), who),
             "B.6, B.8": whole,
-            "(29)": share(distance**2, theory.squared_bound(setting, k, first**2, **how)),
+            "(29)": share(distance**2, theory.squared_bound(setup, k, first**2, **how)),
         }
     if excess > 0:
         shares["C.2"] = share(
-            excess * local.divergence[at_sync], theory.selection_bound(setting, who, **how)
+            excess * local.divergence[at_sync], theory.selection_bound(setup, who, **how)
         )
     return shares | {
         "B.5": one_step(~at_sync, EVERYONE),
@@ -365,12 +363,12 @@ def decreasing_run(clients: GaussianTarget, local_steps: int, num_steps: int) ->
     Everyone is averaged, and no noise is shared.
     """
     start, steps = np.zeros_like(clients.centers[:, 0]), np.arange(num_steps + 1)[:, None]
-    setting, goal = theory.setup_of(clients, start, 0.0), oracle.target_law(clients)
-    sizes = np.asarray(theory.decreasing_step_size(setting, steps[:-1]))
+    setup, goal = theory.setup_of(clients, start, 0.0), oracle.target_law(clients)
+    sizes = np.asarray(theory.decreasing_step_size(setup, steps[:-1]))
     _, theta = follow(clients, oracle.point(start), list(sizes), local_steps, 0.0, EVERYONE)
     distance = wasserstein2(*oracle.average(clients, theta), *goal)
     return Decreasing(
-        distance, np.asarray(theory.decreasing_bound(setting, steps, local_steps=local_steps))
+        distance, np.asarray(theory.decreasing_bound(setup, steps, local_steps=local_steps))
     )
 
 
@@ -392,7 +390,7 @@ def judge_constant() -> Verdict:
     floors, slowest = {}, 0.0
     for name, problem in (("R1", r1()), ("R2", r2())):
         clients = clients_of(problem)
-        goal, setting = oracle.target_law(clients), theory.setup_of(clients, np.zeros(1), 0.0)
+        goal, setup = oracle.target_law(clients), theory.setup_of(clients, np.zeros(1), 0.0)
         floors[name] = [floor(clients, step_size=eta, local_steps=5) for eta in sizes]
         for eta in sizes:
             taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
@@ -401,7 +399,7 @@ def judge_constant() -> Verdict:
             # By the triangle inequality, W2 to the target exceeds the floor by at most W2 to the
             # law at rest.
             excess = wasserstein2(*laws, *rest)
-            allowed = (1 - eta * setting.strong_convexity / 4) ** (5 * np.arange(41)) * excess[0]
+            allowed = (1 - eta * setup.strong_convexity / 4) ** (5 * np.arange(41)) * excess[0]
             reached = wasserstein2(*laws, *goal)
             both = (
                 share(excess[1:], allowed[1:]),
@@ -452,7 +450,7 @@ def picture(late: Decreasing) -> Figure:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     clients = clients_of(r1())
-    setting = theory.setup_of(clients, np.zeros(1), 0.0)
+    setup = theory.setup_of(clients, np.zeros(1), 0.0)
     rounds = np.arange(81)
     for i, eta in enumerate((0.1, 0.02, 0.004)):
         taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
@@ -465,7 +463,7 @@ def picture(late: Decreasing) -> Figure:
         )
         left.semilogy(
             5 * rounds,
-            theory.bound(setting, 5 * rounds, step_size=eta, local_steps=5),
+            theory.bound(setup, 5 * rounds, step_size=eta, local_steps=5),
             color=f"C{i}",
             linestyle="--",
         )

@@ -203,7 +203,7 @@ def count_rounds(sizes: Sizes) -> Counted:
     noisy = clients._replace(
         gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape)
     )
-    setting = theory.setup_of(clients, np.zeros(2), 0.0)
+    setup = theory.setup_of(clients, np.zeros(2), 0.0)
     counted: dict[str, dict[int, float]] = {
         "fixed": {},
         "tuned": {},
@@ -230,7 +230,7 @@ def count_rounds(sizes: Sizes) -> Counted:
         }
         counted["tuned"][k], step_sizes[k] = tuned_rounds(clients, start, ACCURACY, **how)
         counted["tuned, noisy gradients"][k] = tuned_rounds(noisy, start, ACCURACY, **how)[0]
-        counted["bound"][k] = sufficient_steps(setting, ACCURACY, local_steps=k) / k
+        counted["bound"][k] = sufficient_steps(setup, ACCURACY, local_steps=k) / k
     return Counted(counted, step_sizes)
 
 

@@ -284,8 +284,8 @@ def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figu
       blocked: FedBuff's schedules with blocked clients.
     """
     numbers = np.array([50, 100, 200, 400, 800, 1600])
-    setting = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
-    settings = [setting._replace(num_clients=int(n)) for n in numbers]
+    setup = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
+    settings = [setup._replace(num_clients=int(n)) for n in numbers]
     orders = {
         "FAVANO": np.array([timing.favano_orders(each) for each in settings]),
         "QuAFL": np.array([timing.quafl_orders(each, mean_steps=9.0) for each in settings]),

@@ -295,11 +295,11 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
             centers.astype("float32"), curvature=case.smoothness, noise=case.noise, start=START
         )
         for i, reweighting in enumerate(REWEIGHTINGS):
-            setting = constants(case, centers, reweighting)
-            step_size = 0.999 * theory.largest_step_size(setting)
+            setup = constants(case, centers, reweighting)
+            step_size = 0.999 * theory.largest_step_size(setup)
             unmet = [
                 each.name
-                for each in theory.conditions(setting, step_size=step_size)
+                for each in theory.conditions(setup, step_size=step_size)
                 if not each.holds
             ]
             if unmet:
@@ -327,7 +327,7 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
             )
             squares = run.curves.gradient_square.values[:, :-1]
             found = estimate(squares.mean(1))
-            bounds = [theory.bound(setting, step_size=step_size, num_ticks=t) for t in ticks]
+            bounds = [theory.bound(setup, step_size=step_size, num_ticks=t) for t in ticks]
             measured[f"{reweighting}, n={case.n}, s={case.s}, K={case.most_steps}"] = {
                 "measured": float(found.mean),
                 "standard_error": float(found.error),

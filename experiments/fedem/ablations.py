@@ -191,7 +191,7 @@ def participation_study(sizes: Sizes) -> Ablation:
         levels[name] = run.mean_field.values[..., 50:].mean(axis=(1, 2)).tolist()
     exact = []
     for p in PARTICIPATIONS:
-        setting = theory.FedEMSetup(toy.known.constants, N, 1.0, p)
+        setup = theory.FedEMSetup(toy.known.constants, N, 1.0, p)
         args: dict[str, Any] = {
             "slope": toy.known.slope,
             "gamma": gamma,
@@ -199,7 +199,7 @@ def participation_study(sizes: Sizes) -> Ablation:
             "sigma2": sigma2,
             "mean_field": toy.first_field,
         }
-        exact.append(float(oracles.exact_moments(setting, **args).mean_field[-1]))
+        exact.append(float(oracles.exact_moments(setup, **args).mean_field[-1]))
     ratios = [level / exact[-1] for level in exact]
     # With a small gamma the memories' error is sigma^2 at this alpha, so that H's variance is
     # (1 + 2 omega_p) sigma^2 / n.
@@ -257,8 +257,8 @@ def blocks_study(sizes: Sizes) -> Ablation:
             else parse_compressor("identity")
         )
         omega = float(compression.omega(dim))
-        setting = theory.FedEMSetup(toy.known.constants, num, omega)
-        gamma = theory.largest_step_size(setting)
+        setup = theory.FedEMSetup(toy.known.constants, num, omega)
+        gamma = theory.largest_step_size(setup)
         hyper = fedem.Hyper(
             num_clients=num, batch_size=4, sampling="full", gamma=gamma, compression=compression
         )
@@ -284,16 +284,16 @@ def blocks_study(sizes: Sizes) -> Ablation:
     small = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     fewest = {}
     for omega in OMEGAS:
-        setting = theory.FedEMSetup(small.known.constants, N, omega)
+        setup = theory.FedEMSetup(small.known.constants, N, omega)
         best = math.inf
-        for gamma in theory.largest_step_size(setting) * 0.8 ** np.arange(30):
+        for gamma in theory.largest_step_size(setup) * 0.8 ** np.arange(30):
             args: dict[str, Any] = {
                 "slope": small.known.slope,
                 "gamma": gamma,
                 "k_max": 8000,
                 "mean_field": small.first_field,
             }
-            run = oracles.exact_moments(setting, sigma2=30.0, **args)
+            run = oracles.exact_moments(setup, sigma2=30.0, **args)
             best = min(
                 best,
                 first_below(run.mean_field, np.arange(8001), 0.03),
@@ -342,7 +342,7 @@ def clients_study(sizes: Sizes) -> Ablation:
     for num in numbers:
         toy = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
         sigma2 = float(toy.known.noise.mean()) / BATCH
-        setting = theory.FedEMSetup(toy.known.constants, num, 1.0)
+        setup = theory.FedEMSetup(toy.known.constants, num, 1.0)
         args: dict[str, Any] = {
             "slope": toy.known.slope,
             "gamma": gamma,
@@ -350,7 +350,7 @@ def clients_study(sizes: Sizes) -> Ablation:
             "mean_field": toy.first_field,
         }
         exact.append(
-            float(oracles.exact_moments(setting, sigma2=sigma2, **args).mean_field[-1]) / sigma2
+            float(oracles.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
         )
         if num <= 2 * N:
             hyper = fedem.Hyper(num_clients=num, batch_size=BATCH, gamma=gamma, compression=SPARSE)

@@ -290,9 +290,9 @@ def memory_claims(sizes: Sizes) -> list[Verdict]:
                 np.sum((np.asarray(frozen.memory.clients) - local) ** 2, axis=1)
                 + known.noise / BATCH
             )
-            setting = theory.FedEMSetup(known.constants, N, 1.0, p)
+            setup = theory.FedEMSetup(known.constants, N, 1.0, p)
             expected = theory.field_variance_bound(
-                setting, delta2=float(delta2.mean()), sigma2=float(known.noise.mean()) / BATCH
+                setup, delta2=float(delta2.mean()), sigma2=float(known.noise.mean()) / BATCH
             )
             shift = (
                 np.abs(drawn.mean(axis=0) - local.mean(axis=0))
@@ -365,10 +365,10 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
     worst, compared = 0.0, 0
     for omega in (0.1, 1.0, 9.0):
         for p in (1.0, 0.75, 0.25):
-            setting = theory.FedEMSetup(known.constants, N, omega, p)
-            for gamma in theory.largest_step_size(setting) * np.array([1, 0.5, 0.25, 0.1, 0.02]):
+            setup = theory.FedEMSetup(known.constants, N, omega, p)
+            for gamma in theory.largest_step_size(setup) * np.array([1, 0.5, 0.25, 0.1, 0.02]):
                 run = oracles.exact_moments(
-                    setting,
+                    setup,
                     slope=known.slope,
                     gamma=gamma,
                     k_max=1000,
@@ -377,7 +377,7 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
                 )
                 for k_max in (1, 10, 50, 200, 1000):
                     right = theory.bound(
-                        setting, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
+                        setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                     ).total
                     worst, compared = (
                         max(worst, run.mean_field[:k_max].mean() / right),
@@ -386,8 +386,8 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
     curves: dict[str, xr.Dataset] = {}
     table: dict[str, Any] = {}
     for p in (1.0, 0.5):
-        setting = theory.FedEMSetup(known.constants, N, 1.0, p)
-        gammas = [theory.largest_step_size(setting) / factor for factor in (1, 4)]
+        setup = theory.FedEMSetup(known.constants, N, 1.0, p)
+        gammas = [theory.largest_step_size(setup) / factor for factor in (1, 4)]
         hyper = fedem.Hyper(num_clients=N, batch_size=BATCH, participation=p, compression=BLOCKS)
         options: dict[str, Any] = {
             "seeds": sizes.seeds,
@@ -399,7 +399,7 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
             for k_max in sizes.rounds:
                 left = float(data.mean_field.values[i, :, :k_max].mean())
                 right = theory.bound(
-                    setting, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
+                    setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                 ).total
                 table[f"p = {p}, gamma = {gamma:.3g}, {k_max} rounds"] = [left, right]
         curves[f"toy A, p = {p}"] = data

@@ -593,8 +593,8 @@ def bound_claim(sizes: Sizes) -> Verdict:
     left = float(np.mean((model - 0.5) ** 2))
     largest = int((np.arange(ticks)[:, None] - run.timelines[0].version).max())
     gradient = float(np.max(np.maximum(model, 1 - model)) ** 2)
-    setting = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
-    right = float(theory.bound(setting, num_ticks=ticks).total)
+    setup = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
+    right = float(theory.bound(setup, num_ticks=ticks).total)
     why = (
         f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} "
         f"against a bound of {right:.4f}"
