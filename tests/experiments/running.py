@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,13 +35,22 @@ class Ran(NamedTuple):
 def run(name: str, *arguments: str, cwd: Path) -> Ran:
     """Run `python -m experiments run NAME ARGUMENTS` in this process.
 
+    As for a user, warnings are no errors and JAX promotes ranks.
+
     Args:
       name: The experiment, as PAPER/NAME.
       *arguments: Further words of the command line.
       cwd: Folder to run in.
     """
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        warnings.simplefilter("ignore")
         code = main(["run", name, *arguments])
     return Ran(code, out.getvalue(), err.getvalue())
 
