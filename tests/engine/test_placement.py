@@ -104,7 +104,7 @@ def test_lanes_are_split_into_batches_where_much_is_padded() -> None:
 def chosen(
     layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10, members: int = 1
 ) -> Placement:
-    """Choose a placement for a model of so many parameters and mini-batches of eight examples."""
+    """Choose a placement for a model of `parameters` numbers and mini-batches of eight examples."""
     return choose(
         layout,
         num_lanes=num_lanes,
