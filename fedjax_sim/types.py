@@ -130,15 +130,16 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
         numbers that the engine sums between two evaluations.
       model: From a state to the model that is evaluated, sampled and returned.
       metrics: From a state to further metrics, each a scalar.
-      client_models: From a state to the models that clients hold, leaves `[N, ...]`; None if every
-        client holds a server version. Only the opt-in metric `client_variance` calls it.
+      client_models: From a state to models that clients hold, leaves `[M, ...]`, and how many
+        clients hold each, `[M]`; None if every client holds a server version. Only the opt-in
+        metric `client_variance` calls it.
     """
 
     init: Callable[[Key], StateT]
     step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]]
     model: Callable[[StateT], Params]
     metrics: Callable[[StateT], Mapping[str, Array]] = lambda state: {}
-    client_models: Callable[[StateT], Params] | None = None
+    client_models: Callable[[StateT], tuple[Params, Array]] | None = None
 
 
 class Work(NamedTuple):

@@ -4,7 +4,9 @@ It is sum_i ||w_i - w||^2, where w is the server's model and w_i the model that 
 (FAVANO, arXiv 2305.16099, Fig. 2). In most systems a client holds a server version; the engine then
 keeps every version that some client holds at some later evaluation. That is the memory cost: with
 many slow clients nearly every version is kept, for example 720 models a lane for 10^4 clients and
-714 ticks. Systems whose clients hold other models state them as `Algorithm.client_models`.
+714 ticks. Systems whose clients hold other models state them as `Algorithm.client_models`. For
+FA-LD it measures the server versions that clients hold, not how far apart local models are before
+they are averaged.
 
 Dimension letters: those of `fedjax_sim.types`; here `R` counts the rows of this metric's store.
 """

@@ -6,7 +6,7 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -230,8 +230,10 @@ def sweep(
         resume,
         progress,
     )
-    seeds = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else list(seeds)
-    settings = {name: list(values) for name, values in (settings or {}).items()}
+    seeds = _listed("seeds", range(seeds) if isinstance(seeds, (int, np.integer)) else seeds)
+    settings = {
+        name: _listed(f"values of {name}", values) for name, values in (settings or {}).items()
+    }
     _check_run(system, seeds, settings, options)
     hyper = system.Hyper() if hyper is None else hyper
     points = [
@@ -440,6 +442,13 @@ def _completed(
         if (p, id(problem)) not in found:
             found[p, id(problem)] = system.fit.complete(hyper, problem)
     return [[found[p, id(problem)] for problem in problems] for p in range(len(hypers))]
+
+
+def _listed(field: str, values: Any) -> list[Any]:
+    """Make a list of a user's sequence."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(field, values, "a list")
+    return list(values)
 
 
 def _is_whole(value: Any, least: int) -> bool:

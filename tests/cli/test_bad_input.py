@@ -310,6 +310,7 @@ IN_A_NEW_PROCESS = ("unknown command", "unknown flag", "a folder in use")
 FORKING = """
 import json, os, sys
 import sklearn.datasets, sklearn.model_selection
+import fedjax_sim.cli.listing, fedjax_sim.cli.schedules, fedjax_sim.cli.training
 from fedjax_sim.cli import main
 for line in sys.stdin:
     words, folder, out, err = json.loads(line)
