@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xarray as xr
 
 import fedjax_sim
-from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -202,7 +202,7 @@ def chains(
     shape = [len(values) for values in (settings or {}).values()]
     models = np.asarray(run.samples).reshape(*shape, len(problems), num_chains, num_rounds + 1, -1)
     models = np.moveaxis(models, len(shape), 0)
-    law = fit(np.moveaxis(models, -3, -2))
+    law = fit_gaussian(np.moveaxis(models, -3, -2))
     goals = [problem.posterior(temperature) for problem in problems]
     distance = np.stack(
         [

@@ -260,7 +260,7 @@ def _run(
 
 
 def _predictive(task: Problem, samples: Any, burn_in: int) -> dict[str, np.ndarray]:
-    return posterior.predictive(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
+    return posterior.average_predictions(task, samples, burn_in=burn_in).curves  # type: ignore[arg-type]
 
 
 # What was found ----------------------------------------------------------------------------------

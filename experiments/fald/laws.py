@@ -36,8 +36,8 @@ from fedjax_sim.problems import GaussianClients
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import bounds as theory
+from fedjax_sim.theory.langevin import equal_hessians as shared
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin import shared_noise as shared
 from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
 from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 

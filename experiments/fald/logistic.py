@@ -126,8 +126,10 @@ def moments(draws: np.ndarray, *, excess: float = 0.0) -> Moments:
     mean = values.mean(axis=(0, 1))
     squares = np.square(values - mean)
     variance = squares.mean(axis=(0, 1))
-    mixing = posterior.mixing(values, burn_in=0)
-    of_squares = squares.std(axis=(0, 1)) / np.sqrt(posterior.mixing(squares, burn_in=0).ess)
+    mixing = posterior.compare_chains(values, burn_in=0)
+    of_squares = squares.std(axis=(0, 1)) / np.sqrt(
+        posterior.compare_chains(squares, burn_in=0).ess
+    )
     log_deviation = Estimate(np.log(variance - excess) / 2, of_squares / (variance - excess) / 2)
     return Moments(Estimate(mean, np.sqrt(variance / mixing.ess)), log_deviation, mixing)
 
@@ -240,7 +242,7 @@ def chains(
         layout=LAYOUT,
         **options,
     )
-    models = posterior.thinned(run.samples, burn_in=sizes.burn_in)
+    models = posterior.thin_samples(run.samples, burn_in=sizes.burn_in)
     return models.reshape(len(RHOS), sizes.seeds, sizes.samples, -1), run.curves.isel(eval=[-1])
 
 

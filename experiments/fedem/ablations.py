@@ -33,7 +33,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory.fedem import bounds as theory
-from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import moments
 from fedjax_sim.theory.fedem import variance_reduction as vr_theory
 
 N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
@@ -121,7 +121,7 @@ def floors(sizes: Sizes) -> Ablation:
                 name = f"{way}, {what}, spread {spread:g}"
                 curves[name] = data
                 expected = [
-                    oracles.heterogeneity_floor(
+                    moments.heterogeneity_floor(
                         slope=toy.known.slope, gamma=g, message_variance=variance
                     )
                     for g in gammas
@@ -199,7 +199,7 @@ def participation_study(sizes: Sizes) -> Ablation:
             "sigma2": sigma2,
             "mean_field": toy.first_field,
         }
-        exact.append(float(oracles.exact_moments(setup, **args).mean_field[-1]))
+        exact.append(float(moments.exact_moments(setup, **args).mean_field[-1]))
     ratios = [level / exact[-1] for level in exact]
     # With a small gamma the memories' error is sigma^2 at this alpha, so that H's variance is
     # (1 + 2 omega_p) sigma^2 / n.
@@ -293,7 +293,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
                 "k_max": 8000,
                 "mean_field": small.first_field,
             }
-            run = oracles.exact_moments(setup, sigma2=30.0, **args)
+            run = moments.exact_moments(setup, sigma2=30.0, **args)
             best = min(
                 best,
                 first_below(run.mean_field, np.arange(8001), 0.03),
@@ -350,7 +350,7 @@ def clients_study(sizes: Sizes) -> Ablation:
             "mean_field": toy.first_field,
         }
         exact.append(
-            float(oracles.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
+            float(moments.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
         )
         if num <= 2 * N:
             hyper = fedem.Hyper(num_clients=num, batch_size=BATCH, gamma=gamma, compression=SPARSE)

@@ -31,15 +31,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedem.claims import CLAIMS, SMOKE, verdict
-from experiments.fedem.counts import (
-    COUNTS,
-    SPARSE,
-    Visits,
-    poisson,
-    read,
-    regional,
-    synthetic,
-)
+from experiments.fedem.counts import COUNTS, SPARSE, Visits, poisson, read, regional, synthetic
 from experiments.fedem.setup import even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, table
 from fedjax_sim.compression import BlockQuantization

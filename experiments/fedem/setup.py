@@ -25,7 +25,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.reporting.plots import COLORS, FACE, dress
 from fedjax_sim.systems import fedem, vr_fedem
-from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import moments
 from fedjax_sim.types import System
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
@@ -126,7 +126,7 @@ class Toy:
     """
 
     def __init__(self, y: np.ndarray, kappa: Any, *, ridge: float = 0.25, start: float = 3.0):
-        self.known = oracles.describe_noisy_mean(y, kappa, ridge)
+        self.known = moments.describe_noisy_mean(y, kappa, ridge)
         self.start = np.full(y.shape[2], start)
         with jax.enable_x64(True):
             seen = Seen(

@@ -23,7 +23,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory.fedem import bounds as theory
-from fedjax_sim.theory.fedem import oracles as oracles
+from fedjax_sim.theory.fedem import moments
 from fedjax_sim.theory.fedem import variance_reduction as vr_theory
 from fedjax_sim.types import Event, Plan
 
@@ -367,7 +367,7 @@ def theorem_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr.Dataset]]:
         for p in (1.0, 0.75, 0.25):
             setup = theory.FedEMSetup(known.constants, N, omega, p)
             for gamma in theory.largest_step_size(setup) * np.array([1, 0.5, 0.25, 0.1, 0.02]):
-                run = oracles.exact_moments(
+                run = moments.exact_moments(
                     setup,
                     slope=known.slope,
                     gamma=gamma,

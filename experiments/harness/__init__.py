@@ -10,13 +10,7 @@ from experiments.harness.claims import Claim, Claims, Criterion, Verdict, verdic
 from experiments.harness.command import Arguments, Outcome, main, run_experiment
 from experiments.harness.schedules import are_fast, by_speed, draw
 from experiments.harness.sizes import Sizes, Study
-from experiments.harness.statistics import (
-    FAR,
-    Estimate,
-    estimate,
-    mean_and_error,
-    paired_interval,
-)
+from experiments.harness.statistics import FAR, Estimate, estimate, mean_and_error, paired_interval
 from experiments.harness.tables import table
 
 __all__ = [

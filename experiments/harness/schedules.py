@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.engine.drawing import draw_timelines
 from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import ClientDelays, client_rates
+from fedjax_sim.timelines import ClientDelays, draw_client_rates
 from fedjax_sim.types import System, Timeline
 
 
@@ -41,7 +41,9 @@ def are_fast(hyper: ClientDelays, seeds: int) -> np.ndarray:
     """Return which clients are fast in the lane of each seed: `bool[seeds, N]`."""
     with jax.enable_x64(True):
         keys = jnp.stack([stream(jax.random.key(seed), "timeline") for seed in range(seeds)])
-        return np.asarray(jax.vmap(lambda key: client_rates(key, hyper))(keys)) == hyper.rate_fast
+        return (
+            np.asarray(jax.vmap(lambda key: draw_client_rates(key, hyper))(keys)) == hyper.rate_fast
+        )
 
 
 def by_speed(values: np.ndarray, clients: np.ndarray, is_fast: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from experiments.hierarchical.setup import fixed_clock
 from fedjax_sim.systems import fedavg, hierarchical
 from fedjax_sim.theory.hierarchical import bounds as theory
 from fedjax_sim.theory.hierarchical.timing import Delays
-from fedjax_sim.timelines import members
+from fedjax_sim.timelines import list_members
 from fedjax_sim.types import Algorithm, Array, Key, Plan
 
 SIZES, SHIFTS = (3, 5), (1.0, 0.5)
@@ -127,7 +127,7 @@ def watched(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
     They are the deviation from the global model, and loss, gradient and moments.
     """
     algorithm = hierarchical.algorithm(problem, hyper, plan)
-    everyone = members(hyper)
+    everyone = list_members(hyper)
 
     def metrics(state: hierarchical.State) -> dict[str, Array]:
         found = {}

@@ -17,15 +17,7 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    estimate,
-    verdict_table,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, estimate, verdict_table
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
 from fedjax_sim.reporting.plots import COLORS

@@ -33,7 +33,7 @@ from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
-from fedjax_sim.reporting.results import Folder, label
+from fedjax_sim.reporting.results import Folder, label_of
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace
@@ -63,7 +63,8 @@ class Contender(NamedTuple):
             for values in itertools.product(*self.swept.values())
         ]
         return [
-            (label(self.system.name, point), self.hyper.replace(**point)) for point in combinations
+            (label_of(self.system.name, point), self.hyper.replace(**point))
+            for point in combinations
         ]
 
     def unused_settings(self) -> set[str]:
@@ -86,7 +87,7 @@ class Contender(NamedTuple):
         }
 
 
-def contenders(
+def resolve_contenders(
     names: Sequence[str], texts: Mapping[str, list[str]], defaults: Defaults
 ) -> list[Contender]:
     """Resolve systems and settings given as text.

@@ -22,7 +22,7 @@ from fedjax_sim.diagnostics.fairness import (
 from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.reporting.results import Folder, environment
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import ClientDelays, Groups, client_rates
+from fedjax_sim.timelines import ClientDelays, Groups, draw_client_rates
 from fedjax_sim.types import EMPTY, Timeline
 
 COLUMNS = {
@@ -194,7 +194,7 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
         return None
     with jax.enable_x64(True):
         rates = [
-            np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper))
+            np.asarray(draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper))
             for seed in seeds
         ]
     return [each > min(hyper.rate_fast, hyper.rate_slow) for each in rates]

@@ -24,7 +24,9 @@ def run(arguments: argparse.Namespace) -> None:
         check_name("dataset", arguments.dataset, datasets.names())
     seeds = read_seeds(arguments.seeds)
     time_budget = comparison.read_time_budget(arguments, defaults)
-    contenders = comparison.contenders(arguments.systems, read_settings(arguments), defaults)
+    contenders = comparison.resolve_contenders(
+        arguments.systems, read_settings(arguments), defaults
+    )
     folder = comparison.find_folder(arguments, "results-timeline", resume=False)
     keep_compiled()
     use_cores()

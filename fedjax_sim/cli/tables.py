@@ -47,7 +47,7 @@ def final_table(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) ->
             results.settings_of(data), entry.get("settings", [entry]), strict=True
         ):
             table.add_row(
-                results.label(system, point),
+                results.label_of(system, point),
                 *(_mean_and_std(final["final"].get(name)) for name in shown),
                 f"{final['virtual_time']:.0f}",
                 str(final["ticks"]),
@@ -65,9 +65,10 @@ def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
         for point, lanes in results.settings_of(data):
             seeds = lanes["seed"].values[lanes["failed"].values]
             if seeds.size:
+                name, num_lanes = results.label_of(system, point), lanes.sizes["seed"]
                 sentences.append(
-                    f"{results.label(system, point)}: {seeds.size} of {lanes.sizes['seed']} lanes "
-                    f"diverged (seeds {', '.join(map(str, seeds))}) "
+                    f"{name}: {seeds.size} of {num_lanes} lanes diverged "
+                    f"(seeds {', '.join(map(str, seeds))}) "
                     "and are left out of its means."
                 )
     return sentences

@@ -9,13 +9,7 @@ import xarray as xr
 
 from fedjax_sim import __version__
 from fedjax_sim.cli import comparison
-from fedjax_sim.cli.arguments import (
-    read_layout,
-    read_number,
-    read_seeds,
-    read_settings,
-    read_whole,
-)
+from fedjax_sim.cli.arguments import read_layout, read_number, read_seeds, read_settings, read_whole
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.tables import failures, final_table, make_console
 from fedjax_sim.engine.placement import check_layout, keep_compiled, use_cores
@@ -40,7 +34,9 @@ def run(arguments: argparse.Namespace) -> None:
     num_evals = read_whole("evals", arguments.evals, 25)
     checkpoint_every = read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
     layout = read_layout(arguments.layout)
-    contenders = comparison.contenders(arguments.systems, read_settings(arguments), defaults)
+    contenders = comparison.resolve_contenders(
+        arguments.systems, read_settings(arguments), defaults
+    )
     folder = comparison.find_folder(arguments, "results", resume=arguments.resume)
     data = comparison.load_data(arguments, defaults, contenders, seeds)
     config = comparison.describe(contenders, seeds, time_budget) | {

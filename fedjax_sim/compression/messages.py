@@ -47,7 +47,7 @@ def compress(compressor: Compressor, key: Key, message: Params) -> Params:
     return restored(compressor.apply(key, vector))
 
 
-def received(
+def decode_messages(
     compressor: Compressor,
     key: Key,
     event: Event,
@@ -93,7 +93,7 @@ def received(
     return jax.vmap(slot)(jnp.maximum(event.clients, 0), reference, models)
 
 
-def message_bits(compressor: Compressor, params: Params) -> int:
+def count_message_bits(compressor: Compressor, params: Params) -> int:
     """Count the bits of a compressed model.
 
     Args:
@@ -107,11 +107,11 @@ def message_bits(compressor: Compressor, params: Params) -> int:
     if isinstance(compressor, Identity):
         return full_precision_bits(params)
     return compressor.bits(
-        num_parameters(params), word=8 * jnp.result_type(*jax.tree.leaves(params)).itemsize
+        count_parameters(params), word=8 * jnp.result_type(*jax.tree.leaves(params)).itemsize
     )
 
 
-def num_parameters(params: Params) -> int:
+def count_parameters(params: Params) -> int:
     """Count the numbers in a model.
 
     Args:

@@ -22,14 +22,14 @@ from fedjax_sim.diagnostics.fairness import (
     time_to_first,
     update_share,
 )
-from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.diagnostics.posterior import (
     Mixing,
     Predictive,
     Predictor,
-    mixing,
-    predictive,
-    thinned,
+    average_predictions,
+    compare_chains,
+    thin_samples,
 )
 from fedjax_sim.diagnostics.predictions import (
     Reliability,
@@ -37,8 +37,8 @@ from fedjax_sim.diagnostics.predictions import (
     brier_score,
     expected_calibration_error,
     negative_log_likelihood,
-    of_predictions,
     reliability,
+    score_predictions,
 )
 
 __all__ = [
@@ -49,26 +49,26 @@ __all__ = [
     "Predictor",
     "Reliability",
     "accuracy",
+    "average_predictions",
     "brier_score",
     "client_staleness",
+    "compare_chains",
     "deviation",
     "entropy",
     "evenness",
     "expected_calibration_error",
     "fairness_report",
-    "fit",
+    "fit_gaussian",
     "group_accuracy",
     "group_sums",
     "influence",
     "influence_per_time",
     "jain_index",
-    "mixing",
     "negative_log_likelihood",
-    "of_predictions",
-    "predictive",
     "reliability",
+    "score_predictions",
     "share_without",
-    "thinned",
+    "thin_samples",
     "time_to_first",
     "update_share",
     "wasserstein2",

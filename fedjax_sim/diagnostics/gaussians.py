@@ -24,7 +24,7 @@ class Gaussian(NamedTuple):
     covariance: Numbers
 
 
-def fit(samples: npt.ArrayLike) -> Gaussian:
+def fit_gaussian(samples: npt.ArrayLike) -> Gaussian:
     """Compute the mean and the covariance of samples.
 
     Args:

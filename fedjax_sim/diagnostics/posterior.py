@@ -57,7 +57,7 @@ class Mixing(NamedTuple):
     ess: Params
 
 
-def thinned(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Params:
+def thin_samples(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Params:
     """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
 
     Args:
@@ -83,7 +83,7 @@ def thinned(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Params:
     return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
 
 
-def predictive(
+def average_predictions(
     problem: Predictor, samples: Params, *, burn_in: int = 1, thin: int = 1
 ) -> Predictive:
     """Average the predictions of each lane's samples, and score the average after each sample.
@@ -100,7 +100,7 @@ def predictive(
     Raises:
       ConfigError: If `burn_in` or `thin` is out of range.
     """
-    curves, probabilities = _predictive(problem, thinned(samples, burn_in=burn_in, thin=thin))
+    curves, probabilities = _predictive(problem, thin_samples(samples, burn_in=burn_in, thin=thin))
     return Predictive(
         {name: np.asarray(values) for name, values in curves.items()}, np.asarray(probabilities)
     )
@@ -115,7 +115,7 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
             total: tuple[Array, Array], params: Params
         ) -> tuple[tuple[Array, Array], dict[str, Array]]:
             summed, num = total[0] + problem.predict(params), total[1] + 1
-            return (summed, num), predictions.of_predictions(summed / num, problem.test_labels)
+            return (summed, num), predictions.score_predictions(summed / num, problem.test_labels)
 
         first = jax.tree.map(lambda leaf: leaf[0], samples)
         zeros = jax.tree.map(
@@ -127,7 +127,7 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
     return jax.lax.map(average, samples)
 
 
-def mixing(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
+def compare_chains(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
     """Compare the chains parameter by parameter (Vehtari et al. 2021), with ArviZ.
 
     Args:
@@ -143,7 +143,7 @@ def mixing(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
     """
     from arviz_stats.base import array_stats  # Slow to import, and only needed here.
 
-    kept = thinned(samples, burn_in=burn_in, thin=thin)
+    kept = thin_samples(samples, burn_in=burn_in, thin=thin)
     num = jax.tree.leaves(kept)[0].shape[1]
     if num < 4:
         raise ConfigError("number of samples", num, "at least 4 a chain")

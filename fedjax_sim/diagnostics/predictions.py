@@ -114,7 +114,7 @@ def expected_calibration_error(probabilities: Array, labels: Array, *, bins: int
     return jnp.sum(examples * jnp.abs(right - confidence)) / labels.shape[0]
 
 
-def of_predictions(probabilities: Array, labels: Array) -> dict[str, Array]:
+def score_predictions(probabilities: Array, labels: Array) -> dict[str, Array]:
     """Compute all scores of predictions.
 
     Args:

@@ -21,12 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine.checkpoint import Checkpoint
-from fedjax_sim.engine.held_models import (
-    HeldVersions,
-    client_variance,
-    first_store,
-    write_version,
-)
+from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_store, write_version
 from fedjax_sim.engine.lanes import Lanes
 from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.schedule import Schedule

@@ -343,7 +343,7 @@ def settings_of(data: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]
         )
 
 
-def label(system: str, point: Mapping[str, Any]) -> str:
+def label_of(system: str, point: Mapping[str, Any]) -> str:
     """Name a system together with settings, such as "favano lr=0.5".
 
     Args:

@@ -38,7 +38,7 @@ from fedjax_sim.settings import ConfigError, choice, struct, switch
 from fedjax_sim.timelines import (
     STEP_COUNT_LAWS,
     Contacts,
-    client_rates,
+    draw_client_rates,
     schedule_contacts,
     step_counts,
 )
@@ -111,7 +111,7 @@ class Hyper(Contacts, LocalTraining):
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule periodic contacts; the weight of a slot is 1 / alpha."""
     schedule, window = schedule_contacts(key, hyper, num_ticks)
-    weight = inverse_alpha(schedule, window, client_rates(key, hyper), hyper)
+    weight = inverse_alpha(schedule, window, draw_client_rates(key, hyper), hyper)
     return schedule._replace(weight=weight)
 
 

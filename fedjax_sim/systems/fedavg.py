@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.compression.messages import Compression, message_bits, received
+from fedjax_sim.compression.messages import Compression, count_message_bits, decode_messages
 from fedjax_sim.server import keep_if_empty, weighted_sum
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Rounds, schedule_rounds
@@ -57,7 +57,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         local, work = train(key, event, start=state.server)  # exactly K steps, all from w_t
         start = replicate(state.server, event.clients.shape[0])
-        reports = received(hyper.compression, key, event, start, local)
+        reports = decode_messages(hyper.compression, key, event, start, local)
         mean = weighted_sum(event.weight, reports)  # without the server's own model
         return keep_if_empty(event, State(mean), state), work
 
@@ -72,7 +72,7 @@ system = System(
     "synchronous federated averaging: the server waits for the slowest client of its cohort",
     messages=Messages(
         lambda params, hyper: (
-            message_bits(hyper.compression, params),
+            count_message_bits(hyper.compression, params),
             full_precision_bits(params),
         )
     ),

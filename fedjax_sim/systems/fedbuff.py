@@ -17,13 +17,7 @@ compared with 8.9 and 8.7 under the continuous clock (experiments/README.md has 
 import jax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import (
-    Versioned,
-    first_version,
-    next_version,
-    stale_models,
-    weighted_sum,
-)
+from fedjax_sim.server import Versioned, first_version, next_version, stale_models, weighted_sum
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import Arrivals, arrivals_within, schedule_arrivals
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work

@@ -58,7 +58,7 @@ from fedjax_sim.clients import BatchGradient, LocalTraining, batch_loss, local_t
 from fedjax_sim.server import read_rows, weighted_sum, write_clients
 from fedjax_sim.settings import ConfigError, choice, count, redefault, struct, switch
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.timelines import Groups, group_rounds_within, members, schedule_group_rounds
+from fedjax_sim.timelines import Groups, group_rounds_within, list_members, schedule_group_rounds
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -160,7 +160,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         }
 
     def client_models(state: State) -> tuple[Params, Array]:
-        return state.groups, jnp.asarray(members(hyper).size)
+        return state.groups, jnp.asarray(list_members(hyper).size)
 
     return Algorithm(init, step, lambda state: state.server, metrics, client_models)
 
@@ -212,7 +212,7 @@ def _present(
     Returns:
       `i32[C]` and `f[C]`, where C clients are the most of any group and padding has weight 0.
     """
-    everyone = members(hyper)
+    everyone = list_members(hyper)
     clients, is_there = jnp.asarray(everyone.clients)[group], jnp.asarray(everyone.is_there)[group]
     if 0 < hyper.active_per_group < clients.shape[0]:
         size = jnp.asarray(everyone.size)[group]
@@ -228,7 +228,7 @@ def _present(
 
 def step_examples(hyper: Hyper) -> int:
     """Count the examples of a step of the largest group that are in memory together."""
-    largest = members(hyper).clients.shape[1]
+    largest = list_members(hyper).clients.shape[1]
     return hyper.batch_size * min(hyper.active_per_group or largest, largest, hyper.clients_at_once)
 
 

@@ -23,7 +23,12 @@ import jax.numpy as jnp
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.compression import Identity
-from fedjax_sim.compression.messages import Compression, message_bits, num_parameters, received
+from fedjax_sim.compression.messages import (
+    Compression,
+    count_message_bits,
+    count_parameters,
+    decode_messages,
+)
 from fedjax_sim.server import mean_with_server, read_rows, write_clients
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, schedule_contacts
@@ -84,15 +89,15 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         start, known = read_rows(state.clients, rows), read_rows(state.known, rows)
         local, work = train(key, event, starts=start)  # y[i], after min(E, K) steps, not scaled
         sent = replicate(state.server, event.clients.shape[0])
-        seen = received(hyper.compression, key, event, known, sent, way="down")  # v[i]
-        reports = received(hyper.compression, key, event, seen, local)
+        seen = decode_messages(hyper.compression, key, event, known, sent, way="down")  # v[i]
+        reports = decode_messages(hyper.compression, key, event, seen, local)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = mean_with_server(state.server, reports, is_present)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)
         if is_compressed:
-            pace = 1 / (1 + hyper.compression.omega(num_parameters(state.server)))
+            pace = 1 / (1 + hyper.compression.omega(count_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
         clients = write_clients(state.clients, event.clients, mixed)
         return State(server, clients, write_clients(state.known, event.clients, known)), work
@@ -110,6 +115,6 @@ system = System(
     algorithm,
     "periodic contacts; clients mix the server's model into their own",
     overshoot=False,
-    messages=Messages(lambda params, hyper: (message_bits(hyper.compression, params),) * 2),
+    messages=Messages(lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2),
     hints=Hints(lambda hyper, time: time / hyper.period),
 )

@@ -34,7 +34,7 @@ Numbers = npt.NDArray[np.float64]
 Value = TypeVar("Value", float, Numbers, jax.Array)
 Weighting = Callable[[Numbers], Numbers]
 
-OWN_ARRIVAL = {"after_aggregation": 1, "before_aggregation": 0}
+UNCOUNTED_ARRIVALS = {"after_aggregation": 1, "before_aggregation": 0}
 """By how much b E[tau] falls short of 1 / p, by when the client that fills the buffer pulls.
 
 The arrival that fills the buffer counts towards the staleness of its client's next update only if
@@ -130,15 +130,15 @@ def expected_staleness(
     Args:
         share: `f64[...]`, shares of arrivals.
         buffer_size: b.
-        pull: When the client that fills the buffer pulls; a key of `OWN_ARRIVAL`.
+        pull: When the client that fills the buffer pulls; a key of `UNCOUNTED_ARRIVALS`.
 
     Returns:
         `f64[...]`, expected staleness in versions.
 
     Raises:
-        KeyError: If `pull` is not a key of `OWN_ARRIVAL`.
+        KeyError: If `pull` is not a key of `UNCOUNTED_ARRIVALS`.
     """
-    return (1 / np.asarray(share, np.float64) - OWN_ARRIVAL[pull]) / buffer_size
+    return (1 / np.asarray(share, np.float64) - UNCOUNTED_ARRIVALS[pull]) / buffer_size
 
 
 def share_from_staleness(
@@ -151,15 +151,15 @@ def share_from_staleness(
     Args:
         staleness: `f64[...]`, expected staleness in versions.
         buffer_size: b.
-        pull: When the client that fills the buffer pulls; a key of `OWN_ARRIVAL`.
+        pull: When the client that fills the buffer pulls; a key of `UNCOUNTED_ARRIVALS`.
 
     Returns:
         `f64[...]`, shares of arrivals.
 
     Raises:
-        KeyError: If `pull` is not a key of `OWN_ARRIVAL`.
+        KeyError: If `pull` is not a key of `UNCOUNTED_ARRIVALS`.
     """
-    return 1 / (buffer_size * np.asarray(staleness, np.float64) + OWN_ARRIVAL[pull])
+    return 1 / (buffer_size * np.asarray(staleness, np.float64) + UNCOUNTED_ARRIVALS[pull])
 
 
 def raw_weight(
@@ -175,17 +175,19 @@ def raw_weight(
         staleness: `f64[...]`, expected staleness in versions.
         buffer_size: b.
         num_clients: n.
-        pull: When the client that fills the buffer pulls; a key of `OWN_ARRIVAL`.
+        pull: When the client that fills the buffer pulls; a key of `UNCOUNTED_ARRIVALS`.
 
     Returns:
         `f64[...]`. With pull "after_aggregation" it is positive, even without staleness.
 
     Raises:
-        KeyError: If `pull` is not a key of `OWN_ARRIVAL`.
+        KeyError: If `pull` is not a key of `UNCOUNTED_ARRIVALS`.
     """
     # Deviation: Algorithm 1 prints (E[tau] + 1) / n. Without the factor b this is not the inverse
     # of (7), and clients' shares are not evened out.
-    return (buffer_size * np.asarray(staleness, np.float64) + OWN_ARRIVAL[pull]) / num_clients
+    return (
+        buffer_size * np.asarray(staleness, np.float64) + UNCOUNTED_ARRIVALS[pull]
+    ) / num_clients
 
 
 def fair_weight(share: npt.ArrayLike) -> Numbers:

@@ -18,16 +18,16 @@ from fedjax_sim.timelines.arrivals import Arrivals, arrivals_within, schedule_ar
 from fedjax_sim.timelines.coin_rounds import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.contacts import Contacts, schedule_contacts
 from fedjax_sim.timelines.group_rounds import group_rounds_within, schedule_group_rounds
-from fedjax_sim.timelines.groups import Groups, Members, members, paper_delays
+from fedjax_sim.timelines.groups import Groups, Members, list_members, paper_delays
 from fedjax_sim.timelines.laws import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
     ClientDelays,
     ClientTable,
     Speeds,
-    client_rates,
-    client_speeds,
-    runtimes,
+    draw_client_rates,
+    draw_client_speeds,
+    draw_runtimes,
 )
 from fedjax_sim.timelines.rounds import (
     Rounds,
@@ -52,13 +52,13 @@ __all__ = [
     "Trace",
     "WeightedRounds",
     "arrivals_within",
-    "client_rates",
-    "client_speeds",
+    "draw_client_rates",
+    "draw_client_speeds",
+    "draw_runtimes",
     "group_rounds_within",
-    "members",
+    "list_members",
     "paper_delays",
     "read_trace",
-    "runtimes",
     "schedule_arrivals",
     "schedule_coin_rounds",
     "schedule_contacts",

@@ -19,7 +19,7 @@ from fedjax_sim.settings import ConfigError, choice, count, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
-from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, update_time
+from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, update_time
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = ("after_interaction", "own_finish", "free", "before_aggregation", "new_version", "fresh")
@@ -278,7 +278,7 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 def _speeds(key: Key, hyper: Arrivals) -> Speeds:
     """Draw every client's speed and throttle client 0."""
-    speeds = client_speeds(key, hyper)
+    speeds = draw_client_speeds(key, hyper)
     return speeds._replace(rate=speeds.rate.at[0].multiply(hyper.throttle))
 
 

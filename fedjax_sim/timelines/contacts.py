@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, runtimes
+from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -132,11 +132,11 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeli
 
 def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps, at most K, that the delay law gives in each window: `i32[T, S]`."""
-    speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
+    speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     key = stream(key, "runtimes")
     num = 1 if hyper.runtime_law == "count_geom" else hyper.local_steps
     draw = jax.vmap(
-        lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
+        lambda t, speeds: draw_runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
     )
     times = draw(jnp.arange(clients.shape[0]), speeds)
     if hyper.runtime_law == "count_geom":

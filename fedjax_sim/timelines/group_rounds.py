@@ -24,8 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.groups import Groups, exchange_law, group_shares, iteration_law, members
-from fedjax_sim.timelines.laws import client_speeds, runtimes
+from fedjax_sim.timelines.groups import (
+    Groups,
+    exchange_law,
+    group_shares,
+    iteration_law,
+    list_members,
+)
+from fedjax_sim.timelines.laws import draw_client_speeds, draw_runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -45,8 +51,10 @@ def iteration_times(key: Key, groups: Groups, round_number: Array, iteration: Ar
         jax.random.fold_in(stream(key, "iterations"), round_number), iteration
     )
     if groups.delays == "client":
-        times = runtimes(iteration_key, client_speeds(key, groups), 1, groups.runtime_law)[:, 0]
-        return times[members(groups).clients].max(axis=1)
+        times = draw_runtimes(
+            iteration_key, draw_client_speeds(key, groups), 1, groups.runtime_law
+        )[:, 0]
+        return times[list_members(groups).clients].max(axis=1)
     shift, mean = iteration_law(groups)
     return shift + mean * jax.random.exponential(iteration_key, shift.shape)
 

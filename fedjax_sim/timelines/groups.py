@@ -320,7 +320,7 @@ class Members(NamedTuple):
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
-def members(groups: Groups) -> Members:
+def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
     Groupings are static, so each grouping needs its own compiled program.
@@ -357,7 +357,7 @@ def group_shares(groups: Groups) -> np.ndarray:
     Returns:
       `f64[M]`, of sum 1.
     """
-    named = {"clients": members(groups).size, "equal": np.ones(groups.num_groups)}
+    named = {"clients": list_members(groups).size, "equal": np.ones(groups.num_groups)}
     weight = np.asarray(
         named[groups.group_weights]
         if isinstance(groups.group_weights, str)
@@ -376,7 +376,7 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     Returns:
       `i32[M]`; with `active_per_group` above 0 at most that number.
     """
-    size = members(groups).size
+    size = list_members(groups).size
     return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
 
 

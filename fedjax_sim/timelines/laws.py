@@ -314,7 +314,7 @@ class Speeds(NamedTuple):
     spread: Array
 
 
-def client_speeds(key: Key, clients: ClientDelays) -> Speeds:
+def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
     Args:
@@ -343,7 +343,7 @@ def client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     )
 
 
-def client_rates(key: Key, clients: ClientDelays) -> Array:
+def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
     """Draw every client's rate.
 
     Args:
@@ -353,10 +353,10 @@ def client_rates(key: Key, clients: ClientDelays) -> Array:
     Returns:
       Local steps (or updates) per unit of virtual time, `f64[N]`.
     """
-    return client_speeds(key, clients).rate
+    return draw_client_speeds(key, clients).rate
 
 
-def runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
+def draw_runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
     """Draw running times of mean 1/rate.
 
     Args:
@@ -412,7 +412,7 @@ def update_time(
 
     def one(client: Array, update: Array) -> Array:
         update_key = jax.random.fold_in(jax.random.fold_in(key, client), update)
-        return runtimes(
+        return draw_runtimes(
             update_key,
             Speeds(*(leaf[client] for leaf in speeds)),
             clients.times_per_update,

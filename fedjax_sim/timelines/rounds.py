@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
-from fedjax_sim.timelines.laws import ClientDelays, Speeds, client_speeds, runtimes
+from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
@@ -215,13 +215,13 @@ def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Time
 
 def _law_time(key: Key, clients: Array, hyper: Rounds) -> Array:
     """Draw how long each slot's work takes under the delay law: `f64[T, S]`."""
-    speeds = Speeds(*(leaf[clients] for leaf in client_speeds(key, hyper)))
+    speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     if hyper.round_time == "mean":
         return hyper.times_per_update / speeds.rate
     num = hyper.times_per_update if hyper.round_time == "sum" else 1
     key = stream(key, "runtimes")
     draw = jax.vmap(
-        lambda t, speeds: runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
+        lambda t, speeds: draw_runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
     )
     return draw(jnp.arange(clients.shape[0]), speeds).sum(axis=-1) * (hyper.times_per_update / num)
 

@@ -224,7 +224,7 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
     """
 
     def rates(*systems, **texts):
-        entrants = comparison.contenders(
+        entrants = comparison.resolve_contenders(
             systems, {name: text.split(",") for name, text in texts.items()}, defaults_of("digits")
         )
         return [entrant.resolved()["rate_slow"] for entrant in entrants]

@@ -15,7 +15,7 @@ from fedjax_sim import Event, Plan
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.compression import Identity, parse_compressor
-from fedjax_sim.compression.messages import compress, message_bits, received
+from fedjax_sim.compression.messages import compress, count_message_bits, decode_messages
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.systems import fedavg, quafl
@@ -173,7 +173,7 @@ def test_a_pytree_is_one_vector() -> None:
 
 def test_without_compression_nothing_is_touched() -> None:
     models = {"a": jnp.ones((2, 3))}
-    assert received(Identity(), jax.random.key(0), events(1.0), models, models) is models
+    assert decode_messages(Identity(), jax.random.key(0), events(1.0), models, models) is models
     assert compress(Identity(), jax.random.key(0), models) is models
 
 
@@ -186,7 +186,7 @@ def test_directions_clients_and_ticks_have_draws_of_their_own() -> None:
 
     def sent(event: Event, way: str = "up") -> np.ndarray:
         return np.asarray(
-            received(COMPRESSOR, jax.random.key(0), event, reference, models, way=way)
+            decode_messages(COMPRESSOR, jax.random.key(0), event, reference, models, way=way)
         )
 
     at_once = sent(first)
@@ -202,12 +202,12 @@ def test_bits_of_messages() -> None:
 
     FedAvg's server sends its model uncompressed, QuAFL's server does not.
     """
-    assert message_bits(COMPRESSOR, tree()) == 3 * 32 + 9 * 2
+    assert count_message_bits(COMPRESSOR, tree()) == 3 * 32 + 9 * 2
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: leaf.astype("float64"), tree())
-        assert message_bits(COMPRESSOR, wide) == 3 * 64 + 9 * 2
+        assert count_message_bits(COMPRESSOR, wide) == 3 * 64 + 9 * 2
     mixed = {"a": jnp.ones(4, "bfloat16"), "b": jnp.ones(2)}
-    assert message_bits(Identity(), mixed) == full_precision_bits(mixed) == 128
+    assert count_message_bits(Identity(), mixed) == full_precision_bits(mixed) == 128
     for system, bits in ((fedavg.system, (114, 288)), (quafl.system, (114, 114))):
         assert system.messages.bits(tree(), system.Hyper(compression=COMPRESSOR)) == bits
         assert system.messages.bits(tree(), system.Hyper()) == (288, 288)
@@ -216,14 +216,16 @@ def test_bits_of_messages() -> None:
 def test_on_the_command_line() -> None:
     """Several compressors on the command line make a sweep, labelled by their text."""
     texts = {"compression": ["identity", "block:norm=inf:block=9", "rounding:width=4"]}
-    for contender in comparison.contenders(["fedavg", "quafl"], texts, defaults_of("digits")):
+    for contender in comparison.resolve_contenders(
+        ["fedavg", "quafl"], texts, defaults_of("digits")
+    ):
         assert contender.resolved()["compression"] == texts["compression"]
         labels = [label for label, _ in contender.points()]
         assert all(text in label for text, label in zip(texts["compression"], labels, strict=True))
     with pytest.raises(
         ConfigError, match=r"norm is 0.2, but must be a number of at least 1, or inf"
     ):
-        comparison.contenders(
+        comparison.resolve_contenders(
             ["fedavg"], {"compression": ["block:norm=0.2"]}, defaults_of("digits")
         )
     with pytest.raises(ConfigError, match="compression is 'block'"):
@@ -238,4 +240,4 @@ def test_models_and_references_must_have_an_entry_per_slot() -> None:
     rows, row = jnp.ones((SLOTS, DIM)), jnp.ones((1, DIM))
     for reference, models in ((row, rows), (row, row)):
         with pytest.raises(AssertionError):
-            received(COMPRESSOR, jax.random.key(0), event, reference, models)
+            decode_messages(COMPRESSOR, jax.random.key(0), event, reference, models)

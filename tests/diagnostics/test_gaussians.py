@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 
 
 def laws(seed: int, *batch: int) -> Gaussian:
@@ -88,10 +88,10 @@ def test_leading_axes_are_a_batch_and_broadcast() -> None:
 def test_the_fit_is_the_mean_and_the_covariance_of_samples() -> None:
     """The divisor of the covariance is R - 1."""
     samples = 5 + np.random.default_rng(4).normal(size=(2, 4, 7, 3))
-    found = fit(samples)
+    found = fit_gaussian(samples)
     np.testing.assert_allclose(found.mean, samples.mean(axis=2), rtol=1e-12)
     expected = [[np.cov(each, rowvar=False) for each in row] for row in samples]
     np.testing.assert_allclose(found.covariance, expected, rtol=1e-10)
     # Two samples in one dimension, by hand, given as lists of integers.
-    two = fit([[1], [5]])
+    two = fit_gaussian([[1], [5]])
     assert (two.mean.tolist(), two.covariance.tolist()) == ([3.0], [[8.0]])

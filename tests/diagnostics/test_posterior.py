@@ -30,7 +30,9 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     random = np.random.default_rng(1)
     logits = random.normal(size=(3, 9, 4)).astype("float32")
     labels = jnp.array([1, 0])
-    found = posterior.predictive(LogitsAsModel(labels), {"logits": logits}, burn_in=2, thin=2)
+    found = posterior.average_predictions(
+        LogitsAsModel(labels), {"logits": logits}, burn_in=2, thin=2
+    )
     each = np.exp(logits.reshape(3, 9, 2, 2)) / np.exp(logits.reshape(3, 9, 2, 2)).sum(
         axis=-1, keepdims=True
     )
@@ -42,7 +44,7 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     )
     expected = -np.log(average[:, :, [0, 1], [1, 0]]).mean(axis=-1)
     np.testing.assert_allclose(found.curves["nll"], expected, rtol=1e-5)
-    whole = posterior.predictive(LogitsAsModel(labels), {"logits": logits})
+    whole = posterior.average_predictions(LogitsAsModel(labels), {"logits": logits})
     np.testing.assert_allclose(whole.probabilities, each[:, 1:].mean(axis=1), rtol=1e-5)
 
 
@@ -58,14 +60,14 @@ def test_chains_that_agree_and_chains_that_do_not() -> None:
     for t in range(1, 2001):
         walk[:, t] = 0.8 * walk[:, t - 1] + 0.6 * noise[:, t]
     apart = noise + 3 * np.arange(4)[:, None, None]
-    found = posterior.mixing({"iid": noise, "walk": walk, "apart": apart})
+    found = posterior.compare_chains({"iid": noise, "walk": walk, "apart": apart})
     assert found.rhat["iid"].shape == (2,)
     assert (np.abs(found.rhat["iid"] - 1) < 0.01).all()
     assert (found.rhat["apart"] > 2).all()
     np.testing.assert_allclose(found.ess["iid"], 8000, rtol=0.15)
     np.testing.assert_allclose(found.ess["walk"], 8000 / 9, rtol=0.25)
     assert (
-        posterior.mixing({"walk": walk}, burn_in=1001).ess["walk"] < 0.7 * found.ess["walk"]
+        posterior.compare_chains({"walk": walk}, burn_in=1001).ess["walk"] < 0.7 * found.ess["walk"]
     ).all()
 
 
@@ -83,17 +85,17 @@ def test_effective_sample_sizes_are_those_of_the_mean() -> None:
     expected = 4 * num / (1 + 2 * correlations.sum())
     assert expected > 1.5 * 4 * num / 9
     np.testing.assert_allclose(
-        posterior.mixing(np.exp(1.5 * walk), burn_in=0).ess, expected, rtol=0.15
+        posterior.compare_chains(np.exp(1.5 * walk), burn_in=0).ess, expected, rtol=0.15
     )
 
 
 def test_burn_in_and_thinning() -> None:
     """Samples are dropped as asked; a wrong number is refused."""
     samples = {"w": np.arange(10)[None, :, None]}
-    assert posterior.thinned(samples)["w"].ravel().tolist() == list(range(1, 10))
-    assert posterior.thinned(samples, burn_in=3, thin=3)["w"].ravel().tolist() == [3, 6, 9]
+    assert posterior.thin_samples(samples)["w"].ravel().tolist() == list(range(1, 10))
+    assert posterior.thin_samples(samples, burn_in=3, thin=3)["w"].ravel().tolist() == [3, 6, 9]
     for options in ({"burn_in": 10}, {"burn_in": -1}, {"thin": 0}, {"thin": 1.5}):
         with pytest.raises(ConfigError, match="but must be a whole number from"):
-            posterior.thinned(samples, **options)
+            posterior.thin_samples(samples, **options)
     with pytest.raises(ConfigError, match="at least 4 a chain"):
-        posterior.mixing(samples, burn_in=7)
+        posterior.compare_chains(samples, burn_in=7)

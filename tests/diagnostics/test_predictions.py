@@ -19,7 +19,7 @@ def predicted() -> tuple[np.ndarray, np.ndarray]:
 
 def test_scores_equal_those_of_scikit_learn(predicted: tuple[np.ndarray, np.ndarray]) -> None:
     probabilities, labels = predicted
-    found = predictions.of_predictions(*map(jnp.asarray, predicted))
+    found = predictions.score_predictions(*map(jnp.asarray, predicted))
     np.testing.assert_allclose(
         found["accuracy"], np.mean(probabilities.argmax(axis=1) == labels), rtol=1e-6
     )

@@ -15,7 +15,7 @@ from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
 from experiments.harness import Arguments, Sizes
-from fedjax_sim.diagnostics.gaussians import Gaussian, fit, wasserstein2
+from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from tests.experiments.running import FILES, Ran, claims, judged, run, summary
 
@@ -215,7 +215,7 @@ def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.R
         models = np.moveaxis(
             np.stack([law.mean for law in laws]) + np.einsum("ekij,rekj->reki", roots, normal), 0, 1
         )[None]
-        law = fit(np.moveaxis(models, -3, -2))
+        law = fit_gaussian(np.moveaxis(models, -3, -2))
         own = gaussian.Chains(
             models, law, wasserstein2(*law, *oracle.target_law(clients)), xr.Dataset()
         )

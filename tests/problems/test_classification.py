@@ -99,7 +99,7 @@ def test_a_bayesian_perceptron_on_digits() -> None:
     hyper = langevin.Hyper(num_clients=5, local_steps=5, batch_size=32, step_size=2e-4)
     options = {"num_ticks": 60, "num_evals": 12, "keep_models": True, "layout": Layout(5, True, 1)}
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=2, **options)
-    found = posterior.predictive(problem, run.samples, burn_in=5)
+    found = posterior.average_predictions(problem, run.samples, burn_in=5)
     assert found.probabilities.shape == (2, 360, 10)
     np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, rtol=1e-5)
     single = run.curves.loss.values[:, 5:]

@@ -151,7 +151,7 @@ def _chains(
         evals_per_chunk=1,
         keep_models=True,
     )
-    return posterior.thinned(run.samples, burn_in=1 + burn_in).reshape(2, 150, num_evals, 31)
+    return posterior.thin_samples(run.samples, burn_in=1 + burn_in).reshape(2, 150, num_evals, 31)
 
 
 def _temperature(draws: np.ndarray, law: Gaussian) -> Estimate:
@@ -166,7 +166,7 @@ def _temperature(draws: np.ndarray, law: Gaussian) -> Estimate:
     )
     return Estimate(
         squares.mean(),
-        squares.std() / np.sqrt(posterior.mixing(squares[..., None], burn_in=0).ess[0]),
+        squares.std() / np.sqrt(posterior.compare_chains(squares[..., None], burn_in=0).ess[0]),
     )
 
 

@@ -10,13 +10,7 @@ import pytest
 
 from fedjax_sim.clients.gradient_steps import shuffled_examples
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from tests.reference.draws import (
-    BATCH,
-    SEED,
-    Gradient,
-    K,
-    N,
-)
+from tests.reference.draws import BATCH, SEED, Gradient, K, N
 
 
 @pytest.fixture(scope="module")

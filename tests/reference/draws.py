@@ -10,7 +10,7 @@ import numpy as np
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Speeds, client_speeds, runtimes
+from fedjax_sim.timelines import Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.cohorts import draw_cohorts
 from fedjax_sim.timelines.laws import update_time
 
@@ -44,7 +44,7 @@ class Clock:
     def __init__(self, hyper: Any):
         with jax.enable_x64(True):
             key = stream(jax.random.key(SEED), "timeline")
-            self.key, self.hyper, self.speeds = key, hyper, client_speeds(key, hyper)
+            self.key, self.hyper, self.speeds = key, hyper, draw_client_speeds(key, hyper)
             if hasattr(hyper, "num_selected"):
                 table = np.asarray(
                     draw_cohorts(stream(key, "cohorts"), N, hyper.num_selected, TICKS)
@@ -53,7 +53,7 @@ class Clock:
                 runtimes_key = stream(key, "runtimes")
                 per_tick = jax.jit(
                     jax.vmap(
-                        lambda t, speeds: runtimes(
+                        lambda t, speeds: draw_runtimes(
                             jax.random.fold_in(runtimes_key, t), speeds, K, hyper.runtime_law
                         )
                     )

@@ -17,24 +17,8 @@ from scipy import stats
 import fedjax_sim
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.group_rounds import exchange_times, iteration_times
-from tests.reference import (
-    favano_loop,
-    fedavg_loop,
-    fedbuff_loop,
-    hierarchical_loop,
-    quafl_loop,
-)
-from tests.reference.draws import (
-    LR,
-    SEED,
-    TICKS,
-    Clock,
-    Gradient,
-    K,
-    N,
-    assert_same,
-    simulate,
-)
+from tests.reference import favano_loop, fedavg_loop, fedbuff_loop, hierarchical_loop, quafl_loop
+from tests.reference.draws import LR, SEED, TICKS, Clock, Gradient, K, N, assert_same, simulate
 
 CONTACTS = {"server_wait": 3.0, "server_interact": 1.0, "rate_slow": 0.2}
 

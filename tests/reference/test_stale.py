@@ -10,19 +10,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim.server.staleness import staleness_weights
-from tests.reference import (
-    fedstaleweight_loop,
-)
-from tests.reference.draws import (
-    LR,
-    TICKS,
-    Clock,
-    Gradient,
-    K,
-    N,
-    assert_same,
-    simulate,
-)
+from tests.reference import fedstaleweight_loop
+from tests.reference.draws import LR, TICKS, Clock, Gradient, K, N, assert_same, simulate
 
 
 def of_stale_clients(

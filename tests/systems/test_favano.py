@@ -15,7 +15,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Versioned
 from fedjax_sim.streams import stream
 from fedjax_sim.theory.favano import bounds as theory
-from fedjax_sim.timelines import client_rates
+from fedjax_sim.timelines import draw_client_rates
 
 SYSTEM = fedjax_sim.SYSTEMS["favano"]
 
@@ -152,7 +152,7 @@ def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
 
     def problem(seed: int) -> Located:
         with jax.enable_x64(True):
-            rates = np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper))
+            rates = np.asarray(draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper))
         assert (rates == hyper.rate_slow).sum() == 4
         return Located.of(np.where(rates == hyper.rate_slow, 1.0, -1.0)[:, None].astype("float32"))
 

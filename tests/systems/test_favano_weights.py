@@ -13,7 +13,7 @@ import fedjax_sim
 from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano
-from fedjax_sim.timelines import client_rates, schedule_contacts
+from fedjax_sim.timelines import draw_client_rates, schedule_contacts
 
 SYSTEM = fedjax_sim.SYSTEMS["favano"]
 SMALL = {
@@ -35,7 +35,7 @@ def scheduled(draw: Callable) -> Callable[[Any], dict[str, np.ndarray]]:
         schedule, window = draw(schedule_contacts, contact_settings(hyper), num_ticks=60, seeds=[3])
         schedule, window = Timeline(*(leaf[0] for leaf in schedule)), window[0]
         with jax.enable_x64(True):
-            rate = client_rates(stream(jax.random.key(3), "timeline"), hyper)
+            rate = draw_client_rates(stream(jax.random.key(3), "timeline"), hyper)
             weight = favano.inverse_alpha(
                 Timeline(*map(jnp.asarray, schedule)), jnp.asarray(window), rate, hyper
             )
@@ -189,7 +189,7 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
     for seed, window in enumerate(windows):
         schedule = Timeline(*(jnp.asarray(leaf[seed]) for leaf in schedules))
         with jax.enable_x64(True):
-            rate = client_rates(stream(jax.random.key(seed), "timeline"), hyper)
+            rate = draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper)
             for reweight in ("stochastic", "deterministic"):
                 weight = favano.inverse_alpha(
                     schedule, jnp.asarray(window), rate, hyper.replace(reweight=reweight)

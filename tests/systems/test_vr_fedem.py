@@ -6,15 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.systems.noisy_means import (
-    BLOCKS,
-    FEDEM,
-    VR,
-    N,
-    Path,
-    noisy_mean,
-    replay,
-)
+from tests.systems.noisy_means import BLOCKS, FEDEM, VR, N, Path, noisy_mean, replay
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,8 +21,8 @@ from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     ClientTable,
-    client_rates,
-    client_speeds,
+    draw_client_rates,
+    draw_client_speeds,
     schedule_arrivals,
 )
 from fedjax_sim.timelines.laws import update_time
@@ -32,7 +32,7 @@ def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
     """Compute the share of updates that fast clients sent, per seed."""
     with jax.enable_x64(True):
         rates = [
-            np.asarray(client_rates(stream(jax.random.key(seed), "timeline"), hyper))
+            np.asarray(draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper))
             for seed in range(len(clients))
         ]
     return np.array(
@@ -246,7 +246,7 @@ def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     schedule = draw(schedule_arrivals, hyper, num_ticks=10_000)
     staleness = (np.arange(10_000)[:, None] - schedule.version[0]).ravel()
     with jax.enable_x64(True):
-        rate = np.asarray(client_rates(stream(jax.random.key(0), "timeline"), hyper))
+        rate = np.asarray(draw_client_rates(stream(jax.random.key(0), "timeline"), hyper))
     of_slow = staleness[rate[schedule.clients[0].ravel()] < 1]
     error = of_slow.std() / np.sqrt(of_slow.size)
     assert of_slow.size > 100
@@ -496,7 +496,9 @@ def one_at_a_time(taken: Sequence[Sequence[float]], *, size: int, num_ticks: int
 @partial(jax.jit, static_argnames="num")
 def _times(key: jax.Array, hyper: Arrivals, num: int) -> jax.Array:
     client, update = jnp.indices((hyper.num_clients, num))
-    return update_time(stream(key, "runtimes"), client, update, client_speeds(key, hyper), hyper)
+    return update_time(
+        stream(key, "runtimes"), client, update, draw_client_speeds(key, hyper), hyper
+    )
 
 
 def times_of(hyper: Arrivals, seed: int, num: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Contacts, client_rates, schedule_contacts
+from fedjax_sim.timelines import Contacts, draw_client_rates, schedule_contacts
 
 FAST, SLOW = 1 / 2, 1 / 16
 K, PERIOD, SHARE = 20, 7, 0.2
@@ -36,7 +36,10 @@ class Drawn:
 def rates_of(hyper: Any, seeds: int) -> np.ndarray:
     with jax.enable_x64(True):
         return np.stack(
-            [client_rates(stream(jax.random.key(seed), "timeline"), hyper) for seed in range(seeds)]
+            [
+                draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper)
+                for seed in range(seeds)
+            ]
         )
 
 

@@ -20,7 +20,7 @@ from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     arrivals_within,
-    client_speeds,
+    draw_client_speeds,
     free_arrivals,
     schedule_arrivals,
 )
@@ -379,7 +379,7 @@ def _draws(key: jax.Array, hyper: Arrivals, num: int) -> Draws:
 
     return Draws(
         update_time(
-            stream(key, "runtimes"), client, attempt, client_speeds(key, hyper), hyper
+            stream(key, "runtimes"), client, attempt, draw_client_speeds(key, hyper), hyper
         ).reshape(-1, num),
         per_attempt("ties", lambda update_key: jax.random.bits(update_key, (), "uint32")),
         per_attempt("losses", lambda update_key: jax.random.uniform(update_key, dtype=float)),

@@ -22,7 +22,7 @@ from fedjax_sim.timelines import (
     ClientTable,
     Groups,
     group_rounds_within,
-    members,
+    list_members,
     paper_delays,
     schedule_group_rounds,
 )
@@ -472,7 +472,7 @@ def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> Non
     """Padding repeats a member of the same group, so that other clients' values are never read."""
     groups = Groups(**settings)
     check(groups)
-    found = members(groups)
+    found = list_members(groups)
     assert [
         row[mask].tolist() for row, mask in zip(found.clients, found.is_there, strict=True)
     ] == expected

@@ -23,8 +23,8 @@ from fedjax_sim.timelines import (
     Contacts,
     Rounds,
     Speeds,
-    client_speeds,
-    runtimes,
+    draw_client_speeds,
+    draw_runtimes,
     schedule_contacts,
     schedule_rounds,
 )
@@ -50,7 +50,7 @@ NUM = 20_000
 
 @partial(jax.jit, static_argnames=("num", "law"))
 def _drawn(speeds: Speeds, *, num: int, law: str) -> jax.Array:
-    return runtimes(jax.random.key(7), speeds, num, law)
+    return draw_runtimes(jax.random.key(7), speeds, num, law)
 
 
 def times(law: str, *, rate: Any = RATE, spread: Any = SPREAD, num: int = NUM) -> np.ndarray:
@@ -154,7 +154,7 @@ def test_clients_have_their_own_speeds(law: str) -> None:
 @jax.jit
 def _update_times(client: jax.Array, update: jax.Array, clients: ClientDelays) -> jax.Array:
     key = jax.random.key(3)
-    return update_time(key, client, update, client_speeds(key, clients), clients)
+    return update_time(key, client, update, draw_client_speeds(key, clients), clients)
 
 
 def update_times(client: Any, update: Any, clients: ClientDelays) -> np.ndarray:
@@ -207,7 +207,7 @@ def test_constant_updates(time_of: str, times_taken: int) -> None:
 
 def speeds(clients: ClientDelays, seed: int = 0) -> Speeds:
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, client_speeds(jax.random.key(seed), clients))
+        return jax.tree.map(np.asarray, draw_client_speeds(jax.random.key(seed), clients))
 
 
 def test_the_last_clients_are_slow() -> None:
@@ -536,4 +536,4 @@ def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
 
 def test_rates_and_spreads_must_have_one_shape() -> None:
     with pytest.raises(AssertionError, match="shape"):
-        runtimes(jax.random.key(0), Speeds(jnp.ones(3), jnp.zeros(())), 2, "runtime_uniform")
+        draw_runtimes(jax.random.key(0), Speeds(jnp.ones(3), jnp.zeros(())), 2, "runtime_uniform")

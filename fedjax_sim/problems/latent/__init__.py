@@ -16,12 +16,7 @@ from fedjax_sim.problems.latent.cells import CellSampling
 from fedjax_sim.problems.latent.estimation import Estimation, make_estimation, make_estimations
 from fedjax_sim.problems.latent.features import MODELS, binary, principal_components
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
-from fedjax_sim.problems.latent.missing_values import (
-    LowRank,
-    Matrix,
-    MissingValues,
-    make_matrices,
-)
+from fedjax_sim.problems.latent.missing_values import LowRank, Matrix, MissingValues, make_matrices
 from fedjax_sim.problems.latent.noisy_mean import NoisyMean, Seen
 
 __all__ = [

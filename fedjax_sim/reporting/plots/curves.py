@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_sim.reporting.plots.style import COLORS, FACE, LABELS, STYLES, TITLES, dress
-from fedjax_sim.reporting.results import label, settings_of
+from fedjax_sim.reporting.results import label_of, settings_of
 
 GRID_POINTS = 101
 LOG_SPAN = 100
@@ -113,7 +113,7 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
             )
             if np.isfinite(held).all():
                 mean, std = held.mean(axis=0), held.std(axis=0)
-                lines.append(_Line(label(name, point), grid, mean, std, color, style))
+                lines.append(_Line(label_of(name, point), grid, mean, std, color, style))
     return lines
 
 

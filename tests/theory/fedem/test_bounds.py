@@ -19,7 +19,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.systems import fedem
 from fedjax_sim.theory.fedem import bounds as theory
-from fedjax_sim.theory.fedem import oracles
+from fedjax_sim.theory.fedem import moments
 from fedjax_sim.theory.fedem.bounds import Constants, FedEMSetup
 
 UNIT = Constants(1.0, 1.0, 1.0, 1.0)
@@ -34,7 +34,7 @@ def data(spread: float, *, examples: int = M, seed: int = 0) -> np.ndarray:
 
 
 Y = data(2.0)
-TOY = oracles.describe_noisy_mean(Y, KAPPA, RIDGE)
+TOY = moments.describe_noisy_mean(Y, KAPPA, RIDGE)
 SIGMA2 = float(TOY.noise.mean()) / BATCH
 GAP = TOY.gap(START)
 FIELD = TOY.slope**2 * float(np.sum((START - TOY.optimum) ** 2))
@@ -54,9 +54,9 @@ def moments(
     *,
     sigma2: float = SIGMA2,
     memory_error: float = 0.0,
-) -> oracles.Moments:
+) -> moments.Moments:
     """Compute the exact moments of a run on the toy that starts at START."""
-    return oracles.exact_moments(
+    return moments.exact_moments(
         setup,
         slope=TOY.slope,
         gamma=gamma,
@@ -323,7 +323,7 @@ def test_memories_recursion_and_its_printed_form() -> None:
     alone = FedEMSetup(TOY.constants, 1, 0.0, 1.0, 1.0)
     for product, is_false in ((0.40, False), (0.43, True)):
         gamma = product / TOY.slope
-        run = oracles.exact_moments(
+        run = moments.exact_moments(
             alone, slope=TOY.slope, gamma=gamma, k_max=1, sigma2=1.0, mean_field=0.0
         )
         assert run.memory[1] == pytest.approx((1 + product) ** 2)
@@ -343,7 +343,7 @@ def test_frozen_memories() -> None:
     It is 1 - alpha at the theory's alpha, 1 at twice that alpha, and larger beyond.
     """
     for omega, alpha in ((1.0, 0.5), (1.0, 0.1), (9.0, 0.1)):
-        run = oracles.exact_moments(
+        run = moments.exact_moments(
             make_setup(omega, 1.0, alpha),
             slope=TOY.slope,
             gamma=0.0,
@@ -459,5 +459,5 @@ def test_floor_without_memories() -> None:
     variance = np.abs(fields).sum(axis=1) * np.linalg.norm(fields, axis=1) - np.sum(
         fields**2, axis=1
     )
-    floor = oracles.heterogeneity_floor(slope=TOY.slope, gamma=gamma, message_variance=variance)
+    floor = moments.heterogeneity_floor(slope=TOY.slope, gamma=gamma, message_variance=variance)
     assert runs["naive"][:, 20:].mean() == pytest.approx(floor, rel=0.1)

@@ -16,7 +16,7 @@ from fedjax_sim import Event, Plan
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.server.memories import Memory
 from fedjax_sim.systems import vr_fedem
-from fedjax_sim.theory.fedem import oracles
+from fedjax_sim.theory.fedem import moments
 from fedjax_sim.theory.fedem import variance_reduction as theory
 from fedjax_sim.theory.fedem.bounds import Constants
 from tests.theory.fedem.test_bounds import (
@@ -217,7 +217,7 @@ def test_runs_meet_theorem_2() -> None:
     """
     random = np.random.default_rng(4)
     y, kappa = data(2.0, examples=100, seed=4), 1 / (1 + random.uniform(0, 3, (N, 100)) ** 2)
-    toy = oracles.describe_noisy_mean(y, kappa, RIDGE)
+    toy = moments.describe_noisy_mean(y, kappa, RIDGE)
     gap, inner, omega = toy.gap(START), 20, 1.0
     gamma = theory.step_size(toy.constants, num_clients=N, omega=omega)
     batch = theory.batch_size(inner, omega)
@@ -388,7 +388,7 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     fields = shrunk - slopes[:, None] * path[:, :, None]
     smoothness = np.sqrt(np.mean((kappa + SMALL_RIDGE) ** 2, axis=1)) / (1 + SMALL_RIDGE)
     spread = kappa.var(axis=1) / (1 + SMALL_RIDGE) ** 2 / BATCH
-    constants = oracles.describe_noisy_mean(y, kappa, SMALL_RIDGE).constants
+    constants = moments.describe_noisy_mean(y, kappa, SMALL_RIDGE).constants
     return Loop(constants, smoothness, spread, path, memory, fields, drawn, field)
 
 

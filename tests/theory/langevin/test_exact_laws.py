@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.theory.langevin import equal_hessians as shared
 from fedjax_sim.theory.langevin import exact_laws
-from fedjax_sim.theory.langevin import shared_noise as shared
 from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Participation
 
 Numbers = npt.NDArray[np.float64]
