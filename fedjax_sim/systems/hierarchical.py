@@ -1,7 +1,7 @@
 """Delay-sensitive hierarchical federated learning (Ali and Arafa, arXiv 2302.04851), Algorithm 1.
 
     x^u -> `state.server`    x_i^{u,l} -> `state.groups`    alpha -> `hyper.lr`
-    t_i^u -> `event.steps`   S -> `hyper.sync_time`         N_i -> `members`
+    t_i^u -> `event.steps`   S -> `hyper.sync_time`    N_i -> `list_members`
     |N_i| / (N t_i^u) -> `event.weight`                     g_{i,k} -> `group_gradient`
 
 Clients are partitioned into groups with a local server each. In a local iteration every client of a
