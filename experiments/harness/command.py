@@ -2,83 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import xarray as xr
 
 import fedjax_sim
-from experiments.harness.claims import Verdict
+from experiments.harness import registry
+from experiments.harness.experiment import Arguments, Outcome
 from fedjax_sim.reporting.results import Folder, save
 from fedjax_sim.settings import ConfigError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-CHECKPOINT_EVERY = 60.0
-"""Least time between two checkpoints, in seconds."""
 IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
 """Arguments that an unfinished run and the run that resumes it must have in common."""
-
-
-class Outcome(NamedTuple):
-    """What an experiment returns, to be written to its results folder.
-
-    Attributes:
-      curves: Labelled arrays by name, the groups of `results.nc`.
-      figures: Pictures by file name.
-      verdicts: Verdicts on the paper's claims, the entries of `claims.json`.
-      config: The settings behind the results, added to `config.json`.
-      text: What is printed at the end.
-    """
-
-    curves: Mapping[str, xr.Dataset]
-    figures: Mapping[str, "Figure"]
-    verdicts: Sequence[Verdict]
-    config: Mapping[str, Any]
-    text: str
-
-
-class Arguments(NamedTuple):
-    """The command line of one experiment.
-
-    Attributes:
-      smoke: Run in seconds on bundled data, to see that everything runs.
-      seeds: Number of seeds in place of the study's, at least 1, or None.
-      data_dir: Folder with the raw files of data sets, or None to download them.
-      out: Results folder.
-      results: Results folder of an experiment with the same runs, to draw from, or None.
-      reduced: Run the smaller size on the same data.
-      dataset: Data set in place of the study's, or None.
-      resume: Continue the unfinished run in the results folder, if there is one.
-      checkpoints: Folder for checkpoints of sweeps, or None to keep none.
-    """
-
-    smoke: bool = False
-    seeds: int | None = None
-    data_dir: str | None = None
-    out: str = ""
-    results: str | None = None
-    reduced: bool = False
-    dataset: str | None = None
-    resume: bool = False
-    checkpoints: Path | None = None
-
-    def kept(self, name: str) -> dict[str, Any]:
-        """Return the checkpoint options of a sweep, so that an interrupted run can be resumed.
-
-        Args:
-          name: Name of the sweep, different for every sweep of the experiment.
-        """
-        if self.checkpoints is None:
-            return {}
-        return {
-            "checkpoint": self.checkpoints / name.replace("/", " of "),
-            "checkpoint_every": CHECKPOINT_EVERY,
-            "resume": self.resume,
-        }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -128,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit code: 0, or 2 for bad input, which is reported in one sentence on stderr.
     """
-    from experiments.harness import registry
 
     given = parser().parse_args(argv)
     try:

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.harness.command import Arguments, Outcome
+from experiments.harness.experiment import Arguments, Outcome
 from fedjax_sim.settings import ConfigError
 
 PAPERS = ("favano", "fald", "fedavg", "fedem", "fedstaleweight", "hierarchical")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjax_sim.settings import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.harness.command import Arguments
+    from experiments.harness.experiment import Arguments
 
 
 @dataclass(frozen=True, init=False)
