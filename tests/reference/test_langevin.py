@@ -124,7 +124,8 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
         shared=lambda k: draws.shared[k],
     )
     np.testing.assert_allclose(run.samples[1:], expected, rtol=0, atol=1e-11)
-    np.testing.assert_array_equal(run.samples[0], draws.start)
+    # The same draw, up to the rounding of the normal law's quantile in another program.
+    np.testing.assert_array_max_ulp(run.samples[0], draws.start, maxulp=4)
     # Virtual time is the number of steps, and all work starts from the newest model.
     np.testing.assert_array_equal(schedule.time, K * np.arange(1, TICKS + 1))
     np.testing.assert_array_equal(

@@ -47,7 +47,7 @@ def make_setup(
     return FedEMSetup(TOY.constants, num_clients, omega, participation, alpha)
 
 
-def moments(
+def moments_of_run(
     setup: FedEMSetup,
     gamma: float,
     k_max: int,
@@ -229,7 +229,7 @@ def test_bounds_hold_for_every_step_size(omega: float, participation: float) -> 
         setup = make_setup(omega, participation, share / (1 + omega))
         largest = theory.largest_step_size(setup)
         for gamma in largest * GAMMAS:
-            run = moments(setup, gamma, 1000, sigma2=sigma2, memory_error=memory_error)
+            run = moments_of_run(setup, gamma, 1000, sigma2=sigma2, memory_error=memory_error)
             for k_max in (1, 7, 50, 200, 1000):
                 terms = theory.bound(
                     setup,
@@ -244,9 +244,9 @@ def test_bounds_hold_for_every_step_size(omega: float, participation: float) -> 
     for k_max in (50, 1000):
         gamma = theory.balanced_step_size(setup, k_max=k_max, gap=GAP, sigma2=SIGMA2)
         assert gamma <= theory.largest_step_size(setup)
-        assert moments(setup, gamma, k_max).mean_field[:k_max].mean() <= theory.balanced_bound(
-            setup, k_max=k_max, gap=GAP, sigma2=SIGMA2
-        )
+        assert moments_of_run(setup, gamma, k_max).mean_field[
+            :k_max
+        ].mean() <= theory.balanced_bound(setup, k_max=k_max, gap=GAP, sigma2=SIGMA2)
     assert theory.balanced_step_size(
         setup, k_max=9, gap=GAP, sigma2=0.0
     ) == theory.largest_step_size(setup)
@@ -257,7 +257,7 @@ def test_bounds_are_not_idle() -> None:
     setup = make_setup(participation=0.5)
     gamma = theory.largest_step_size(setup) / 4
     for k_max, sigma2 in ((50, 0.0), (20_000, 20 * SIGMA2)):
-        run = moments(setup, gamma, k_max, sigma2=sigma2)
+        run = moments_of_run(setup, gamma, k_max, sigma2=sigma2)
         terms = theory.bound(setup, gamma=gamma, k_max=k_max, gap=GAP, sigma2=sigma2)
         assert 0.1 * terms.total < run.mean_field[:k_max].mean() <= terms.total
         assert terms.total == pytest.approx(terms.initial + terms.noise + terms.memory)
@@ -289,7 +289,7 @@ def test_without_compression_the_bound_is_an_equality_and_the_printed_one_false(
     """
     setup, constants, slope = make_setup(0.0), TOY.constants, TOY.slope
     for gamma in (0.1, 1.0, 1.9 / slope):
-        run = moments(setup, gamma, 25)
+        run = moments_of_run(setup, gamma, 25)
         left_over = constants.lyapunov_smoothness / 2 * run.mean_field[25] / slope**2
         exact = theory.uncompressed_bound(
             constants, num_clients=N, gamma=gamma, k_max=25, gap=GAP - left_over, sigma2=SIGMA2
@@ -302,7 +302,7 @@ def test_without_compression_the_bound_is_an_equality_and_the_printed_one_false(
     )
     assert (
         theory.uncompressed_bound(constants, printed=True, **one)
-        < moments(setup, 1 / slope, 1, sigma2=0.0).mean_field[0]
+        < moments_of_run(setup, 1 / slope, 1, sigma2=0.0).mean_field[0]
     )
 
 
@@ -313,7 +313,7 @@ def test_memories_recursion_and_its_printed_form() -> None:
     """
     for setup in (make_setup(), make_setup(9.0, 0.5), make_setup(0.25, 0.3, 0.2), make_setup(0.0)):
         for gamma in theory.largest_step_size(setup) * GAMMAS:
-            run = moments(setup, gamma, 100)
+            run = moments_of_run(setup, gamma, 100)
             values = {"gamma": gamma, "sigma2": SIGMA2}
             for k in range(100):
                 most = theory.memory_step_bound(
@@ -431,7 +431,7 @@ def test_fedem_follows_the_exact_moments() -> None:
         fedem.system, Y, KAPPA, hyper, ticks=40, seeds=300, gamma=[largest, largest / 4]
     )
     for i, gamma in enumerate((largest, largest / 4)):
-        exact = moments(setup, gamma, 40)
+        exact = moments_of_run(setup, gamma, 40)
         found = curves.isel(gamma=i)
         assert found.mean_field.values[0, 0] == pytest.approx(FIELD)
         assert far(found.mean_field.values[:, 1:], exact.mean_field[1:]) < 5
