@@ -46,7 +46,7 @@ STUDY = Study(
     full=Sizes(
         seeds=20, lanes=40, step_curvatures=(0.02, 0.05, 0.1, 0.2, 0.4), ticks=6000, cases=3
     ),
-    smoke=Sizes(seeds=8, lanes=16, step_curvatures=(0.2, 0.4), ticks=2000, cases=1),
+    smoke=Sizes(seeds=4, lanes=8, step_curvatures=(0.2, 0.4), ticks=2000, cases=1),
 )
 """Claim 7 has seeds and cases; claim 6 has lanes, values of eta a, and ticks.
 

@@ -82,11 +82,11 @@ STUDY = Study(
     ),
     smoke=Sizes(
         seeds=3,
-        ticks=4000,
+        ticks=2000,
         buffers=(1, 5, 30, 60),
-        buffer_ticks=1000,
-        quadratic_ticks=4000,
-        counterexample_ticks=30_000,
+        buffer_ticks=600,
+        quadratic_ticks=2000,
+        counterexample_ticks=10_000,
     ),
 )
 """Seeds are lanes, at least two for standard errors."""
