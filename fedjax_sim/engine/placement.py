@@ -1,7 +1,7 @@
 """Decide how lanes and slots are laid out on a machine.
 
 A batched layout (`vmap`) is wide and pads every slot to the longest of its batch. A mapped layout
-runs slots one after another, each with its own trip count, and lanes on cores of their own.
+runs slots one after another, each with its own trip count, and each lane on one core.
 
 The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layout` and
 `scripts/benchmark.py sweep`; "operations" are those of one local step, see

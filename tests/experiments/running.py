@@ -56,7 +56,7 @@ def run(name: str, *arguments: str, cwd: Path) -> Ran:
 
 
 def run_process(*arguments: str, cwd: Path) -> Ran:
-    """Run `python -m experiments ARGUMENTS` in a process of its own, in the folder `cwd`."""
+    """Run `python -m experiments ARGUMENTS` in a new process, in the folder `cwd`."""
     done = subprocess.run(
         [sys.executable, "-m", "experiments", *arguments],
         cwd=cwd,
