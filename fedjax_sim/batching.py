@@ -19,6 +19,8 @@ LANE_AXIS = "lane"
 """Axis name of lanes that are batched by `vmap`."""
 FAMILY_AXIS = "family"
 """Axis name of the members of a family that are batched by `vmap`."""
+LOOKED_AHEAD = 2**20
+"""Most bytes that `look_ahead` keeps for one slot."""
 
 
 def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: int = 1) -> Any:
@@ -81,7 +83,9 @@ def map_families(
     return _merge(map_over(family, (firsts, _split(varying, num))))
 
 
-def map_slots(work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any) -> tuple[Any, Array]:
+def map_slots(
+    work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any, trips: int | None = None
+) -> tuple[Any, Array]:
     """Apply a function to every slot of a tick.
 
     Args:
@@ -90,47 +94,70 @@ def map_slots(work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any) -
       plan: The static plan.
       steps: `i32[S]`, local steps of each slot.
       slots: Pytrees with leading axis S.
+      trips: A number of trips that is known before compiling and is enough for all slots at all
+        ticks. By default they are counted at each tick.
 
     Returns:
       The results with leading axis S, and the trips taken by all slots together, `i32[]`.
     """
     if plan.client_devices > 1:
-        return _split_over_devices(work, plan, steps, slots)
+        return _split_over_devices(work, plan, steps, slots, trips)
+
+    def enough(steps: Array) -> Array | int:
+        return _common_trips(steps.max(), plan) if trips is None else trips
+
     num, size = steps.shape[0], plan.slots_at_once
     if size >= num:
-        trips = _common_trips(steps.max(), plan)
-        return jax.vmap(lambda *slot: work(trips, *slot))(*slots), trips * num
+        taken = enough(steps)
+        return jax.vmap(lambda *slot: work(taken, *slot))(*slots), jnp.asarray(taken * num)
+
+    def block(slot: tuple[Array, Any]) -> tuple[Any, Array]:
+        taken = enough(slot[0])
+        if size == 1:
+            return work(taken, *slot[1]), jnp.asarray(taken)
+        return jax.vmap(lambda *one: work(taken, *one))(*slot[1]), jnp.asarray(taken * size)
+
     if size == 1:
-
-        def one(slot: tuple[Array, Any]) -> tuple[Any, Array]:
-            trips = _common_trips(slot[0], plan)
-            return work(trips, *slot[1]), trips
-
-        results, trips = jax.lax.map(one, (steps, slots))
-        return results, trips.sum()
-    return _map_blocks(work, plan, steps, slots)
-
-
-def _map_blocks(
-    work: Callable[..., Any], plan: Plan, steps: Array, slots: Any
-) -> tuple[Any, Array]:
-    """Run blocks of `slots_at_once` slots, sorted by steps so that few steps are padded."""
-    num, size = steps.shape[0], plan.slots_at_once
+        results, taken = jax.lax.map(block, (steps, slots))
+        return results, taken.sum()
+    # Blocks are sorted by steps, so that few steps are padded.
     order = jnp.argsort(-steps)
     order = jnp.concatenate([order, jnp.repeat(order[-1:], -num % size)])
-
-    def block(slot: Any) -> tuple[Any, Array]:
-        trips = _common_trips(slot[0].max(), plan)
-        return jax.vmap(lambda *one: work(trips, *one))(*slot[1]), trips * size
-
     blocks = _split(jax.tree.map(lambda leaf: leaf[order], (steps, slots)), -(-num // size))
-    results, trips = jax.lax.map(block, blocks)
+    results, taken = jax.lax.map(block, blocks)
     back = jnp.argsort(order[:num])
-    return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results)), trips.sum()
+    return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results)), taken.sum()
+
+
+def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable[[Array], Any]:
+    """Compute what a client's steps draw for all of them together, before the first.
+
+    One pass over the numbers of all steps is much cheaper than a pass in each step.
+
+    Args:
+      draw: From the number of a step, `i32[]`, to arrays.
+      most_steps: Numbers are below this; None if that is not known.
+
+    Returns:
+      A function with the same results. It is `draw` itself if more than `LOOKED_AHEAD` bytes
+      would have to be kept.
+    """
+    if most_steps is None:
+        return draw
+    numbers = jnp.arange(most_steps, dtype="int32")
+    kept = jax.eval_shape(jax.vmap(draw), numbers)
+    if sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept)) > LOOKED_AHEAD:
+        return draw
+    table = jax.vmap(draw)(numbers)
+    if most_steps == 1:
+        return lambda q: jax.tree.map(lambda leaf: leaf[0], table)
+    return lambda q: jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, q, keepdims=False), table
+    )
 
 
 def _split_over_devices(
-    work: Callable[..., Any], plan: Plan, steps: Array, slots: Any
+    work: Callable[..., Any], plan: Plan, steps: Array, slots: Any, trips: int | None
 ) -> tuple[Any, Array]:
     """Give each device of the mesh axis "clients" a share of the slots, and gather the results."""
     num = steps.shape[0]
@@ -139,11 +166,13 @@ def _split_over_devices(
     rows = jnp.minimum(places, num - 1)
     steps_here = jnp.where(places < num, steps[rows], 0)
     slots_here = jax.tree.map(lambda leaf: leaf[rows], slots)
-    results, trips = map_slots(work, plan._replace(client_devices=1), steps_here, *slots_here)
+    results, taken = map_slots(
+        work, plan._replace(client_devices=1), steps_here, *slots_here, trips=trips
+    )
     gathered = jax.tree.map(
         lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
     )
-    return gathered, jax.lax.psum(trips, "clients")
+    return gathered, jax.lax.psum(taken, "clients")
 
 
 def _common_trips(trips: Array, plan: Plan) -> Array:

@@ -9,9 +9,10 @@ settings struct. `check` turns a bad value into one sentence before anything is 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
+import jax
 import numpy as np
 from flax import struct as flax_struct
 
@@ -32,6 +33,7 @@ def real(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
+    simpler_at: tuple[float, ...] = (),
 ) -> Any:
     """Declare a traced real number.
 
@@ -41,6 +43,8 @@ def real(
       above: Exclusive lower limit.
       least: Inclusive lower limit.
       most: Inclusive upper limit.
+      simpler_at: Values at which parts of the program fall away. If all lanes of a program have one
+        of them, it is not traced, and `is_known` tells that it has this value.
     """
 
     def accepts(value: Any) -> bool:
@@ -53,10 +57,29 @@ def real(
 
     limits = [(above, "above"), (least, "at least"), (most, "at most")]
     words = " and ".join(f"{word} {limit:g}" for limit, word in limits if limit is not None)
-    return _field(default, meaning, True, accepts, f"a finite number {words}".rstrip(), float)
+    field = _field(default, meaning, True, accepts, f"a finite number {words}".rstrip(), float)
+    if not simpler_at:
+        return field
+    metadata = dict(field.metadata) | {"simpler_at": simpler_at}
+    return flax_struct.field(default=default, metadata=metadata)
 
 
-def reals(default: float, meaning: str, **limits: float) -> Any:
+def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
+    """Iterate over names and values of settings that make the program simpler."""
+    if dataclasses.is_dataclass(hyper):
+        for name, field in fields(type(hyper)).items():
+            value = getattr(hyper, name)
+            for simple in field.metadata.get("simpler_at", ()):
+                if is_known(value, simple):
+                    yield name, simple
+
+
+def is_known(value: Any, number: float) -> bool:
+    """Tell whether a setting has this value in every lane and was known before tracing."""
+    return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == number))
+
+
+def reals(default: float, meaning: str, **limits: Any) -> Any:
     """Declare a traced number, or a tuple of several, such as one per group.
 
     As text, several numbers are joined by `+`. The limits are those of `real`.

@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Key
 
 SHUFFLE_ROUNDS = 32
@@ -77,9 +78,11 @@ def shuffled_index(
         return jnp.where(swap == 1, partner, x)
 
     start = jnp.broadcast_to(index.astype("uint32"), jnp.broadcast_shapes(index.shape, tweak.shape))
-    # Do not unroll more rounds: over an axis of length 1, XLA's CPU compiler would duplicate them
-    # exponentially often, until memory is exhausted.
-    return jax.lax.fori_loop(0, bits.shape[0], one_round, start, unroll=2).astype("int32")
+    # On an accelerator all rounds are one kernel. On a CPU do not unroll more of them: over an axis
+    # of length 1 XLA would duplicate them exponentially often, until memory is exhausted.
+    num_rounds = bits.shape[0]
+    unroll = 2 if is_for_cpu() else num_rounds
+    return jax.lax.fori_loop(0, num_rounds, one_round, start, unroll=unroll).astype("int32")
 
 
 def _mix(x: Array) -> Array:

@@ -108,6 +108,12 @@ class Plan(NamedTuple):
       client_devices: Devices of the mesh axis "clients", over which the slots of a tick are split.
       family_size: Lanes of one family that are batched by `vmap` (axis name "family"); see
         `fedjax_sim.engine.lanes`.
+      most_steps: The most local steps of a slot at any tick; None if that is not known.
+      same_steps: Whether every slot does `most_steps` steps at every tick.
+      static_trips: Whether every slot's loop makes `most_steps` trips, the later ones masked, so
+        that an accelerator need not ask the host how often to repeat it.
+      all_filled: Whether no slot is ever empty.
+      narrow: Matrices of parameters with at most so many columns are transposed during local steps.
     """
 
     rows: int = 1
@@ -115,6 +121,22 @@ class Plan(NamedTuple):
     lanes_at_once: bool = False
     client_devices: int = 1
     family_size: int = 1
+    most_steps: int | None = None
+    same_steps: bool = False
+    static_trips: bool = False
+    all_filled: bool = False
+    narrow: int = 0
+
+    @property
+    def trips(self) -> int | None:
+        """The trips of every slot's loop of local steps; None if these are counted at each tick."""
+        return self.most_steps if self.same_steps or self.static_trips else None
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether a slot's loop may make more trips than the slot has steps."""
+        runs_alone = self.slots_at_once == 1 and not self.lanes_at_once and self.family_size == 1
+        return not self.same_steps and (self.static_trips or not runs_alone)
 
 
 class Algorithm(NamedTuple, Generic[StateT, InfoT]):

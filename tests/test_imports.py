@@ -25,7 +25,8 @@ from scripts.structure import (
 ALLOWED = {
     "types": "",
     "settings": "",
-    "streams": "types",
+    "targets": "",
+    "streams": "types targets",
     "batching": "types",
     "timelines": "types settings streams",
     "compression": "types settings streams",
@@ -37,7 +38,7 @@ ALLOWED = {
     "diagnostics": "types settings",
     "problems": "types settings streams models datasets partition compression diagnostics",
     "systems": "types settings streams batching timelines compression clients server",
-    "engine": "types settings streams batching",
+    "engine": "types settings targets streams batching",
     "theory": "types timelines diagnostics",
     "__init__": "types settings systems engine",
     "reporting": "types settings diagnostics __init__",

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.drawing import draw_timelines
-from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ClientDelays, draw_client_rates
 from fedjax_sim.types import System, Timeline
@@ -30,10 +29,9 @@ def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> T
     Returns:
       A timeline with leaves `[hypers, seeds, T, ...]`.
     """
-    keys = keys_of([*range(seeds)] * len(hypers))
-    drawn = draw_timelines(
-        system, keys, [hyper for hyper in hypers for _ in range(seeds)], num_ticks
-    )
+    numbers = [*range(seeds)] * len(hypers)
+    repeated = [hyper for hyper in hypers for _ in range(seeds)]
+    drawn = draw_timelines(system, numbers, repeated, num_ticks)
     return jax.tree.map(lambda leaf: leaf.reshape(len(hypers), seeds, *leaf.shape[1:]), drawn)
 
 

@@ -27,7 +27,6 @@ from fedjax_sim.cli.arguments import (
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine.drawing import request_timelines
-from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import Partition
@@ -389,7 +388,7 @@ def _draw(
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
     drawn, ticks = request_timelines(
         system,
-        keys_of([seed for seed, _ in pairs]),
+        [seed for seed, _ in pairs],
         [hyper for _, hyper in pairs],
         time_budget=time_budget,
     )

@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import chex
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.batching import map_slots, replicate
+from fedjax_sim.batching import look_ahead, map_slots, replicate
 from fedjax_sim.settings import choice, count, real, static, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
@@ -24,6 +25,9 @@ BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
 BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
+
+ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop, optax.yogi)
+"""Optimizers that treat every number of a model alike, whatever the shape of its array."""
 
 
 def _optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -72,10 +76,12 @@ class Training(NamedTuple):
     Attributes:
       gradient: The gradient that each step follows.
       optimizer: The optimizer; its state starts afresh.
+      is_elementwise: Whether the optimizer does the same to a matrix and to its transpose.
     """
 
     gradient: BatchGradient
     optimizer: optax.GradientTransformation
+    is_elementwise: bool = False
 
 
 class Train(Protocol):
@@ -130,7 +136,7 @@ def local_training(
         `batch_gradient` if None.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
     """
-    gradient_of = batch_gradient if gradient is None else gradient
+    gradient_of = gradient or partial(batch_gradient, most_steps=plan.most_steps)
 
     def train(
         key: Key,
@@ -149,7 +155,8 @@ def local_training(
                 )
 
             optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
-            return Training(of_loss if proximal is None else with_pull, optimizer)
+            is_elementwise = hyper.optimizer in ELEMENTWISE
+            return Training(of_loss if proximal is None else with_pull, optimizer, is_elementwise)
 
         return local_steps(plan, event, training, start=start, starts=starts, extras=extras)
 
@@ -187,36 +194,59 @@ def local_steps(
     def slot(
         trips: Array, start: Params, client: Array, steps: Array, offset: Array, extras: Any
     ) -> Params:
-        gradient, optimizer = training(start, client, offset, *extras)
+        gradient, optimizer, is_elementwise = training(start, client, offset, *extras)
 
+        def turned(model: Params) -> Params:
+            """Transpose narrow matrices, or transpose them back."""
+            return jax.tree.map(
+                lambda leaf, is_turned: leaf.T if is_turned else leaf, model, are_turned
+            )
+
+        are_turned = jax.tree.map(
+            lambda leaf: is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= plan.narrow, start
+        )
+
+        @jax.named_scope("local_step")
         def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
             model, state = carry
-            update, state = optimizer.update(gradient(model, q), state, model)
-            after = optax.apply_updates(model, update)
-            # Nothing reads the optimizer's state after a masked step: only masked steps follow.
-            return jax.tree.map(
-                lambda new, old: jnp.where(q < steps, new, old), after, model
-            ), state
+            slope = turned(gradient(turned(model), q))
+            update, state = optimizer.update(slope, state, model)
+            if plan.is_masked:
+                # Nothing reads the optimizer's state after a masked step: only masked steps follow.
+                update = jax.tree.map(lambda leaf: jnp.where(q < steps, leaf, 0), update)
+            return optax.apply_updates(model, update), state
 
-        return jax.lax.fori_loop(0, trips, step, (start, optimizer.init(start)))[0]
+        model = turned(start)
+        return turned(jax.lax.fori_loop(0, trips, step, (model, optimizer.init(model)))[0])
 
     # An empty slot has no steps; its client number only has to be valid.
-    clients = jnp.maximum(event.clients, 0)
-    ends, executed = map_slots(
-        slot, plan, event.steps, starts, clients, event.steps, event.offset, extras
-    )
+    clients = event.clients if plan.all_filled else jnp.maximum(event.clients, 0)
+    slots = (starts, clients, event.steps, event.offset, extras)
+    ends, executed = map_slots(slot, plan, event.steps, *slots, trips=plan.trips)
     return ends, Work(executed, event.steps.sum())
 
 
 def batch_gradient(
-    problem: Problem, hyper: LocalTraining, key: Key, client: Array, offset: Array
+    problem: Problem,
+    hyper: LocalTraining,
+    key: Key,
+    client: Array,
+    offset: Array,
+    *,
+    most_steps: int | None = None,
 ) -> BatchGradient:
     """Return the gradient of `batch_loss`."""
-    return jax.grad(batch_loss(problem, hyper, key, client, offset))
+    return jax.grad(batch_loss(problem, hyper, key, client, offset, most_steps=most_steps))
 
 
 def batch_loss(
-    problem: Problem, hyper: LocalTraining, key: Key, client: Array, offset: Array
+    problem: Problem,
+    hyper: LocalTraining,
+    key: Key,
+    client: Array,
+    offset: Array,
+    *,
+    most_steps: int | None = None,
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.
 
@@ -226,13 +256,16 @@ def batch_loss(
       key: The lane's learning key.
       client: `i32[]`.
       offset: `i32[]`, local steps that the client has done before.
+      most_steps: The number of a step is below this. If it is known, the mini-batches of all
+        steps are drawn together before the first; call this outside the loop over steps then.
     """
     client_key = jax.random.fold_in(stream(key, "local"), client)
     batches, noises = stream(client_key, "batches"), stream(client_key, "noise")
     bits = shuffle_bits(batches)
     count = problem.counts[client]
 
-    def loss(model: Params, q: Array) -> Array:
+    def draw(q: Array) -> tuple[Array, Key]:
+        """Draw the positions of a step's mini-batch, `i32[B]`, and its key."""
         step = offset + q
         if hyper.sampling == "with_replacement":
             batch_key = jax.random.fold_in(batches, step)
@@ -244,9 +277,10 @@ def batch_loss(
             examples = shuffled_index(bits, places, count, offset)
         else:
             examples = shuffled_examples(bits, step, count, hyper.batch_size)
-        return problem.loss(model, client, examples, jax.random.fold_in(noises, step))
+        return examples, jax.random.fold_in(noises, step)
 
-    return loss
+    drawn = look_ahead(draw, most_steps)
+    return lambda model, q: problem.loss(model, client, *drawn(q))
 
 
 def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:

@@ -1,12 +1,11 @@
 """The noise of Langevin dynamics, as optax transformations that can be chained with others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.custom_batching import custom_vmap
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.types import Array, Key, Params
@@ -53,38 +52,7 @@ def add_langevin_noise(
     ) -> tuple[Params, NoiseState]:
         flat, unravel = ravel_pytree(updates)
         deviation = jnp.sqrt(2 * jnp.asarray(eta(state.step)) * temperature).astype(flat.dtype)
-        noise = _standard_normal(jax.random.fold_in(key, state.step), jnp.any(deviation != 0), flat)
+        noise = jax.random.normal(jax.random.fold_in(key, state.step), flat.shape, flat.dtype)
         return unravel(flat + deviation * noise), NoiseState(state.step + 1)
 
     return optax.GradientTransformation(init, update)
-
-
-def _standard_normal(key: Key, is_wanted: Array, like: Array) -> Array:
-    """Draw an array of like's shape and dtype; zeros where no batched lane wants noise.
-
-    Drawing is most of a step of a small model. Lanes with the same key share one draw under vmap.
-    """
-    impl = jax.random.key_impl(key)
-
-    @custom_vmap
-    def draw(words: Array, is_wanted: Array) -> Array:
-        """words: `[batch..., words of a key]`; is_wanted: `bool[batch...]`."""
-        shape = (*is_wanted.shape, *like.shape)
-
-        def wanted() -> Array:
-            keys = jax.random.wrap_key_data(words, impl=impl).ravel()
-            normal = jax.vmap(lambda key: jax.random.normal(key, like.shape, like.dtype))
-            return normal(keys).reshape(shape)
-
-        return jax.lax.cond(is_wanted.any(), wanted, lambda: jnp.zeros(shape, like.dtype))
-
-    @draw.def_vmap
-    def draw_batch(
-        size: int, in_batched: Sequence[bool], words: Array, is_wanted: Array
-    ) -> tuple[Array, bool]:
-        if not in_batched[0]:
-            return draw(words, is_wanted.any(axis=0)), False
-        wanted_by_all = jnp.broadcast_to(is_wanted, (size, *is_wanted.shape))
-        return draw(words, is_wanted if in_batched[1] else wanted_by_all), True
-
-    return draw(jax.random.key_data(key), is_wanted)

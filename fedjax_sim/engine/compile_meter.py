@@ -1,5 +1,6 @@
 """Count the programs that JAX compiles, and the seconds that this takes."""
 
+import time
 from typing import Self
 
 import jax
@@ -16,12 +17,21 @@ class CompileMeter:
 
     Attributes:
       count: Number of programs compiled, or fetched from the cache.
-      seconds: Seconds spent on tracing, lowering and compiling.
+      seconds: Seconds in which something was traced, lowered or compiled. Programs that are
+        compiled at the same time share them.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.seconds = 0.0
+        self._spans: list[tuple[float, float]] = []
+
+    @property
+    def seconds(self) -> float:
+        total, until = 0.0, 0.0
+        for begin, end in sorted(self._spans):
+            total += max(0.0, end - max(begin, until))
+            until = max(until, end)
+        return total
 
     def __enter__(self) -> Self:
         jax.monitoring.register_event_duration_secs_listener(self._listen)
@@ -34,4 +44,5 @@ class CompileMeter:
         if event == COMPILE_EVENT:
             self.count += 1
         if event in (COMPILE_EVENT, *TRACE_EVENTS):
-            self.seconds += duration_secs
+            now = time.perf_counter()
+            self._spans.append((now - duration_secs, now))

@@ -43,6 +43,7 @@ class Part(NamedTuple):
       places: Positions of the lanes in the flattened grid.
       curves: What the replay returned.
       schedule: The lanes' schedules.
+      row: `i64[L]`, the number of each lane's schedule.
       timelines: The lanes' timelines, cut to their budgets.
       bits: Per lane, bits sent up and down before each evaluation, `i64[V + 1]` each.
     """
@@ -50,6 +51,7 @@ class Part(NamedTuple):
     places: list[int]
     curves: Curves
     schedule: Schedule
+    row: np.ndarray
     timelines: list[Timeline]
     bits: list[tuple[np.ndarray, np.ndarray]]
 
@@ -99,10 +101,12 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
         totals = [part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts]
         data[name] = per_lane(totals)
     staleness = [_staleness(part.schedule) for part in parts]
-    data["staleness_mean"] = per_lane([mean for mean, _ in staleness])
-    data["staleness_max"] = per_lane([largest for _, largest in staleness])
+    for k, name in enumerate(("staleness_mean", "staleness_max")):
+        values = [both[k][part.row] for both, part in zip(staleness, parts, strict=True)]
+        data[name] = per_lane(values)
     coords: dict[str, Any] = {
-        name: per_eval([getattr(part.schedule, name) for part in parts]) for name in COORDINATES[:3]
+        name: per_eval([getattr(part.schedule, name)[part.row] for part in parts])
+        for name in COORDINATES[:3]
     }
     for k, name in enumerate(COORDINATES[3:]):
         coords[name] = per_eval([np.stack([both[k] for both in part.bits]) for part in parts])
@@ -119,13 +123,14 @@ def _label(value: Any) -> Any:
 
 
 def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean and the largest staleness of the work that each lane received.
+    """Compute the mean and the largest staleness of the work that each schedule received.
 
-    Staleness is in server versions. Returns `f64[L]` and `i64[L]`.
+    Staleness is in server versions. Returns `f64[D]` and `i64[D]`.
     """
-    events = schedule.events
-    age = events.tick[..., None] - events.version
-    staleness = np.where(events.clients != EMPTY, age, 0)
-    total = staleness.sum(axis=(1, 2, 3), dtype=np.int64)
+    stored = schedule.stored
+    staleness = np.where(stored.clients != EMPTY, stored.staleness, 0)
+    repeated = np.prod(schedule.shape[1:]) // np.prod(staleness.shape[1:3])
+    total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
     largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
-    return total / schedule.messages[:, -1], largest
+    num = schedule.shape[0]
+    return total / schedule.messages[:, -1], np.broadcast_to(largest, num)

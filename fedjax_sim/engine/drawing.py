@@ -1,10 +1,12 @@
-"""Phase one: draw timelines that are long enough for every lane's budget.
+"""Phase one: draw timelines that are long enough for every budget.
 
-A budget is a stretch of virtual time or a number of ticks.
+A budget is a stretch of virtual time or a number of ticks. Timelines are drawn on the CPU, whatever
+learns later: they need sorts in 64 bits and little arithmetic.
 
-Dimension letters: those of `fedjax_sim.types`.
+Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,31 +17,36 @@ import numpy as np
 from fedjax_sim.engine.lanes import Stacked, stack_settings
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
-from fedjax_sim.types import Array, Key, System, Timeline
+from fedjax_sim.targets import tracing_for
+from fedjax_sim.types import Key, System, Timeline
 
 MAX_TICKS = 2**24
 """Longest schedule of a lane."""
+BYTES_OF_A_SLOT = 520
+"""Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""
+DRAWN_TOGETHER = 2**28
+"""Bytes that one call of the drawing program may take; for more timelines there are more calls."""
 
 
 def request_timelines(
     system: System,
-    keys: Array,
+    seeds: Sequence[int],
     hypers: Sequence[Any],
     *,
     time_budget: float | None = None,
     num_ticks: int | None = None,
 ) -> tuple[Timeline, np.ndarray]:
-    """Draw timelines that cover the budget of every lane.
+    """Draw timelines that cover the budget.
 
     Args:
       system: The system.
-      keys: `key[L]`, the lanes' keys.
-      hypers: L settings of equal static parts.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
       time_budget: Virtual time of a run; or else
       num_ticks: server actions of a run.
 
     Returns:
-      The timelines, leaves `[L, T, ...]`, and the ticks that belong to each lane, `i64[L]`.
+      The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
 
     Raises:
       ConfigError: If the budget is too short for one tick, or too long.
@@ -52,7 +59,7 @@ def request_timelines(
             raise _too_long(time_budget)
         first = int(min(16 + 1.1 * expected, MAX_TICKS))
     try:
-        draw = partial(draw_timelines, system, keys, hypers)
+        draw = partial(draw_timelines, system, seeds, hypers)
         if num_ticks is not None:
             return lengthen_to_ticks(draw, num_ticks)
         assert time_budget is not None
@@ -66,33 +73,109 @@ def request_timelines(
         raise ConfigError(field, value, allowed) from None
 
 
-def draw_timelines(system: System, keys: Array, hypers: Sequence[Any], num_ticks: int) -> Timeline:
-    """Draw the timelines of all lanes.
+def draw_timelines(
+    system: System, seeds: Sequence[int], hypers: Sequence[Any], num_ticks: int
+) -> Timeline:
+    """Draw timelines.
 
     Args:
       system: The system.
-      keys: `key[L]`, the lanes' keys.
-      hypers: L settings of equal static parts.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
       num_ticks: Number of ticks, T.
 
     Returns:
-      Leaves `[L, T, ...]` on the host, with times in 64 bits.
+      Leaves `[D, T, ...]` on the host, with times in 64 bits. A leaf that is the same at all ticks
+      takes the memory of one.
     """
-    with jax.enable_x64(True):
-        drawn = _draw(system.timeline, num_ticks, keys, stack_settings(hypers))
-        return jax.tree.map(np.asarray, drawn)
+    all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
+    draw = partial(_draw, system.timeline, num_ticks)
+    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
+        described = _draw.eval_shape(system.timeline, num_ticks, all_seeds, settings)
+        slots = described.clients.shape
+        of_one = BYTES_OF_A_SLOT * slots[1] * slots[2]
+        size = min(len(seeds), max(1, DRAWN_TOGETHER // of_one))
+        places = np.arange(-(-len(seeds) // size) * size).reshape(-1, size)
+        calls = [
+            Timeline(
+                *(
+                    _kept_once(np.asarray(leaf))
+                    for leaf in draw(all_seeds[rows], settings.take(rows))
+                )
+            )
+            for rows in np.minimum(places, len(seeds) - 1)
+        ]
+    if len(calls) == 1:
+        return calls[0]
+    return Timeline(*(_joined(leaves)[: len(seeds)] for leaves in zip(*calls, strict=True)))
+
+
+def _kept_once(leaf: np.ndarray) -> np.ndarray:
+    """Replace `[D, T, ...]` by a view of its first tick if all ticks are equal."""
+    is_constant = np.array_equal(leaf[:, 0], leaf[:, -1]) and bool((leaf == leaf[:, :1]).all())
+    return np.broadcast_to(leaf[:, :1].copy(), leaf.shape) if is_constant else leaf
+
+
+def _joined(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate along the leading axis, without filling in ticks that are views of one."""
+    if any(leaf.strides[1] for leaf in leaves):
+        return np.concatenate(leaves)
+    once = np.concatenate([leaf[:, :1] for leaf in leaves])
+    return np.broadcast_to(once, (len(once), *leaves[0].shape[1:]))
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    """Return the device that draws.
+
+    Raises:
+      ConfigError: If JAX was started without its CPU backend.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        platforms = str(jax.config.jax_platforms)  # type: ignore[attr-defined]
+        allowed = f'"{platforms},cpu": schedules are drawn on the CPU'
+        raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _draw(
-    timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, keys: Array, hypers: Stacked
+    timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
 ) -> Timeline:
-    def lane(key: Key, varying: list[Any]) -> Timeline:
-        return timeline(stream(key, "timeline"), hypers.of_lane(varying), num_ticks)
+    def lane(seed: Any, varying: list[Any]) -> Timeline:
+        key = stream(jax.random.key(seed), "timeline")
+        return timeline(key, hypers.of_lane(varying), num_ticks)
 
-    drawn = Timeline(*jax.vmap(lane)(keys, hypers.varying))
+    drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
     integers = ("clients", "steps", "version", "holds")
     return drawn._replace(**{name: getattr(drawn, name).astype("int32") for name in integers})
+
+
+def settings_read(system: System, hyper: Any) -> list[bool]:
+    """Find out which numeric settings the timeline reads: one entry for each leaf of the settings.
+
+    A setting is read if the timeline's program has a path from it to a result.
+    """
+    leaves, structure = jax.tree.flatten(hyper)
+    shapes = tuple(np.shape(leaf) for leaf in leaves)
+    return _reads_of(system.timeline, structure, shapes)
+
+
+@functools.lru_cache(maxsize=256)
+def _reads_of(
+    timeline: Callable[[Key, Any, int], Timeline], structure: Any, shapes: tuple[tuple, ...]
+) -> list[bool]:
+    with jax.enable_x64(True), tracing_for("cpu"):
+        program = jax.make_jaxpr(
+            lambda leaves: timeline(jax.random.key(0), jax.tree.unflatten(structure, leaves), 2)
+        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]).jaxpr
+    # From the results backwards. An equation with a program inside reads all its inputs.
+    needed = {id(var) for var in program.outvars}
+    for equation in reversed(program.eqns):
+        if any(id(var) in needed for var in equation.outvars):
+            needed |= {id(var) for var in equation.invars}
+    return [id(var) in needed for var in program.invars]
 
 
 def lengthen_to_ticks(

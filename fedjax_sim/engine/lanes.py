@@ -8,7 +8,7 @@ of them draws these once.
 Dimension letters: `L` lanes.
 """
 
-import hashlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.engine.schedule import Schedule
-from fedjax_sim.types import AnyProblem, Array
+from fedjax_sim.settings import known_values
+from fedjax_sim.types import AnyProblem
 
 
 class Lane(NamedTuple):
@@ -61,12 +61,42 @@ def groups_of(lanes: list[Lane], max_lanes: int | None) -> Iterator[list[Lane]]:
         yield from (members[i : i + size] for i in range(0, len(members), size))
 
 
-def families_of(group: list[Lane], schedule: Schedule) -> tuple[np.ndarray, int]:
+def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
+    """Find out which lanes have the same schedule: those with equal seeds and equal settings.
+
+    Args:
+      group: L lanes.
+      reads: Which leaves of the settings the timeline reads.
+
+    Returns:
+      The first lane of each schedule, and for each lane the number of its schedule, `i64[L]`.
+    """
+    # Thousands of seeds may share one settings object.
+    values: dict[int, bytes] = {}
+    for lane in group:
+        if id(lane.hyper) not in values:
+            read = [
+                np.asarray(leaf, float).tobytes()
+                for leaf, is_read in zip(jax.tree.leaves(lane.hyper), reads, strict=True)
+                if is_read
+            ]
+            values[id(lane.hyper)] = b"".join(read)
+    number: dict[tuple[int, bytes], int] = {}
+    firsts: list[int] = []
+    row = np.empty(len(group), np.int64)
+    for i, lane in enumerate(group):
+        row[i] = number.setdefault((lane.seed, values[id(lane.hyper)]), len(firsts))
+        if row[i] == len(firsts):
+            firsts.append(i)
+    return firsts, row
+
+
+def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
     """Find the families of a group.
 
     Args:
       group: L lanes.
-      schedule: Their schedules.
+      row: `i64[L]`, the number of each lane's schedule.
 
     Returns:
       An order of the lanes, `i64[L]`, in which the members of a family are adjacent, and the size
@@ -74,15 +104,7 @@ def families_of(group: list[Lane], schedule: Schedule) -> tuple[np.ndarray, int]
     """
     families: dict[Any, list[int]] = {}
     for i, lane in enumerate(group):
-        families.setdefault((lane.seed, id(lane.problem)), []).append(i)
-    if len(families) < len(group):
-        candidates, families = families, {}
-        for identity, members in candidates.items():
-            for i in members:
-                digest = hashlib.sha256()
-                for leaf in schedule.replayed():
-                    digest.update(leaf[i].tobytes())
-                families.setdefault((*identity, digest.digest()), []).append(i)
+        families.setdefault((lane.seed, id(lane.problem), int(row[i])), []).append(i)
     sizes = {len(members) for members in families.values()}
     if sizes == {1} or len(sizes) > 1:
         return np.arange(len(group)), 1
@@ -96,11 +118,14 @@ class Stacked(struct.PyTreeNode):
       varying: One entry per leaf: `[L, ...]`, or None if the leaf is shared.
       shared: One entry per leaf: `[...]`, or None if the leaf varies.
       structure: The trees' structure.
+      known: Names and values of settings that are part of the program, because it is simpler with
+        them; see `fedjax_sim.settings.real`.
     """
 
     varying: list[Any]
     shared: list[Any]
     structure: Any = struct.field(pytree_node=False)
+    known: tuple[tuple[str, float], ...] = struct.field(pytree_node=False, default=())
 
     def of_lane(self, varying: list[Any]) -> Any:
         """Build one lane's tree from the lane's entries of `varying`."""
@@ -108,26 +133,29 @@ class Stacked(struct.PyTreeNode):
             here if here is not None else everywhere
             for here, everywhere in zip(varying, self.shared, strict=True)
         ]
-        return jax.tree.unflatten(self.structure, leaves)
+        tree = jax.tree.unflatten(self.structure, leaves)
+        return dataclasses.replace(tree, **dict(self.known)) if self.known else tree
+
+    def take(self, rows: np.ndarray) -> "Stacked":
+        """Select trees by their numbers."""
+        varying = [None if leaf is None else leaf[rows] for leaf in self.varying]
+        return self.replace(varying=varying)
 
 
 class Lanes(NamedTuple):
     """The L lanes of one program, stacked.
 
     Attributes:
-      key: `key[L]`.
+      seed: `i32[L]`.
+      row: `i32[L]`, the number of each lane's schedule.
       hyper: Settings of all lanes.
       problem: Problems of all lanes.
     """
 
-    key: Any
+    seed: Any
+    row: Any
     hyper: Stacked
     problem: Stacked
-
-
-def keys_of(seeds: Sequence[int]) -> Array:
-    """Make the keys of seeds, `key[L]`, each equal to `jax.random.key(seed)`."""
-    return jax.vmap(jax.random.key)(np.asarray(seeds, "int32"))
 
 
 def stack_settings(hypers: Sequence[Any]) -> Stacked:
@@ -142,7 +170,8 @@ def stack_settings(hypers: Sequence[Any]) -> Stacked:
         is_shared = bool((values == values[0]).all())
         shared.append(values[0] if is_shared else None)
         varying.append(None if is_shared else values[rows])
-    return Stacked(varying, shared, jax.tree.structure(hypers[0]))
+    known = set.intersection(*(set(known_values(hyper)) for hyper in distinct))
+    return Stacked(varying, shared, jax.tree.structure(hypers[0]), tuple(sorted(known)))
 
 
 def stack_problems(problems: Sequence[Any]) -> Stacked:

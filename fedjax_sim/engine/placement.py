@@ -12,11 +12,12 @@ import contextlib
 import math
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from fedjax_sim.engine.step_cost import StepCost
 from fedjax_sim.settings import ConfigError
 
 TINY = 1e4
@@ -25,13 +26,17 @@ TINY = 1e4
 300 lanes of FA-LD with 50 clients and 2 parameters take half the time; from 3e4 operations on a
 fifth or less is gained.
 """
-LARGE = 5e7
-"""Operations above which a CPU runs one slot after another.
+IN_CACHE = 2**20
+"""Bytes of the weights and gradients of batched slots, above which a CPU runs them one by one."""
+NARROW = 32
+"""Columns up to which a CPU transposes matrices of parameters during local steps.
 
-Eight batched perceptrons of 784-128-10 took 0.8 of the time of eight run one by one (2e7
-operations), of 784-512-10 1.5 (8e7), LeNet-5s 2.1 (1.3e8), ResNet-20s 1.5 (8e9), all with batches
-of 32.
+XLA multiplies by a matrix with few columns slowly: of 784-8-10, 784-16-10 and 784-32-10 a step took
+1.7, 1.6 and 1.5 times as long with batches of 8, and 1.4, 1.5 and 1.3 times with batches of 32.
+With 64 columns and more nothing is gained.
 """
+WORTH_SPLITTING = 2e7
+"""Operations of a tick above which idle devices take slots."""
 LARGEST_IN_FAMILY = 1e7
 """Operations above which a CPU gains nothing by batching a family.
 
@@ -62,7 +67,7 @@ class Layout(NamedTuple):
     slots_at_once: int | None = None
     lanes_at_once: bool | None = None
     lane_devices: int | None = None
-    client_devices: int = 1
+    client_devices: int | None = None
     lane_batches: int | None = None
 
 
@@ -77,6 +82,8 @@ class Placement(NamedTuple):
       lane_batches: As in `Layout`.
       family_size: Members of a family that are batched; 1 batches none.
       members: Lanes of each family; the members of a family are adjacent among all lanes.
+      narrow: As in `Plan`.
+      devices: Devices to compile for, if these are only described; () for the local ones.
     """
 
     slots_at_once: int
@@ -86,13 +93,29 @@ class Placement(NamedTuple):
     lane_batches: int = 1
     family_size: int = 1
     members: int = 1
+    narrow: int = 0
+    devices: tuple[Any, ...] = ()
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices as a mesh with axes "lanes" and "clients"."""
         shape = (self.lane_devices, self.client_devices)
-        devices = np.asarray(jax.local_devices()[: shape[0] * shape[1]]).reshape(shape)
-        return jax.sharding.Mesh(devices, ("lanes", "clients"))
+        devices = (self.devices or jax.local_devices())[: shape[0] * shape[1]]
+        return jax.sharding.Mesh(np.asarray(devices).reshape(shape), ("lanes", "clients"))
+
+    @property
+    def platform(self) -> str:
+        """The kind of machine, such as "cpu" or "gpu"."""
+        return self.devices[0].platform if self.devices else jax.default_backend()
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the devices are only described, so that nothing can run on them."""
+        return bool(self.devices)
+
+    def layout(self) -> dict[str, Any]:
+        """Return what decides how a program computes, as text."""
+        return {name: str(value) for name, value in self._asdict().items() if name != "devices"}
 
     def deal(self, work: np.ndarray) -> np.ndarray:
         """Deal lanes to devices and batches: equal shares to devices, equal work within a batch.
@@ -153,52 +176,81 @@ def check_layout(layout: Layout) -> None:
         value = getattr(layout, name)
         if value is not None and value < 1:
             raise ConfigError(f"layout.{name}", value, "at least 1")
-    wanted, there = (layout.lane_devices or 1) * layout.client_devices, jax.local_device_count()
+    wanted, there = (
+        (layout.lane_devices or 1) * (layout.client_devices or 1),
+        jax.local_device_count(),
+    )
     if wanted > there:
         field = "layout devices (lane_devices x client_devices)"
         raise ConfigError(field, wanted, f"at most the {there} there are")
 
 
 def choose(
-    layout: Layout, *, num_lanes: int, steps: np.ndarray, operations: float, members: int = 1
+    layout: Layout,
+    *,
+    num_lanes: int,
+    steps: np.ndarray,
+    cost: StepCost,
+    members: int = 1,
+    devices: tuple[Any, ...] = (),
 ) -> Placement:
     """Fill in what the caller left open.
 
     Args:
       layout: The caller's layout.
       num_lanes: Number of lanes, L.
-      steps: `i32[L, T, S]`, local steps of every slot of the run.
-      operations: Operations of one local step.
+      steps: `i32[D, ..., S]`, local steps of the slots of all ticks of D schedules. Axes along
+        which nothing changes may have length 1.
+      cost: What one local step costs.
       members: Lanes of each family; the members of a family are adjacent.
+      devices: Devices to compile for, if these are only described; () for the local ones.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    num_devices = len(devices) or jax.local_device_count()
+    platform = devices[0].platform if devices else jax.default_backend()
+    on_cpu = platform == "cpu"
     num_slots = steps.shape[-1]
-    padding = steps.max(axis=-1, initial=0).sum() * num_slots / max(steps.sum(), 1)
-    devices = layout.lane_devices or max(1, jax.local_device_count() // layout.client_devices)
+    longest = steps.max(axis=-1, initial=0)
+    padding = longest.sum() * num_slots / max(steps.sum(), 1)
+    for_lanes = layout.lane_devices or max(1, num_devices // (layout.client_devices or 1))
     family_size = 1
     if layout.lanes_at_once is None:
-        devices_per_family = devices * members / num_lanes
-        family_size = _family_size(members, devices_per_family, operations if on_cpu else 0.0)
+        devices_per_family = for_lanes * members / num_lanes
+        operations = cost.operations if on_cpu else 0.0
+        family_size = _family_size(members, devices_per_family, operations)
     num_sets = num_lanes // members * -(-members // family_size)
+    lane_devices = layout.lane_devices or min(for_lanes, num_sets)
     # Batching pads: a CPU should batch only where that saves more than the padded steps cost.
-    gain = _batching_gain(operations * family_size)
+    gain = _batching_gain(cost, family_size * num_slots)
     is_wide = not on_cpu or padding <= gain
     # Lanes of a tiny model, such as hundreds of chains, are worth batching too, if their slots are
     # batched and nearly all do the same steps.
-    batched_steps = int(steps.max(initial=0)) * steps.size
-    is_tiny = bool(operations <= TINY and batched_steps <= gain * max(steps.sum(), 1))
+    is_even = int(steps.max(initial=0)) * steps.size <= gain * max(steps.sum(), 1)
+    is_tiny = cost.operations <= TINY and is_even
     lanes_at_once = layout.lanes_at_once
+    if lanes_at_once is None:
+        lanes_at_once = not on_cpu or is_tiny
+    client_devices = layout.client_devices or 1
+    if layout.client_devices is None and layout.lane_devices is None and not lanes_at_once:
+        # Devices that have no lane take slots, if a tick has enough work to share.
+        work = cost.operations * family_size * steps.sum(axis=-1).mean()
+        if work >= WORTH_SPLITTING:
+            client_devices = max(1, min(num_devices // lane_devices, num_slots))
     placement = Placement(
         slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
-        lanes_at_once=not on_cpu or is_tiny if lanes_at_once is None else lanes_at_once,
-        lane_devices=devices if layout.lane_devices else min(devices, num_sets),
-        client_devices=layout.client_devices,
+        lanes_at_once=lanes_at_once,
+        lane_devices=lane_devices,
+        client_devices=client_devices,
         family_size=family_size,
         members=members,
+        narrow=NARROW if on_cpu else 0,
+        devices=devices,
     )
     if not placement.lanes_at_once:
         return placement
-    batches = layout.lane_batches or _lane_batches(steps.max(axis=-1, initial=0), placement)
+    trips = np.broadcast_to(longest, (longest.shape[0], *longest.shape[1:])).reshape(
+        longest.shape[0], -1
+    )
+    batches = layout.lane_batches or _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
 
 
@@ -236,11 +288,13 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     return batches
 
 
-def _batching_gain(operations: float) -> float:
-    """Estimate how much faster a CPU runs a local step among twenty batched ones than alone.
+def _batching_gain(cost: StepCost, batched: int) -> float:
+    """Estimate how much faster a CPU runs a local step among batched ones than alone.
 
-    Fitted on 2 cores: 1.2 where arithmetic dominates, up to 2.1 where dispatching operations does.
-    Above `LARGE` the arrays of a batch do not fit in the cache together, and a batched step is
-    slower: 0.5 to 0.7 for convolutional networks.
+    Args:
+      cost: What one step costs.
+      batched: Steps that are batched.
     """
-    return 1.2 + 0.9 / (1 + operations / 8e4) if operations <= LARGE else 0.6
+    if batched * cost.bytes > IN_CACHE:
+        return 0.0
+    return 1.1 + 1.0 / (1 + cost.operations / 8e4)

@@ -10,15 +10,20 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from fedjax_sim.engine.schedule import Schedule
-
 
 class Progress:
     """Shows ticks per second, virtual time, lanes that diverged, and the remaining time."""
 
-    def __init__(self, name: str, schedule: Schedule, *, enabled: bool):
-        """Prepare the line. name: what runs. enabled: whether to show it on a terminal."""
-        self._schedule, self._num_evals = schedule, schedule.ticks.shape[1] - 1
+    def __init__(self, name: str, ticks: np.ndarray, time: np.ndarray, *, enabled: bool):
+        """Prepare the line.
+
+        Args:
+          name: What runs.
+          ticks: `i64[L, V + 1]`, ticks of each lane before each evaluation.
+          time: `f64[L, V + 1]`, virtual time at each evaluation.
+          enabled: Whether to show the line on a terminal.
+        """
+        self._ticks, self._times, self._num_evals = ticks, time, ticks.shape[1] - 1
         columns = (
             TextColumn(name),
             BarColumn(),
@@ -50,9 +55,9 @@ class Progress:
     def update(self, done: int, metrics: dict[str, np.ndarray]) -> None:
         """Show that `done` evaluations of all lanes are done. metrics: `[L, V + 1]` each."""
         done = min(done, self._num_evals)
-        rate = self._schedule.ticks[:, done].sum() / (time.perf_counter() - self._began)
+        rate = self._ticks[:, done].sum() / (time.perf_counter() - self._began)
         failed = int((~metrics["finite"][:, : done + 1].all(axis=1)).sum())
-        facts = f"{rate:.0f} ticks/s, virtual time {self._schedule.time[:, done].mean():g}"
+        facts = f"{rate:.0f} ticks/s, virtual time {self._times[:, done].mean():g}"
         if failed:
             facts += f", {failed} diverged"
         self._bar.update(self._task, completed=done, facts=facts)

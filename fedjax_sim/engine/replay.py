@@ -4,12 +4,13 @@ In every lane a scan over evaluations contains a scan over the ticks between two
 of the compiled program replays a chunk, which is one or more evaluations of all lanes. Between
 chunks the host shows progress and writes checkpoints.
 
-Dimension letters: those of `fedjax_sim.types`; `V` evaluations, `C` evaluations of a chunk, `E`
-ticks between two evaluations, `H` rows of the store behind `client_variance`.
+Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
+chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
 """
 
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,9 +25,10 @@ from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_store, write_version
 from fedjax_sim.engine.lanes import Lanes
 from fedjax_sim.engine.placement import Placement
-from fedjax_sim.engine.schedule import Schedule
+from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
 from fedjax_sim.streams import stream
-from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, System
+from fedjax_sim.targets import tracing_for
+from fedjax_sim.types import Algorithm, Array, Key, Params, Plan, Problem, System
 
 
 class Program(NamedTuple):
@@ -36,12 +38,14 @@ class Program(NamedTuple):
       system: The system.
       plan: What algorithms are bound to.
       placement: Where lanes run.
+      chunk: Evaluations of a chunk C, and ticks between two of them E.
       keep_models: Whether the model of every evaluation is returned.
     """
 
     system: System
     plan: Plan
     placement: Placement
+    chunk: tuple[int, int]
     keep_models: bool = False
 
 
@@ -61,6 +65,21 @@ class Curves(NamedTuple):
     samples: Any = None
 
 
+class Tables(NamedTuple):
+    """The schedules of a chunk as the devices hold them.
+
+    Each device has its own rows D. Leading axes of length 1 hold what is equal along them.
+
+    Attributes:
+      ticks: The ticks, leaves `[D, C, E, ...]`.
+      held: Versions that clients hold, leaves `[D, C, ...]`; None unless `client_variance` is
+        measured.
+    """
+
+    ticks: Ticks
+    held: HeldVersions | None
+
+
 class _Carry(NamedTuple):
     """What a lane carries from tick to tick.
 
@@ -73,80 +92,167 @@ class _Carry(NamedTuple):
     versions: Any
 
 
+class Replay:
+    """A program with its inputs on the devices, before the first chunk.
+
+    Attributes:
+      program: The static arguments.
+      num_evals: Evaluations of all chunks, V.
+      lanes: The lanes, each on its device.
+      place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
+    """
+
+    def __init__(self, program: Program, lanes: Lanes, schedule: Schedule):
+        """Put lanes on their devices.
+
+        Args:
+          program: The static arguments.
+          lanes: L lanes.
+          schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
+        """
+        chex.assert_equal_shape([lanes.row, lanes.seed])
+        self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
+        placement, row = program.placement, np.asarray(lanes.row)
+        lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
+        self.place_of = np.unique(lane_of, return_index=True)[1]
+        # Each device holds the schedules that its lanes point to, numbered from 0.
+        per_device = row[lane_of].reshape(placement.lane_devices, -1)
+        wanted = [np.unique(rows) for rows in per_device]
+        most = max(len(rows) for rows in wanted)
+        self._rows = np.concatenate(
+            [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
+        )
+        local = [np.searchsorted(*pair) for pair in zip(wanted, per_device, strict=True)]
+        self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
+        self._whole = NamedSharding(placement.mesh, PartitionSpec())
+        lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
+        self.lanes = self._placed(lanes, lane_of)
+
+    def _placed(self, lanes: Lanes, lane_of: np.ndarray) -> Lanes:
+        """Put what varies on the lanes' devices, and what is shared on all devices."""
+        dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
+        if not np.array_equal(lane_of, np.arange(len(lanes.seed))):
+            dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
+        seed, hypers, problems, row = self._put((*dealt, lanes.row), self._split)
+        shared = self._put((lanes.hyper.shared, lanes.problem.shared), self._whole)
+        return Lanes(
+            seed,
+            row,
+            lanes.hyper.replace(varying=hypers, shared=shared[0]),
+            lanes.problem.replace(varying=problems, shared=shared[1]),
+        )
+
+    def _put(self, tree: Any, sharding: NamedSharding) -> Any:
+        """Put arrays on devices; only describe them where the devices are descriptions."""
+        if self.program.placement.is_described:
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(
+                    np.shape(leaf), jax.dtypes.result_type(leaf), sharding=sharding
+                ),
+                tree,
+            )
+        return jax.device_put(tree, sharding)
+
+    def tables(self, first: int) -> Tables:
+        """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
+        last = first + self.program.chunk[0]
+        held = self._schedule.held
+        if held is not None:
+            held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
+        ticks = jax.tree.map(
+            lambda leaf: leaf[:, first:last] if leaf.shape[1] > 1 else leaf, self._schedule.stored
+        )
+        return self._of_devices(Tables(ticks, held))
+
+    def first_holders(self) -> Array | None:
+        """Put the holders of the initial model on the devices: `i32[D, H]`."""
+        held = self._schedule.held
+        return None if held is None else self._of_devices(held.holders[:, 0])
+
+    def _of_devices(self, tables: Any) -> Any:
+        """Give each device its rows. What is equal in all schedules goes to all devices."""
+
+        def give(leaf: np.ndarray) -> Any:
+            if leaf.shape[0] == 1:
+                return self._put(leaf, self._whole)
+            is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
+            return self._put(leaf if is_in_order else leaf[self._rows], self._split)
+
+        return jax.tree.map(give, tables)
+
+    def begin(self) -> Any:
+        """Compute initial carries and the first evaluation of all lanes."""
+        return _begin(self.program, self.lanes, self.first_holders())
+
+    def carries(self) -> Any:
+        """Describe the carries: shapes, dtypes and devices."""
+        carries, _ = jax.eval_shape(partial(_begin, self.program), self.lanes, self.first_holders())
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
+        )
+
+    def lower(self) -> jax.stages.Lowered:
+        """Lower the program of a chunk."""
+        first = self._put(np.int32(0), self._whole)
+        return _advance.lower(self.program, self.lanes, self.carries(), self.tables(0), first)
+
+    def advance(self, carries: Any, first: int) -> Any:
+        """Replay the chunk that begins with evaluation `first`. The carries are given away."""
+        number = self._put(np.int32(first), self._whole)
+        return _advance(self.program, self.lanes, carries, self.tables(first), number)
+
+    def final_models(self, carries: Any) -> Any:
+        """Fetch the models of all lanes, leaves `[L, ...]`."""
+        models = _final_models(self.program, self.lanes, carries)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[self.place_of], models)
+
+    def digests(self) -> dict[str, str]:
+        """Hash the program and its inputs: equal for runs with equal bits on one machine."""
+        inputs, schedule = hashlib.sha256(), self._schedule
+        for leaf in jax.tree.leaves((self.lanes, self._rows, schedule.stored, schedule.held)):
+            array = np.asarray(leaf)
+            inputs.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
+        text = hashlib.sha256(self.lower().as_text().encode())
+        return {"program": text.hexdigest(), "inputs": inputs.hexdigest()}
+
+
 def replay_schedule(
-    program: Program,
-    lanes: Lanes,
-    schedule: Schedule,
+    replay: Replay,
     *,
-    evals_per_chunk: int,
     checkpoint: Checkpoint | None = None,
     report: Callable[[int, dict[str, np.ndarray]], None] = lambda done, metrics: None,
 ) -> Curves:
     """Run a schedule in chunks of evaluations.
 
     Args:
-      program: The static arguments.
-      lanes: L lanes.
-      schedule: Their schedules.
-      evals_per_chunk: Evaluations of a chunk, C; it divides V.
+      replay: The program with its inputs.
       checkpoint: Resumed from if it holds something, and written to between chunks.
       report: Called after each chunk with the number of evaluations done and the metrics so far.
     """
-    num_lanes, num_evals = schedule.events.tick.shape[:2]
-    chex.assert_shape(schedule.events.clients, (num_lanes, num_evals, None, None))
-    chex.assert_shape(lanes.key, (num_lanes,))
-    work = schedule.events.steps.max(axis=-1).sum(axis=(1, 2), dtype=np.int64)
-    lane_of = program.placement.deal(work)
-    place_of = np.unique(lane_of, return_index=True)[1]
-    is_in_order = np.array_equal(lane_of, np.arange(num_lanes))
-    split = NamedSharding(program.placement.mesh, PartitionSpec("lanes"))
-
-    def place(tree: Any) -> Any:
-        """Put each lane on its device."""
-        dealt = tree if is_in_order else jax.tree.map(lambda leaf: leaf[lane_of], tree)
-        return jax.device_put(dealt, split)
-
-    lanes = _placed(lanes, place, NamedSharding(program.placement.mesh, PartitionSpec()))
-
-    def chunk(first: int) -> tuple[Event, HeldVersions | None]:
-        """Select the evaluations from `first` on."""
-        last = first + evals_per_chunk
-        held = schedule.held and HeldVersions(
-            schedule.held.write[:, first:last], schedule.held.holders[:, 1 + first : 1 + last]
-        )
-        return place((jax.tree.map(lambda leaf: leaf[:, first:last], schedule.events), held))
-
-    holders = None if schedule.held is None else place(schedule.held.holders[:, 0])
     if checkpoint is not None:
-        carries, _ = jax.eval_shape(partial(_begin, program), lanes, holders)
-        checkpoint.open(_digests(program, lanes, schedule, carries, chunk(0)))
-    carries, first = _begin(program, lanes, holders)
-    seen = _Seen(place_of, num_evals)
-    seen.put(jax.tree.map(lambda leaf: leaf[:, None], first), {}, 0)
+        checkpoint.open(replay.digests())
+    shapes = replay.carries()
+    with ThreadPoolExecutor(1) as beside:
+        # The two programs are compiled at the same time.
+        begun = beside.submit(replay.begin)
+        replay.lower().compile()
+        carries, first = begun.result()
+    seen = _Seen(replay.place_of, replay.num_evals)
+    seen.put(jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], first), {}, 0)
     done = 0
-    if checkpoint is not None and (saved := checkpoint.load(carries)) is not None:
+    if checkpoint is not None and (saved := checkpoint.load(shapes)) is not None:
         done, carries, seen.kinds = saved
-    while done < num_evals:
-        carries, (observed, info) = _advance(program, lanes, carries, *chunk(done))
+    while done < replay.num_evals:
+        carries, (observed, info) = replay.advance(carries, done)
         seen.put(observed, info._asdict(), 1 + done)
-        done += evals_per_chunk
+        done += replay.program.chunk[0]
         report(done, seen.kinds["metric"])
         if checkpoint is not None:
-            checkpoint.save(done, carries, seen.kinds, is_last=done >= num_evals)
-    models = jax.tree.map(lambda leaf: leaf[place_of], _final_models(program, lanes, carries))
+            is_last = done >= replay.num_evals
+            checkpoint.save(done, carries, seen.kinds, is_last=is_last)
+    models = replay.final_models(carries)
     samples = seen.samples(jax.tree.structure(models))
     return Curves(seen.kinds["metric"], seen.kinds["info"], models, samples)
-
-
-def _placed(lanes: Lanes, place: Callable[[Any], Any], replicated: NamedSharding) -> Lanes:
-    """Put what varies on the lanes' devices, and what is shared on all devices."""
-    key, hypers, problems = place((lanes.key, lanes.hyper.varying, lanes.problem.varying))
-    shared = jax.device_put((lanes.hyper.shared, lanes.problem.shared), replicated)
-    return Lanes(
-        key,
-        lanes.hyper.replace(varying=hypers, shared=shared[0]),
-        lanes.problem.replace(varying=problems, shared=shared[1]),
-    )
 
 
 class _Seen:
@@ -184,75 +290,65 @@ class _Seen:
             into[name][:, at : at + value.shape[1]] = np.asarray(value)[self._place_of]
 
 
-def _digests(
-    program: Program,
-    lanes: Lanes,
-    schedule: Schedule,
-    carries: Any,
-    chunk: tuple[Event, HeldVersions | None],
-) -> dict[str, str]:
-    """Hash the program and its inputs: equal for runs that end with equal bits on one machine."""
-    text = _advance.lower(program, lanes, carries, *chunk).as_text()
-    inputs = hashlib.sha256()
-    for leaf in (*jax.tree.leaves(lanes), *schedule.replayed()):
-        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-        inputs.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
-    program_digest = hashlib.sha256(text.encode()).hexdigest()
-    return {"program": program_digest, "inputs": inputs.hexdigest()}
-
-
 @partial(jax.jit, static_argnums=0)
 def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
-    """Compute initial carries and the first evaluation of all lanes. holders: `i32[L, H]`."""
+    """Compute initial carries and the first evaluation of all lanes. holders: `i32[D, H]`."""
 
-    def begin(algorithm: Algorithm, problem: Problem, key: Key, holders: Array | None) -> Any:
+    def begin(algorithm: Algorithm, problem: Problem, key: Key, row: Array, holders: Any) -> Any:
         state = algorithm.init(stream(key, "init"))
         carry = _Carry(state, ())
-        if holders is not None and algorithm.client_models is None:
-            carry = _Carry(state, first_store(algorithm.model(state), holders.shape[0]))
-        return carry, _observe(program, algorithm, problem, carry, holders)
+        held = None if holders is None else look_up(holders, (row,))
+        if held is not None and algorithm.client_models is None:
+            carry = _Carry(state, first_store(algorithm.model(state), held.shape[0]))
+        return carry, _observe(program, algorithm, problem, carry, held)
 
-    return _over_lanes(begin, program, lanes, shared=holders)
+    return _over_lanes(begin, program, lanes, tables=holders)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _advance(
-    program: Program, lanes: Lanes, carries: Any, events: Event, held: HeldVersions | None
-) -> Any:
-    """Replay a chunk. events: leaves `[L, C, E, ...]`; held: leaves `[L, C, ...]`."""
+def _advance(program: Program, lanes: Lanes, carries: Any, tables: Tables, first: Array) -> Any:
+    """Replay a chunk. first: `i32[]`, number of its first evaluation."""
+    num_evals, per_eval = program.chunk
 
     def advance(
-        algorithm: Algorithm, problem: Problem, key: Key, inputs: Any, carry: _Carry
+        algorithm: Algorithm, problem: Problem, key: Key, row: Array, given: Any, carry: _Carry
     ) -> Any:
-        def tick(carry: _Carry, inputs: tuple[Event, Array | None]) -> tuple[_Carry, Any]:
-            event, row = inputs
+        tables, first = given
+
+        @jax.named_scope("tick")
+        def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
+            number = (first + place[0]) * per_eval + place[1]
+            event = event_at(tables.ticks, row, number, place)
             state, info = algorithm.step(key, carry.state, event)
             versions = carry.versions
-            if row is not None and algorithm.client_models is None:
-                versions = write_version(versions, row, algorithm.model(state))
+            if tables.held is not None and algorithm.client_models is None:
+                written = look_up(tables.held.write, (row, *place))
+                versions = write_version(versions, written, algorithm.model(state))
             return _Carry(state, versions), info
 
-        def evaluation(carry: _Carry, inputs: tuple[Event, HeldVersions | None]) -> Any:
-            events, held = inputs
-            rows, holders = (None, None) if held is None else held
-            carry, infos = jax.lax.scan(tick, carry, (events, rows))
-            observed = _observe(program, algorithm, problem, carry, holders)
+        def evaluation(carry: _Carry, number: Array) -> Any:
+            ticks = (jnp.full(per_eval, number), jnp.arange(per_eval, dtype="int32"))
+            carry, infos = jax.lax.scan(tick, carry, ticks)
+            held = tables.held and look_up(tables.held.holders, (row, number))
+            observed = _observe(program, algorithm, problem, carry, held)
             return carry, (observed, jax.tree.map(lambda info: info.sum(axis=0), infos))
 
-        return jax.lax.scan(evaluation, carry, inputs)
+        return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
 
-    return _over_lanes(advance, program, lanes, shared=(events, held), varying=carries)
+    return _over_lanes(advance, program, lanes, tables=(tables, first), varying=(carries,))
 
 
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
-    def final(algorithm: Algorithm, problem: Problem, key: Key, _: None, carry: _Carry) -> Params:
+    def final(
+        algorithm: Algorithm, problem: Problem, key: Key, row: Array, _: None, carry: _Carry
+    ) -> Params:
         return algorithm.model(carry.state)
 
-    return _over_lanes(final, program, lanes, varying=carries)
+    return _over_lanes(final, program, lanes, varying=(carries,))
 
 
+@jax.named_scope("evaluation")
 def _observe(
     program: Program, algorithm: Algorithm, problem: Problem, carry: _Carry, holders: Array | None
 ) -> tuple[dict[str, Array], Any]:
@@ -274,31 +370,32 @@ def _over_lanes(
     program: Program,
     lanes: Lanes,
     *,
-    shared: Any = None,
-    varying: Any = None,
+    tables: Any = None,
+    varying: Any = (),
 ) -> Any:
-    """Call `run(algorithm, problem, key, shared[, varying])` for every lane.
+    """Call `run(algorithm, problem, key, row, tables, *varying)` for every lane.
 
     Args:
-      run: Called for one lane.
+      run: Called for one lane; `row` is the number of its schedule.
       program: The static arguments.
       lanes: L lanes.
-      shared: Leaves `[L, ...]`, equal for all members of a family.
+      tables: Arrays that all lanes of a device read, leaves `[D, ...]`, or `[1, ...]` or `[]` if
+        they are the same for all devices.
       varying: Leaves `[L, ...]`.
     """
 
-    def on_device(lanes: Lanes, shared: Any, varying: Any) -> Any:
+    def on_device(lanes: Lanes, tables: Any, varying: Any) -> Any:
         def lane(of_family: Any, of_lane: Any) -> Any:
-            (key, problem_leaves, shared), (hyper_leaves, varying) = of_family, of_lane
+            (seed, row, problem_leaves), (hyper_leaves, varying) = of_family, of_lane
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
             algorithm = program.system.algorithm(problem, hyper, program.plan)
-            inputs = (shared,) if varying is None else (shared, varying)
-            return run(algorithm, problem, stream(key, "learning"), *inputs)
+            key = stream(jax.random.key(seed), "learning")
+            return run(algorithm, problem, key, row, tables, *varying)
 
         return map_families(
             lane,
-            (lanes.key, lanes.problem.varying, shared),
+            (lanes.seed, lanes.row, lanes.problem.varying),
             (lanes.hyper.varying, varying),
             size=program.placement.family_size,
             map_over=partial(
@@ -310,10 +407,14 @@ def _over_lanes(
 
     split, whole = PartitionSpec("lanes"), PartitionSpec()
     stacked = (each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem))
-    return jax.shard_map(
-        on_device,
-        mesh=program.placement.mesh,
-        in_specs=(Lanes(split, *stacked), split, split),
-        out_specs=split,
-        check_vma=False,
-    )(lanes, shared, varying)
+    of_tables = jax.tree.map(
+        lambda leaf: split if leaf.ndim and leaf.shape[0] > 1 else whole, tables
+    )
+    with tracing_for(program.placement.platform):
+        return jax.shard_map(
+            on_device,
+            mesh=program.placement.mesh,
+            in_specs=(Lanes(split, split, *stacked), of_tables, split),
+            out_specs=split,
+            check_vma=False,
+        )(lanes, tables, varying)

@@ -3,34 +3,63 @@
 The store holds the old server models from which clients still work, see `fedjax_sim.engine.store`.
 Everything here is NumPy on the host, before anything is compiled.
 
-Dimension letters: those of `fedjax_sim.types`, `V` evaluations, `E` ticks between two evaluations.
+Dimension letters: those of `fedjax_sim.types`, `D` schedules, `V` evaluations, `E` ticks between
+two evaluations.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.held_models import HeldVersions, held_versions
 from fedjax_sim.engine.store import round_up, store_rows
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Event, Timeline
+from fedjax_sim.types import EMPTY, Array, Event, Leaf, Timeline
+
+
+class Ticks(NamedTuple):
+    """What a device keeps of schedules, to build the event of a tick.
+
+    The leading axes of every leaf are schedules D, evaluations V and ticks between two evaluations
+    E. An axis along which nothing changes has length 1: with full participation no leaf has a tick
+    axis and a slot axis.
+
+    Attributes:
+      clients: `i32[D, V, E, S]`, as in `Event`.
+      steps: `i32[D, V, E, S]`, as in `Event`.
+      staleness: `i32[D, V, E, S]`, tick - version.
+      weight: `f64[D, V, E, S]`, as in `Event`.
+      offset: `i32[D, V, E, S]`, as in `Event`; None if it is tick * steps.
+      read: `i32[D, V, E, S]`, as in `Event`.
+      write: `i32[D, V, E]`, as in `Event`.
+    """
+
+    clients: Leaf
+    steps: Leaf
+    staleness: Leaf
+    weight: Leaf
+    offset: Leaf | None
+    read: Leaf
+    write: Leaf
 
 
 class Schedule(NamedTuple):
-    """The timelines of all lanes, cut to their budgets and laid out for nested scans.
+    """Timelines, cut to their budgets and laid out for nested scans.
 
     Attributes:
-      events: Leaves `[L, V, E, ...]`. Ticks after a lane's end are empty.
+      stored: The ticks of D schedules. Ticks after the end of a schedule are empty.
+      shape: D, V and E.
       rows: Rows of the store of old server models, R; the last is a scratch row.
-      time: `f64[L, V + 1]`, virtual time at each evaluation, the initial one included.
-      ticks: `i64[L, V + 1]`, ticks so far.
-      local_steps: `i64[L, V + 1]`, local steps delivered to the server so far.
-      messages: `i64[L, V + 1]`, slots filled so far, that is client reports received.
+      time: `f64[D, V + 1]`, virtual time at each evaluation, the initial one included.
+      ticks: `i64[D, V + 1]`, ticks so far.
+      local_steps: `i64[D, V + 1]`, local steps delivered to the server so far.
+      messages: `i64[D, V + 1]`, slots filled so far, that is client reports received.
       held: Which versions clients hold; None unless `client_variance` is measured.
     """
 
-    events: Event
+    stored: Ticks
+    shape: tuple[int, int, int]
     rows: int
     time: np.ndarray
     ticks: np.ndarray
@@ -38,23 +67,69 @@ class Schedule(NamedTuple):
     messages: np.ndarray
     held: HeldVersions | None = None
 
-    def replayed(self) -> Iterator[np.ndarray]:
-        """Iterate over all arrays that the compiled program reads, each with leading axis L."""
-        yield from self.events
-        yield from self.held or ()
-
-    def take(self, lanes: np.ndarray) -> "Schedule":
-        """Select lanes, in the order given."""
-        events = Event(*(leaf[lanes] for leaf in self.events))
-        held = self.held and HeldVersions(*(leaf[lanes] for leaf in self.held))
-        return self._replace(
-            events=events,
-            time=self.time[lanes],
-            ticks=self.ticks[lanes],
-            local_steps=self.local_steps[lanes],
-            messages=self.messages[lanes],
-            held=held,
+    @property
+    def events(self) -> Event:
+        """The events of all ticks, leaves `[D, V, E, ...]`. Leaves may be views of smaller ones."""
+        num_evals, per_eval = self.shape[1:]
+        numbers = np.arange(num_evals * per_eval, dtype=np.int32).reshape(num_evals, per_eval)
+        tick, stored = np.broadcast_to(numbers, self.shape), self.stored
+        whole = (
+            np.broadcast_to(leaf, (*self.shape, *leaf.shape[3:]))
+            for leaf in (stored.clients, stored.steps, stored.weight, stored.read, stored.write)
         )
+        clients, steps, weight, read, write = whole
+        offset = stored.offset
+        if offset is None:
+            offset = tick[..., None] * steps
+        version = tick[..., None] - stored.staleness
+        return Event(
+            tick=tick,
+            clients=clients,
+            steps=steps,
+            version=np.broadcast_to(version, clients.shape),
+            weight=weight,
+            offset=np.broadcast_to(offset, clients.shape),
+            read=read,
+            write=write,
+        )
+
+    @property
+    def work(self) -> np.ndarray:
+        """Steps of the longest slot of every tick: `i32[D, V * E]`."""
+        longest = np.broadcast_to(self.stored.steps.max(axis=-1, initial=0), self.shape)
+        return longest.reshape(self.shape[0], -1)
+
+
+def event_at(stored: Ticks, row: Array, tick: Array, place: tuple[Array, Array]) -> Event:
+    """Build the event of one tick on the device.
+
+    Args:
+      stored: The ticks.
+      row: `i32[]`, which of the schedules.
+      tick: `i32[]`, number of the tick since the start of the run.
+      place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
+    """
+
+    def pick(leaf: Array) -> Array:
+        return look_up(leaf, (row, *place))
+
+    steps, staleness = pick(stored.steps), pick(stored.staleness)
+    return Event(
+        tick=tick,
+        clients=pick(stored.clients),
+        steps=steps,
+        version=tick - staleness,
+        weight=pick(stored.weight),
+        offset=tick * steps if stored.offset is None else pick(stored.offset),
+        read=pick(stored.read),
+        write=pick(stored.write),
+    )
+
+
+def look_up(leaf: Array, index: tuple) -> Array:
+    """Index the leading axes of an array, except those of length 1, whose entry is for all."""
+    places = tuple(i if length > 1 else 0 for i, length in zip(index, leaf.shape, strict=False))
+    return jnp.asarray(leaf).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def lay_out(
@@ -68,8 +143,8 @@ def lay_out(
     """Cut timelines to their budgets and lay them out for evaluation after equal numbers of ticks.
 
     Args:
-      timelines: Leaves `[L, T, ...]`.
-      ticks: `i64[L]`, number of ticks that belong to each lane.
+      timelines: Leaves `[D, T, ...]`.
+      ticks: `i64[D]`, number of ticks that belong to each timeline.
       num_clients: Number of clients, N.
       num_evals: Largest number of evaluations.
       client_variance: Whether to find out which versions clients hold at each evaluation.
@@ -77,63 +152,79 @@ def lay_out(
     Raises:
       ConfigError: If the local steps between two evaluations do not fit in 32 bits.
     """
-    num_lanes, longest = len(ticks), int(ticks.max())
+    num, longest = len(ticks), int(ticks.max())
     per_eval = -(-longest // min(num_evals, longest))
     num_evals = -(-longest // per_eval)
     ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
     total = num_evals * per_eval
     is_within = np.arange(total) < ticks[:, None]
+    is_whole = bool(is_within.all())
+    num_slots = timelines.clients.shape[2]
 
-    def cut(leaf: np.ndarray, fill: int, dtype: type) -> np.ndarray:
-        """Keep the ticks of each lane and fill up to the last evaluation: `[L, T, S]`."""
-        result: np.ndarray = np.full((num_lanes, total, leaf.shape[2]), fill, dtype)
+    def cut(leaf: np.ndarray, fill: int) -> np.ndarray:
+        """Keep the ticks of each timeline and fill up to the last evaluation: `[D, total, S]`."""
+        if is_whole:
+            return without_repetition(leaf[:, :total])
         known = min(total, leaf.shape[1])
-        np.copyto(
-            result[:, :known],
-            leaf[:, :known],
-            where=is_within[:, :known, None],
-            casting="unsafe",
-        )
+        result = np.full((num, total, num_slots), fill, leaf.dtype)
+        np.copyto(result[:, :known], leaf[:, :known], where=is_within[:, :known, None])
         return result
 
-    clients = cut(timelines.clients, EMPTY, np.int32)
-    version = cut(timelines.version, 0, np.int32)
+    clients = cut(timelines.clients, EMPTY)
     present = clients != EMPTY
-    steps = np.where(present, cut(timelines.steps, 0, np.int32), 0)
-    store = _assign_stores(version, present, ends[:, -1])
-    row_of_version = np.take_along_axis(store.row, version.reshape(num_lanes, -1), axis=1)
-    read = np.where(present, row_of_version.reshape(version.shape), store.scratch[:, None, None])
-    events = Event(
-        tick=np.broadcast_to(np.arange(total, dtype=np.int32), (num_lanes, total)),
-        clients=clients,
-        steps=steps,
-        version=version,
-        weight=np.where(present, cut(timelines.weight, 0, np.float64), 0),
-        offset=_steps_before_of_lanes(clients, steps, num_clients) * is_within[..., None],
-        # Ticks that pad a lane use the last row, which is a scratch row in all lanes.
-        read=np.where(is_within[..., None], read, store.rows - 1).astype(np.int32),
-        write=np.where(is_within, store.row[:, 1:], store.rows - 1).astype(np.int32),
+    is_filled = bool(present.all())
+    numbers = np.arange(total, dtype=np.int32)[:, None]
+    steps, weight = cut(timelines.steps, 0), cut(timelines.weight, 0)
+    staleness = without_repetition(numbers - timelines.version[:, :total]) if is_whole else None
+    if staleness is None:
+        staleness = numbers - cut(timelines.version, 0)
+    if not is_filled:
+        steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
+    store = _assign_stores(numbers, staleness, present, ends[:, -1], (num, total, num_slots))
+    rows = store.rows
+    read = store.read
+    if not is_whole:
+        # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
+        read = np.where(is_within[..., None], read, rows - 1)
+    offset = None
+    if not _is_steady(clients, steps):
+        offset = _steps_before_of_all(clients, steps, num_clients, (num, total, num_slots))
+        offset *= is_within[..., None]
+
+    def on_grid(leaf: np.ndarray) -> np.ndarray:
+        """Split the tick axis into evaluations and the ticks between them."""
+        axes = (num_evals, per_eval) if leaf.shape[1] == total else (1, 1)
+        return leaf.reshape(leaf.shape[0], *axes, *leaf.shape[2:])
+
+    stored = Ticks(
+        clients=on_grid(clients),
+        steps=on_grid(steps),
+        staleness=on_grid(staleness),
+        weight=on_grid(weight),
+        offset=None if offset is None else on_grid(offset),
+        read=on_grid(read.astype(np.int32)),
+        write=on_grid(np.where(is_within, store.row[:, 1:], rows - 1).astype(np.int32)),
     )
-    shape = (num_lanes, num_evals, per_eval)
-    events = Event(*(leaf.reshape(*shape, *leaf.shape[2:]) for leaf in events))
-    most_steps = events.steps.max(axis=-1).sum(axis=-1, dtype=np.int64).max()
-    if steps.shape[-1] * most_steps >= 2**31:
+    longest_slots = np.broadcast_to(stored.steps.max(axis=-1), (num, num_evals, per_eval))
+    if num_slots * longest_slots.sum(axis=-1, dtype=np.int64).max() >= 2**31:
         allowed = "larger: between two evaluations a lane counts fewer than 2^31 local steps"
         raise ConfigError("num_evals", num_evals, allowed)
     held = None
     if client_variance:
-        held = held_versions(clients, timelines.holds, ends, num_clients)
-        held = held._replace(write=held.write.reshape(shape))
+        whole = np.broadcast_to(clients, (num, total, num_slots))
+        held = held_versions(whole, timelines.holds, ends, num_clients)
+        held = held._replace(write=held.write.reshape(num, num_evals, per_eval))
 
     def so_far(per_tick: np.ndarray) -> np.ndarray:
-        totals = np.cumsum(per_tick, axis=1, dtype=np.int64)
-        totals = np.concatenate([np.zeros((num_lanes, 1), np.int64), totals], axis=1)
+        totals = np.cumsum(np.broadcast_to(per_tick, (num, total)), axis=1, dtype=np.int64)
+        totals = np.concatenate([np.zeros((num, 1), np.int64), totals], axis=1)
         return np.take_along_axis(totals, ends, axis=1)
 
-    times = np.concatenate([np.zeros((num_lanes, 1)), timelines.time], axis=1)
+    times = np.concatenate([np.zeros((num, 1)), timelines.time], axis=1)
     return Schedule(
-        events=events,
-        rows=store.rows,
+        stored=stored,
+        shape=(num, num_evals, per_eval),
+        rows=rows,
         time=np.take_along_axis(times, ends, axis=1),
         ticks=ends,
         local_steps=so_far(steps.sum(axis=2)),
@@ -142,47 +233,83 @@ def lay_out(
     )
 
 
+def without_repetition(leaf: np.ndarray) -> np.ndarray:
+    """Keep one entry of each of the two leading axes along which an array is constant."""
+    for axis in (1, 0):
+        first, last = (leaf[(slice(None),) * axis + (at,)] for at in (slice(0, 1), slice(-1, None)))
+        if leaf.strides[axis] == 0 or (np.array_equal(first, last) and bool((leaf == first).all())):
+            leaf = first
+    return leaf
+
+
 class _Stores(NamedTuple):
-    """Where each lane keeps its old server models.
+    """Where each schedule keeps its old server models.
 
     Attributes:
-      row: `i32[L, T + 1]`, row of every version.
-      scratch: `i32[L]`, each lane's row for versions that nobody reads.
-      rows: Rows of the store, the same in all lanes.
+      row: `i32[D, T + 1]`, row of every version.
+      read: `i32[D or 1, T or 1, S]`, row of each slot's version.
+      rows: Rows of the store, the same for all schedules; the last is a scratch row in all.
     """
 
     row: np.ndarray
-    scratch: np.ndarray
+    read: np.ndarray
     rows: int
 
 
-def _assign_stores(version: np.ndarray, present: np.ndarray, ends: np.ndarray) -> _Stores:
-    """Assign rows in all lanes. version, present: `[L, T, S]`; ends: `i64[L]`, lanes' ticks."""
-    num_lanes, total, _ = version.shape
-    row = np.zeros((num_lanes, total + 1), np.int32)
-    scratch = np.ones(num_lanes, np.int32)
-    is_newest = (version == np.arange(total)[:, None]) | ~present
+def _assign_stores(
+    tick: np.ndarray,
+    staleness: np.ndarray,
+    present: np.ndarray,
+    ends: np.ndarray,
+    shape: tuple[int, int, int],
+) -> _Stores:
+    """Assign rows in all schedules.
+
+    Args:
+      tick: `i32[T, 1]`, numbers of the ticks.
+      staleness: `i32[D or 1, T or 1, S]`.
+      present: `bool[D or 1, T or 1, S]`.
+      ends: `i64[D]`, ticks of each schedule.
+      shape: D, T and S.
+    """
+    num, total, _ = shape
+    row = np.zeros((num, total + 1), np.int32)
+    is_newest = (staleness == 0) | ~present
     has_any = present.any(axis=2) | (np.arange(total) >= ends[:, None])
     if is_newest.all() and has_any.all():
         # Only the next tick reads a version: one row is enough, and the last version is not read.
-        row[np.arange(num_lanes), ends] = 1
-    else:
-        for i, end in enumerate(ends):
-            row[i, : end + 1], used = store_rows(version[i, :end], present[i, :end])
-            scratch[i] = used - 1
-    return _Stores(row, scratch, round_up(int(scratch.max() + 1)))
+        row[np.arange(num), ends] = 1
+        return _Stores(row, np.where(present, 0, 1), round_up(2))
+    read = np.empty(shape, np.int32)
+    present = np.broadcast_to(present, shape)
+    most = 0
+    for i, end in enumerate(ends):
+        version = tick - staleness[i if len(staleness) > 1 else 0]
+        row[i, : end + 1], used = store_rows(version[:end], present[i, :end])
+        read[i] = np.where(present[i], row[i][version], used - 1)
+        most = max(most, used)
+    return _Stores(row, read, round_up(most))
 
 
-def _steps_before_of_lanes(clients: np.ndarray, steps: np.ndarray, num_clients: int) -> np.ndarray:
-    """Count the steps that each slot's client delivered before, in all lanes: `i32[L, T, S]`."""
+def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
+    """Tell whether the same clients do the same steps at all ticks, each in one slot."""
+    if clients.shape[1] > 1 or steps.shape[1] > 1:
+        return False
+    slots = np.sort(clients[:, 0], axis=-1)
+    return bool((slots[:, 1:] > slots[:, :-1]).all())
+
+
+def _steps_before_of_all(
+    clients: np.ndarray, steps: np.ndarray, num_clients: int, shape: tuple[int, int, int]
+) -> np.ndarray:
+    """Count the steps that each slot's client delivered before: `i32[D, T, S]`."""
+    clients, steps = np.broadcast_to(clients, shape), np.broadcast_to(steps, shape)
     slots = np.sort(clients[:, 0], axis=-1)
     is_constant = (clients == clients[:, :1]).all()
     if is_constant and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
         # The same clients stand in the same slots at all ticks, as in full participation.
         return (np.cumsum(steps, axis=1, dtype=np.int64) - steps).astype(np.int32)
-    apart = clients + (num_clients + 1) * np.arange(len(clients))[:, None, None]
-    slot_shape = (-1, clients.shape[2])
-    return steps_before(apart.reshape(slot_shape), steps.reshape(slot_shape)).reshape(clients.shape)
+    return np.stack([steps_before(*each) for each in zip(clients, steps, strict=True)])
 
 
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -209,23 +336,24 @@ def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
 def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
     """Append `num` evaluations of empty ticks, so that the schedule divides into equal chunks.
 
-    Only `events` and `held` grow.
+    Only `stored` and `held` grow.
     """
+    if num == 0:
+        return schedule
+    num_schedules, num_evals, per_eval = schedule.shape
     fill = {"clients": EMPTY, "read": schedule.rows - 1, "write": schedule.rows - 1}
-    num_lanes, num_evals, per_eval = schedule.events.tick.shape
 
     def pad(leaf: np.ndarray, value: int) -> np.ndarray:
-        tail = np.full((num_lanes, num, *leaf.shape[2:]), value, leaf.dtype)
+        tail = np.full((num_schedules, num, *leaf.shape[2:]), value, leaf.dtype)
         return np.concatenate([leaf, tail], axis=1)
 
-    padded = {
-        name: pad(leaf, fill.get(name, 0)) for name, leaf in schedule.events._asdict().items()
-    }
-    tick = np.arange((num_evals + num) * per_eval, dtype=np.int32).reshape(-1, per_eval)
-    padded["tick"] = np.tile(tick, (num_lanes, 1, 1))
+    whole = schedule.events._asdict()
+    whole["staleness"] = whole.pop("tick")[..., None] - whole.pop("version")
+    stored = Ticks(**{name: pad(leaf, fill.get(name, 0)) for name, leaf in whole.items()})
     held = schedule.held
     if held is not None:
         last = np.repeat(held.holders[:, -1:], num, axis=1)
         scratch = held.holders.shape[2] - 1
         held = HeldVersions(pad(held.write, scratch), np.concatenate([held.holders, last], axis=1))
-    return schedule._replace(events=Event(**padded), held=held)
+    shape = (num_schedules, num_evals + num, per_eval)
+    return schedule._replace(stored=stored, shape=shape, held=held)

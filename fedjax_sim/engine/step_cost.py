@@ -1,7 +1,8 @@
-"""Estimate the arithmetic of a local step from its program."""
+"""Estimate what a local step costs from its program."""
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,30 +10,56 @@ import jax.numpy as jnp
 from fedjax_sim.types import Params
 
 
-def operations_of_a_step(
-    problem: Any, parameters: Params, num_examples: int, *, has_loss: bool = True
-) -> float:
-    """Estimate the operations of one local step.
+class StepCost(NamedTuple):
+    """What one local step of one slot costs.
 
-    It is three times the operations of the matrix products and convolutions in the loss of the
+    Attributes:
+      operations: Arithmetic operations.
+      bytes: Weights and gradients.
+    """
+
+    operations: float
+    bytes: int
+
+
+def measure_step(
+    problem: Any, model: Params, num_examples: int, *, has_loss: bool = True
+) -> StepCost:
+    """Estimate the cost of one local step.
+
+    The operations are three times those of the matrix products and convolutions in the loss of the
     step's examples, and at least six for each parameter and example. Problems of expectation
     maximisation have no loss, and get the latter.
 
     Args:
       problem: What is learnt.
-      parameters: Shapes and dtypes of a model.
+      model: Shapes and dtypes of a model.
       num_examples: Examples of the step.
       has_loss: Whether the problem has a loss.
     """
-    least = 6.0 * sum(leaf.size for leaf in jax.tree.leaves(parameters)) * num_examples
-    if not has_loss:
-        return least
+    leaves = jax.tree.leaves(model)
+    operations = 6.0 * sum(leaf.size for leaf in leaves) * num_examples
+    if has_loss:
+        described = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)),
+            (problem, model),
+        )
+        given, structure = jax.tree.flatten(described)
+        products = _products_of_loss(structure, tuple(given), num_examples)
+        operations = max(operations, 3.0 * products)
+    return StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _products_of_loss(structure: Any, leaves: tuple, num_examples: int) -> float:
+    """Count the operations of products in the loss; traced once for problems of equal shapes."""
+    problem, model = jax.tree.unflatten(structure, leaves)
     client = jax.ShapeDtypeStruct((), jnp.int32)
     examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
     program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(
-        problem, parameters, client, examples, jax.random.key(0)
+        problem, model, client, examples, jax.random.key(0)
     )
-    return max(least, 3.0 * _count_products(program.jaxpr))
+    return _count_products(program.jaxpr)
 
 
 def _count_products(program: Any) -> float:

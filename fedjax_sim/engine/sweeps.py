@@ -14,31 +14,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.engine import step_cost
-from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import Grid, Part, label_curves
-from fedjax_sim.engine.drawing import request_timelines
-from fedjax_sim.engine.lanes import (
-    Lane,
-    Lanes,
-    families_of,
-    groups_of,
-    keys_of,
-    stack_problems,
-    stack_settings,
-)
-from fedjax_sim.engine.placement import Layout, check_layout, choose
-from fedjax_sim.engine.progress import Progress
-from fedjax_sim.engine.replay import Curves, Program, replay_schedule
-from fedjax_sim.engine.schedule import Schedule, lay_out, pad_evaluations
+from fedjax_sim.engine.groups import Options, plan_group, run_group
+from fedjax_sim.engine.lanes import Lane, groups_of
+from fedjax_sim.engine.placement import Layout, check_layout
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.types import (
     AnyProblem,
     HyperT,
     InfoT,
     LatentProblem,
-    Plan,
     StateT,
     System,
     Timeline,
@@ -74,24 +60,6 @@ class Run(Generic[HyperT]):
     timelines: list[Timeline]
     hypers: list[HyperT]
     samples: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """The options of `sweep` that apply to all lanes; see there."""
-
-    time_budget: float | None
-    num_ticks: int | None
-    num_evals: int
-    layout: Layout
-    max_lanes: int | None
-    evals_per_chunk: int | None
-    client_variance: bool
-    keep_models: bool
-    checkpoint: Path | None
-    checkpoint_every: float
-    resume: bool
-    progress: bool
 
 
 def simulate(
@@ -216,7 +184,7 @@ def sweep(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
     """
-    options = _Options(
+    options = Options(
         time_budget,
         num_ticks,
         num_evals,
@@ -230,34 +198,16 @@ def sweep(
         resume,
         progress,
     )
-    seeds = _listed("seeds", range(seeds) if isinstance(seeds, (int, np.integer)) else seeds)
-    settings = {
-        name: _listed(f"values of {name}", values) for name, values in (settings or {}).items()
-    }
-    _check_run(system, seeds, settings, options)
-    hyper = system.Hyper() if hyper is None else hyper
-    points = [
-        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
-    ]
-    hypers = [dataclasses.replace(hyper, **point) for point in points]  # type: ignore[type-var]
-    for each in hypers:
-        check(each)
-    problems = _problems_of(problem, seeds)
-    _check_kind(system, problems)
-    _check_clients(hypers, problems)
-    completed = _completed(system, hypers, problems)
-    lanes = [
-        Lane(p * len(seeds) + s, completed[p][s], problems[s], seed)
-        for p in range(len(points))
-        for s, seed in enumerate(seeds)
-    ]
+    grid = _grid_of(seeds, settings)
+    lanes = _lanes_of(system, problem, hyper, grid, options)
     began = time.perf_counter()
     parts: list[Part] = []
     with CompileMeter() as meter:
         for group in groups_of(lanes, options.max_lanes):
             folder = options.checkpoint and options.checkpoint / f"part_{len(parts)}"
-            parts.append(_run_group(system, group, dataclasses.replace(options, checkpoint=folder)))
-    curves = label_curves(parts, Grid(settings, seeds), system.name)
+            part_options = dataclasses.replace(options, checkpoint=folder)
+            parts.append(run_group(system, group, part_options))
+    curves = label_curves(parts, grid, system.name)
     curves.attrs |= {
         "seconds_compile": meter.seconds,
         "seconds_run": time.perf_counter() - began - meter.seconds,
@@ -279,131 +229,83 @@ def sweep(
     )
 
 
+def lower_sweep(
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    hyper: HyperT | None = None,
+    *,
+    devices: Sequence[Any],
+    seeds: int | Sequence[int] = 1,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    num_ticks: int,
+    num_evals: int = 25,
+    layout: Layout = Layout(),
+) -> list[jax.stages.Lowered]:
+    """Lower the programs of a sweep for devices that need not exist; nothing learns.
+
+    Args:
+      system: The system.
+      problem: As in `sweep`.
+      hyper: As in `sweep`.
+      devices: Devices, or descriptions of them from `jax.experimental.topologies`.
+      seeds: As in `sweep`.
+      settings: As in `sweep`.
+      num_ticks: As in `sweep`.
+      num_evals: As in `sweep`.
+      layout: As in `sweep`.
+
+    Returns:
+      One program, of one chunk of evaluations, for each group of lanes.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    options = Options(
+        time_budget=None,
+        num_ticks=num_ticks,
+        num_evals=num_evals,
+        layout=layout,
+        devices=tuple(devices),
+    )
+    lanes = _lanes_of(system, problem, hyper, _grid_of(seeds, settings), options)
+    return [
+        plan_group(system, group, options).on_devices().lower() for group in groups_of(lanes, None)
+    ]
+
+
+def _grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
+    """List seeds and the values of settings."""
+    numbers = range(seeds) if isinstance(seeds, (int, np.integer)) else seeds
+    values = {name: _listed(f"values of {name}", each) for name, each in (settings or {}).items()}
+    return Grid(values, _listed("seeds", numbers))
+
+
+def _lanes_of(system: System, problem: Any, hyper: Any, grid: Grid, options: Options) -> list[Lane]:
+    """Check the inputs and list the lanes: settings as given, then seeds."""
+    seeds, settings = list(grid.seeds), grid.settings
+    _check_run(system, seeds, settings, options)
+    hyper = system.Hyper() if hyper is None else hyper
+    points = [
+        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
+    ]
+    hypers = [dataclasses.replace(hyper, **point) for point in points]
+    for each in hypers:
+        check(each)
+    problems = _problems_of(problem, seeds)
+    _check_kind(system, problems)
+    _check_clients(hypers, problems)
+    completed = _completed(system, hypers, problems)
+    return [
+        Lane(p * len(seeds) + s, completed[p][s], problems[s], seed)
+        for p in range(len(points))
+        for s, seed in enumerate(seeds)
+    ]
+
+
 def _lengthened(length: int, leaf: np.ndarray) -> np.ndarray:
     """Repeat the last evaluation's entry of `[L, V, ...]` up to a length."""
     padding = ((0, 0), (0, length - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2)
     return np.pad(leaf, padding, mode="edge")
-
-
-def _run_group(system: System, group: list[Lane], options: _Options) -> Part:
-    """Draw the group's timelines, plan on the host, and replay."""
-    keys, hypers = keys_of([lane.seed for lane in group]), [lane.hyper for lane in group]
-    timelines, ticks = request_timelines(
-        system, keys, hypers, time_budget=options.time_budget, num_ticks=options.num_ticks
-    )
-    schedule = lay_out(
-        timelines,
-        ticks,
-        num_clients=group[0].problem.counts.shape[0],
-        num_evals=options.num_evals,
-        client_variance=options.client_variance,
-    )
-    order, members = families_of(group, schedule)
-    if not np.array_equal(order, np.arange(len(group))):
-        keys, ticks, group = keys[order], ticks[order], [group[i] for i in order]
-        timelines = Timeline(*(leaf[order] for leaf in timelines))
-        schedule = schedule.take(order)
-    hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    lanes = Lanes(keys, stack_settings(hypers), stack_problems(problems))
-    parameters = jax.eval_shape(problems[0].init, jax.random.key(0))
-    steps = schedule.events.steps
-    placement = choose(
-        options.layout,
-        num_lanes=len(group),
-        steps=steps.reshape(len(group), -1, steps.shape[-1]),
-        operations=step_cost.operations_of_a_step(
-            problems[0],
-            parameters,
-            system.hints.step_examples(hypers[0]),
-            has_loss=system.fit.learns is not LatentProblem,
-        ),
-        members=members,
-    )
-    plan = Plan(
-        schedule.rows,
-        placement.slots_at_once,
-        placement.lanes_at_once,
-        placement.client_devices,
-        placement.family_size,
-    )
-    program = Program(system, plan, placement, options.keep_models)
-    num_evals = steps.shape[1]
-    is_watched = options.checkpoint is not None or options.progress
-    chunk = min(options.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
-    saved = None
-    if options.checkpoint is not None:
-        configuration = _configuration(program, group, options) | {"evals_per_chunk": chunk}
-        saved = Checkpoint(
-            options.checkpoint,
-            configuration,
-            resume=options.resume,
-            every=options.checkpoint_every,
-        )
-    padded = pad_evaluations(schedule, -num_evals % chunk)
-    with Progress(system.name, schedule, enabled=options.progress) as shown:
-        curves = replay_schedule(
-            program, lanes, padded, evals_per_chunk=chunk, checkpoint=saved, report=shown.update
-        )
-    metrics, samples = jax.tree.map(
-        lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
-    )
-    infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
-    cut = [Timeline(*(leaf[i, : ticks[i]] for leaf in timelines)) for i in range(len(group))]
-    bits = [
-        _count_bits(system, problems[i], hypers[i], parameters, schedule, i, cut[i])
-        for i in range(len(group))
-    ]
-    curves = Curves(metrics, infos, curves.models, samples)
-    return Part([lane.place for lane in group], curves, schedule, cut, bits)
-
-
-def _count_bits(
-    system: System,
-    problem: AnyProblem,
-    hyper: Any,
-    parameters: Any,
-    schedule: Schedule,
-    lane: int,
-    timeline: Timeline,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Count the bits sent up and down before each evaluation of a lane: `i64[V + 1]` each.
-
-    parameters: shapes and dtypes of the initial model.
-    """
-    messages = system.messages
-    if messages.per_tick is None:
-        per_message = messages.bits(parameters, hyper)
-        up, down = (schedule.messages[lane] * bits for bits in per_message)
-    else:
-        per_tick = messages.per_tick(problem, hyper, timeline)
-        totals = (np.cumsum(each, dtype=np.int64) for each in per_tick)
-        up, down = (np.concatenate([[0], total])[schedule.ticks[lane]] for total in totals)
-    return up, down
-
-
-def _configuration(program: Program, group: list[Lane], options: _Options) -> dict[str, Any]:
-    """Collect what must not change between a run and its resumption; `replay` hashes the rest."""
-    return {
-        "system": program.system.name,
-        "seeds": [lane.seed for lane in group],
-        "settings": [
-            {name: _text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
-            for lane in group
-        ],
-        "time_budget": options.time_budget,
-        "num_ticks": options.num_ticks,
-        "num_evals": options.num_evals,
-        "keep_models": options.keep_models,
-        "client_variance": options.client_variance,
-        "layout": program.placement._asdict(),
-    }
-
-
-def _text_of(value: Any) -> str:
-    """Write a setting as text that is the same in every process, unlike the repr of a function."""
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
-        return repr(value)
-    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _problems_of(problem: Any, seeds: list[int]) -> list[AnyProblem]:
@@ -457,7 +359,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _check_run(
-    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], options: _Options
+    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], options: Options
 ) -> None:
     """Check everything that can be checked without problems and timelines."""
     if not isinstance(system, System):

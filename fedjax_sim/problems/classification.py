@@ -174,7 +174,9 @@ class Classification:
     @staticmethod
     def _cross_entropy(logits: Array, labels: Array) -> Array:
         chex.assert_shape(logits, (*labels.shape, None))
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        # Not with integer labels: the gradient of a look-up is a scatter, slow on accelerators.
+        hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+        return optax.softmax_cross_entropy(logits, hot)
 
 
 def make_classification(

@@ -7,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, Event, Params, StateT
+from fedjax_sim.types import Array, Event, Params, Plan, StateT
 
 
 def weighted_sum(weight: Array, models: Params) -> Params:
@@ -58,8 +58,10 @@ def expand(weight: Array, leaf: Array) -> Array:
     return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim)).astype(leaf.dtype)
 
 
-def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
+def keep_if_empty(plan: Plan, event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees."""
+    if plan.all_filled:
+        return after
     is_round = jnp.any(event.clients >= 0)
     return jax.tree.map(lambda new, old: jnp.where(is_round, new, old), after, before)
 

@@ -59,7 +59,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         start = replicate(state.server, event.clients.shape[0])
         reports = decode_messages(hyper.compression, key, event, start, local)
         mean = weighted_sum(event.weight, reports)  # without the server's own model
-        return keep_if_empty(event, State(mean), state), work
+        return keep_if_empty(plan, event, State(mean), state), work
 
     return Algorithm(init, step, model=lambda state: state.server)
 

@@ -42,10 +42,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.batching import look_ahead
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
 from fedjax_sim.clients.gradient_steps import fresh_examples
 from fedjax_sim.server import keep_if_empty, weighted_sum
-from fedjax_sim.settings import ConfigError, choice, count, real, static, struct, switch
+from fedjax_sim.settings import ConfigError, choice, count, is_known, real, static, struct, switch
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.timelines import WeightedRounds, schedule_weighted_rounds
 from fedjax_sim.types import (
@@ -78,13 +79,14 @@ class Hyper(WeightedRounds):
     step_decay: float = real(
         0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
     )
-    temperature: float = real(1.0, "Temperature tau.", least=0)
+    temperature: float = real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
     # A mixing weight; theory.langevin.bounds.noise_correlation computes the noise's correlation.
     rho: float = real(
         0.0,
         "Weight of the noise that all clients share (the correlation of their noise is smaller).",
         least=0,
         most=1,
+        simpler_at=(0.0, 1.0),
     )
     gradient: str = choice(
         "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
@@ -133,6 +135,10 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
     correction = hyper.noise_inflation if hyper.noise_correction else 1.0
     is_separable = hasattr(problem, "alone")
+    is_exact = hyper.gradient == "exact"
+    is_noisy = not is_known(hyper.temperature, 0)
+    has_shared = is_noisy and not is_known(hyper.rho, 0)
+    has_private = is_noisy and not is_known(hyper.rho, 1)
 
     def eta(k: Array) -> Array:
         return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
@@ -150,32 +156,35 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
             losses = problem.alone(client) if is_separable else problem
             count, scale = problem.counts[client], factor[client]
 
+            def draw(q: Array) -> tuple[Array | None, Key]:
+                k, size = first + q, hyper.batch_size
+                examples = None if is_exact else fresh_examples(bits, k, count, size)
+                return examples, jax.random.fold_in(noises, k)
+
+            drawn = look_ahead(draw, plan.most_steps)
+
             def gradient(theta: Params, q: Array) -> Params:
-                noise_key = jax.random.fold_in(noises, first + q)
-                if hyper.gradient == "exact":
+                examples, noise_key = drawn(q)
+                if is_exact:
                     slope = jax.grad(losses.client_loss)(theta, client, noise_key)
                 else:
-                    examples = fresh_examples(bits, first + q, count, hyper.batch_size)
                     slope = jax.grad(losses.loss)(theta, client, examples, noise_key)
                 return jax.tree.map(lambda g: g * scale.astype(g.dtype), slope)  # of f^c
 
-            shared_tau = hyper.temperature * hyper.rho**2
-            private_tau = hyper.temperature * (1 - hyper.rho**2) / (share[client] * correction)
-            shared_key, private_key = (
-                stream(key, "shared noise"),
-                stream(client_key, "private noise"),
-            )
-            dynamics = optax.chain(
-                hyper.transform(),
-                optax.scale_by_schedule(lambda q: -eta(first + q)),
-                add_langevin_noise(shared_key, eta, shared_tau, first=first),
-                add_langevin_noise(private_key, eta, private_tau, first=first),
-            )
-            return Training(gradient, dynamics)
+            dynamics = [hyper.transform(), optax.scale_by_schedule(lambda q: -eta(first + q))]
+            if has_shared:
+                shared_tau = hyper.temperature * hyper.rho**2
+                shared_key = stream(key, "shared noise")
+                dynamics.append(add_langevin_noise(shared_key, eta, shared_tau, first=first))
+            if has_private:
+                private_tau = hyper.temperature * (1 - hyper.rho**2) / (share[client] * correction)
+                private_key = stream(client_key, "private noise")
+                dynamics.append(add_langevin_noise(private_key, eta, private_tau, first=first))
+            return Training(gradient, optax.chain(*dynamics))
 
         local, work = local_steps(plan, event, training, start=state.server)
         mean = weighted_sum(event.weight, local)  # p_c, 1/S, or j/S for a client drawn j times
-        return keep_if_empty(event, State(mean), state), work
+        return keep_if_empty(plan, event, State(mean), state), work
 
     return Algorithm(init, step, model=lambda state: state.server)
 

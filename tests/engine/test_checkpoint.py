@@ -18,7 +18,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine import checkpoint
 from fedjax_sim.engine.checkpoint import Checkpoint
-from fedjax_sim.engine.sweeps import _text_of
+from fedjax_sim.engine.groups import _text_of
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
 OPTIONS: dict[str, Any] = {

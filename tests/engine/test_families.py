@@ -14,7 +14,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.engine import sweeps
+from fedjax_sim.engine import groups
 from fedjax_sim.engine.placement import Placement
 
 FEDBUFF, FEDAVG = fedjax_sim.SYSTEMS["fedbuff"], fedjax_sim.SYSTEMS["fedavg"]
@@ -36,7 +36,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def choose(_: Layout, *, members: int, **facts: Any) -> Placement:
             return Placement(*placement, **sizes, members=members)
 
-        monkeypatch.setattr(sweeps, "choose", choose)
+        monkeypatch.setattr(groups, "choose", choose)
 
     return placed
 
@@ -105,8 +105,8 @@ def test_without_a_fixed_layout_families_are_batched(
         chosen.append(whole(*inputs, **facts))
         return chosen[-1]
 
-    whole = sweeps.choose
-    monkeypatch.setattr(sweeps, "choose", choose)
+    whole = groups.choose
+    monkeypatch.setattr(groups, "choose", choose)
     run = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF), **OPTIONS)
     assert [(each.family_size, each.members) for each in chosen] == [(2, 3)]
     assert_same_lanes(run, alone)

@@ -15,7 +15,6 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.drawing import request_timelines
-from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.types import Hints
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
@@ -162,11 +161,11 @@ def test_without_a_hint_the_ticks_of_a_budget_are_found(
 ) -> None:
     """A hint sizes the first request only: the schedule is the same, bit for bit."""
     system = fedjax_sim.SYSTEMS[name]
-    hypers, keys = [small(system)], keys_of([4])
+    hypers, seeds = [small(system)], [4]
     bare = system._replace(hints=Hints())
     assert bare.hints.ticks_within(hypers[0], 1e9) == Hints().ticks_within(hypers[0], 1.0)
-    hinted, ticks = request_timelines(system, keys, hypers, time_budget=budget)
-    found, found_ticks = request_timelines(bare, keys, hypers, time_budget=budget)
+    hinted, ticks = request_timelines(system, seeds, hypers, time_budget=budget)
+    found, found_ticks = request_timelines(bare, seeds, hypers, time_budget=budget)
     np.testing.assert_array_equal(found_ticks, ticks)
     first = 16 + 1.1 * Hints().ticks_within(hypers[0], budget)
     assert ticks[0] > first, "the first request is too short, and is doubled"

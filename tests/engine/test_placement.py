@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.placement import Placement, check_layout, choose
+from fedjax_sim.engine.step_cost import StepCost
 
 
 def test_lanes_are_dealt_by_their_work() -> None:
@@ -105,11 +106,12 @@ def chosen(
     layout: Layout, steps: Any, *, num_lanes: int = 4, parameters: int = 10, members: int = 1
 ) -> Placement:
     """Choose a placement for a model of `parameters` numbers and mini-batches of eight examples."""
+    cost = StepCost(6.0 * parameters * 8, 8 * parameters)
     return choose(
         layout,
         num_lanes=num_lanes,
         steps=np.asarray(steps),
-        operations=6.0 * parameters * 8,
+        cost=cost,
         members=members,
     )
 

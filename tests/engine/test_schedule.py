@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.engine.drawing import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
 from fedjax_sim.engine.schedule import (
-    _steps_before_of_lanes,
+    _steps_before_of_all,
     lay_out,
     pad_evaluations,
     steps_before,

@@ -30,21 +30,17 @@ def problem_of(network: Any, side: int, channels: int) -> problems.Classificatio
 
 def counted(problem: Any, batch_size: int) -> float:
     """Estimate the operations of a step of `batch_size` examples."""
-    return step_cost.operations_of_a_step(
-        problem, jax.eval_shape(problem.init, jax.random.key(0)), batch_size
-    )
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    return step_cost.measure_step(problem, model, batch_size).operations
 
 
 def test_a_perceptron_takes_six_for_each_weight_and_example() -> None:
     problem = problem_of(models.MLP((5,), 10), side=4, channels=1)
     parameters = 16 * 5 + 5 + 5 * 10 + 10
     assert counted(problem, 7) == 6 * parameters * 7
-    assert (
-        step_cost.operations_of_a_step(
-            object(), jax.eval_shape(lambda: jnp.zeros(3)), 7, has_loss=False
-        )
-        == 6 * 3 * 7
-    )
+    model = jax.eval_shape(lambda: jnp.zeros(3))
+    without_loss = step_cost.measure_step(object(), model, 7, has_loss=False)
+    assert without_loss == step_cost.StepCost(operations=6 * 3 * 7, bytes=2 * 4 * 3)
 
 
 @pytest.mark.parametrize(

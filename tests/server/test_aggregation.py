@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.server import aggregation
-from fedjax_sim.types import Event
+from fedjax_sim.types import Event, Plan
 
 RANDOM = np.random.default_rng(0)
 
@@ -89,7 +89,7 @@ def test_a_tick_without_clients_changes_nothing() -> None:
     for clients, expected in (([-1, -1], before), ([-1, 3], after)):
         clients = jnp.array(clients, "int32")
         event = Event(*(clients for _ in Event._fields))
-        found = aggregation.keep_if_empty(event, after, before)
+        found = aggregation.keep_if_empty(Plan(), event, after, before)
         chex.assert_trees_all_equal(found, expected)
 
 

@@ -98,7 +98,7 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     event = jax.tree.map(lambda leaf: leaf[0], emptied(some_events(CLIENTS, STEPS), [True] * 3))
     state = algorithm.init(key)
     np.testing.assert_array_equal(algorithm.step(key, state, event)[0].server, state.server)
-    monkeypatch.setattr(fedavg, "keep_if_empty", lambda event, after, before: after)
+    monkeypatch.setattr(fedavg, "keep_if_empty", lambda plan, event, after, before: after)
     np.testing.assert_array_equal(algorithm.step(key, state, event)[0].server, np.zeros(3))
 
 
