@@ -150,7 +150,7 @@ class Classification:
 
     def _losses(self, params: Params, rows: Array, key: Key) -> Array:
         """Compute the cross-entropy of training examples `i32[B]` in training mode: `f[B]`."""
-        images = self.images[rows]
+        images = _rows_of(self.images, rows)
         if self.augmentation is not None:
             images = self.augmentation(stream(key, "augmentation"), images)
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
@@ -166,10 +166,10 @@ class Classification:
         return per_example * optax.tree.norm(params, squared=True)
 
     def _inputs(self, images: Array) -> Array:
-        """Scale bytes to [0, 1] and normalise."""
+        """Scale bytes to [0, 1] and normalise: (x / 255 - mean) / std, in one multiplication."""
         scale = 255.0 if images.dtype == jnp.uint8 else 1.0
         mean, std = (x.reshape((1,) * (images.ndim - 1) + (-1,)) for x in (self.mean, self.std))
-        return (images.astype("float32") / scale - mean) / std
+        return images.astype("float32") * (1 / (scale * std)) - mean / std
 
     @staticmethod
     def _cross_entropy(logits: Array, labels: Array) -> Array:
@@ -177,6 +177,12 @@ class Classification:
         # Not with integer labels: the gradient of a look-up is a scatter, slow on accelerators.
         hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
         return optax.softmax_cross_entropy(logits, hot)
+
+
+def _rows_of(images: Array, rows: Array) -> Array:
+    """Look up images `[B, ...]`. A CPU reads rows of numbers faster than rows of matrices."""
+    flat = images.reshape(images.shape[0], -1)
+    return flat.at[rows].get(mode="promise_in_bounds").reshape(-1, *images.shape[1:])
 
 
 def make_classification(

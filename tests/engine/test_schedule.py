@@ -362,4 +362,4 @@ def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
     clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)
     steps = np.where(clients == EMPTY, 0, steps)
     expected = [steps_before(*lane) for lane in zip(clients, steps, strict=True)]
-    np.testing.assert_array_equal(_steps_before_of_lanes(clients, steps, 3), expected)
+    np.testing.assert_array_equal(_steps_before_of_all(clients, steps, 3, steps.shape), expected)
