@@ -11,6 +11,7 @@ each instruction, such as "jit(_advance)/while/body/tick/while/body/local_step/m
 """
 
 import itertools
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
@@ -228,7 +229,8 @@ def anatomy(program: Program) -> Anatomy:
     ticks = innermost_loops(program, "tick")
     if len(ticks) != 1:
         raise ValueError(f"The program has {len(ticks)} loops around the scope 'tick', not one.")
-    step_loops = innermost_loops(program, "local_step")
+    inside = list(_loops_inside(program, ticks[0]))
+    step_loops = [loop for loop in innermost_loops(program, "local_step") if loop in inside]
     outer = [loop for loop in loops(program) if ticks[0] in list(_loops_inside(program, loop))]
     around = min(outer, key=lambda loop: len(list(_loops_inside(program, loop))), default=None)
     whole = ticks[0] if around is None else around
@@ -355,12 +357,17 @@ def _list(
 
 def _runs_from_outside(program: Program, loop: Instruction, scope: str) -> bool:
     """Check whether a loop is outside a scope and something in its body is inside."""
+    path = loop.path or _path_of_body(program, loop)
     # Computations that several kernels share, such as a sum's addition, carry one kernel's path.
-    paths = [each.path for each in _reached(program, loop) if each.path.startswith(loop.path)]
-    inside = [has_scope(path, scope) for path in paths if path]
-    # XLA may forget a loop's path. A loop is then inside a scope if all of its body is.
-    is_inside = has_scope(loop.path, scope) if loop.path else all(inside)
-    return any(inside) and not is_inside
+    inside = (each.path for each in _reached(program, loop) if each.path.startswith(path))
+    return not has_scope(path, scope) and any(has_scope(each, scope) for each in inside)
+
+
+def _path_of_body(program: Program, loop: Instruction) -> str:
+    """Find the path of a loop for which XLA states none: what the paths in its body begin with."""
+    (body,) = loop.calls["body"]
+    paths = [each.path for each in program.computations[body] if each.path]
+    return posixpath.commonpath(paths).rpartition("/body")[0] if paths else ""
 
 
 def has_scope(path: str, scope: str) -> bool:
