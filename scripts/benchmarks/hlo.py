@@ -52,6 +52,27 @@ FREE_TARGETS = {
     "SliceBitcast",
 }
 """Custom calls that run nothing: notes of the TPU's compiler."""
+ARITHMETIC = {
+    "add",
+    "and",
+    "compare",
+    "convert",
+    "divide",
+    "maximum",
+    "minimum",
+    "multiply",
+    "not",
+    "or",
+    "select",
+    "shift-left",
+    "shift-right-logical",
+    "subtract",
+    "xor",
+}
+"""Counts nothing outside a kernel if the result is a single number.
+
+Only a TPU's program has it, for loop counters and positions; on a GPU these are kernels.
+"""
 COLLECTIVES = {
     "all-gather",
     "all-reduce",
@@ -70,6 +91,7 @@ _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|true_computation|false_computation|branch_computations)="
     r"(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
+_ONE_NUMBER = re.compile(r"\w+\[[1,]*\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _PATH = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -109,6 +131,8 @@ class Instruction(NamedTuple):
         if self.opcode in FREE or self.opcode.endswith(("-done", "-update")):
             return None
         if self.opcode in CALLERS:
+            return None
+        if self.opcode in ARITHMETIC and _ONE_NUMBER.match(self.shape):
             return None
         target = _TARGET.search(self.text)
         if target and target[1] in FREE_TARGETS:

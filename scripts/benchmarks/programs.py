@@ -12,7 +12,8 @@ each conditional. A TPU launches a program as a whole; its figures are instructi
 
 The figures are those of the text that XLA returns. A GPU that has command buffers launches several
 kernels together. XLA chooses the tiles of matrix products by measuring, for which it needs the
-device; here it takes what it takes by default.
+device; here it takes what it takes by default. A custom call, such as a decomposition of a matrix,
+launches several kernels.
 
 Compilers come with `pip install -e .[aot]`. They work next to any JAX for CPUs, as long as
 `JAX_PLATFORMS=cpu` or `jax.config.update("jax_platforms", "cpu")` keeps JAX from looking for their
@@ -254,8 +255,11 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
     compilation_cache.reset_cache()
     for name, program in lowered.items():
         compiled = program.compile()
-        sizes = {"bytes of temporaries": compiled.memory_analysis().temp_size_in_bytes}
-        (folder / f"{name}.hlo").write_text(compiled.as_text())
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        if text is None or memory is None:
+            raise RuntimeError(f"{target.packages[0]} does not show what it has compiled.")
+        sizes = {"bytes of temporaries": memory.temp_size_in_bytes}
+        (folder / f"{name}.hlo").write_text(text)
         (folder / f"{name}.json").write_text(json.dumps(sizes))
 
 
@@ -270,6 +274,7 @@ def compile_apart(target: str, names: Sequence[str], folder: Path) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud's server for the TPU of this machine
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # there is no TPU that two processes could fight for
     }
     command = [sys.executable, "-m", "benchmarks.programs", target, str(folder), *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -299,22 +304,21 @@ def facts_of(anatomy: hlo.Anatomy, sizes: Mapping[str, int]) -> dict[str, Any]:
         return {"launches": hlo.launches(counts)} | {kind: counts[kind] for kind in hlo.COUNTED}
 
     return {
-        "per local step": [{"trips": step.trips} | counted(step.counts) for step in anatomy.steps],
-        "per tick besides": counted(anatomy.tick),
-        "per evaluation besides": counted(anatomy.evaluation),
+        "local steps": [{"trips": step.trips} | counted(step.counts) for step in anatomy.steps],
+        "tick without steps": counted(anatomy.tick),
+        "evaluation without ticks": counted(anatomy.evaluation),
         **sizes,
     }
 
 
-HEADER = (
-    f"{'':15} {'a local step':50} {'a tick besides':43} evalu-  tempo-\n"
-    f"{'program':15} trips launched (f+c+y+o)       check cond coll"
-    f"   launched (f+c+y+o)       check cond coll  ation raries/kB"
-)
+_COLUMNS = f"{'launched':>8} {'(f+c+y+o)':15}check cond coll"
+HEADER = f"""\
+{"":15} {"a local step":^45} {"a tick without its steps":^39} {"evalu-":>7} {"tempo-":>9}
+{"program":15} {"trips":>5} {_COLUMNS} {_COLUMNS} {"ation":>7} {"raries/kB":>9}"""
 LEGEND = (
     "f: fusions, c: custom calls, y: copies, o: other kernels; check: checks of loops whose trips "
     "only the device knows (trips: ?), cond: conditionals, each of both a wait of a GPU's host; "
-    "coll: collectives. No trips: XLA has dissolved the loop of one step into the tick."
+    "coll: collectives. trips -: XLA has dissolved the loop of one step into the tick."
 )
 
 
@@ -329,11 +333,11 @@ def rows_of(name: str, facts: Mapping[str, Any]) -> list[str]:
     def step_cells(step: Mapping[str, Any]) -> str:
         return f"{'?' if step['trips'] is None else step['trips']:>5} {cells(step)}"
 
-    first, *others = [step_cells(step) for step in facts["per local step"]] or [""]
-    evaluation = facts["per evaluation besides"]["launches"]
-    kilobytes = facts["bytes of temporaries"] / 1000
+    first, *others = [step_cells(step) for step in facts["local steps"]] or ["    -"]
+    tick, evaluation = facts["tick without steps"], facts["evaluation without ticks"]["launches"]
+    kilobytes = round(facts["bytes of temporaries"] / 1000)
     return [
-        f"{name:15} {first:45} {cells(facts['per tick besides'])} {evaluation:6} {kilobytes:9.0f}",
+        f"{name:15} {first:45} {cells(tick)} {evaluation:7} {kilobytes:9}",
         *(f"{'':15} {other}" for other in others),
     ]
 
@@ -346,7 +350,7 @@ def detail_of(program: hlo.Program) -> Iterator[str]:
         trips = "?" if step.trips is None else step.trips
         yield f"a local step ({hlo.launches(step.counts)} launches, {trips} trips)"
         yield from _lines(program, loops[step.loop], "local_step", ())
-    yield f"a tick besides ({hlo.launches(anatomy.tick)} launches)"
+    yield f"a tick without its steps ({hlo.launches(anatomy.tick)} launches)"
     yield from _lines(program, loops[anatomy.tick_loop], "tick", {s.loop for s in anatomy.steps})
 
 

@@ -108,6 +108,8 @@ TPU = """\
 %body (s: (s32[], f32[8])) -> (s32[], f32[8]) {
   %s = (s32[]{:T(128)}, f32[8]{0:T(8,128)S(1)}) parameter(0)
   %note = s32[8]{0:T(128)} custom-call(%s), custom_call_target="AssumeGatherIndicesInBound"
+  %next = s32[]{:T(128)} add(%note, %note)
+  %place = s32[1,1]{1,0:T(1,128)} multiply(%next, %next)
   ROOT %f = f32[8]{0:T(8,128)S(1)} fusion(%note), kind=kLoop, calls=%g, metadata={op_name="f/while/body/tick/mul"}
 }
 
@@ -186,6 +188,11 @@ def test_steps_of_a_dissolved_loop_belong_to_the_tick() -> None:
     assert found.steps == []
     assert found.tick == Counter({"fusions": 1})
     assert found.evaluation == found.once == Counter()
+
+
+def test_single_numbers_of_a_tpu_are_not_launches_but_arrays_are() -> None:
+    array = hlo.parse(TPU.replace("s32[1,1]{1,0:T(1,128)}", "s32[1,2]{1,0:T(1,128)}"))
+    assert hlo.anatomy(array).tick == Counter({"fusions": 1, "other kernels": 1})
 
 
 def test_a_tpus_trip_count_is_the_bound_of_its_counter() -> None:

@@ -47,14 +47,14 @@ def waits(counts: dict[str, int]) -> int:
 def test_a_local_step_of_fedavg_launches_little_and_waits_for_nothing(
     programs: dict[str, Any],
 ) -> None:
-    (step,) = programs["fedavg-128"]["per local step"]
+    (step,) = programs["fedavg-128"]["local steps"]
     assert step["trips"] == 20
     assert step["launches"] <= FEDAVG_STEP
-    assert waits(step) == waits(programs["fedavg-128"]["per tick besides"]) == 0
+    assert waits(step) == waits(programs["fedavg-128"]["tick without steps"]) == 0
 
 
 def test_a_local_step_of_favano_launches_little(programs: dict[str, Any]) -> None:
-    steps = programs["favano-32"]["per local step"]
+    steps = programs["favano-32"]["local steps"]
     assert steps
     assert max(step["launches"] for step in steps) <= FAVANO_STEP
 
@@ -63,6 +63,6 @@ def test_a_tick_of_single_langevin_steps_launches_little_and_waits_for_nothing(
     programs: dict[str, Any],
 ) -> None:
     # One step of its loop, if XLA has left a loop of one trip.
-    parts = [programs["fald-1"]["per tick besides"], *programs["fald-1"]["per local step"]]
+    parts = [programs["fald-1"]["tick without steps"], *programs["fald-1"]["local steps"]]
     assert sum(part["launches"] for part in parts) <= FALD_TICK
     assert sum(map(waits, parts)) == 0
