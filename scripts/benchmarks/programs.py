@@ -414,8 +414,8 @@ def report(
     """Print what a folder of compiled programs shows, and store it if a file is given."""
     programs = {name: hlo.parse((folder / f"{name}.hlo").read_text()) for name in names}
     compiler = versions(TARGETS[target].packages)
-    described = ", ".join(f"{package} {version}" for package, version in compiler.items())
-    print(f"{target}, compiled by jax {jax.__version__}, {described}")
+    described = ", ".join(f"{name} {version}" for name, version in compiler.items())
+    print(f"For {target}, by jax {jax.__version__}: {described}")
     if detail:
         for name, program in programs.items():
             print(f"\n{name}", *detail_of(program), sep="\n")

@@ -1,14 +1,22 @@
-"""Ceilings for what replay programs launch on an H200, which need its compiler but no H200."""
+"""Ceilings for what replay programs launch on an H200, which need its compiler but no H200.
 
+And the table of these figures, which needs neither.
+"""
+
+import importlib
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+import fedjax_sim
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 COMPILERS = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
@@ -66,3 +74,41 @@ def test_a_tick_of_single_langevin_steps_launches_little_and_waits_for_nothing(
     parts = [programs["fald-1"]["tick without steps"], *programs["fald-1"]["local steps"]]
     assert sum(part["launches"] for part in parts) <= FALD_TICK
     assert sum(map(waits, parts)) == 0
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import the benchmark as its script does."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("benchmarks.programs")
+
+
+def test_every_system_is_compiled_with_its_default_settings(module: ModuleType) -> None:
+    for name in fedjax_sim.SYSTEMS:
+        assert module.WORKLOADS[name].system == name
+        assert not module.WORKLOADS[name].changes
+
+
+def test_each_further_loop_over_steps_has_a_row_of_the_table(module: ModuleType) -> None:
+    hlo = module.hlo
+    step = Counter({"fusions": 17, "copies": 2})
+    tick = Counter({"fusions": 8, "custom calls": 3, "loop checks": 1, "conditionals": 2})
+    steps = [hlo.Step(20, "while.1", step), hlo.Step(None, "while.2", Counter({"fusions": 5}))]
+    anatomy = hlo.Anatomy(steps, tick, Counter({"fusions": 47}), Counter(), "while.3")
+    rows = module.rows_of("fedavg", module.facts_of(anatomy, {"bytes of temporaries": 24_216_520}))
+    assert [" ".join(row.split()) for row in rows] == [
+        "fedavg 20 19 (17+0+2+0) 0 0 0 11 (8+3+0+0) 1 2 0 47 24217",
+        "? 5 (5+0+0+0) 0 0 0",
+    ]
+    assert max(map(len, [*rows, *module.HEADER.splitlines()])) <= 120
+    # Columns stand under their headings.
+    assert {len(rows[0]), *map(len, module.HEADER.splitlines())} == {len(rows[0])}
+
+
+def test_a_missing_compiler_is_named(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "versions", lambda packages: {})
+    with pytest.raises(SystemExit):
+        module.main(["--target", "v5e"])
+    assert "v5e needs libtpu: pip install -e .[aot]" in capsys.readouterr().err
