@@ -113,6 +113,7 @@ class Workload(NamedTuple):
     """A sweep whose program is compiled.
 
     Attributes:
+      what: Describes it in a few words.
       system: Name of the system.
       problem: Makes what is learnt, from the system's settings.
       changes: Settings other than the defaults.
@@ -120,6 +121,7 @@ class Workload(NamedTuple):
       settings: Swept settings.
     """
 
+    what: str
     system: str
     problem: Callable[[Any], Any]
     changes: Mapping[str, Any] = MappingProxyType({})
@@ -159,9 +161,18 @@ def gaussians(hyper: Any) -> Any:
 
 
 WORKLOADS = {
-    "fedavg-128": Workload("fedavg", images(128), {"batch_size": 32, "lr": 0.1}, seeds=1),
-    "favano-32": Workload("favano", images(32)),
+    "fedavg-128": Workload(
+        "perceptron 784-128-10, batches of 32, 20 slots",
+        "fedavg",
+        images(128),
+        {"batch_size": 32, "lr": 0.1},
+        seeds=1,
+    ),
+    "favano-32": Workload(
+        "perceptron 784-32-10, batches of 128, four seeds of 20 slots", "favano", images(32)
+    ),
     "fald-1": Workload(
+        "one exact step a tick, 30 seeds of two step sizes, 50 slots",
         "langevin",
         gaussians,
         {"num_clients": 50, "local_steps": 1, "gradient": "exact"},
@@ -169,6 +180,7 @@ WORKLOADS = {
         settings={"step_size": [1e-6, 1e-7]},
     ),
     "fedavg-8-sweep": Workload(
+        "perceptron 784-8-10, batches of 8, 16 seeds of four learning rates",
         "fedavg",
         images(8),
         {"batch_size": 8},
@@ -176,7 +188,9 @@ WORKLOADS = {
         settings={"lr": [0.1, 0.2, 0.3, 0.4]},
     ),
     **{
-        name: Workload(name, mixture if system.fit.learns is LatentProblem else images(8))
+        name: Workload("default settings, mixture of Gaussians, four seeds", name, mixture)
+        if system.fit.learns is LatentProblem
+        else Workload("default settings, perceptron 784-8-10, four seeds", name, images(8))
         for name, system in fedjax_sim.SYSTEMS.items()
     },
 }
@@ -372,7 +386,7 @@ def _lines(
 
 def main(arguments: Sequence[str]) -> None:
     """Compile programs, print the table or the details of one, and store the table's figures."""
-    listed = "\n".join(f"  {name}" for name in WORKLOADS)
+    listed = "\n".join(f"  {name:15} {work.what}" for name, work in WORKLOADS.items())
     parser = argparse.ArgumentParser(
         prog="benchmark.py programs",
         description=f"{__doc__}\nPrograms:\n{listed}",
