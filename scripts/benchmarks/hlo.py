@@ -49,7 +49,6 @@ FREE_TARGETS = {
     "AssumeGatherIndicesInBound",
     "ConcatBitcast",
     "GatherScatterIndicesBitpacked",
-    "SliceBitcast",
 }
 """Custom calls that run nothing: notes of the TPU's compiler."""
 ARITHMETIC = {
@@ -174,7 +173,7 @@ class Anatomy(NamedTuple):
         its launches are then those of the tick.
       tick: One tick, apart from the steps.
       evaluation: One evaluation, apart from the ticks.
-      once: The rest.
+      once: The rest, which runs once.
       tick_loop: Name of the loop over ticks, a `while` instruction.
     """
 
@@ -247,8 +246,8 @@ def anatomy(program: Program) -> Anatomy:
     """Find a replay program's loops, and count what they run.
 
     Raises:
-      ValueError: If it has no loop over ticks: there is one tick between evaluations, or the engine
-        has not marked its ticks with the scope "tick".
+      ValueError: If it has no loop over ticks, for example because there is one tick between
+        evaluations, or several.
     """
     ticks = innermost_loops(program, "tick")
     if len(ticks) != 1:
@@ -309,7 +308,8 @@ def _count(program: Program, computation: str, without: Container[str]) -> Count
             counts += _count_check(program, each)
             if each.name not in without:
                 trip = count_trip(program, each, without)
-                times = trips_of(program, each) or 1
+                trips = trips_of(program, each)
+                times = 1 if trips is None else trips
                 counts += Counter({kind: times * number for kind, number in trip.items()})
         elif each.opcode == "conditional":
             branches = [_count(program, name, without) for name in each.called]

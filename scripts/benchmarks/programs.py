@@ -210,10 +210,10 @@ def lower_sweep(
       system: The system.
       problem: What is learnt.
       hyper: The system's settings.
-      devices: Devices of a description (`jax.experimental.topologies`); the first one is used.
+      devices: One device of a description (`jax.experimental.topologies`).
       options: Further arguments of `fedjax_sim.sweep`.
     """
-    mesh = jax.sharding.Mesh(np.array(devices[:1]).reshape(1, 1), ("lanes", "clients"))
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(1, 1), ("lanes", "clients"))
     real = replay._advance
 
     def specs(tree: Any, *axes: str) -> Any:
@@ -248,7 +248,7 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
 
     The files of a program are its name with ".hlo" and ".json".
     """
-    devices = topologies.get_topology_desc(platform=target.backend, **target.facts).devices
+    described = topologies.get_topology_desc(platform=target.backend, **target.facts)
     lowered = {}
     for name in names:
         work = WORKLOADS[name]
@@ -258,7 +258,7 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
             system,
             work.problem(hyper),
             hyper,
-            devices=devices,
+            devices=described.devices[:1],
             seeds=work.seeds,
             settings=work.settings,
             num_ticks=TICKS,
