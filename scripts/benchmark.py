@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py            all but the last, into scripts/benchmark_results.json
     python scripts/benchmark.py NAME...    these
+    python scripts/benchmark.py programs   counts what programs launch on devices that are not here
 
 Contestants take turns within one run, and the median over turns counts. Compilation is left out.
 Images are random bytes: what they show does not change the time.
@@ -13,6 +14,7 @@ import importlib
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "benchmark_results.json"
@@ -35,6 +37,9 @@ ALONE = "convolution"
 
 def main() -> None:
     """Run the benchmarks named, and update the file of results."""
+    if sys.argv[1:2] == ["programs"]:
+        importlib.import_module("benchmarks.programs").main(sys.argv[2:])
+        return
     listed = "\n".join(f"  {name:13} {what}" for name, (_, what) in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter

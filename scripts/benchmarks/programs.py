@@ -1,0 +1,458 @@
+"""What the replay programs of all systems launch on a GPU and a TPU, compiled without either.
+
+    python scripts/benchmark.py programs                          all programs, for both devices
+    python scripts/benchmark.py programs --target h200 favano-32  one of them
+    python scripts/benchmark.py programs --detail favano-32       what each of its launches does
+    python scripts/benchmark.py programs --help                   names of programs, and options
+
+XLA can compile for a device that it has only a description of. That shows how many kernels a GPU
+launches per local step and per tick, which is what small models take their time for, and how often
+its host waits for it: before each trip of a loop whose trip count only the device knows, and at
+each conditional. A TPU launches a program as a whole; its figures are instructions of the program.
+
+The figures are those of the text that XLA returns. A GPU that has command buffers launches several
+kernels together. XLA chooses the tiles of matrix products by measuring, for which it needs the
+device; here it takes what it takes by default. A custom call, such as a decomposition of a matrix,
+launches several kernels.
+
+Compilers come with `pip install -e .[aot]`. They work next to any JAX for CPUs, as long as
+`JAX_PLATFORMS=cpu` or `jax.config.update("jax_platforms", "cpu")` keeps JAX from looking for their
+devices, as it does here; otherwise JAX looks, complains that there are none, and uses the CPU.
+Programs are compiled in one process per target.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+from benchmarks import hlo
+from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
+
+import fedjax_sim
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.engine import replay
+from fedjax_sim.engine.placement import Placement
+from fedjax_sim.models import MLP
+from fedjax_sim.partition import iid
+from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
+from fedjax_sim.types import LatentProblem, System
+
+SCRIPTS = Path(__file__).parents[1]
+RESULTS = SCRIPTS / "benchmark_results.json"
+TICKS, EVALUATIONS = 12, 3
+"""Long enough that XLA keeps the loops, of which it dissolves those of one trip."""
+
+
+class Target(NamedTuple):
+    """A device to compile for.
+
+    Attributes:
+      backend: JAX's name for devices of its kind.
+      packages: What must be installed to compile for it.
+      facts: Arguments of `get_topology_desc`.
+    """
+
+    backend: str
+    packages: tuple[str, ...]
+    facts: dict[str, str]
+
+
+H200 = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H200"
+runtime_version { major: 13 }
+dnn_version_info { major: 9 minor: 12 }
+gpu_device_info {
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 4800000000000
+  device_memory_size: 150000000000
+  l2_cache_size: 62914560
+  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+"""
+TARGETS = {
+    "h200": Target(
+        "cuda",
+        ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "nvidia-nvvm"),
+        {"topology_name": "1x1x1", "topology": "1x1x1", "target_config": H200},
+    ),
+    "v5e": Target("tpu", ("libtpu",), {"topology_name": "v5e:2x2"}),
+}
+
+
+class Workload(NamedTuple):
+    """A sweep whose program is compiled.
+
+    Attributes:
+      what: Describes it in a few words.
+      system: Name of the system.
+      problem: Makes what is learnt, from the system's settings.
+      changes: Settings other than the defaults.
+      seeds: Number of seeds.
+      settings: Swept settings.
+    """
+
+    what: str
+    system: str
+    problem: Callable[[Any], Any]
+    changes: Mapping[str, Any] = MappingProxyType({})
+    seeds: int = 4
+    settings: Mapping[str, Sequence[float]] = MappingProxyType({})
+
+
+def images(hidden: int) -> Callable[[Any], Any]:
+    """Return a function that makes a classification of random 28x28 images by a perceptron.
+
+    hidden: units of its hidden layer.
+    """
+
+    def problem(hyper: Any) -> Any:
+        random, train, num = np.random.default_rng(0), 2000, 3000
+        pictures = random.integers(0, 256, (num, 28, 28, 1), dtype=np.uint8)
+        labels = random.integers(0, 10, num).astype(np.int32)
+        data = Dataset(
+            pictures[:train], labels[:train], pictures[train:], labels[train:], 10, "random"
+        )
+        clients = iid(data.train_labels, num_clients=hyper.num_clients, seed=0)
+        return make_classification(MLP((hidden,), 10), data, clients)
+
+    return problem
+
+
+def mixture(hyper: Any) -> Any:
+    """Make a mixture of 10 Gaussians of 20 coordinates to fit to 2000 random examples."""
+    examples = np.random.default_rng(0).normal(size=(2000, 20)).astype(np.float32)
+    clients = iid(np.zeros(len(examples), np.int32), num_clients=hyper.num_clients, seed=0)
+    return latent.make_estimation(latent.GaussianMixture(10), examples, clients)
+
+
+def gaussians(hyper: Any) -> Any:
+    """Make the simulation of FA-LD's paper."""
+    return make_gaussian_clients(0, alpha=0.0, num_clients=hyper.num_clients, dtype="float32")
+
+
+WORKLOADS = {
+    "fedavg-128": Workload(
+        "perceptron 784-128-10, batches of 32, 20 slots",
+        "fedavg",
+        images(128),
+        {"batch_size": 32, "lr": 0.1},
+        seeds=1,
+    ),
+    "favano-32": Workload(
+        "perceptron 784-32-10, batches of 128, four seeds of 20 slots", "favano", images(32)
+    ),
+    "fald-1": Workload(
+        "one exact step a tick, 30 seeds of two step sizes, 50 slots",
+        "langevin",
+        gaussians,
+        {"num_clients": 50, "local_steps": 1, "gradient": "exact"},
+        seeds=30,
+        settings={"step_size": [1e-6, 1e-7]},
+    ),
+    "fedavg-8-sweep": Workload(
+        "perceptron 784-8-10, batches of 8, 16 seeds of four learning rates",
+        "fedavg",
+        images(8),
+        {"batch_size": 8},
+        seeds=16,
+        settings={"lr": [0.1, 0.2, 0.3, 0.4]},
+    ),
+    **{
+        name: Workload("default settings, mixture of Gaussians, four seeds", name, mixture)
+        if system.fit.learns is LatentProblem
+        else Workload("default settings, perceptron 784-8-10, four seeds", name, images(8))
+        for name, system in fedjax_sim.SYSTEMS.items()
+    },
+}
+"""The programs by name: four of other sizes, and every system with its default settings."""
+
+
+class _Lowered(Exception):  # noqa: N818 - it ends a sweep that has done its part
+    """Carries a lowered program out of a sweep."""
+
+
+def lower_sweep(
+    system: System, problem: Any, hyper: Any, *, devices: Sequence[Any], **options: Any
+) -> list[jax.stages.Lowered]:
+    """Lower the replay program of a sweep for a device; nothing is replayed.
+
+    Args:
+      system: The system.
+      problem: What is learnt.
+      hyper: The system's settings.
+      devices: One device of a description (`jax.experimental.topologies`).
+      options: Further arguments of `fedjax_sim.sweep`.
+    """
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(1, 1), ("lanes", "clients"))
+    real = replay._advance
+
+    def specs(tree: Any, *axes: str) -> Any:
+        split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split), tree
+        )
+
+    def advance(program: Any, lanes: Any, *varying: Any) -> None:
+        stacked = (
+            each.replace(varying=specs(each.varying, "lanes"), shared=specs(each.shared))
+            for each in (lanes.hyper, lanes.problem)
+        )
+        here = replay.Lanes(specs(lanes.key, "lanes"), *stacked)
+        with mock.patch.object(Placement, "mesh", mesh):
+            raise _Lowered(real.lower(program, here, *specs(varying, "lanes")))
+
+    backend = {"cuda": "gpu"}.get(devices[0].platform, devices[0].platform)
+    with (
+        mock.patch.object(replay, "_advance", advance),
+        mock.patch.object(jax, "default_backend", lambda: backend),
+    ):
+        try:
+            fedjax_sim.sweep(system, problem, hyper, **options)
+        except _Lowered as done:
+            return list(done.args)
+    raise AssertionError("The sweep did not replay anything.")
+
+
+def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
+    """Compile programs in this process, and write their texts and sizes into a folder.
+
+    The files of a program are its name with ".hlo" and ".json".
+    """
+    described = topologies.get_topology_desc(platform=target.backend, **target.facts)
+    lowered = {}
+    for name in names:
+        work = WORKLOADS[name]
+        system = fedjax_sim.SYSTEMS[work.system]
+        hyper = system.Hyper(**work.changes)
+        (lowered[name],) = lower_sweep(
+            system,
+            work.problem(hyper),
+            hyper,
+            devices=described.devices[:1],
+            seeds=work.seeds,
+            settings=work.settings,
+            num_ticks=TICKS,
+            num_evals=EVALUATIONS,
+        )
+    # What is compiled for a device that is not there can be written to the cache but not read.
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    for name, program in lowered.items():
+        compiled = program.compile()
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        if text is None or memory is None:
+            raise RuntimeError(f"{target.packages[0]} does not show what it has compiled.")
+        sizes = {"bytes of temporaries": memory.temp_size_in_bytes}
+        (folder / f"{name}.hlo").write_text(text)
+        (folder / f"{name}.json").write_text(json.dumps(sizes))
+
+
+def compile_apart(target: str, names: Sequence[str], folder: Path) -> None:
+    """Do `compile_here` in another process, which holds the target's compiler instead of this one.
+
+    Raises:
+      RuntimeError: If it fails; with the last lines of what it wrote.
+    """
+    paths = [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud's server for the TPU of this machine
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # there is no TPU that two processes could fight for
+    }
+    command = [sys.executable, "-m", "benchmarks.programs", target, str(folder), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = "\n".join(done.stderr.splitlines()[-20:])
+        raise RuntimeError(f"Compiling for {target} failed (exit {done.returncode}):\n{last}")
+
+
+def missing_packages(target: Target) -> list[str]:
+    """List packages that are needed to compile for a target and are not installed."""
+    return [name for name in target.packages if not versions([name])]
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Find the versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def facts_of(anatomy: hlo.Anatomy, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Collect what is stored of a program."""
+
+    def counted(counts: hlo.Counts) -> dict[str, int]:
+        return {"launches": hlo.launches(counts)} | {kind: counts[kind] for kind in hlo.COUNTED}
+
+    return {
+        "local steps": [{"trips": step.trips} | counted(step.counts) for step in anatomy.steps],
+        "tick without steps": counted(anatomy.tick),
+        "evaluation without ticks": counted(anatomy.evaluation),
+        **sizes,
+    }
+
+
+_COLUMNS = f"{'launched':>8} {'(f+c+y+o)':15}check cond coll"
+HEADER = f"""\
+{"":15} {"a local step":^45} {"a tick without its steps":^39} {"evalu-":>7} {"tempo-":>9}
+{"program":15} {"trips":>5} {_COLUMNS} {_COLUMNS} {"ation":>7} {"raries/kB":>9}"""
+LEGEND = (
+    "f: fusions, c: custom calls, y: copies, o: other kernels; check: checks of loops whose trips "
+    "only the device knows (trips: ?), cond: conditionals, each of both a wait of a GPU's host; "
+    "coll: collectives. trips -: XLA has dissolved the loop of one step into the tick."
+)
+
+
+def rows_of(name: str, facts: Mapping[str, Any]) -> list[str]:
+    """Write a program's rows of the table: one, and one for each further loop over local steps."""
+
+    def cells(counts: Mapping[str, int]) -> str:
+        kinds = "+".join(str(counts[kind]) for kind in hlo.LAUNCHES)
+        waits = f"{counts['loop checks']:5} {counts['conditionals']:4} {counts['collectives']:4}"
+        return f"{counts['launches']:8} ({kinds})".ljust(24) + waits
+
+    def step_cells(step: Mapping[str, Any]) -> str:
+        return f"{'?' if step['trips'] is None else step['trips']:>5} {cells(step)}"
+
+    first, *others = [step_cells(step) for step in facts["local steps"]] or ["    -"]
+    tick, evaluation = facts["tick without steps"], facts["evaluation without ticks"]["launches"]
+    kilobytes = round(facts["bytes of temporaries"] / 1000)
+    return [
+        f"{name:15} {first:45} {cells(tick)} {evaluation:7} {kilobytes:9}",
+        *(f"{'':15} {other}" for other in others),
+    ]
+
+
+def detail_of(program: hlo.Program) -> Iterator[str]:
+    """Write one line for each launch of a local step and of the rest of a tick."""
+    anatomy = hlo.anatomy(program)
+    loops = {each.name: each for each in hlo.loops(program)}
+    for step in anatomy.steps:
+        trips = "?" if step.trips is None else step.trips
+        yield f"a local step ({hlo.launches(step.counts)} launches, {trips} trips)"
+        yield from _lines(program, loops[step.loop], "local_step", ())
+    yield f"a tick without its steps ({hlo.launches(anatomy.tick)} launches)"
+    yield from _lines(program, loops[anatomy.tick_loop], "tick", {s.loop for s in anatomy.steps})
+
+
+def _lines(
+    program: hlo.Program, loop: hlo.Instruction, scope: str, without: Container[str]
+) -> Iterator[str]:
+    """Write one line for each launch of a loop's trip."""
+    for depth, each, primitives in hlo.list_trip(program, loop, without):
+        trips = f" x {hlo.trips_of(program, each) or '?'}" if each.opcode == "while" else ""
+        shape = re.sub(r"\{[^}]*\}|/\*[^*]*\*/", "", each.shape)
+        source = each.path.split(f"{scope}/")[-1].removeprefix("jit(_advance)/")
+        source = re.sub(r"((vmap\()+\)+|closed_call|while/body)/", "", source)
+        inside = f"  [{' '.join(primitives)}]" if len(primitives) > 1 else ""
+        yield (
+            f"  {'    ' * depth + each.name + trips:38} "
+            f"{textwrap.shorten(shape, 34, placeholder='...'):34} {source}{inside}"
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Compile programs, print the table or the details of one, and store the table's figures."""
+    listed = "\n".join(f"  {name:15} {work.what}" for name, work in WORKLOADS.items())
+    parser = argparse.ArgumentParser(
+        prog="benchmark.py programs",
+        description=f"{__doc__}\nPrograms:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        choices=[[], *WORKLOADS],
+        metavar="NAME",
+        help="programs; all by default",
+    )
+    parser.add_argument("--target", choices=TARGETS, help="one device instead of all")
+    parser.add_argument(
+        "--detail", action="store_true", help="list every launch instead of a table"
+    )
+    parser.add_argument("--keep", type=Path, help="folder in which to keep the compiled texts")
+    parser.add_argument(
+        "--out", type=Path, help="file of results to update; none if only some programs are named"
+    )
+    options = parser.parse_args(arguments)
+    names = options.names or list(WORKLOADS)
+    out = options.out or (None if options.names or options.detail else RESULTS)
+    for target in [options.target] if options.target else TARGETS:
+        if missing := missing_packages(TARGETS[target]):
+            parser.error(f"{target} needs {', '.join(missing)}: pip install -e .[aot]")
+        with contextlib.ExitStack() as stack:
+            folder = options.keep and options.keep / target
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder.mkdir(parents=True, exist_ok=True)
+            compile_apart(target, names, folder)
+            report(target, names, folder, out, detail=options.detail)
+
+
+def report(
+    target: str, names: Sequence[str], folder: Path, out: Path | None, *, detail: bool
+) -> None:
+    """Print what a folder of compiled programs shows, and store it if a file is given."""
+    programs = {name: hlo.parse((folder / f"{name}.hlo").read_text()) for name in names}
+    compiler = versions(TARGETS[target].packages)
+    described = ", ".join(f"{name} {version}" for name, version in compiler.items())
+    print(f"For {target}, by jax {jax.__version__}: {described}")
+    if detail:
+        for name, program in programs.items():
+            print(f"\n{name}", *detail_of(program), sep="\n")
+        return
+    counted = {
+        name: facts_of(hlo.anatomy(program), json.loads((folder / f"{name}.json").read_text()))
+        for name, program in programs.items()
+    }
+    print(HEADER)
+    for name, facts in counted.items():
+        print(*rows_of(name, facts), sep="\n")
+    print(textwrap.fill(LEGEND, 118), end="\n\n")
+    if out is not None:
+        results = json.loads(out.read_text()) if out.exists() else {}
+        results.setdefault(f"{TARGETS[target].backend} (compiled only)", {})["programs"] = {
+            "date": datetime.date.today().isoformat(),
+            "machine": f"none; compiled for {target}",
+            "jax": jax.__version__,
+            "compiler": compiler,
+            "programs": counted,
+        }
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    compile_here(TARGETS[sys.argv[1]], sys.argv[3:], Path(sys.argv[2]))

@@ -1,0 +1,114 @@
+"""Ceilings for what replay programs launch on an H200, which need its compiler but no H200.
+
+And the table of these figures, which needs neither.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fedjax_sim
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
+COMPILERS = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
+
+# Launches, which are kernels and copies.
+FEDAVG_STEP = 18
+"""Of a local step of FedAvg, 784-128-10, batches of 32, twenty slots."""
+FAVANO_STEP = 17
+"""Of a local step of FAVANO, 784-32-10, batches of 128, four seeds with twenty slots each."""
+FALD_TICK = 13
+"""Of a tick of FA-LD with one step of exact gradients, 30 seeds of two step sizes, 50 slots."""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Compile three programs, and return what is counted in each."""
+    installed = {each.metadata["Name"] for each in importlib.metadata.distributions()}
+    if missing := [name for name in COMPILERS if name not in installed]:
+        pytest.skip(f"needs {' and '.join(missing)}: pip install -e .[aot]")
+    out = tmp_path_factory.mktemp("programs") / "results.json"
+    names = ["fedavg-128", "favano-32", "fald-1"]
+    command = [sys.executable, str(SCRIPT), "programs", "--target", "h200", "--out", str(out)]
+    # The flags of the tests' own programs are not for a GPU.
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run([*command, *names], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in names)
+    return json.loads(out.read_text())["cuda (compiled only)"]["programs"]["programs"]
+
+
+def waits(counts: dict[str, int]) -> int:
+    """Count how often the host waits for the GPU."""
+    return counts["loop checks"] + counts["conditionals"]
+
+
+def test_a_local_step_of_fedavg_launches_little_and_waits_for_nothing(
+    programs: dict[str, Any],
+) -> None:
+    (step,) = programs["fedavg-128"]["local steps"]
+    assert step["trips"] == 20
+    assert step["launches"] <= FEDAVG_STEP
+    assert waits(step) == waits(programs["fedavg-128"]["tick without steps"]) == 0
+
+
+def test_a_local_step_of_favano_launches_little(programs: dict[str, Any]) -> None:
+    steps = programs["favano-32"]["local steps"]
+    assert steps
+    assert max(step["launches"] for step in steps) <= FAVANO_STEP
+
+
+def test_a_tick_of_single_langevin_steps_launches_little_and_waits_for_nothing(
+    programs: dict[str, Any],
+) -> None:
+    # One step of its loop, if XLA has left a loop of one trip.
+    parts = [programs["fald-1"]["tick without steps"], *programs["fald-1"]["local steps"]]
+    assert sum(part["launches"] for part in parts) <= FALD_TICK
+    assert sum(map(waits, parts)) == 0
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import the benchmark as its script does."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("benchmarks.programs")
+
+
+def test_every_system_is_compiled_with_its_default_settings(module: ModuleType) -> None:
+    for name in fedjax_sim.SYSTEMS:
+        assert module.WORKLOADS[name].system == name
+        assert not module.WORKLOADS[name].changes
+
+
+def test_each_further_loop_over_steps_has_a_row_of_the_table(module: ModuleType) -> None:
+    hlo = module.hlo
+    step = Counter({"fusions": 17, "copies": 2})
+    tick = Counter({"fusions": 8, "custom calls": 3, "loop checks": 1, "conditionals": 2})
+    steps = [hlo.Step(20, "while.1", step), hlo.Step(None, "while.2", Counter({"fusions": 5}))]
+    anatomy = hlo.Anatomy(steps, tick, Counter({"fusions": 47}), Counter(), "while.3")
+    rows = module.rows_of("fedavg", module.facts_of(anatomy, {"bytes of temporaries": 24_216_520}))
+    assert [" ".join(row.split()) for row in rows] == [
+        "fedavg 20 19 (17+0+2+0) 0 0 0 11 (8+3+0+0) 1 2 0 47 24217",
+        "? 5 (5+0+0+0) 0 0 0",
+    ]
+    assert max(map(len, [*rows, *module.HEADER.splitlines()])) <= 120
+    # Columns stand under their headings.
+    assert {len(rows[0]), *map(len, module.HEADER.splitlines())} == {len(rows[0])}
+
+
+def test_a_missing_compiler_is_named(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "versions", lambda packages: {})
+    with pytest.raises(SystemExit):
+        module.main(["--target", "v5e"])
+    assert "v5e needs libtpu: pip install -e .[aot]" in capsys.readouterr().err
