@@ -32,7 +32,7 @@ ALLOWED = {
     "compression": "types settings streams",
     "clients": "types settings streams batching",
     "server": "types settings streams timelines compression clients",
-    "models": "types settings streams compression",
+    "models": "types settings targets streams compression",
     "datasets": "settings",
     "partition": "settings",
     "diagnostics": "types settings",

@@ -15,6 +15,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from fedjax_sim.batching import look_ahead, map_slots, replicate
 from fedjax_sim.settings import choice, count, real, static, struct
@@ -216,7 +217,8 @@ def local_steps(
                 update = jax.tree.map(lambda leaf: jnp.where(q < steps, leaf, 0), update)
             return optax.apply_updates(model, update), state
 
-        model = turned(start)
+        # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
+        model = jax.tree.map(_in_row_major, turned(start), are_turned)
         return turned(jax.lax.fori_loop(0, trips, step, (model, optimizer.init(model)))[0])
 
     # An empty slot has no steps; its client number only has to be valid.
@@ -224,6 +226,13 @@ def local_steps(
     slots = (starts, clients, event.steps, event.offset, extras)
     ends, executed = map_slots(slot, plan, event.steps, *slots, trips=plan.trips)
     return ends, Work(executed, event.steps.sum())
+
+
+def _in_row_major(leaf: Array, is_turned: bool) -> Array:
+    """Lay an array out in memory row by row, if it was transposed."""
+    if not is_turned:
+        return leaf
+    return with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))
 
 
 def batch_gradient(

@@ -35,6 +35,12 @@ XLA multiplies by a matrix with few columns slowly: of 784-8-10, 784-16-10 and 7
 1.7, 1.6 and 1.5 times as long with batches of 8, and 1.4, 1.5 and 1.3 times with batches of 32.
 With 64 columns and more nothing is gained.
 """
+WIDEST = 2**31
+"""Columns up to which accelerators do so: all matrices.
+
+Gradients of matrices come out of JAX transposed; without it a GPU copies all weights back at every
+step.
+"""
 WORTH_SPLITTING = 2e7
 """Operations of a tick above which idle devices take slots."""
 LARGEST_IN_FAMILY = 1e7
@@ -242,7 +248,7 @@ def choose(
         client_devices=client_devices,
         family_size=family_size,
         members=members,
-        narrow=NARROW if on_cpu else 0,
+        narrow=NARROW if on_cpu else WIDEST,
         devices=devices,
     )
     if not placement.lanes_at_once:

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array
 
 Convolution = Callable[..., Array]
@@ -70,9 +71,7 @@ def auto(
       Outputs, `[B, *space, F]` unless `dimension_numbers` says otherwise.
     """
     convolve = (
-        patches
-        if jax.default_backend() == "cpu" and _is_plain(lhs, rhs, **options)
-        else lax.conv_general_dilated
+        patches if is_for_cpu() and _is_plain(lhs, rhs, **options) else lax.conv_general_dilated
     )
     return convolve(lhs, rhs, window_strides, padding, **options)
 
@@ -172,7 +171,7 @@ def pooled(convolve: Convolution) -> Convolution:
     def convolve_and_pool(
         lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any
     ) -> Array:
-        by_patches = convolve is patches or (convolve is auto and jax.default_backend() == "cpu")
+        by_patches = convolve is patches or (convolve is auto and is_for_cpu())
         is_narrow_image = lhs.ndim == 4 and rhs.shape[-1] <= NARROW
         if by_patches and is_narrow_image and _is_plain(lhs, rhs, **options):
             dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
@@ -432,7 +431,7 @@ def _images_at_once(x: Array, kernel: Array, geometry: _Geometry) -> int:
     """
     num, most = x.shape[0], max(BLOCK_BYTES, kernel.size * kernel.dtype.itemsize)
     each = math.prod(geometry.out) * math.prod(geometry.window) * x.shape[-1] * x.dtype.itemsize
-    if jax.default_backend() != "cpu" or num * each <= max(SPLIT_ABOVE, most):
+    if not is_for_cpu() or num * each <= max(SPLIT_ABOVE, most):
         return num
     return max(
         few for few in range(1, num + 1) if num % few == 0 and (few == 1 or few * each <= most)

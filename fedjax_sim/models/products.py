@@ -12,9 +12,9 @@ Letters: `D` inputs and `F` outputs of a dense layer.
 
 from typing import Any
 
-import jax
 from jax import lax
 
+from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array
 
 NARROW = 32
@@ -46,7 +46,7 @@ def auto(
     """
     axes = _as_tuples(dimension_numbers)
     is_dense = rhs.ndim == 2 and axes == (((lhs.ndim - 1,), (0,)), ((), ()))
-    if is_dense and rhs.shape[1] <= NARROW and jax.default_backend() == "cpu":
+    if is_dense and rhs.shape[1] <= NARROW and is_for_cpu():
         rhs, dimension_numbers = (
             lax.optimization_barrier(rhs.T),
             (((lhs.ndim - 1,), (1,)), ((), ())),

@@ -36,7 +36,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import numpy as np
@@ -46,12 +45,11 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine import replay
-from fedjax_sim.engine.placement import Placement
+from fedjax_sim.engine.sweeps import lower_sweep
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
-from fedjax_sim.types import LatentProblem, System
+from fedjax_sim.types import LatentProblem
 
 SCRIPTS = Path(__file__).parents[1]
 RESULTS = SCRIPTS / "benchmark_results.json"
@@ -195,52 +193,6 @@ WORKLOADS = {
     },
 }
 """The programs by name: four of other sizes, and every system with its default settings."""
-
-
-class _Lowered(Exception):  # noqa: N818 - it ends a sweep that has done its part
-    """Carries a lowered program out of a sweep."""
-
-
-def lower_sweep(
-    system: System, problem: Any, hyper: Any, *, devices: Sequence[Any], **options: Any
-) -> list[jax.stages.Lowered]:
-    """Lower the replay program of a sweep for a device; nothing is replayed.
-
-    Args:
-      system: The system.
-      problem: What is learnt.
-      hyper: The system's settings.
-      devices: One device of a description (`jax.experimental.topologies`).
-      options: Further arguments of `fedjax_sim.sweep`.
-    """
-    mesh = jax.sharding.Mesh(np.array(devices).reshape(1, 1), ("lanes", "clients"))
-    real = replay._advance
-
-    def specs(tree: Any, *axes: str) -> Any:
-        split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split), tree
-        )
-
-    def advance(program: Any, lanes: Any, *varying: Any) -> None:
-        stacked = (
-            each.replace(varying=specs(each.varying, "lanes"), shared=specs(each.shared))
-            for each in (lanes.hyper, lanes.problem)
-        )
-        here = replay.Lanes(specs(lanes.key, "lanes"), *stacked)
-        with mock.patch.object(Placement, "mesh", mesh):
-            raise _Lowered(real.lower(program, here, *specs(varying, "lanes")))
-
-    backend = {"cuda": "gpu"}.get(devices[0].platform, devices[0].platform)
-    with (
-        mock.patch.object(replay, "_advance", advance),
-        mock.patch.object(jax, "default_backend", lambda: backend),
-    ):
-        try:
-            fedjax_sim.sweep(system, problem, hyper, **options)
-        except _Lowered as done:
-            return list(done.args)
-    raise AssertionError("The sweep did not replay anything.")
 
 
 def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
