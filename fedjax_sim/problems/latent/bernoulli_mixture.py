@@ -103,13 +103,13 @@ class BernoulliMixture:
           `f[q]`.
         """
         chex.assert_shape(weight, examples.shape[:1])
-        share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        second = jnp.matmul(share.T, examples, precision="highest")
-        return jnp.concatenate([share.sum(axis=0), second.ravel()])
+        share = jax.nn.softmax(self._logits(natural, examples), axis=0) * weight[None]
+        second = jnp.matmul(share, examples, precision="highest")
+        return jnp.concatenate([share.sum(axis=1), second.ravel()])
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) of examples `f[B, D]`: `f[B]`."""
-        return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=1)
+        return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=0)
 
     def penalty(self, params: Mixture) -> Array:
         """Compute R(theta): `f[]`."""
@@ -124,6 +124,6 @@ class BernoulliMixture:
         return vector[: self.components], vector[self.components :].reshape(self.components, -1)
 
     def _logits(self, natural: Array, examples: Array) -> Array:
-        """Compute log p(y, z; theta) for every example and component: `f[B, G]`."""
+        """Compute log p(y, z; theta) for every example and component: `f[G, B]`."""
         first, second = self._split(natural)
-        return first[None] + jnp.matmul(examples, second.T, precision="highest")
+        return first[:, None] + jnp.einsum("gd,bd->gb", second, examples, precision="highest")

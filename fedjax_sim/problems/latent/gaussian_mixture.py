@@ -160,15 +160,15 @@ class GaussianMixture:
           `f[q]`.
         """
         chex.assert_shape(weight, examples.shape[:1])
-        share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        second = jnp.matmul(share.T, examples, precision="highest")
-        return jnp.concatenate([share.sum(axis=0), second.ravel()])
+        share = jax.nn.softmax(self._logits(natural, examples), axis=0) * weight[None]
+        second = jnp.matmul(share, examples, precision="highest")
+        return jnp.concatenate([share.sum(axis=1), second.ravel()])
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) - (D / 2) log(2 pi) of examples `f[B, D]`: `f[B]`."""
         factor = jnp.linalg.cholesky(params.covariance)
         white = solve_triangular(factor, examples.T, lower=True)
-        fit = jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=1)
+        fit = jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=0)
         return jnp.log(jnp.diag(factor)).sum() + jnp.sum(jnp.square(white), axis=0) / 2 - fit
 
     def penalty(self, params: Mixture) -> Array:
@@ -197,6 +197,6 @@ class GaussianMixture:
         return vector[: self.components], vector[self.components :].reshape(self.components, -1)
 
     def _logits(self, natural: Array, examples: Array) -> Array:
-        """Compute log pi_g and the part of log p(y | z = g) that depends on g: `f[B, G]`."""
+        """Compute log pi_g and the part of log p(y | z = g) that depends on g: `f[G, B]`."""
         first, second = self._split(natural)
-        return first[None] + jnp.matmul(examples, second.T, precision="highest")
+        return first[:, None] + jnp.einsum("gd,bd->gb", second, examples, precision="highest")
