@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from fedjax_sim.problems.latent.mixtures import component_logits, expected_statistics
 from fedjax_sim.types import Array, Key
 
 
@@ -103,9 +104,7 @@ class BernoulliMixture:
           `f[q]`.
         """
         chex.assert_shape(weight, examples.shape[:1])
-        share = jax.nn.softmax(self._logits(natural, examples), axis=0) * weight[None]
-        second = jnp.matmul(share, examples, precision="highest")
-        return jnp.concatenate([share.sum(axis=1), second.ravel()])
+        return expected_statistics(self._logits(natural, examples), examples, weight)
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) of examples `f[B, D]`: `f[B]`."""
@@ -125,5 +124,4 @@ class BernoulliMixture:
 
     def _logits(self, natural: Array, examples: Array) -> Array:
         """Compute log p(y, z; theta) for every example and component: `f[G, B]`."""
-        first, second = self._split(natural)
-        return first[:, None] + jnp.einsum("gd,bd->gb", second, examples, precision="highest")
+        return component_logits(*self._split(natural), examples)

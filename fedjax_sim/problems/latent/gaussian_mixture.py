@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from fedjax_sim.problems.latent.mixtures import component_logits, expected_statistics
 from fedjax_sim.types import Array, Key, Leaf
 
 LEAST_WEIGHT = 1e-8
@@ -160,9 +161,7 @@ class GaussianMixture:
           `f[q]`.
         """
         chex.assert_shape(weight, examples.shape[:1])
-        share = jax.nn.softmax(self._logits(natural, examples), axis=0) * weight[None]
-        second = jnp.matmul(share, examples, precision="highest")
-        return jnp.concatenate([share.sum(axis=1), second.ravel()])
+        return expected_statistics(self._logits(natural, examples), examples, weight)
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) - (D / 2) log(2 pi) of examples `f[B, D]`: `f[B]`."""
@@ -198,5 +197,4 @@ class GaussianMixture:
 
     def _logits(self, natural: Array, examples: Array) -> Array:
         """Compute log pi_g and the part of log p(y | z = g) that depends on g: `f[G, B]`."""
-        first, second = self._split(natural)
-        return first[:, None] + jnp.einsum("gd,bd->gb", second, examples, precision="highest")
+        return component_logits(*self._split(natural), examples)
