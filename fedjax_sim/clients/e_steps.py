@@ -3,7 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import chex
 import jax
@@ -106,44 +106,65 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         chex.assert_rank(natural, 1)
         chex.assert_equal_shape((works, event.clients))
         clients = jnp.maximum(event.clients, 0)
-        is_difference = subtracted is not None
-        # One trip evaluates one phi: a full pass takes as many trips as it has batches, a
-        # difference takes two.
-        trips_of_pass = -(-problem.counts[clients] // size)
-        trips_of_step = jnp.where(is_full, trips_of_pass, 2 if is_difference else 1)
-        slot_trips = jnp.where(works, trips_of_step, 0)
+        num_phi = 1 if subtracted is None else 2
+        if is_full is False:
+            means, batches = over_batches(key, event, natural, works, subtracted)
+            return means, Work(num_phi * size * batches, num_phi * size * works.sum())
+        of_all = jnp.where(works, problem.counts[clients], 0)
+        if is_full is True:
+            means, pieces = over_all(clients, natural, works)
+            return means, Work(size * pieces, of_all.sum())
+        of_batch, batches = over_batches(key, event, natural, works & ~is_full, subtracted)
+        of_pass, pieces = over_all(clients, natural, works & is_full)
+        needed = jnp.where(is_full, of_all.sum(), num_phi * size * works.sum())
+        return of_batch + of_pass, Work(size * (num_phi * batches + pieces), needed)
+
+    def over_batches(
+        key: Key, event: Event, natural: Array, works: Array, subtracted: Array | None
+    ) -> tuple[Array, Array]:
+        """Compute `expect` over mini-batches, and the number of batches evaluated."""
         is_per_slot = subtracted is not None and subtracted.ndim == 2
 
-        def slot(
-            trips: Array, slot_trips: Array, client: Array, offset: Array, of_slot: Array | None
-        ) -> Array:
+        def slot(trips: Array, works: Array, client: Array, offset: Array, row: Any) -> Array:
+            client_key = jax.random.fold_in(stream(key, "batches"), client)
+            weight = jnp.full(size, works / size, natural.dtype)
+            reference = row if is_per_slot else subtracted
+
+            def batch(j: Array | int, _: Array) -> Array:
+                examples = _mini_batch(hyper, client_key, offset + j, problem.counts[client])
+                mean = problem.statistics(natural, client, examples, weight)
+                if reference is None:
+                    return mean
+                return mean - problem.statistics(reference, client, examples, weight)
+
+            if not skips:
+                return batch(0, natural)
+            return jax.lax.fori_loop(0, trips, batch, jnp.zeros_like(natural))
+
+        clients = jnp.maximum(event.clients, 0)
+        skips = plan.slots_at_once < clients.shape[0]
+        rows = subtracted if is_per_slot else None
+        inputs = (works, clients, event.offset, rows)
+        trips = works.astype("int32") if skips else jnp.ones_like(clients)
+        return map_slots(slot, plan, trips, *inputs)
+
+    def over_all(clients: Array, natural: Array, works: Array) -> tuple[Array, Array]:
+        """Compute the means over all examples, and the number of batches evaluated."""
+
+        def slot(trips: Array, works: Array, client: Array) -> Array:
             number = problem.counts[client]
-            drawn: Array | int = 0
-            if is_full is not True:
-                client_key = jax.random.fold_in(stream(key, "batches"), client)
-                drawn = _mini_batch(hyper, client_key, offset, number)
-            reference = of_slot if is_per_slot else subtracted
+            share = works / number.astype(natural.dtype)
 
             def trip(j: Array, total: Array) -> Array:
                 places = j * size + jnp.arange(size)
-                examples = jnp.where(is_full, jnp.minimum(places, number - 1), drawn)
-                of_pass = (places < number) / number.astype(natural.dtype)
-                weight = jnp.where(is_full, of_pass, jnp.asarray(1 / size, natural.dtype))
-                phi = natural
-                if reference is not None:
-                    is_subtracted = (j == 1) & jnp.logical_not(is_full)
-                    phi = jnp.where(is_subtracted, reference, natural)
-                    weight = jnp.where(is_subtracted, -weight, weight)
-                weight = jnp.where(j < slot_trips, weight, 0)
-                return total + problem.statistics(phi, client, examples, weight)
+                weight = jnp.where(places < number, share, 0)
+                examples = jnp.minimum(places, number - 1)
+                return total + problem.statistics(natural, client, examples, weight)
 
             return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))
 
-        rows = subtracted if is_per_slot else None
-        means, trips = map_slots(slot, plan, slot_trips, slot_trips, clients, event.offset, rows)
-        of_all = jnp.where(works, problem.counts[clients], 0)
-        needed = jnp.where(is_full, of_all, slot_trips * size)
-        return means, Work(trips * size, needed.sum())
+        steps = jnp.where(works, -(-problem.counts[clients] // size), 0)
+        return map_slots(slot, plan, steps, works, clients)
 
     return expect
 
@@ -154,4 +175,5 @@ def _mini_batch(hyper: Expectation, key: Key, number: Array, count: Array) -> Ar
     if hyper.sampling == "without_replacement":
         places = jnp.arange(hyper.batch_size) % count
         return shuffled_index(shuffle_bits(batch_key), places, count)
-    return jax.random.randint(batch_key, (hyper.batch_size,), 0, count)
+    bits = jax.random.bits(batch_key, (hyper.batch_size,), "uint32")
+    return jax.lax.rem(bits, count.astype("uint32")).astype("int32")

@@ -70,9 +70,8 @@ def draws(key: Any) -> dict[str, Any]:
         batches, compression = stream(key, "batches"), stream(key, "compression")
 
         def batch(client: jax.Array, number: jax.Array) -> jax.Array:
-            return jax.random.randint(
-                jax.random.fold_in(jax.random.fold_in(batches, client), number), (BATCH,), 0, M
-            )
+            batch_key = jax.random.fold_in(jax.random.fold_in(batches, client), number)
+            return jax.random.bits(batch_key, (BATCH,), "uint32") % M
 
         def uniforms(tick: jax.Array, client: jax.Array) -> jax.Array:
             return jax.random.uniform(
@@ -246,7 +245,7 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
         )
         batches = jax.random.fold_in(stream(stream(jax.random.key(SEED), "learning"), "batches"), 0)
         places = [
-            np.asarray(jax.random.randint(jax.random.fold_in(batches, k), (BATCH,), 0, M))
+            np.asarray(jax.random.bits(jax.random.fold_in(batches, k), (BATCH,), "uint32") % M)
             for k in range(TICKS)
         ]
     run = simulate(system, one_client, hyper)

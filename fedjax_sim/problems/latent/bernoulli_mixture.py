@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from fedjax_sim.problems.latent.mixtures import component_logits, expected_statistics
 from fedjax_sim.types import Array, Key
 
 
@@ -103,13 +104,11 @@ class BernoulliMixture:
           `f[q]`.
         """
         chex.assert_shape(weight, examples.shape[:1])
-        share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        second = jnp.matmul(share.T, examples, precision="highest")
-        return jnp.concatenate([share.sum(axis=0), second.ravel()])
+        return expected_statistics(self._logits(natural, examples), examples, weight)
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) of examples `f[B, D]`: `f[B]`."""
-        return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=1)
+        return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=0)
 
     def penalty(self, params: Mixture) -> Array:
         """Compute R(theta): `f[]`."""
@@ -124,6 +123,5 @@ class BernoulliMixture:
         return vector[: self.components], vector[self.components :].reshape(self.components, -1)
 
     def _logits(self, natural: Array, examples: Array) -> Array:
-        """Compute log p(y, z; theta) for every example and component: `f[B, G]`."""
-        first, second = self._split(natural)
-        return first[None] + jnp.matmul(examples, second.T, precision="highest")
+        """Compute log p(y, z; theta) for every example and component: `f[G, B]`."""
+        return component_logits(*self._split(natural), examples)

@@ -9,7 +9,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chex
@@ -23,6 +23,9 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, LatentModel, Params
+
+EXAMPLES_AT_ONCE = 4096
+"""Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
 
 
 @struct.dataclass
@@ -99,17 +102,17 @@ class Estimation:
         Returns:
           `f[N, q]`.
         """
-        return jax.vmap(self.model.statistics, in_axes=(None, 0, 0))(
-            natural, self._rows(self.index), self._weights()
-        )
+        return self._of_clients(lambda rows, weights: self.model.statistics(natural, rows, weights))
 
     def objective(self, params: Params) -> Array:
         """Compute the objective F(theta): `f[]`."""
-        losses = jax.vmap(self.model.loss, in_axes=(None, 0))(params, self._rows(self.index))
-        weights = self._weights()
-        chex.assert_equal_shape([losses, weights])
-        total = jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
-        return total / self.counts.shape[0] + self.model.penalty(params)
+
+        def weighted_loss(rows: Any, weights: Array) -> Array:
+            losses = self.model.loss(params, rows)
+            chex.assert_equal_shape([losses, weights])
+            return jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
+
+        return self._of_clients(weighted_loss).mean() + self.model.penalty(params)
 
     def mean_field(self, statistics: Array) -> Array:
         """Compute the mean field h(s), whose roots are the fixed points of EM.
@@ -138,6 +141,18 @@ class Estimation:
             "mean_field": jnp.sum(jnp.square(self.mean_field(statistics))),
         }
         return {**metrics, **self.model.metrics(statistics, params)}
+
+    def _of_clients(self, function: Callable[[Any, Array], Array]) -> Array:
+        """Apply a function to all examples of every client and their weights: leading axis N."""
+        num_clients, num_places = self.index.shape
+        at_once = num_clients
+        if jax.default_backend() == "cpu":
+            at_once = min(max(1, EXAMPLES_AT_ONCE // num_places), num_clients)
+        return jax.lax.map(
+            lambda client: function(self._rows(client[0]), client[1]),
+            (self.index, self._weights()),
+            batch_size=at_once,
+        )
 
     def _rows(self, places: Array) -> Any:
         """Gather examples at positions `i32[...]` of `data`; leaves keep their other dimensions."""

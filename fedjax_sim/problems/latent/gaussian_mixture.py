@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from fedjax_sim.problems.latent.mixtures import component_logits, expected_statistics
 from fedjax_sim.types import Array, Key, Leaf
 
 LEAST_WEIGHT = 1e-8
@@ -160,15 +161,13 @@ class GaussianMixture:
           `f[q]`.
         """
         chex.assert_shape(weight, examples.shape[:1])
-        share = jax.nn.softmax(self._logits(natural, examples), axis=1) * weight[:, None]
-        second = jnp.matmul(share.T, examples, precision="highest")
-        return jnp.concatenate([share.sum(axis=0), second.ravel()])
+        return expected_statistics(self._logits(natural, examples), examples, weight)
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) - (D / 2) log(2 pi) of examples `f[B, D]`: `f[B]`."""
         factor = jnp.linalg.cholesky(params.covariance)
         white = solve_triangular(factor, examples.T, lower=True)
-        fit = jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=1)
+        fit = jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=0)
         return jnp.log(jnp.diag(factor)).sum() + jnp.sum(jnp.square(white), axis=0) / 2 - fit
 
     def penalty(self, params: Mixture) -> Array:
@@ -197,6 +196,5 @@ class GaussianMixture:
         return vector[: self.components], vector[self.components :].reshape(self.components, -1)
 
     def _logits(self, natural: Array, examples: Array) -> Array:
-        """Compute log pi_g and the part of log p(y | z = g) that depends on g: `f[B, G]`."""
-        first, second = self._split(natural)
-        return first[None] + jnp.matmul(examples, second.T, precision="highest")
+        """Compute log pi_g and the part of log p(y | z = g) that depends on g: `f[G, B]`."""
+        return component_logits(*self._split(natural), examples)

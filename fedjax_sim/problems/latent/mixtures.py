@@ -1,0 +1,43 @@
+"""The E-step of mixtures: s(y, z) = (1_{z=1}, .., 1_{z=G}, y 1_{z=1}, .., y 1_{z=G}).
+
+Components come before examples, so that maxima and sums over the few components are taken of long
+rows, whatever their number, and rows times examples is a plain matrix product. On a CPU this takes
+half the time of the other order.
+
+Dimension letters: `B` examples, `G` components, `D` coordinates of an example, `q` = G + G D.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array
+
+
+def component_logits(first: Array, second: Array, examples: Array) -> Array:
+    """Compute the logarithm of the joint density of example and component, up to a constant.
+
+    Args:
+      first: `f[G]`, first part of phi.
+      second: `f[G, D]`, second part of phi.
+      examples: `f[B, D]`.
+
+    Returns:
+      `f[G, B]`.
+    """
+    return first[:, None] + jnp.matmul(examples, second.T, precision="highest").T
+
+
+def expected_statistics(logits: Array, examples: Array, weight: Array) -> Array:
+    """Compute the weighted sum of the responsibilities rho and of rho y.
+
+    Args:
+      logits: `f[G, B]`.
+      examples: `f[B, D]`.
+      weight: `f[B]`, weight of each example.
+
+    Returns:
+      `f[q]`.
+    """
+    joint = jnp.exp(logits - logits.max(axis=0)[None])
+    share = joint * (weight / joint.sum(axis=0))[None]
+    second = jnp.matmul(share, examples, precision="highest")
+    return jnp.concatenate([share.sum(axis=1), second.ravel()])
