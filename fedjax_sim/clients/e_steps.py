@@ -130,6 +130,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
             weight = jnp.full(size, works / size, natural.dtype)
             reference = row if is_per_slot else subtracted
 
+            @jax.named_scope("local_step")
             def batch(j: Array | int, _: Array) -> Array:
                 examples = _mini_batch(hyper, client_key, offset + j, problem.counts[client])
                 mean = problem.statistics(natural, client, examples, weight)
@@ -155,6 +156,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
             number = problem.counts[client]
             share = works / number.astype(natural.dtype)
 
+            @jax.named_scope("local_step")
             def trip(j: Array, total: Array) -> Array:
                 places = j * size + jnp.arange(size)
                 weight = jnp.where(places < number, share, 0)
