@@ -57,7 +57,8 @@ class Arrivals(ClientDelays):
       benchmark.
     - "fresh": all clients start anew, with newly drawn running times, after every tick, so that
       mostly fast clients report. This takes literally the counter in FAVANO's App. C.2, which is
-      reset at each server step. Clients that did not report keep their model.
+      reset at each server step. Clients that did not report keep their model. Drawing a tick takes
+      time in proportion to the number of clients; under the other readings it hardly grows.
     """
 
     buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
@@ -263,7 +264,8 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         acts = jnp.maximum(clock, finish[-1]) + hyper.server_interact
         restart = jnp.maximum(clock, finish) if hyper.restart == "own_finish" else acts
         queue = replace_keys(queue, path, next_keys(lots, clients, update + 1, restart))
-        work = put_rows(work, clients, jnp.stack([jnp.full_like(update, t + sent), update + 1], 1))
+        next_work = jnp.stack([jnp.full_like(update, t + sent), update + 1], axis=1)
+        work = put_rows(work, clients, next_work)
         return (acts, lots, queue, work), (acts, clients, version)
 
     # The version and number of the update on which each client works.
