@@ -24,6 +24,7 @@ BENCHMARKS = {
     "sweep": ("engine", "sixteen learning rates of one seed together and one by one"),
     "layout": ("engine", "a local step alone and batched, for the rule that chooses layouts"),
     "arrivals": ("arrivals", "schedules of up to a million clients against a plain heap"),
+    "growth": ("arrivals", "what a tick costs with a hundred to a million clients"),
     "asynchronous": ("arrivals", "FedStaleWeight's 16,000 server steps in virtual time"),
     "langevin": ("langevin", "chains of FA-LD against a NumPy loop and blackjax's SGLD"),
     "em": ("em", "expected statistics per second, against NumPy and scikit-learn"),

@@ -7,7 +7,7 @@ struct and a function that draws its `fedjax_sim.types.Timeline`:
 - `coin_rounds`: synchronous rounds with Bernoulli participation (`CoinRounds`).
 - `contacts`: a server that interrupts clients periodically (`Contacts`).
 - `arrivals`: a server that acts when its buffer is full (`Arrivals`), with the search for arrivals
-  of clients that never wait in `free_arrivals`.
+  of clients that never wait in `free_arrivals`, and the queue of clients that wait in `queue`.
 - `groups` and `group_rounds`: groups of clients behind local servers (`Groups`).
 
 The clients' delays are in `laws` (`ClientDelays`, `ClientTable`), recorded ones in `trace`, draws

@@ -9,7 +9,7 @@ S = Z.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,14 @@ from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, update_time
+from fedjax_sim.timelines.queue import (
+    Queue,
+    find_earliest,
+    make_queue,
+    put_rows,
+    replace_keys,
+    take_rows,
+)
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = ("after_interaction", "own_finish", "free", "before_aggregation", "new_version", "fresh")
@@ -49,7 +57,8 @@ class Arrivals(ClientDelays):
       benchmark.
     - "fresh": all clients start anew, with newly drawn running times, after every tick, so that
       mostly fast clients report. This takes literally the counter in FAVANO's App. C.2, which is
-      reset at each server step. Clients that did not report keep their model.
+      reset at each server step. Clients that did not report keep their model. Drawing a tick takes
+      time in proportion to the number of clients; under the other readings it hardly grows.
     """
 
     buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
@@ -200,39 +209,71 @@ def arrivals_within(hyper: Arrivals, time: float) -> float:
     return time / (fill if hyper.restart in IMMEDIATE else np.maximum(hyper.server_interact, fill))
 
 
-Clocks = tuple[Array, Array, Array, Array]
-"""The server's clock `f64[]`, and per client `[N]` the finish, version and number of its update."""
+class _Lots(NamedTuple):
+    """The lots that order updates which arrive at the same time: the smallest comes first.
+
+    Of the updates that arrive at `time`, those with lots up to `least` have been taken. One that
+    joins the others later gets a lot above `least` too, so that any of them may be the next.
+    """
+
+    key: Key
+    time: Array  # f64[]  of the last arrival that was taken
+    least: Array  # f64[]
+
+    def draw(self, client: Array, update: Array, finish: Array) -> Array:
+        """Draw the lots of clients' updates that finish at the given times: `f64[...]`."""
+        lot = _per_update(
+            self.key, lambda update_key: jax.random.uniform(update_key, dtype=finish.dtype)
+        )(client, update)
+        return jnp.where(finish == self.time, self.least + (1 - self.least) * lot, lot)
+
+    def after(self, time: Array, lot: Array) -> "_Lots":
+        """Take note of an arrival that was taken, unless a later one was taken before it."""
+        is_later = time >= self.time
+        return self._replace(
+            time=jnp.where(is_later, time, self.time), least=jnp.where(is_later, lot, self.least)
+        )
 
 
 def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule readings in which the server takes the Z earliest finishes and restarts clients."""
-    everyone = jnp.arange(hyper.num_clients)
+    """Schedule readings in which the server takes the Z earliest finishes and restarts clients.
+
+    The cost of a tick grows with the logarithm of the number of clients.
+    """
+    num, size = hyper.num_clients, hyper.buffer_size
+    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
     speeds = _speeds(key, hyper)
-    time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
+    time_key = stream(key, "runtimes")
     sent = 0 if hyper.send_old_model else 1
 
-    def tick(carry: Clocks, t: Array) -> tuple[Clocks, tuple[Array, Array, Array]]:
-        clock, finish, version, updates = carry
-        tie = (
-            jax.random.uniform(jax.random.fold_in(tie_key, t), finish.shape)
-            if hyper.ties == "random"
-            else everyone.astype(float)
-        )
-        earliest = jax.lax.sort((finish, tie, everyone), num_keys=2)[2][: hyper.buffer_size]
-        acts = jnp.maximum(clock, finish[earliest].max()) + hyper.server_interact
-        restart = jnp.maximum(clock, finish[earliest]) if hyper.restart == "own_finish" else acts
-        row = (acts, earliest, version[earliest])
-        updates = updates.at[earliest].add(1)
-        finish = finish.at[earliest].set(
-            restart + update_time(time_key, earliest, updates[earliest], speeds, hyper)
-        )
-        version = version.at[earliest].set(t + sent)
-        return (acts, finish, version, updates), row
+    def next_keys(lots: _Lots, client: Array, update: Array, restart: Array) -> Array:
+        """Draw when clients' updates finish, and make keys of the queue from it: `f64[..., D]`."""
+        keys = [restart + update_time(time_key, client, update, speeds, hyper)]
+        if hyper.ties == "random":
+            keys.append(lots.draw(client, update, keys[0]))
+        return jnp.stack(keys, axis=1)
 
-    none = jnp.zeros_like(everyone)
-    start = (jnp.zeros(()), update_time(time_key, everyone, none, speeds, hyper), none, none)
-    _, (time, clients, version) = jax.lax.scan(tick, start, jnp.arange(num_ticks))
-    holds = jnp.broadcast_to(jnp.arange(num_ticks)[:, None] + sent, clients.shape)
+    def tick(
+        carry: tuple[Array, _Lots, Queue, Array], t: Array
+    ) -> tuple[tuple[Array, _Lots, Queue, Array], tuple[Array, Array, Array]]:
+        clock, lots, queue, work = carry
+        clients, keys, path = find_earliest(queue, size)
+        version, update = take_rows(work, clients).T
+        finish = keys[:, 0]
+        lots = lots.after(keys[-1, 0], keys[-1, -1])
+        acts = jnp.maximum(clock, finish[-1]) + hyper.server_interact
+        restart = jnp.maximum(clock, finish) if hyper.restart == "own_finish" else acts
+        queue = replace_keys(queue, path, next_keys(lots, clients, update + 1, restart))
+        next_work = jnp.stack([jnp.full_like(update, t + sent), update + 1], axis=1)
+        work = put_rows(work, clients, next_work)
+        return (acts, lots, queue, work), (acts, clients, version)
+
+    # The version and number of the update on which each client works.
+    work = jnp.zeros((num, 2), "int32")
+    lots = _Lots(stream(key, "ties"), jnp.array(-jnp.inf), jnp.zeros(()))
+    queue = make_queue(next_keys(lots, everyone, work[:, 1], jnp.zeros(())), size)
+    _, (time, clients, version) = jax.lax.scan(tick, (jnp.zeros(()), lots, queue, work), ticks)
+    holds = jnp.broadcast_to(ticks[:, None] + sent, clients.shape)
     return _timeline(time, clients, version, holds, hyper)
 
 
@@ -348,53 +389,66 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """Schedule the reading "new_version".
 
     Within one tick a client arrives at most twice: once with an older model and once with the
-    current one. Then it waits for the tick's model.
+    current one. Then it waits for the tick's model. The Z first arrivals of a tick are among the
+    next two arrivals of the Z clients that finish first, so the cost of a tick grows with the
+    logarithm of the number of clients.
     """
     num, size = hyper.num_clients, hyper.buffer_size
-    everyone = jnp.arange(num)
-    speeds = _speeds(key, hyper)
-    taken = partial(update_time, stream(key, "runtimes"), everyone, speeds=speeds, clients=hyper)
+    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
+    places = jnp.arange(2 * size, dtype="int32")
+    taken = partial(update_time, stream(key, "runtimes"), speeds=_speeds(key, hyper), clients=hyper)
 
-    def tick(carry: tuple[Array, Array, Array], t: Array) -> tuple[Any, tuple[Array, ...]]:
-        finish, version, updates = carry
-        is_current = version == t
-        second = jnp.where(is_current, jnp.inf, finish + taken(updates + 1))
-        times = jnp.concatenate([finish, second])
-        order = jax.lax.sort((times, jnp.tile(everyone, 2), jnp.arange(2 * num)), num_keys=3)[2][
-            :size
-        ]
-        acts = times[order[-1]]
-        clients, is_second = order % num, order >= num
-        came = jnp.zeros(num, int).at[clients].add(1)
+    def tick(
+        carry: tuple[Queue, Array], t: Array
+    ) -> tuple[tuple[Queue, Array], tuple[Array, Array, Array, Array]]:
+        queue, work = carry
+        clients, keys, path = find_earliest(queue, size)
+        version, update = take_rows(work, clients).T
+        finish, is_current = keys[:, 0], version == t
+        second = jnp.where(is_current, jnp.inf, finish + taken(clients, update + 1))
+        times, order, place = jax.lax.sort(
+            (jnp.concatenate([finish, second]), jnp.tile(clients, 2), places), num_keys=3
+        )
+        acts, order, place = times[size - 1], order[:size], place[:size]
+        came = jnp.zeros(2 * size, bool).at[place].set(True)
+        came_once, came_twice = came[:size], came[size:]
         # The client that fills the buffer finds the new model on arrival. A client that worked from
         # the current model has waited for the new one.
-        continues = (came == 1) & ~is_current & (everyone != clients[-1])
-        updates = updates + came
-        finish = jnp.where(came == 0, finish, jnp.where(continues, second, acts + taken(updates)))
-        row = (acts, clients, jnp.where(is_second, t, version[clients]))
-        version = jnp.where(came == 0, version, jnp.where(continues, t, t + 1))
-        return (finish, version, updates), (*row, version[clients])
+        continues = came_once & ~came_twice & ~is_current & (clients != order[-1])
+        update = update + came_once.astype("int32") + came_twice.astype("int32")
+        finish = jnp.where(
+            came_once, jnp.where(continues, second, acts + taken(clients, update)), finish
+        )
+        is_second, slot = place >= size, place % size
+        row = (acts, order, jnp.where(is_second, t, version[slot]))
+        version = jnp.where(came_once, jnp.where(continues, t, t + 1), version)
+        queue = replace_keys(queue, path, finish[:, None])
+        work = put_rows(work, clients, jnp.stack([version, update], axis=1))
+        return (queue, work), (*row, version[slot])
 
-    start = (taken(jnp.zeros_like(everyone)), jnp.zeros_like(everyone), jnp.zeros_like(everyone))
-    _, (time, clients, version, holds) = jax.lax.scan(tick, start, jnp.arange(num_ticks))
+    # The version and number of the update on which each client works.
+    work = jnp.zeros((num, 2), "int32")
+    queue = make_queue(taken(everyone, work[:, 1])[:, None], size)
+    _, (time, clients, version, holds) = jax.lax.scan(tick, (queue, work), ticks)
     return _timeline(time, clients, version, holds, hyper)
 
 
 def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule the reading "fresh": at each tick the Z shortest of newly drawn times report."""
-    everyone, ticks = jnp.arange(hyper.num_clients), jnp.arange(num_ticks)
+    """Schedule the reading "fresh": at each tick the Z shortest of newly drawn times report.
+
+    Every tick draws the times of all clients, so its cost is proportional to their number.
+    """
+    num, size = hyper.num_clients, hyper.buffer_size
+    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
     speeds = _speeds(key, hyper)
     time_key, tie_key = stream(key, "runtimes"), stream(key, "ties")
 
     def tick(t: Array) -> tuple[Array, Array]:
-        taken = update_time(time_key, everyone, jnp.broadcast_to(t, everyone.shape), speeds, hyper)
-        tie = (
-            jax.random.uniform(jax.random.fold_in(tie_key, t), taken.shape)
-            if hyper.ties == "random"
-            else everyone.astype(float)
-        )
-        taken, _, order = jax.lax.sort((taken, tie, everyone), num_keys=2)
-        return taken[hyper.buffer_size - 1], order[: hyper.buffer_size]
+        keys = [update_time(time_key, everyone, jnp.full_like(everyone, t), speeds, hyper)]
+        if hyper.ties == "random":
+            keys.append(jax.random.uniform(jax.random.fold_in(tie_key, t), keys[0].shape))
+        first = find_earliest(make_queue(jnp.stack(keys, axis=1), size), size)
+        return first.keys[-1, 0], first.clients
 
     taken, clients = jax.lax.map(tick, ticks)
     sent = 0 if hyper.send_old_model else 1

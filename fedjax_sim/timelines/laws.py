@@ -37,6 +37,9 @@ RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
 RUNTIME_LAWS = (*STEP_COUNT_LAWS, "runtime_constant", *SPREAD_LAWS)
 """All delay laws; `ClientDelays` explains them."""
 
+BLOCK = 2**14
+"""Most updates whose running times are drawn at once."""
+
 
 class ClientTable:
     """Speeds of individual clients, instead of two groups of fast and slow ones.
@@ -419,4 +422,11 @@ def update_time(
             clients.runtime_law,
         ).sum()
 
-    return jnp.vectorize(one)(client, update)
+    draw = jnp.vectorize(one)
+    client, update = jnp.broadcast_arrays(client, update)
+    if client.size <= BLOCK:
+        return draw(client, update)
+    # Draw in blocks, because the K running times of all updates together may not fit in memory.
+    blocks = [jnp.pad(x.ravel(), (0, -x.size % BLOCK)).reshape(-1, BLOCK) for x in (client, update)]
+    taken = jax.lax.map(lambda block: draw(*block), tuple(blocks))
+    return taken.ravel()[: client.size].reshape(client.shape)

@@ -1,4 +1,4 @@
-"""Schedules of many clients that never wait, and learning on them: seconds and peak memory.
+"""Schedules of many clients, and learning on them: seconds and peak memory.
 
 Each contestant runs in a separate process, so that its peak memory can be told.
 """
@@ -10,10 +10,12 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from benchmarks.timing import in_turns
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
@@ -28,6 +30,15 @@ NUM_CLIENTS = (10_000, 100_000, 1_000_000)
 ARRIVALS_PER_CLIENT = 2
 BUFFER = 1000
 SYSTEM = fedstaleweight.system
+GROWTH_CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
+GROWTH_COHORTS = {
+    "fedavg": {"num_selected": 20},
+    "favano": {"num_selected": 20},
+    "fedbuff": {"buffer_size": 20},
+}
+"""Systems whose cost per tick is measured, with the setting that gives them cohorts of 20."""
+GROWTH_TICKS = (100, 2100)
+"""Two lengths of a run; their difference tells the cost of a tick from what is done once."""
 
 
 def bench_arrivals(turns: int) -> dict[str, Any]:
@@ -59,6 +70,18 @@ def bench_asynchronous(turns: int) -> dict[str, Any]:
     }
 
 
+def bench_growth(turns: int) -> dict[str, Any]:
+    """Measure how the cost of a tick grows with the clients, by CPU time.
+
+    Clients do two local steps, so that learning does not hide the rest.
+    """
+    return {
+        f"{name}, {num} clients": _apart(_growth, name, num, turns)
+        for name in GROWTH_COHORTS
+        for num in GROWTH_CLIENTS
+    }
+
+
 def _apart(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Run a task in a new process, and add its peak memory in MiB beyond that of its imports."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -72,6 +95,42 @@ def _with_memory(task: Callable[..., dict[str, Any]], *arguments: Any) -> dict[s
     return task(*arguments) | {
         "peak MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     }
+
+
+def _growth(name: str, num: int, turns: int) -> dict[str, Any]:
+    """Measure drawing one lane's schedule, and the whole run, at two lengths."""
+    system = fedjax_sim.SYSTEMS[name]
+    problem = _two_images_each(num, (8, 8, 1))
+    hyper = system.Hyper(num_clients=num, local_steps=2, batch_size=2, **GROWTH_COHORTS[name])
+
+    def draw(ticks: int) -> None:
+        draw_timelines(system, keys_of([0]), [hyper], ticks)
+
+    def run(ticks: int) -> None:
+        fedjax_sim.sweep(system, problem, hyper, seeds=1, num_ticks=ticks, num_evals=2)
+
+    short, long = GROWTH_TICKS
+    found = in_turns(
+        {
+            f"{task.__name__} {ticks}": partial(_cpu, partial(task, ticks))
+            for task in (draw, run)
+            for ticks in GROWTH_TICKS
+        },
+        turns,
+    )
+    result = {}
+    for task, words in (("draw", "schedule"), ("run", "whole run")):
+        per_tick = (found[f"{task} {long}"] - found[f"{task} {short}"]) / (long - short)
+        result[f"{words}, ms a tick"] = 1e3 * per_tick
+        result[f"{words}, ms once"] = 1e3 * (found[f"{task} {short}"] - short * per_tick)
+    return result
+
+
+def _cpu(call: Callable[[], None]) -> float:
+    """Run a function, and return the seconds of CPU time that it took."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
 
 
 def _ours(num: int, turns: int) -> dict[str, Any]:
@@ -128,12 +187,7 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
 
     The store holds as many old server models as the staleness requires.
     """
-    rng = np.random.default_rng(0)
-    data = _random_images((28, 28, 1))
-    partition = Partition(
-        rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32)
-    )
-    problem = make_classification(LogisticRegression(10), data, partition)
+    problem = _two_images_each(num, (28, 28, 1))
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
     ticks = ARRIVALS_PER_CLIENT * num // BUFFER
     began = time.perf_counter()
@@ -182,6 +236,15 @@ def _script(ticks: int, turns: int) -> dict[str, Any]:
         "virtual seconds": virtual,
         "virtual over real": virtual / seconds,
     }
+
+
+def _two_images_each(num: int, shape: tuple[int, int, int]) -> Any:
+    """Make a problem of logistic regression in which each client has two of 60,000 images."""
+    rng = np.random.default_rng(0)
+    partition = Partition(
+        rng.integers(0, 60_000, (num, 2), dtype=np.int32), np.full(num, 2, np.int32)
+    )
+    return make_classification(LogisticRegression(10), _random_images(shape), partition)
 
 
 def _random_images(shape: tuple[int, int, int]) -> Dataset:

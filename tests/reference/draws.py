@@ -93,14 +93,25 @@ class Clock:
             table = np.asarray(draw(clients, numbers)).reshape(N, most)
         return lambda client, number: float(table[client, number])
 
-    def ties(self) -> Callable[[int, int], float]:
-        """Return tie breakers of a server that blocks clients, by tick and client."""
+    def ties(self, most: int = 80) -> Callable[[int, int], float]:
+        """Return tie breakers of a server that blocks clients, by client and number of the update.
+
+        If all clients begin again after every tick, the number is that of the tick.
+        """
+        ties = stream(self.key, "ties")
+        clients, numbers = jnp.divmod(jnp.arange(N * most), most)
         with jax.enable_x64(True):
-            ties = stream(self.key, "ties")
-            table = np.stack(
-                [jax.random.uniform(jax.random.fold_in(ties, tick), (N,)) for tick in range(TICKS)]
-            )
-        return lambda tick, client: float(table[tick, client])
+            if self.hyper.restart == "fresh":
+                per_tick = jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(ties, t), (N,)))
+                table = np.asarray(jax.jit(per_tick)(jnp.arange(most))).T
+            else:
+                per_update = jax.vmap(
+                    lambda c, u: jax.random.uniform(
+                        jax.random.fold_in(jax.random.fold_in(ties, c), u)
+                    )
+                )
+                table = np.asarray(jax.jit(per_update)(clients, numbers)).reshape(N, most)
+        return lambda client, number: float(table[client, number])
 
     def lots(self, most: int = 80) -> Callable[[int, int], float]:
         """Return tie breakers of clients that never wait, by client and number of the update."""

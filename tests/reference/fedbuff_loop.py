@@ -34,11 +34,13 @@ class Update(NamedTuple):
 
     Attributes:
       finish: Time at which it ends.
+      lot: Number from 0 to 1; of updates that end at the same time the smallest comes first.
       base: Model that it started from.
       version: Server version of that model.
     """
 
     finish: float
+    lot: float
     base: np.ndarray
     version: int
 
@@ -75,17 +77,18 @@ def run(
       send_old_model: Whether clients get the model from before the action.
       duration: From client and number to the time of the client's update with that number; for
         "fresh", the number is that of the server action.
-      tie: From action and client to a number by which equal finishes are ordered.
+      tie: From client and number to a number from 0 to 1 by which equal finishes are ordered. The
+        number of an update that joins others of which some were taken is scaled to the range above
+        theirs.
       gradient: As in the FAVANO loop.
     """
     server, clock = start.copy(), 0.0
     ever, number = [0] * num_clients, [0] * num_clients
-    work = [Update(duration(i, 0), start.copy(), 0) for i in range(num_clients)]
+    work = [Update(duration(i, 0), tie(i, 0), start.copy(), 0) for i in range(num_clients)]
+    last = (-1.0, 0.0)
     records = []
     for action in range(num_actions):
-        queue = sorted(
-            range(num_clients), key=lambda i, action=action: (work[i].finish, tie(action, i))
-        )
+        queue = sorted(range(num_clients), key=lambda i: (work[i].finish, work[i].lot))
         reporting = queue[:buffer_size]
         buffer = []
         for i in reporting:
@@ -94,6 +97,7 @@ def run(
                 model = model - lr * gradient(i, ever[i], model)
                 ever[i] += 1
             buffer.append(work[i].base - model)
+        last = max(last, max((work[i].finish, work[i].lot) for i in reporting))
         began = clock
         clock = max(clock, max(work[i].finish for i in reporting)) + interact
         old, server = server, server - server_lr * np.mean(buffer, axis=0)
@@ -102,10 +106,14 @@ def run(
             number[i] += 1
             again = max(began, work[i].finish) if restart == "own_finish" else clock
             base, version = (old, action) if send_old_model else (server, action + 1)
-            work[i] = Update(again + duration(i, number[i]), base.copy(), version)
+            finish, lot = again + duration(i, number[i]), tie(i, number[i])
+            if finish == last[0]:
+                lot = last[1] + (1 - last[1]) * lot
+            work[i] = Update(finish, lot, base.copy(), version)
         if restart == "fresh":
             work = [
-                each._replace(finish=clock + duration(i, action + 1)) for i, each in enumerate(work)
+                each._replace(finish=clock + duration(i, action + 1), lot=tie(i, action + 1))
+                for i, each in enumerate(work)
             ]
         variance = sum(float(np.sum((each.base - server) ** 2)) for each in work)
         records.append(Record(clock, reporting, versions, server.copy(), variance))

@@ -296,7 +296,9 @@ def test_fedstaleweight_with_a_buffer_of_one_is_fedbuff(least_squares: Any) -> N
     )
     fedbuff, other = learnt("fedbuff", least_squares, **clock_of_fedstaleweight(buffer_size=1))
     np.testing.assert_allclose(fedstaleweight, fedbuff, rtol=1e-14)
-    for name in ("time", "clients", "version", "holds"):
+    # The compiler's flags change how it rounds while it adds up times.
+    np.testing.assert_array_max_ulp(schedule.time, other.time, maxulp=4)
+    for name in ("clients", "version", "holds"):
         np.testing.assert_array_equal(getattr(schedule, name), getattr(other, name), err_msg=name)
     assert (np.arange(12) - schedule.version[:, 0]).max() > 2
 

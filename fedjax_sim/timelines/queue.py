@@ -1,0 +1,139 @@
+"""A queue of clients in order of time: the earliest are taken out and put back with later times.
+
+The queue is a tree of minima. Its leaves are the clients' keys, and every node above has the
+smallest key of its `FAN` children. The Z smallest keys of a level lie below the Z smallest keys of
+the level above it, so the search follows Z nodes from the top down and compares `FAN * Z` keys on
+each level. Taking Z clients and putting them back costs O(Z log(Z) log(N / Z)), and nothing as
+large as the queue is copied: the changed nodes are written in place.
+
+A key is a row of numbers: the time, and optionally a lot that orders equal times. Clients with
+equal keys are in order of their numbers.
+
+Dimension letters: `N` clients, `Z` clients taken at a time, `D` numbers of a key, `M` nodes of a
+level.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array
+
+FAN = 4
+"""Children of a node. With 20 clients taken at a time, 8, 16 and 32 were slower on a CPU."""
+
+Queue = tuple[Array, ...]
+"""The levels of the tree, `f64[M, D]` each. The first holds the clients' keys, padded by `inf`."""
+
+
+class Earliest(NamedTuple):
+    """The clients with the smallest keys, in order.
+
+    Attributes:
+      clients: `i32[Z]`, distinct.
+      keys: `f64[Z, D]`, their keys.
+      path: Per level of the queue, nodes `i32[Z]` that are or have below them the clients.
+    """
+
+    clients: Array
+    keys: Array
+    path: tuple[Array, ...]
+
+
+def make_queue(keys: Array, num: int) -> Queue:
+    """Put all clients into a queue.
+
+    Args:
+      keys: Keys of the clients, `f64[N, D]`.
+      num: Number of clients that are taken at a time, Z, at most N.
+
+    Returns:
+      The queue.
+    """
+    levels = []
+    while len(keys) > FAN * num:
+        padding = jnp.full((-len(keys) % FAN, keys.shape[1]), jnp.inf)
+        levels.append(jnp.concatenate([keys, padding]))
+        keys = _smallest(levels[-1].reshape(-1, FAN, keys.shape[1]))
+    return (*levels, keys)
+
+
+def find_earliest(queue: Queue, num: int) -> Earliest:
+    """Find the clients with the smallest keys.
+
+    Args:
+      queue: The queue.
+      num: Number of clients to find, Z, as given to `make_queue`.
+
+    Returns:
+      The clients, which stay in the queue.
+    """
+    *levels, keys = queue
+    candidates = jnp.arange(len(keys), dtype="int32")
+    nodes, keys = _first(candidates, keys, num)
+    path = [nodes]
+    for level in reversed(levels):
+        keys = _children(level, nodes).reshape(-1, keys.shape[1])
+        candidates = (nodes[:, None] * FAN + jnp.arange(FAN, dtype="int32")[None]).ravel()
+        nodes, keys = _first(candidates, keys, num)
+        path.append(nodes)
+    return Earliest(nodes, keys, tuple(reversed(path)))
+
+
+def replace_keys(queue: Queue, path: tuple[Array, ...], keys: Array) -> Queue:
+    """Give the clients found by `find_earliest` new keys.
+
+    Args:
+      queue: The queue.
+      path: The path to these clients.
+      keys: Their new keys, `f64[Z, D]`.
+
+    Returns:
+      The changed queue.
+    """
+    changed: list[Array] = []
+    for depth, (level, nodes) in enumerate(zip(queue, path, strict=True)):
+        if depth > 0:
+            keys = _smallest(_children(changed[-1], nodes))
+        changed.append(put_rows(level, nodes, keys))
+    return tuple(changed)
+
+
+def take_rows(table: Array, rows: Array) -> Array:
+    """Look up rows of a table by their distinct numbers `i[Z]`, none of which is negative."""
+    return table.at[rows].get(
+        mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False
+    )
+
+
+def put_rows(table: Array, rows: Array, values: Array) -> Array:
+    """Replace rows of a table, given by their distinct numbers `i[Z]`, none of them negative."""
+    return table.at[rows].set(
+        values, mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False
+    )
+
+
+def _children(level: Array, parents: Array) -> Array:
+    """Look up the keys of the children of nodes of the next level: `f64[Z, FAN, D]`."""
+    return take_rows(level.reshape(-1, FAN, level.shape[1]), parents)
+
+
+def _first(nodes: Array, keys: Array, num: int) -> tuple[Array, Array]:
+    """Select the nodes with the smallest keys, in order: nodes `i32[Z]`, keys `f64[Z, D]`."""
+    *columns, nodes = jax.lax.sort((*keys.T, nodes), num_keys=keys.shape[1] + 1)
+    return nodes[:num], jnp.stack([column[:num] for column in columns], axis=1)
+
+
+def _smallest(keys: Array) -> Array:
+    """Find the smallest of each group of keys `f64[..., FAN, D]`, column by column: `f64[..., D]`.
+
+    Padding can be chosen only from groups without clients, because its key is never smaller.
+    """
+    is_smallest = jnp.ones(keys.shape[:-1], bool)
+    columns = []
+    for column in jnp.moveaxis(keys, -1, 0):
+        least = jnp.where(is_smallest, column, jnp.inf).min(axis=-1, keepdims=True)
+        is_smallest &= column == least
+        columns.append(least)
+    return jnp.concatenate(columns, axis=-1)
