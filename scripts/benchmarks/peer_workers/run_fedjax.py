@@ -9,16 +9,15 @@ older JAX it was a tenth faster than `jit` on two cores, which one run on each c
 from collections.abc import Callable
 from typing import Any
 
+import fedjax
 import jax
-
-jax.tree_map = jax.tree_util.tree_map
-
-import fedjax  # noqa: E402
 import jax.numpy as jnp
 import numpy as np
 from fedjax.algorithms import fed_avg
 from jax_networks import logits, mean_cross_entropy
 from protocol import Data, Job, Model, scaled, serve
+
+jax.tree_map = jax.tree_util.tree_map
 
 
 def prepare(job: Job, data: Data) -> Callable[[int], Model]:

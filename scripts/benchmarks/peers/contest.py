@@ -252,9 +252,13 @@ class Entry:
                 self._runs[RUN_PER_CORE] = share * num
         for each in self._workers[1:]:
             each.wait_until_ready()
-        for each in self._workers:  # The rounds of a turn may need another program.
-            each.tell(self._rounds)
-        for each in self._workers:
+        # The rounds of a turn are another program where all of them are compiled together.
+        is_whole = self._contestant.kind == "scan"
+        warm = [] if not is_whole or self._rounds == self._workload.rounds else [alone]
+        warm += self._workers[1:]
+        for each in warm:
+            each.tell(self._rounds if is_whole else 1)
+        for each in warm:
             each.hear()
 
     def model(self) -> list[np.ndarray]:

@@ -104,7 +104,7 @@ def detail_table(workload: str, results: Results) -> str:
         shares = shares_of_limit(rates, measured["operations_per_round"], limits)
         cells = [_short(rates[setting]) if setting in rates else "-" for setting in settings]
         cells += [
-            f"{100 * max(shares.values()):.2g} %",
+            f"{_short(100 * max(shares.values()))} %",
             f"{each['loss']:.4f}",
             f"{each['first_seconds']:.1f}",
         ]
