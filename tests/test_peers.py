@@ -139,6 +139,7 @@ def _results() -> dict[str, Any]:
     def part(contestants: dict[str, Any], absent: dict[str, str]) -> dict[str, Any]:
         return {
             "title": "a small one, quick",
+            "data": "random bytes",
             "operations_per_round": 2e9,
             "initial_loss": 2.3,
             "contestants": contestants,
@@ -149,7 +150,6 @@ def _results() -> dict[str, Any]:
         "date": "2026-01-01",
         "machine": "a machine",
         "turns": 3,
-        "data": "random bytes",
         "limits": {
             "one core": {"product GFLOP/s": 100.0, "copy GB/s": 8.0},
             "all cores": {"product GFLOP/s": 180.0, "copy GB/s": 12.0},

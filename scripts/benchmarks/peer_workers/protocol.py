@@ -69,7 +69,7 @@ class Data(NamedTuple):
 
     images: np.ndarray
     labels: np.ndarray
-    index: np.ndarray
+    index: np.ndarray  # type: ignore[assignment]
     initial: Model
 
 
@@ -87,7 +87,8 @@ def read_data(path: str | Path) -> Data:
 
 def write_model(path: str | Path, model: Sequence[np.ndarray], **more: np.ndarray) -> None:
     """Write a model, and further arrays, so that `read_model` and `read_data` can read it."""
-    np.savez(path, **{f"layer_{i}": np.asarray(leaf) for i, leaf in enumerate(model)}, **more)
+    layers = {f"layer_{i}": np.asarray(leaf) for i, leaf in enumerate(model)}
+    np.savez(path, **layers, **more)  # type: ignore[arg-type]
 
 
 def read_model(path: str | Path) -> Model:

@@ -17,7 +17,7 @@ from fedjax.algorithms import fed_avg
 from jax_networks import logits, mean_cross_entropy
 from protocol import Data, Job, Model, scaled, serve
 
-jax.tree_map = jax.tree_util.tree_map
+jax.tree_map = jax.tree_util.tree_map  # type: ignore[attr-defined]
 
 
 def prepare(job: Job, data: Data) -> Callable[[int], Model]:

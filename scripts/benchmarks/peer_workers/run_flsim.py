@@ -7,6 +7,7 @@ can be hashed. Its dataclasses are given a hash, which nothing uses; nothing els
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch  # before the dataclasses below are changed
@@ -158,12 +159,13 @@ def prepare(job: Job, data: Data) -> Callable[[int], Model]:
                 yield {"features": images[rows], "labels": labels[rows]}
 
         users = [
-            User(lambda client=client: batches(client), job.steps, job.steps * job.batch)
+            User(partial(batches, client), job.steps, job.steps * job.batch)
             for client in range(len(data.index))
         ]
         model = Classifier(network(job, data.initial))
         config = SyncTrainerConfig(
             epochs=rounds / rounds_of_all,
+            eval_epoch_frequency=rounds / rounds_of_all,  # at most `epochs`, though it is off
             do_eval=False,
             report_train_metrics=False,
             always_keep_trained_model=True,

@@ -119,7 +119,6 @@ def _run(
         "machine": f"{_processor()}, {len(cores)} cores used of {os.cpu_count()}",
         "turns": options.turns,
         "remark": options.remark,
-        "data": "random bytes",
         "limits": {},
         "versions": results.get("versions", {}),
         "absent": absent,
@@ -131,7 +130,7 @@ def _run(
         with tempfile.TemporaryDirectory() as folder:
             limits.append(measure_limits(cores, Path(folder)))
         results["limits"] = best_limits(limits)
-        images, labels, results["data"] = _real_data(workload, options.data)
+        images, labels, data = _real_data(workload, options.data)
         measured = measure(
             workload,
             shared_arrays(workload, images, labels),
@@ -147,6 +146,7 @@ def _run(
             }
         results["workloads"][name] = {
             "title": workload.title,
+            "data": data,
             "operations_per_round": operations(name),
             "rounds_of_losses": workload.rounds,
             **measured,
@@ -167,13 +167,18 @@ def _run(
 def _real_data(
     workload: Workload, folder: Path | None
 ) -> tuple[np.ndarray | None, np.ndarray | None, str]:
-    """Load the real data of a workload if there is a folder, and say what is used."""
+    """Load the real data of a workload if they are found, and say what is used."""
     if folder is None:
         return None, None, "random bytes"
     from fedjax_sim.datasets import load
+    from fedjax_sim.settings import ConfigError
 
-    data = load(workload.data, data_dir=folder / workload.data)
-    return data.train_images, data.train_labels, f"from {folder.name}/"
+    try:
+        data = load(workload.data, data_dir=folder / workload.data)
+    except ConfigError as error:
+        print(f"  random bytes instead of {workload.data}: {error}", flush=True)
+        return None, None, "random bytes"
+    return data.train_images, data.train_labels, workload.data
 
 
 def _processor() -> str:

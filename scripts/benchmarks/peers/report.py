@@ -127,7 +127,7 @@ def document(results: Results) -> str:
         "# This engine and other simulators",
         "",
         f"Measured on {results['date']} ({results['machine']}) by `scripts/benchmark.py peers`, "
-        f"medians of {results['turns']} turns. Data: {results['data']}.",
+        f"medians of {results['turns']} turns.",
         *([results["remark"]] if results.get("remark") else []),
         "",
         "Each contestant's best rate on all cores, in rounds of all runs per second, and in "
@@ -135,7 +135,10 @@ def document(results: Results) -> str:
         "",
         summary_table(results),
         "",
-        *(f"- ({name}) {each['title']}" for name, each in results["workloads"].items()),
+        *(
+            f"- ({name}) {each['title']}; data: {each['data']}"
+            for name, each in results["workloads"].items()
+        ),
         "",
         "Others run a sweep one run after another, so their rate in (b64) is that of (b). "
         "All start from the same model and the same arrays, and none evaluates along the way.",
