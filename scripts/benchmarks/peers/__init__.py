@@ -136,7 +136,7 @@ def _run(
             shared_arrays(workload, images, labels),
             {each: rival for each, rival in rivals.items() if name in rival[0].workloads},
             cores=cores,
-            turns=options.turns,
+            turns=min(options.turns, workload.most_turns),
             say=lambda line: print(line, flush=True),
         )
         for each, facts in measured["contestants"].items():

@@ -127,7 +127,7 @@ def document(results: Results) -> str:
         "# This engine and other simulators",
         "",
         f"Measured on {results['date']} ({results['machine']}) by `scripts/benchmark.py peers`, "
-        f"medians of {results['turns']} turns.",
+        f"medians of {results['turns']} turns or fewer.",
         *([results["remark"]] if results.get("remark") else []),
         "",
         "Each contestant's best rate on all cores, in rounds of all runs per second, and in "

@@ -34,6 +34,7 @@ class Workload(NamedTuple):
         loops over clients in Python, "slow" takes longest.
       lanes: Runs of a sweep, split evenly among `rates`.
       rates: Learning rates of a sweep.
+      most_turns: Most turns of each contestant, where one takes long.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Workload(NamedTuple):
     timed: dict[str, int]
     lanes: int = 1
     rates: tuple[float, ...] = ()
+    most_turns: int = 100
 
 
 _PERCEPTRON = Workload(
@@ -66,13 +68,13 @@ _PERCEPTRON = Workload(
     hidden=(128,),
     convolutions=(),
     rounds=10,
-    timed={"scan": 40, "loop": 10, "slow": 5},
+    timed={"scan": 40, "loop": 10, "slow": 4},
 )
 _SMALL = _PERCEPTRON._replace(
     title="perceptron 784-8-10, 20 of 100 clients, 20 steps of batch 8",
     hidden=(8,),
     batch=8,
-    timed={"scan": 200, "loop": 20, "slow": 5},
+    timed={"scan": 200, "loop": 10, "slow": 4},
 )
 WORKLOADS = {
     "a": _PERCEPTRON,
@@ -93,7 +95,7 @@ WORKLOADS = {
         lr=0.01,
         hidden=(),
         rounds=100,
-        timed={"scan": 100, "loop": 100, "slow": 20},
+        timed={"scan": 100, "loop": 50, "slow": 10},
     ),
     "d": Workload(
         title="pfl's CIFAR-10 network, 50 of 200 clients of 50 images, one epoch of batches of 10",
@@ -109,6 +111,7 @@ WORKLOADS = {
         convolutions=(32, 64),
         rounds=1,
         timed={"scan": 1, "loop": 1, "slow": 1},
+        most_turns=2,
     ),
 }
 """The workloads by name. (d) is the network of pfl's CIFAR-10 benchmark without its dropout."""
