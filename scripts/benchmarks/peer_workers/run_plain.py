@@ -1,7 +1,5 @@
 """Federated averaging written by hand in JAX, with nothing but what the workload needs.
 
-Mini-batches are drawn with replacement, which costs least, except for whole epochs.
-
 Modes: "vmap" batches the clients of a round and "map" runs them one after another, all rounds in
 one scan; "vmap lanes" batches the runs of a sweep as well. XLA's convolutions are some thirty times
 slower inside a loop on a CPU, so "unrolled" compiles one client's steps without a loop and is
@@ -34,13 +32,11 @@ def prepare(job: Job, data: Data) -> Callable[[int], Model]:
     def one_client(arrays: Any, model: Any, lr: Any, key: Any, client: Any) -> Any:
         images, labels, index = arrays
         mine = index[client]
+        # Shuffled epochs as everybody's: batches drawn with replacement reach another loss.
         wanted = job.steps * job.batch
-        # The cheapest of what is right: with replacement, except where a step count is an epoch.
-        if wanted == mine.shape[0]:
-            chosen = jax.random.permutation(key, mine)
-        else:
-            chosen = mine[jax.random.randint(key, (wanted,), 0, mine.shape[0])]
-        rows = chosen.reshape(job.steps, job.batch)
+        keys = jax.random.split(key, -(-wanted // mine.shape[0]))
+        order = jax.vmap(lambda key: jax.random.permutation(key, mine))(keys)
+        rows = order.reshape(-1)[:wanted].reshape(job.steps, job.batch)
 
         def one_step(model: Any, rows: Any) -> tuple[Any, None]:
             return step(model, images[rows], labels[rows], lr), None
