@@ -165,6 +165,7 @@ def draw(results: Results, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     names = [name for name in WORKLOADS if name in results["workloads"]]
     figure, axes = pyplot.subplots(
@@ -179,6 +180,7 @@ def draw(results: Results, path: Path) -> None:
             bars, labels=[_short(rate) for rate in shown.values()], padding=2, fontsize=8
         )
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())  # They overlap.
         axis.set_xlim(min(shown.values()) / 2, max(shown.values()) * 4)
         axis.set_title(f"({name}) {_first_words(results['workloads'][name]['title'])}", fontsize=9)
         axis.set_xlabel("rounds per second", fontsize=8)
