@@ -1,8 +1,9 @@
 """Time the engine against named alternatives, and keep the results with date and hardware.
 
-    python scripts/benchmark.py            all but the last, into scripts/benchmark_results.json
+    python scripts/benchmark.py            most of them, into scripts/benchmark_results.json
     python scripts/benchmark.py NAME...    these
     python scripts/benchmark.py programs   counts what programs launch on devices that are not here
+    python scripts/benchmark.py peers      other simulators, each in its own environment
 
 Contestants take turns within one run, and the median over turns counts. Compilation is left out.
 Images are random bytes: what they show does not change the time.
@@ -32,16 +33,22 @@ BENCHMARKS = {
     "convolution": ("convolution", "a step of convolutional networks; runs alone, on one device"),
 }
 """The module of each benchmark in the folder `benchmarks`, and what it measures."""
+COMMANDS = {
+    "programs": "counts what programs launch on devices that are not here; see programs --help",
+    "peers": "this engine against other simulators; has options, see peers --help",
+}
+"""Modules in the folder `benchmarks` whose `main` takes the rest of the command line."""
 ALONE = "convolution"
 """Compares single programs, and so runs on one device with all cores."""
 
 
 def main() -> None:
     """Run the benchmarks named, and update the file of results."""
-    if sys.argv[1:2] == ["programs"]:
-        importlib.import_module("benchmarks.programs").main(sys.argv[2:])
+    if sys.argv[1:] and sys.argv[1] in COMMANDS:
+        importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
         return
-    listed = "\n".join(f"  {name:13} {what}" for name, (_, what) in BENCHMARKS.items())
+    described = {name: what for name, (_, what) in BENCHMARKS.items()} | COMMANDS
+    listed = "\n".join(f"  {name:13} {what}" for name, what in described.items())
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )

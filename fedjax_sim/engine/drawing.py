@@ -26,6 +26,13 @@ BYTES_OF_A_SLOT = 520
 """Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""
 DRAWN_TOGETHER = 2**28
 """Bytes that one call of the drawing program may take; for more timelines there are more calls."""
+QUICKLY_COMPILED = 2**15
+"""Slots of all ticks up to which the drawing program is compiled quickly instead of well.
+
+Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds a slot instead of
+0.3 to 1. The last bit of a time may differ between the two.
+"""
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 def request_timelines(
@@ -89,12 +96,13 @@ def draw_timelines(
       takes the memory of one.
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
-    draw = partial(_draw, system.timeline, num_ticks)
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
         described = _draw.eval_shape(system.timeline, num_ticks, all_seeds, settings)
         slots = described.clients.shape
         of_one = BYTES_OF_A_SLOT * slots[1] * slots[2]
         size = min(len(seeds), max(1, DRAWN_TOGETHER // of_one))
+        is_small = size * slots[1] * slots[2] <= QUICKLY_COMPILED
+        draw = partial(_draw_soon if is_small else _draw, system.timeline, num_ticks)
         places = np.arange(-(-len(seeds) // size) * size).reshape(-1, size)
         calls = [
             Timeline(
@@ -139,8 +147,7 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _draw(
+def _draw_all(
     timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
 ) -> Timeline:
     def lane(seed: Any, varying: list[Any]) -> Timeline:
@@ -150,6 +157,10 @@ def _draw(
     drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
     integers = ("clients", "steps", "version", "holds")
     return drawn._replace(**{name: getattr(drawn, name).astype("int32") for name in integers})
+
+
+_draw = jax.jit(_draw_all, static_argnums=(0, 1))
+_draw_soon = jax.jit(_draw_all, static_argnums=(0, 1), compiler_options=COMPILED_QUICKLY)
 
 
 def settings_read(system: System, hyper: Any) -> list[bool]:

@@ -110,7 +110,7 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
     seeds = np.array([lane.seed for lane in group], "int32")
     lanes = Lanes(seeds, row.astype("int32"), stack_settings(hypers), stack_problems(problems))
-    model = jax.eval_shape(problems[0].init, jax.random.key(0))
+    model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
     placement = choose(
         options.layout,
         num_lanes=len(group),

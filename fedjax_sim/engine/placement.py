@@ -160,16 +160,24 @@ def use_cores(num: int | None = None) -> int:
     return jax.local_device_count()
 
 
-def keep_compiled() -> None:
-    """Keep compiled programs on disk for the next process.
+def keep_compiled(is_wanted: bool = True) -> None:
+    """Keep compiled programs on disk for the next process, or do not.
 
-    They go to JAX's own cache folder if one is configured, otherwise to `$FEDJAX_SIM_CACHE/jax`;
-    `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
+    `sweep` and `simulate` keep them unless this was called with False, or unless JAX's own switch
+    `JAX_ENABLE_COMPILATION_CACHE=0` is set. They go to JAX's own cache folder if one is configured,
+    otherwise to `$FEDJAX_SIM_CACHE/jax`; `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
     """
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+    jax.config.update("jax_enable_compilation_cache", is_wanted)
+    if is_wanted and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         cache = Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(cache / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def keep_by_default() -> None:
+    """Keep compiled programs unless that was switched off."""
+    if jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+        keep_compiled()
 
 
 def check_layout(layout: Layout) -> None:

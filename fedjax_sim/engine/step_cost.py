@@ -56,8 +56,8 @@ def _products_of_loss(structure: Any, leaves: tuple, num_examples: int) -> float
     problem, model = jax.tree.unflatten(structure, leaves)
     client = jax.ShapeDtypeStruct((), jnp.int32)
     examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
-    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given))(
-        problem, model, client, examples, jax.random.key(0)
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(
+        problem, model, client, examples
     )
     return _count_products(program.jaxpr)
 

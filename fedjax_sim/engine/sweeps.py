@@ -18,7 +18,7 @@ from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import Grid, Part, label_curves
 from fedjax_sim.engine.groups import Options, plan_group, run_group
 from fedjax_sim.engine.lanes import Lane, groups_of
-from fedjax_sim.engine.placement import Layout, check_layout
+from fedjax_sim.engine.placement import Layout, check_layout, keep_by_default
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.types import (
     AnyProblem,
@@ -200,6 +200,7 @@ def sweep(
     )
     grid = _grid_of(seeds, settings)
     lanes = _lanes_of(system, problem, hyper, grid, options)
+    keep_by_default()
     began = time.perf_counter()
     parts: list[Part] = []
     with CompileMeter() as meter:
