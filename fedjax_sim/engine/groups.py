@@ -53,6 +53,11 @@ class Options:
     devices: tuple[Any, ...] = ()
 
 
+SMALL = 1e6
+"""Operations of one example of a local step, of all lanes together, up to which the program of the
+first evaluation is compiled quickly: in a quarter of the time."""
+
+
 class Planned(NamedTuple):
     """A group of lanes, ready to be replayed.
 
@@ -111,16 +116,14 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     seeds = np.array([lane.seed for lane in group], "int32")
     lanes = Lanes(seeds, row.astype("int32"), stack_settings(hypers), stack_problems(problems))
     model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
+    num_examples = system.hints.step_examples(hypers[0])
+    has_loss = system.fit.learns is not LatentProblem
+    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)
     placement = choose(
         options.layout,
         num_lanes=len(group),
         steps=schedule.stored.steps,
-        cost=step_cost.measure_step(
-            problems[0],
-            model,
-            system.hints.step_examples(hypers[0]),
-            has_loss=system.fit.learns is not LatentProblem,
-        ),
+        cost=cost,
         members=members,
         devices=options.devices,
     )
@@ -128,7 +131,15 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     is_watched = options.checkpoint is not None or options.progress
     chunk = min(options.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
     plan = _plan_of(schedule, placement, is_padded=num_evals % chunk > 0)
-    program = Program(system, plan, placement, (chunk, per_eval), options.keep_models)
+    is_small = cost.operations * len(group) <= SMALL * num_examples
+    program = Program(
+        system,
+        plan,
+        placement,
+        (chunk, per_eval),
+        options.keep_models,
+        begins_quickly=placement.platform == "cpu" and is_small,
+    )
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model)
 
 

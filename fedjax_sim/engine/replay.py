@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine.checkpoint import Checkpoint
+from fedjax_sim.engine.drawing import COMPILED_QUICKLY
 from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_store, write_version
 from fedjax_sim.engine.lanes import Lanes
 from fedjax_sim.engine.placement import Placement
@@ -40,6 +41,8 @@ class Program(NamedTuple):
       placement: Where lanes run.
       chunk: Evaluations of a chunk C, and ticks between two of them E.
       keep_models: Whether the model of every evaluation is returned.
+      begins_quickly: Whether the program of the first evaluation is compiled quickly instead of
+        well, because it has little to do.
     """
 
     system: System
@@ -47,6 +50,7 @@ class Program(NamedTuple):
     placement: Placement
     chunk: tuple[int, int]
     keep_models: bool = False
+    begins_quickly: bool = False
 
 
 class Curves(NamedTuple):
@@ -112,6 +116,7 @@ class Replay:
         """
         chex.assert_equal_shape([lanes.row, lanes.seed])
         self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
+        self._begin = _begin_soon if program.begins_quickly else _begin
         placement, row = program.placement, np.asarray(lanes.row)
         lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
         self.place_of = np.unique(lane_of, return_index=True)[1]
@@ -182,14 +187,26 @@ class Replay:
 
     def begin(self) -> Any:
         """Compute initial carries and the first evaluation of all lanes."""
-        return _begin(self.program, self.lanes, self.first_holders())
+        return self._begin(self.program, self.lanes, self.first_holders())
 
     def carries(self) -> Any:
         """Describe the carries: shapes, dtypes and devices."""
-        carries, _ = jax.eval_shape(partial(_begin, self.program), self.lanes, self.first_holders())
+        carries, _ = self._begin.eval_shape(self.program, self.lanes, self.first_holders())
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
         )
+
+    def compile(self) -> None:
+        """Compile the programs of the beginning and of a chunk at the same time.
+
+        Both are traced in this thread, because JAX's settings belong to a thread. JAX keeps what is
+        compiled here for the calls that follow.
+        """
+        begin = self._begin.lower(self.program, self.lanes, self.first_holders())
+        with ThreadPoolExecutor(1) as beside:
+            begun = beside.submit(begin.compile)
+            self.lower().compile()
+            begun.result()
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the program of a chunk."""
@@ -231,16 +248,12 @@ def replay_schedule(
     """
     if checkpoint is not None:
         checkpoint.open(replay.digests())
-    shapes = replay.carries()
-    with ThreadPoolExecutor(1) as beside:
-        # The two programs are compiled at the same time.
-        begun = beside.submit(replay.begin)
-        replay.lower().compile()
-        carries, first = begun.result()
+    replay.compile()
+    carries, first = replay.begin()
     seen = _Seen(replay.place_of, replay.num_evals)
     seen.put(jax.tree.map(lambda leaf: np.asarray(leaf)[:, None], first), {}, 0)
     done = 0
-    if checkpoint is not None and (saved := checkpoint.load(shapes)) is not None:
+    if checkpoint is not None and (saved := checkpoint.load(replay.carries())) is not None:
         done, carries, seen.kinds = saved
     while done < replay.num_evals:
         carries, (observed, info) = replay.advance(carries, done)
@@ -290,8 +303,7 @@ class _Seen:
             into[name][:, at : at + value.shape[1]] = np.asarray(value)[self._place_of]
 
 
-@partial(jax.jit, static_argnums=0)
-def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
+def _begin_all(program: Program, lanes: Lanes, holders: Array | None) -> Any:
     """Compute initial carries and the first evaluation of all lanes. holders: `i32[D, H]`."""
 
     def begin(algorithm: Algorithm, problem: Problem, key: Key, row: Array, holders: Any) -> Any:
@@ -303,6 +315,10 @@ def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
         return carry, _observe(program, algorithm, problem, carry, held)
 
     return _over_lanes(begin, program, lanes, tables=holders)
+
+
+_begin = jax.jit(_begin_all, static_argnums=0)
+_begin_soon = jax.jit(_begin_all, static_argnums=0, compiler_options=COMPILED_QUICKLY)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
