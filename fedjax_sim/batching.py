@@ -149,11 +149,16 @@ def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable
     if sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept)) > LOOKED_AHEAD:
         return draw
     table = jax.vmap(draw)(numbers)
-    if most_steps == 1:
-        return lambda q: jax.tree.map(lambda leaf: leaf[0], table)
-    return lambda q: jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, q, keepdims=False), table
-    )
+
+    def look_up(leaf: Array, q: Array) -> Array:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            words = look_up(jax.random.key_data(leaf), q)
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+        if most_steps == 1:
+            return leaf[0]
+        return jax.lax.dynamic_index_in_dim(leaf, q, keepdims=False)
+
+    return lambda q: jax.tree.map(lambda leaf: look_up(leaf, q), table)
 
 
 def _split_over_devices(

@@ -97,12 +97,12 @@ def draw_timelines(
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        described = _draw.eval_shape(system.timeline, num_ticks, all_seeds, settings)
+        described = _draw_well.eval_shape(system.timeline, num_ticks, all_seeds, settings)
         slots = described.clients.shape
         of_one = BYTES_OF_A_SLOT * slots[1] * slots[2]
         size = min(len(seeds), max(1, DRAWN_TOGETHER // of_one))
         is_small = size * slots[1] * slots[2] <= QUICKLY_COMPILED
-        draw = partial(_draw_soon if is_small else _draw, system.timeline, num_ticks)
+        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, num_ticks)
         places = np.arange(-(-len(seeds) // size) * size).reshape(-1, size)
         calls = [
             Timeline(
@@ -147,7 +147,7 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
-def _draw_all(
+def _draw(
     timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
 ) -> Timeline:
     def lane(seed: Any, varying: list[Any]) -> Timeline:
@@ -159,8 +159,8 @@ def _draw_all(
     return drawn._replace(**{name: getattr(drawn, name).astype("int32") for name in integers})
 
 
-_draw = jax.jit(_draw_all, static_argnums=(0, 1))
-_draw_soon = jax.jit(_draw_all, static_argnums=(0, 1), compiler_options=COMPILED_QUICKLY)
+_draw_well = jax.jit(_draw, static_argnums=(0, 1))
+_draw_soon = jax.jit(_draw, static_argnums=(0, 1), compiler_options=COMPILED_QUICKLY)
 
 
 def settings_read(system: System, hyper: Any) -> list[bool]:

@@ -121,7 +121,7 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)
     placement = choose(
         options.layout,
-        num_lanes=len(group),
+        rows=row,
         steps=schedule.stored.steps,
         cost=cost,
         members=members,

@@ -116,7 +116,7 @@ class Replay:
         """
         chex.assert_equal_shape([lanes.row, lanes.seed])
         self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
-        self._begin = _begin_soon if program.begins_quickly else _begin
+        self._begin = _begin_soon if program.begins_quickly else _begin_well
         placement, row = program.placement, np.asarray(lanes.row)
         lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
         self.place_of = np.unique(lane_of, return_index=True)[1]
@@ -303,7 +303,7 @@ class _Seen:
             into[name][:, at : at + value.shape[1]] = np.asarray(value)[self._place_of]
 
 
-def _begin_all(program: Program, lanes: Lanes, holders: Array | None) -> Any:
+def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
     """Compute initial carries and the first evaluation of all lanes. holders: `i32[D, H]`."""
 
     def begin(algorithm: Algorithm, problem: Problem, key: Key, row: Array, holders: Any) -> Any:
@@ -317,8 +317,8 @@ def _begin_all(program: Program, lanes: Lanes, holders: Array | None) -> Any:
     return _over_lanes(begin, program, lanes, tables=holders)
 
 
-_begin = jax.jit(_begin_all, static_argnums=0)
-_begin_soon = jax.jit(_begin_all, static_argnums=0, compiler_options=COMPILED_QUICKLY)
+_begin_well = jax.jit(_begin, static_argnums=0)
+_begin_soon = jax.jit(_begin, static_argnums=0, compiler_options=COMPILED_QUICKLY)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)

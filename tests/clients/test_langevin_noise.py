@@ -137,19 +137,11 @@ def test_derivatives_pass_through_the_noise() -> None:
         )
 
 
-def test_noise_at_temperature_0_is_not_drawn() -> None:
-    """The draw stands inside a `cond` of the program. A negative temperature gives nan."""
+def test_a_negative_temperature_gives_nan() -> None:
     key, updates = jax.random.key(0), {"w": jnp.arange(3.0)}
-    for temperature, is_drawn in ((0.0, False), (1.0, True)):
+    for temperature, is_moved in ((0.0, False), (1.0, True)):
         noise = add_langevin_noise(key, 0.1, temperature)
         after, state = noise.update(updates, noise.init(updates))
-        assert bool(jnp.all(after["w"] == updates["w"])) != is_drawn and int(state.step) == 1
+        assert bool(jnp.all(after["w"] == updates["w"])) != is_moved and int(state.step) == 1
     lost, _ = add_langevin_noise(key, 0.1, -1.0).update(updates, noise.init(updates))
     assert bool(jnp.isnan(lost["w"]).all())
-    program = str(
-        jax.make_jaxpr(
-            lambda t: add_langevin_noise(key, 0.1, t).update(updates, noise.init(updates))[0]
-        )(1.0)
-    )
-    before, inside = program.split("cond", 1)
-    assert "erf_inv" not in before and "erf_inv" in inside

@@ -82,9 +82,8 @@ def test_a_caller_who_fixes_lanes_gets_no_families(lanes_at_once: bool) -> None:
 def test_slots_of_a_batched_family_are_batched_for_smaller_models_only() -> None:
     """A batch of nine members takes nine times the operations, and so exceeds the cache sooner."""
     steps, one = np.full((18, 1, 4), 5), Layout(lane_devices=1)
-    assert chosen(one, steps, num_lanes=18, parameters=10**6).slots_at_once == 4
-    assert chosen(one, steps, num_lanes=18, parameters=200_000).slots_at_once == 4
-    placement = chosen(one, steps, num_lanes=18, members=9, parameters=200_000)
+    assert chosen(one, steps, num_lanes=18, parameters=50_000).slots_at_once == 4
+    placement = chosen(one, steps, num_lanes=18, members=9, parameters=50_000)
     assert (placement.family_size, placement.slots_at_once) == (9, 1)
 
 
@@ -109,7 +108,7 @@ def chosen(
     cost = StepCost(6.0 * parameters * 8, 8 * parameters)
     return choose(
         layout,
-        num_lanes=num_lanes,
+        rows=np.arange(num_lanes) % len(steps),
         steps=np.asarray(steps),
         cost=cost,
         members=members,
@@ -117,7 +116,8 @@ def chosen(
 
 
 def test_what_a_caller_fixes_stays() -> None:
-    assert chosen(Layout(3, True, 2, 2), [[[1, 2, 3, 4]]]) == Placement(3, True, 2, 2)
+    found = chosen(Layout(3, True, 2, 2), [[[1, 2, 3, 4]]])
+    assert found == Placement(3, True, 2, 2, narrow=found.narrow)
     assert chosen(Layout(9, False, 1, 1), [[[1, 2, 3, 4]]]).slots_at_once == 4
 
 
@@ -126,9 +126,26 @@ def test_slots_are_batched_where_little_is_padded() -> None:
 
     One long slot among idle ones is run alone.
     """
-    assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=10**6).slots_at_once == 4
-    assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=2 * 10**6).slots_at_once == 1
+    assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=10**5).slots_at_once == 4
+    assert chosen(Layout(), [[[5, 5, 5, 5]]], parameters=10**6).slots_at_once == 1
     assert chosen(Layout(), [[[20, 0, 0, 0]]]).slots_at_once == 1
+
+
+def test_slots_that_do_not_fit_in_the_cache_are_run_one_by_one() -> None:
+    """Four slots of 10^5 numbers take 3.2 MB with their gradients, eight 6.4 MB."""
+    for slots, at_once in ((4, 4), (8, 1)):
+        steps = np.full((1, 1, slots), 5)
+        assert chosen(Layout(), steps, parameters=10**5).slots_at_once == at_once
+
+
+def test_devices_that_have_no_lane_take_slots() -> None:
+    """These tests have eight. Two lanes get four each, if a tick has enough work to share."""
+    steps = np.full((2, 1, 20), 5)
+    placement = chosen(Layout(), steps, num_lanes=2, parameters=10**4)
+    assert (placement.lane_devices, placement.client_devices) == (2, 4)
+    assert chosen(Layout(), steps, num_lanes=2, parameters=1000).client_devices == 1
+    assert chosen(Layout(), steps[:, :, :3], num_lanes=2, parameters=10**5).client_devices == 3
+    assert chosen(Layout(lane_devices=2), steps, num_lanes=2, parameters=10**5).client_devices == 1
 
 
 def test_lanes_of_tiny_models_are_batched_where_all_do_the_same_steps() -> None:

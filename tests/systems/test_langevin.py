@@ -13,6 +13,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.gradient_steps import fresh_examples
+from fedjax_sim.engine.sweeps import lower_sweep
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.systems import fedavg, langevin
@@ -254,3 +255,38 @@ def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None
             langevin.Hyper(num_clients=7, gradient="exact"),
             num_ticks=2,
         )
+
+
+@pytest.mark.parametrize(
+    ("changed", "draws"),
+    [
+        ({"temperature": 0.0, "rho": 0.5}, 0),
+        ({"temperature": 1.0, "rho": 0.0}, 1),
+        ({"temperature": 1.0, "rho": 1.0}, 1),
+        ({"temperature": 1.0, "rho": 0.5}, 2),
+    ],
+)
+def test_noise_that_all_lanes_do_without_is_not_drawn(
+    changed: dict[str, float], draws: int
+) -> None:
+    """The program of a sweep has one draw for shared and one for private noise, if any lane has it.
+
+    A sweep in which some lanes have no shared noise draws both.
+    """
+    problem = GaussianClients.of(np.eye(2)[None].repeat(3, 0), np.ones((3, 2)), counts=5)
+    hyper = langevin.Hyper(num_clients=3, local_steps=1, gradient="exact", **changed)
+
+    def drawn(settings: dict[str, list[float]]) -> int:
+        (program,) = lower_sweep(
+            langevin.system,
+            problem,
+            hyper,
+            devices=jax.local_devices()[:1],
+            settings=settings,
+            num_ticks=2,
+        )
+        return program.as_text().count("chlo.erf_inv")
+
+    assert drawn({}) == draws
+    if draws:
+        assert drawn({"rho": [changed["rho"], 0.3]}) == 2
