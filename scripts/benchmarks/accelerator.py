@@ -17,17 +17,18 @@ nothing stays in a cache, so that the share of small models can exceed 1.
 
 import argparse
 import datetime
+import importlib
 import itertools
 import json
 import math
 import multiprocessing
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parents[1] / "benchmark_results.json"
 BUDGET = 520.0
@@ -46,6 +47,8 @@ GUESSES = {
 MOST = {START: 90.0, "residual": 150.0}
 """Seconds after which a task of a kind is ended; `PATIENCE` for the others."""
 PATIENCE = 100.0
+STARTS = 2
+"""Failed starts of a process with some flags, after which it is not tried again."""
 FLAGS = {
     "": "",
     "no command buffers": "--xla_gpu_enable_command_buffer=",
@@ -88,6 +91,11 @@ class Task(NamedTuple):
     request: dict[str, Any]
     flags: str = ""
     family: str = ""
+
+
+def serve(answers: Connection) -> None:
+    """Answer requests in another process; this one never loads JAX, which would take the device."""
+    importlib.import_module("benchmarks.workloads").serve(answers)
 
 
 class Budget:
@@ -187,81 +195,79 @@ class Worker:
             self._process.kill()
             self._process.join()
 
-    @property
-    def exit_code(self) -> int | None:
-        """How the process ended; None while it runs."""
-        self._process.join(1.0)
-        return self._process.exitcode
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
 
 def run_tasks(
     tasks: Sequence[Task],
     budget: Budget,
-    serve: Callable[[Connection], None],
-    report: Callable[[dict[str, Any], Task | None, dict[str, Any]], None],
+    start: Callable[[str, float], Worker],
+    report: Callable[[Mapping[str, Any], Task | None, dict[str, Any]], None],
 ) -> None:
     """Run tasks in their order, as far as the time allows.
 
     Args:
       tasks: The tasks. A change of flags from one to the next starts another process.
       budget: The time.
-      serve: As `Worker` takes it.
-      report: Called with the machine, a task and its answer, at once after each; with no task when
-        the first process has started. The machine is {} before that.
+      start: Starts a process from the name of its flags and the seconds that this may take.
+      report: Called with the machine, a task and its answer after each task; with no task when the
+        first process has started, before which the machine is {}.
     """
     worker: Worker | None = None
-    flags, machine = "", {}
+    flags = ""
+    machine: dict[str, Any] = {}
     full: dict[str, int] = {}
-    for task in tasks:
+    broken: Counter[str] = Counter()
+
+    def perform(task: Task) -> dict[str, Any]:
+        nonlocal worker, flags, machine
         lanes = task.request.get("seeds", 1)
-        if task.family in full and lanes >= full[task.family]:
-            report(machine, task, {"not run": "fewer lanes did not fit into memory"})
-            continue
+        if lanes >= full.get(task.family, math.inf):
+            return {"not run": "fewer lanes did not fit into memory"}
+        if broken[task.flags] >= STARTS:
+            return {"not run": "no process starts with these flags"}
         is_new = worker is None or flags != task.flags
         expected = budget.expected(task.kind) + (budget.expected(START) if is_new else 0.0)
         if expected > budget.left():
-            text = f"{budget.left():.0f} s were left, about {expected:.0f} s needed"
-            report(machine, task, {"not run": text})
-            continue
-        phase = START
+            return {"not run": f"{budget.left():.0f} s were left, about {expected:.0f} s needed"}
+        kind, began = START, budget.left()
         try:
             if is_new:
                 if worker is not None:
                     worker.stop()
-                worker = None
-                began = time.monotonic()
-                worker, flags = Worker(serve, FLAGS[task.flags], budget.most(START)), task.flags
-                budget.note(START, time.monotonic() - began)
+                    worker = None
+                worker, flags = start(task.flags, budget.most(START)), task.flags
+                budget.note(START, began - budget.left())
                 if not machine:
                     machine = worker.machine
                     report(machine, None, {})
             assert worker is not None
-            phase, began = task.kind, time.monotonic()
-            answer = worker.ask(task.request, budget.most(task.kind))
+            kind, began = task.kind, budget.left()
+            answer = worker.ask(task.request, budget.most(kind))
         except TimeoutError:
-            answer = {"failed": f"the {phase} took more than {time.monotonic() - began:.0f} s"}
+            answer = {"failed": f"ended after {began - budget.left():.0f} s ({kind})"}
         except EOFError:
-            code = None if worker is None else worker.exit_code
-            answer = {"failed": f"the process ended (exit {code})"}
-        if phase == task.kind:
-            seconds = time.monotonic() - began
-            budget.note(task.kind, seconds)
-            answer |= {"seconds": round(seconds, 1)}
-        if "seconds" not in answer or answer.get("failed", "").startswith("the "):
-            if worker is not None:
-                worker.stop()
+            answer = {"failed": f"the process ended by itself ({kind})"}
+        else:
+            if "does not fit" in answer and task.family:
+                full[task.family] = lanes
+            if "not run" not in answer:
+                budget.note(kind, began - budget.left())
+            return answer | {"seconds": round(began - budget.left(), 1)}
+        if kind == START:
+            broken[task.flags] += 1
+        else:
+            budget.note(kind, began - budget.left())
+        if worker is not None:
+            worker.stop()
             worker = None
-        if "does not fit" in answer and task.family:
-            full[task.family] = min(lanes, full.get(task.family, lanes))
-        report(machine, task, answer)
-    if worker is not None:
-        worker.stop()
+        return answer
+
+    try:
+        for task in tasks:
+            answer = perform(task)
+            report(machine, task, answer)
+    finally:
+        if worker is not None:
+            worker.stop()
 
 
 def tasks_of(*, small: bool) -> list[Task]:
@@ -274,7 +280,7 @@ def tasks_of(*, small: bool) -> list[Task]:
 
 
 def _all_tasks() -> list[Task]:
-    lean, heavy = partial_sweep("784-8-10", 8, 8), partial_sweep("784-128-10", 128, 32)
+    lean, heavy = fedavg_tasks("784-8-10", 8, 8), fedavg_tasks("784-128-10", 128, 32)
     early, late = LANES[:3], LANES[3:]
     tasks = [
         Task("limits", "limits", {"do": "limits", "size": 8192, "copied": 2**30}),
@@ -300,8 +306,8 @@ def _all_tasks() -> list[Task]:
         *(sweep(lanes) for lanes in late for sweep in (heavy, lean)),
         *(heavy(1, layout=layout) for layout in LAYOUTS if layout != "wide"),
         *(heavy(1024, layout=layout) for layout in LAYOUTS if layout != "wide"),
-        *_favano(256, "wide", "blocks of 5", "packed"),
-        *_favano(1, "wide", "slots in turn"),
+        *_favano(256, *LAYOUTS),
+        *_favano(1, *LAYOUTS),
         *(lean(64, precision=each) for each in ("tensorfloat32", "bfloat16")),
         _residual("auto", "wide"),
         *_launches("fedavg-8-sweep"),
@@ -313,8 +319,9 @@ _TRIED = ("lax", "patches")
 
 
 def _small_tasks() -> list[Task]:
-    tiny = partial_sweep("perceptron", 4, 4, small=True)
+    tiny = fedavg_tasks("perceptron", 4, 4, small=True)
     launches = {"do": "launches", "program": "fald-1", "ticks": 2, "seeds": 1}
+    last = list(FLAGS)[-1]
     limits = {"do": "limits", "size": 64, "copied": 2**10, "turns": 1}
     return [
         Task("limits", "limits", limits),
@@ -327,8 +334,13 @@ def _small_tasks() -> list[Task]:
         *_favano(4, "wide", small=True),
         _chains(2, ticks=1, small=True),
         _residual("lax", "wide", small=True),
-        *(Task(f"limits, {flags}", "limits", limits, flags) for flags in list(FLAGS)[1:]),
+        Task(f"limits, {last}", "limits", limits, last),
     ]
+
+
+def lanes_in_words(lanes: int) -> str:
+    """Write a number of lanes."""
+    return "1 lane" if lanes == 1 else f"{lanes} lanes"
 
 
 def _launches(*programs: str) -> list[Task]:
@@ -338,9 +350,7 @@ def _launches(*programs: str) -> list[Task]:
     ]
 
 
-def partial_sweep(
-    name: str, hidden: int, batch: int, *, small: bool = False
-) -> Callable[..., Task]:
+def fedavg_tasks(name: str, hidden: int, batch: int, *, small: bool = False) -> Callable[..., Task]:
     """Return a function that makes tasks of FedAvg, by number of lanes.
 
     A quarter of the lanes have seeds of their own, the others further learning rates.
@@ -356,7 +366,9 @@ def partial_sweep(
     ) -> Task:
         rates = [0.1] if lanes == 1 else [0.05, 0.1, 0.15, 0.2]
         differs = [each for each in (layout, precision) if each not in ("wide", "float32")]
-        label = ", ".join([f"FedAvg {name}", f"{lanes} lanes", *differs, *filter(None, [flags])])
+        label = ", ".join(
+            [f"FedAvg {name}", lanes_in_words(lanes), *differs, *filter(None, [flags])]
+        )
         request = {
             "do": "sweep",
             "system": "fedavg",
@@ -388,7 +400,7 @@ def _favano(lanes: int, *layouts: str, flags: str = "", small: bool = False) -> 
         problem |= {"hidden": 4, "batch": 4, "clients": 4, "examples": 8, "size": 6, "tests": 8}
     return [
         Task(
-            ", ".join(filter(None, ["FAVANO", f"{lanes} lanes", layout, flags])),
+            ", ".join(filter(None, ["FAVANO", lanes_in_words(lanes), layout, flags])),
             "small",
             {
                 "do": "sweep",
@@ -450,14 +462,6 @@ def _residual(convolution: str, layout: str, *, small: bool = False) -> Task:
     return Task(f"ResNet-20, {convolution}, {layout}", "residual", request)
 
 
-def without_packing(tasks: Iterable[Task]) -> tuple[list[Task], list[Task]]:
-    """Split tasks into those that need no packing, and those that do."""
-    split: tuple[list[Task], list[Task]] = ([], [])
-    for task in tasks:
-        split["packed" in task.request.get("layout", {})].append(task)
-    return split
-
-
 def with_shares(
     answer: Mapping[str, Any], precision: str, limits: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -473,7 +477,7 @@ def with_shares(
     rate = answer["steps per second"]
     arithmetic = rate * answer["operations of a step"] / limits["operations per second"][precision]
     moved = rate * answer["least bytes of a step"] / limits["bytes per second"]
-    return answer | {"share of product": arithmetic, "share of copy": moved}
+    return dict(answer) | {"share of product": arithmetic, "share of copy": moved}
 
 
 class Point(NamedTuple):
@@ -503,8 +507,7 @@ def points_of(done: Mapping[str, Mapping[str, Any]]) -> list[Point]:
         if "replay seconds" not in answer or answer.get("flags"):
             continue
         same = {key: value for key, value in request.items() if key not in ("layout", "do")}
-        slots = request["hyper"].get("num_selected", 20)
-        lanes = answer["lanes"]
+        slots, lanes = answer["slots"], answer["lanes"]
         facts = {
             "operations of a step": answer["operations of a step"],
             "bytes of a step": answer["least bytes of a step"],
@@ -521,16 +524,16 @@ def points_of(done: Mapping[str, Mapping[str, Any]]) -> list[Point]:
 def fit_rule(points: Sequence[Point]) -> dict[str, Any]:
     """Find which layout to choose: always the same, or by a threshold of one fact.
 
-    The loss of a choice is its time over that of the best layout; a choice that some point did not
-    measure is not considered. The suggestion is the choice with the least mean (geometric) loss; of
+    The loss of a choice is its time over that of the best layout. The suggestion is a choice that
+    was measured at the most points, and of these the one with the least mean (geometric) loss; of
     equal ones, the simplest.
 
     Args:
       points: What was measured.
 
     Returns:
-      The measured points, each choice's loss, and the suggestion; only the points if these have no
-      layout in common.
+      The measured points; the losses of choosing always the same; the suggestion, {} if there are
+      no points. Each choice names the number of points "of" which its losses are.
     """
     described = [
         point.facts
@@ -541,30 +544,41 @@ def fit_rule(points: Sequence[Point]) -> dict[str, Any]:
         }
         for point in points
     ]
-    shared = [name for name in LAYOUTS if points and all(name in point.seconds for point in points)]
-    if not shared:
-        return {"points": described}
+    layouts = [name for name in LAYOUTS if any(name in point.seconds for point in points)]
 
     def loss_of(choose: Callable[[Point], str]) -> dict[str, float]:
-        losses = [point.seconds[choose(point)] / min(point.seconds.values()) for point in points]
-        mean = math.exp(sum(map(math.log, losses)) / len(losses))
-        return {"mean loss": round(mean, 3), "worst loss": round(max(losses), 3)}
+        losses = [
+            point.seconds[choose(point)] / min(point.seconds.values())
+            for point in points
+            if choose(point) in point.seconds
+        ]
+        mean = math.exp(sum(map(math.log, losses)) / max(len(losses), 1))
+        worst = max(losses, default=1.0)
+        return {"mean loss": round(mean, 3), "worst loss": round(worst, 3), "of": len(losses)}
 
     def by_threshold(fact: str, threshold: float, pair: tuple[str, str]) -> Callable[[Point], str]:
         return lambda point: pair[point.facts[fact] > threshold]
 
-    always = {name: loss_of(lambda _, name=name: name) for name in shared}  # type: ignore[misc]
-    choices = [{"always": name} | loss for name, loss in always.items()]
-    for fact in points[0].facts:
+    def always(layout: str) -> Callable[[Point], str]:
+        return lambda point: layout
+
+    choices: list[dict[str, Any]] = [
+        {"always": layout} | loss_of(always(layout)) for layout in layouts
+    ]
+    fixed = list(choices)
+    for fact in points[0].facts if points else ():
         values = sorted({point.facts[fact] for point in points})
         for low, high in itertools.pairwise(values):
             threshold = math.sqrt(low * high)
-            for pair in ((a, b) for a in shared for b in shared if a != b):
-                loss = loss_of(by_threshold(fact, threshold, pair))
+            for pair in itertools.permutations(layouts, 2):
+                loss = loss_of(by_threshold(fact, threshold, (pair[0], pair[1])))
                 rule = {"fact": fact, "threshold": threshold, "up to": pair[0], "above": pair[1]}
                 choices.append(rule | loss)
-    best = min(choices, key=lambda choice: (choice["mean loss"], choice["worst loss"]))
-    return {"points": described, "always": always, "suggested": best}
+
+    def merit(choice: Mapping[str, Any]) -> tuple[float, ...]:
+        return (-choice["of"], choice["mean loss"], choice["worst loss"])
+
+    return {"points": described, "always": fixed, "suggested": min(choices, key=merit, default={})}
 
 
 _COLUMNS = (
@@ -610,23 +624,30 @@ def counted_launches(stored: Mapping[str, Any], program: str) -> dict[str, Any] 
 class Record:
     """What was measured so far, on the terminal and in a file."""
 
-    def __init__(self, out: Path | None, started: datetime.datetime, left: Callable[[], float]):
+    def __init__(self, out: Path | None, left: Callable[[], float], *, small: bool):
         """Begin a record.
 
         Args:
           out: File of results to update after every task; None to write none.
-          started: Date and time.
           left: Returns the seconds left.
+          small: Whether tasks are tiny, so that any machine will do.
         """
-        self._out, self._started, self._left = out, started, left
+        self._out, self._left, self._small = out, left, small
+        self._started = datetime.datetime.now()
         self._stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         self.machine: Mapping[str, Any] = {}
         self.done: dict[str, dict[str, Any]] = {}
 
-    def report(self, machine: dict[str, Any], task: Task | None, answer: dict[str, Any]) -> None:
-        """Take in an answer; see `run_tasks`."""
+    def report(self, machine: Mapping[str, Any], task: Task | None, answer: dict[str, Any]) -> None:
+        """Take in an answer; see `run_tasks`.
+
+        Raises:
+          SystemExit: If there is no accelerator, and tasks are not tiny.
+        """
         self.machine = machine
         if task is None:
+            if machine["backend"] == "cpu" and not self._small:
+                raise SystemExit("JAX finds no accelerator; --small tries the script on a CPU.")
             print(json.dumps(machine), HEADER, sep="\n", flush=True)
             return
         limits = self.done.get("limits", {})
@@ -652,6 +673,7 @@ class Record:
         results.setdefault(self.machine.get("backend", "unknown"), {})["accelerator"] = {
             "date": self._started.isoformat(timespec="minutes"),
             "machine": self.machine,
+            "is small": self._small,
             "seconds left": round(self._left(), 1),
             **({"meaningless here": MEANINGLESS_ON_CPU} if on_cpu else {}),
             "tasks": self.done,
@@ -685,21 +707,16 @@ def main(arguments: Sequence[str]) -> None:
         print(*(task.name for task in tasks), sep="\n")
         return
 
-    # These import JAX and the package, and start no device.
-    from benchmarks.workloads import serve
-
-    import fedjax_sim
-
     out = options.out or (None if options.small else RESULTS)
-    record = Record(out, datetime.datetime.now(), budget.left)
+    record = Record(out, budget.left, small=options.small)
     # Programs take most of the device's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    packed: list[Task] = []
-    if "packed" not in fedjax_sim.Layout._fields:
-        tasks, packed = without_packing(tasks)
-    run_tasks(tasks, budget, serve, record.report)
-    for task in packed:
-        record.report(dict(record.machine), task, {"not run": "packing is not built"})
+    run_tasks(
+        tasks,
+        budget,
+        lambda flags, seconds: Worker(serve, FLAGS[flags], seconds),
+        record.report,
+    )
     print("rule", json.dumps(fit_rule(points_of(record.done)), indent=1))
     if record.machine.get("backend") == "cpu":
         print("meaningless here", json.dumps(MEANINGLESS_ON_CPU, indent=1))

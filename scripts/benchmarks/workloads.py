@@ -6,6 +6,7 @@ a mapping too. Both can be written as JSON.
 
 import functools
 import gc
+import importlib.metadata
 import inspect
 import statistics
 import tempfile
@@ -16,6 +17,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +78,8 @@ def machine() -> dict[str, Any]:
         "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
         "platform version": " ".join(device.client.platform_version.split()),
         "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "compilation cache": jax.config.read("jax_compilation_cache_dir"),
         "options": {
             "packed": "packed" in fedjax_sim.Layout._fields,
             "precision": _has_precision(),
@@ -188,13 +191,15 @@ def sweep(
 
     Returns:
       Seconds of compiling, of a call and of its replay; rounds per second of all lanes; what a
-      local step of all lanes and slots together takes; the memory in use at most, which counts
-      earlier requests of the process too; operations and bytes that a needed step of one slot
-      takes at least, and how many of them ran in a second of the replay.
+      local step of all lanes and slots together takes; operations and bytes that a needed step of
+      one slot takes at least, and how many of these steps ran in a second of the replay. The most
+      bytes in use, if this is more than "peak bytes before", from earlier requests of the process.
     """
+    if unknown := set(layout) - set(fedjax_sim.Layout._fields):
+        return {"not run": f"the engine has no layout {', '.join(unknown)}"}
     described = fedjax_sim.SYSTEMS[system]
     given = {name: value for name, value in problem.items() if name != "make"}
-    problem_and_cost = PROBLEMS[problem["make"]](**given)
+    made, (operations, least_bytes) = PROBLEMS[problem["make"]](**given)
     bound = described.Hyper(**hyper)
     in_precision: Any = nullcontext()
     options: dict[str, Any] = {}
@@ -205,7 +210,7 @@ def sweep(
     run = partial(
         fedjax_sim.sweep,
         described,
-        problem_and_cost[0],
+        made,
         bound,
         seeds=seeds,
         settings=settings,
@@ -215,7 +220,8 @@ def sweep(
         **options,
     )
     before = _peak()
-    calls, replays = [], []
+    calls: list[float] = []
+    replays: list[float] = []
     with in_precision, timed_replays() as replayed:
         first = run()
         while len(calls) < turns and sum(calls) < LONG_CALLS:
@@ -227,9 +233,10 @@ def sweep(
     needed, executed = (float(first.curves[name].sum()) for name in ("needed", "executed"))
     call, replay = statistics.median(calls), statistics.median(replays)
     lanes = seeds * int(np.prod([len(each) for each in settings.values()]))
-    operations, least_bytes = problem_and_cost[1]
+    peak = _peak()
     return {
         "lanes": lanes,
+        "slots": first.timelines[0].clients.shape[-1],
         "compile seconds": first.curves.attrs["seconds_compile"],
         "programs compiled": first.curves.attrs["programs_compiled"],
         "call seconds": call,
@@ -242,7 +249,7 @@ def sweep(
         "operations of a step": operations,
         "least bytes of a step": least_bytes,
         "steps per second": needed / replay,
-        "peak bytes": _peak(),
+        "peak bytes": peak if peak is None or before is None or peak > before else None,
         "peak bytes before": before,
     }
 
@@ -259,11 +266,8 @@ def timed_replays() -> Iterator[list[float]]:
         seconds.append(time.perf_counter() - began)
         return results
 
-    Replay.advance = timed  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(Replay, "advance", timed):
         yield seconds
-    finally:
-        Replay.advance = advance  # type: ignore[method-assign]
 
 
 def _peak() -> int | None:
