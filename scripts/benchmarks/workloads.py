@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
         "platform version": " ".join(device.client.platform_version.split()),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
-        "compilation cache": jax.config.read("jax_compilation_cache_dir"),
+        "compilation cache": jax.config.jax_compilation_cache_dir,  # type: ignore[attr-defined]
         "options": {
             "packed": "packed" in fedjax_sim.Layout._fields,
             "precision": _has_precision(),
