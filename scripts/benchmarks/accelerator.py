@@ -66,12 +66,15 @@ LANES = (1, 64, 1024, 16, 256, 4096, 4)
 """Lanes of the two perceptrons, the most instructive numbers first."""
 TICKS = {1: 40, 4: 40, 16: 40, 64: 20, 256: 10, 1024: 4, 4096: 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "wide": {},
-    "blocks of 5": {"slots_at_once": 5},
-    "slots in turn": {"slots_at_once": 1},
+    "wide": {"slots_at_once": 10**6, "packed": False},
+    "blocks of 5": {"slots_at_once": 5, "packed": False},
+    "slots in turn": {"slots_at_once": 1, "packed": False},
     "packed": {"packed": True},
+    "chosen": {},
 }
-"""Layouts that are compared. Lanes are batched in all of them."""
+"""Layouts that are compared; the last is what the engine chooses. Lanes are batched in all."""
+BLOCKS = ("blocks of 5", "slots in turn")
+"""Layouts of slots that all do the same steps, so that packing gains nothing."""
 
 
 class Task(NamedTuple):
@@ -289,23 +292,22 @@ def _all_tasks() -> list[Task]:
         *_favano(16, *LAYOUTS),
         _chains(1, ticks=300),
         _chains(100, ticks=3),
-        *(heavy(64, layout=layout) for layout in LAYOUTS if layout != "wide"),
-        *(lean(64, layout=layout) for layout in LAYOUTS if layout != "wide"),
+        *(heavy(64, layout=layout) for layout in (*BLOCKS, "chosen")),
+        *(lean(64, layout=layout) for layout in BLOCKS),
         *(heavy(64, precision=each) for each in ("tensorfloat32", "bfloat16")),
     ]
     for flags in list(FLAGS)[1:]:
         tasks += [
             heavy(1, flags=flags),
             lean(64, flags=flags),
-            *_favano(16, "wide", flags=flags),
+            *_favano(16, "wide", "packed", flags=flags),
             _chains(1, ticks=300, flags=flags),
         ]
     return [
         *tasks,
         *(_residual(name, layout) for layout in ("wide", "slots in turn") for name in _TRIED),
         *(sweep(lanes) for lanes in late for sweep in (heavy, lean)),
-        *(heavy(1, layout=layout) for layout in LAYOUTS if layout != "wide"),
-        *(heavy(1024, layout=layout) for layout in LAYOUTS if layout != "wide"),
+        *(heavy(lanes, layout=layout) for lanes in (1, 1024) for layout in BLOCKS),
         *_favano(256, *LAYOUTS),
         *_favano(1, *LAYOUTS),
         *(lean(64, precision=each) for each in ("tensorfloat32", "bfloat16")),
@@ -329,9 +331,8 @@ def _small_tasks() -> list[Task]:
         tiny(1),
         tiny(4),
         tiny(4, layout="slots in turn"),
-        tiny(4, layout="packed"),
         tiny(4, precision="bfloat16"),
-        *_favano(4, "wide", small=True),
+        *_favano(4, "packed", small=True),
         _chains(2, ticks=1, small=True),
         _residual("lax", "wide", small=True),
         Task(f"limits, {last}", "limits", limits, last),
@@ -430,7 +431,7 @@ def _chains(steps: int, *, ticks: int, flags: str = "", small: bool = False) -> 
         "seeds": seeds,
         "settings": {"step_size": [1e-6, 1e-7] if small else [1e-6, 3e-7, 1e-7, 3e-8, 1e-8]},
         "ticks": ticks,
-        "layout": {},
+        "layout": LAYOUTS["wide"],
         "precision": "float32",
     }
     return Task(", ".join(filter(None, [f"FA-LD, K = {steps}", flags])), "small", request, flags)
@@ -544,7 +545,8 @@ def fit_rule(points: Sequence[Point]) -> dict[str, Any]:
         }
         for point in points
     ]
-    layouts = [name for name in LAYOUTS if any(name in point.seconds for point in points)]
+    measured = [name for name in LAYOUTS if any(name in point.seconds for point in points)]
+    layouts = [name for name in measured if name != "chosen"]
 
     def loss_of(choose: Callable[[Point], str]) -> dict[str, float]:
         losses = [
@@ -566,6 +568,8 @@ def fit_rule(points: Sequence[Point]) -> dict[str, Any]:
         {"always": layout} | loss_of(always(layout)) for layout in layouts
     ]
     fixed = list(choices)
+    if "chosen" in measured:
+        fixed.append({"always": "chosen"} | loss_of(always("chosen")))
     for fact in points[0].facts if points else ():
         values = sorted({point.facts[fact] for point in points})
         for low, high in itertools.pairwise(values):
@@ -709,8 +713,8 @@ def main(arguments: Sequence[str]) -> None:
 
     out = options.out or (None if options.small else RESULTS)
     record = Record(out, budget.left, small=options.small)
-    # Programs take most of the device's memory.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its name before it was renamed
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
     run_tasks(
         tasks,
         budget,

@@ -195,8 +195,9 @@ def sweep(
       one slot takes at least, and how many of these steps ran in a second of the replay. The most
       bytes in use, if this is more than "peak bytes before", from earlier requests of the process.
     """
-    if unknown := set(layout) - set(fedjax_sim.Layout._fields):
-        return {"not run": f"the engine has no layout {', '.join(unknown)}"}
+    known = {name: value for name, value in layout.items() if name in fedjax_sim.Layout._fields}
+    if "packed" not in known and layout.get("packed"):
+        return {"not run": "the engine cannot pack slots"}
     described = fedjax_sim.SYSTEMS[system]
     given = {name: value for name, value in problem.items() if name != "make"}
     made, (operations, least_bytes) = PROBLEMS[problem["make"]](**given)
@@ -216,7 +217,7 @@ def sweep(
         settings=settings,
         num_ticks=ticks,
         num_evals=1,
-        layout=fedjax_sim.Layout(**layout),
+        layout=fedjax_sim.Layout(**known),
         **options,
     )
     before = _peak()
