@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py accelerator                all that fits, into the results
     python scripts/benchmark.py accelerator --out FILE     into another file
+    python scripts/benchmark.py accelerator --resume FILE  only what FILE does not hold already
     python scripts/benchmark.py accelerator --small        tiny sizes, to try the script on a CPU
     python scripts/benchmark.py accelerator WORD...        only tasks whose names hold one of these
 
@@ -62,7 +63,7 @@ MEANINGLESS_ON_CPU = {
     "memory": "a CPU does not report its memory",
     "rule": "the layouts' order on a CPU says nothing about an accelerator",
 }
-LANES = (1, 64, 1024, 16, 256, 4096, 4)
+LANES = (1, 64, 1024, 4096, 256, 16, 4)
 """Lanes of the two perceptrons, the most instructive numbers first."""
 TICKS = {1: 40, 4: 40, 16: 40, 64: 20, 256: 10, 1024: 4, 4096: 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -284,7 +285,7 @@ def tasks_of(*, small: bool) -> list[Task]:
 
 def _all_tasks() -> list[Task]:
     lean, heavy = fedavg_tasks("784-8-10", 8, 8), fedavg_tasks("784-128-10", 128, 32)
-    early, late = LANES[:3], LANES[3:]
+    early, later, late = LANES[:3], LANES[3:5], LANES[5:]
     tasks = [
         Task("limits", "limits", {"do": "limits", "size": 8192, "copied": 2**30}),
         *_launches("fedavg-128", "favano-32", "fald-1"),
@@ -295,6 +296,7 @@ def _all_tasks() -> list[Task]:
         *(heavy(64, layout=layout) for layout in (*BLOCKS, "chosen")),
         *(lean(64, layout=layout) for layout in BLOCKS),
         *(heavy(64, precision=each) for each in ("tensorfloat32", "bfloat16")),
+        *(sweep(lanes) for lanes in later for sweep in (heavy, lean)),
     ]
     for flags in list(FLAGS)[1:]:
         tasks += [
@@ -305,8 +307,9 @@ def _all_tasks() -> list[Task]:
         ]
     return [
         *tasks,
-        *(_residual(name, layout) for layout in ("wide", "slots in turn") for name in _TRIED),
+        *(_residual(name, "wide") for name in _TRIED),
         *(sweep(lanes) for lanes in late for sweep in (heavy, lean)),
+        *(_residual(name, "slots in turn") for name in _TRIED),
         *(heavy(lanes, layout=layout) for lanes in (1, 1024) for layout in BLOCKS),
         *_favano(256, *LAYOUTS),
         *_favano(1, *LAYOUTS),
@@ -613,6 +616,21 @@ def row_of(name: str, answer: Mapping[str, Any]) -> str:
     return f"{name:58}{cells}"
 
 
+def measured_before(file: Path, backend: str = "gpu") -> dict[str, dict[str, Any]]:
+    """Find what an earlier run has measured, without the limits, which every run measures.
+
+    Args:
+      file: Its file of results.
+      backend: Name of the machine's backend.
+    """
+    tasks = json.loads(file.read_text())[backend]["accelerator"]["tasks"]
+    return {
+        name: answer
+        for name, answer in tasks.items()
+        if name != "limits" and "not run" not in answer and "failed" not in answer
+    }
+
+
 def counted_launches(stored: Mapping[str, Any], program: str) -> dict[str, Any] | None:
     """Find what `benchmark.py programs` counted of a program; None if it was never counted."""
     programs = stored.get("cuda (compiled only)", {}).get("programs", {}).get("programs", {})
@@ -700,6 +718,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=BUDGET, help="time for everything")
     parser.add_argument("--out", type=Path, help=f"file of results; {RESULTS.name} by default")
     parser.add_argument("--list", action="store_true", help="list the tasks and run none")
+    parser.add_argument("--resume", type=Path, help="results of an earlier run, which are kept")
     options = parser.parse_args(arguments)
     budget = Budget(options.seconds)
     tasks = [
@@ -713,6 +732,9 @@ def main(arguments: Sequence[str]) -> None:
 
     out = options.out or (None if options.small else RESULTS)
     record = Record(out, budget.left, small=options.small)
+    if options.resume is not None:
+        record.done |= measured_before(options.resume, "cpu" if options.small else "gpu")
+        tasks = [task for task in tasks if task.name not in record.done]
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its name before it was renamed
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
     run_tasks(

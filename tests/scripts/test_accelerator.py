@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
@@ -470,6 +471,33 @@ def test_results_are_written_after_every_task_next_to_those_of_others(
     assert "meaningless here" not in stored["gpu"]["accelerator"]
 
 
+def test_an_earlier_run_is_resumed_with_what_it_did_not_measure(
+    accelerator: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.92")  # or it would stay set
+    file = tmp_path / "earlier.json"
+    tasks: dict[str, Any] = {task.name: {"x": 1} for task in accelerator.tasks_of(small=True)}
+    tasks["FedAvg perceptron, 1 lane"] = {"not run": "no time"}
+    tasks["FA-LD, K = 2"] = {"failed": "no"}
+    file.write_text(json.dumps({"cpu": {"accelerator": {"tasks": tasks}}}))
+    found = accelerator.measured_before(file, "cpu")
+    assert tasks.keys() - found.keys() == {"limits", "FedAvg perceptron, 1 lane", "FA-LD, K = 2"}
+    # Without time, what is left is listed and nothing runs.
+    out = tmp_path / "results.json"
+    with pytest.raises(SystemExit):
+        accelerator.main(
+            ["--small", "--seconds", "0", "--resume", str(file), "--out", str(out), "FA", "Res"]
+        )
+    stored = json.loads(out.read_text())["unknown"]["accelerator"]["tasks"]
+    assert stored["ResNet-20, lax, wide"] == {"x": 1}
+    assert "0 s were left" in stored["FA-LD, K = 2"]["not run"]
+    assert "limits" not in stored
+    assert "nothing was measured" in capsys.readouterr().err
+
+
 def test_without_an_accelerator_only_tiny_tasks_run(
     accelerator: ModuleType, tmp_path: Path
 ) -> None:
@@ -481,7 +509,12 @@ def test_without_an_accelerator_only_tiny_tasks_run(
 def test_all_of_it_runs_on_a_cpu_with_tiny_sizes(accelerator: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     command = [sys.executable, str(SCRIPT), "accelerator", "--small", "--out", str(out)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,  # type: ignore[attr-defined]
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads(out.read_text())["cpu"]["accelerator"]
