@@ -93,6 +93,10 @@ class Event(NamedTuple):
     write: Leaf
 
 
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
+"""Precisions of matrix products on accelerators; CPUs always compute in the type of the arrays."""
+
+
 class Plan(NamedTuple):
     """Static facts that the host derives from the timelines before compiling.
 

@@ -4,6 +4,7 @@
     python scripts/benchmark.py NAME...    these
     python scripts/benchmark.py programs   counts what programs launch on devices that are not here
     python scripts/benchmark.py peers      other simulators, each in its own environment
+    python scripts/benchmark.py accelerator   measures an accelerator, in under nine minutes
 
 Contestants take turns within one run, and the median over turns counts. Compilation is left out.
 Images are random bytes: what they show does not change the time.
@@ -35,6 +36,7 @@ BENCHMARKS = {
 """The module of each benchmark in the folder `benchmarks`, and what it measures."""
 COMMANDS = {
     "programs": "counts what programs launch on devices that are not here; see programs --help",
+    "accelerator": "measures an accelerator, in under nine minutes; see accelerator --help",
     "peers": "this engine against other simulators; has options, see peers --help",
 }
 """Modules in the folder `benchmarks` whose `main` takes the rest of the command line."""

@@ -215,6 +215,12 @@ def _add_training_flags(parser: Parser) -> None:
         "its old models in memory",
     )
     parser.add_argument(
+        "--precision",
+        default="float32",
+        metavar="TYPE",
+        help="of matrix products on accelerators: float32 (default), tensorfloat32 or bfloat16",
+    )
+    parser.add_argument(
         "--resume", action="store_true", help="continue the unfinished run in the results folder"
     )
 

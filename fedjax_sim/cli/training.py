@@ -12,7 +12,7 @@ from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import read_layout, read_number, read_seeds, read_settings, read_whole
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.tables import failures, final_table, make_console
-from fedjax_sim.engine.placement import check_layout, keep_compiled, use_cores
+from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.reporting import results
 
@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     num_evals = read_whole("evals", arguments.evals, 25)
     checkpoint_every = read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
     layout = read_layout(arguments.layout)
+    check_precision(arguments.precision)
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
     )
@@ -47,12 +48,15 @@ def run(arguments: argparse.Namespace) -> None:
         "evals": num_evals,
         "layout": layout._asdict(),
         "client_variance": arguments.client_variance,
+        "precision": arguments.precision,
+        "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
     }
     if arguments.resume:
         folder.check_resumable(_identity(config))
     keep_compiled()
     use_cores()
     check_layout(layout)
+
     problems = {num: data.problems(num) for num in data.partitions}
     for contender in contenders:
         comparison.check_problems(contender, problems[contender.hyper.num_clients])
@@ -72,6 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
             num_evals=num_evals,
             layout=layout,
             client_variance=arguments.client_variance,
+            precision=arguments.precision,
             checkpoint=folder.checkpoints / name,
             checkpoint_every=checkpoint_every,
             resume=arguments.resume,

@@ -50,6 +50,7 @@ class Options:
     checkpoint_every: float = 20.0
     resume: bool = False
     progress: bool = False
+    precision: str = "float32"
     devices: tuple[Any, ...] = ()
 
 
@@ -139,6 +140,7 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
         (chunk, per_eval),
         options.keep_models,
         begins_quickly=placement.platform == "cpu" and is_small,
+        precision=options.precision,
     )
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model)
 
@@ -240,6 +242,7 @@ def _configuration(program: Program, group: list[Lane], options: Options) -> dic
         "keep_models": options.keep_models,
         "client_variance": options.client_variance,
         "layout": program.placement.layout(),
+        "precision": program.precision,
     }
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedjax_sim.engine.step_cost import StepCost
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import PRECISIONS
 
 TINY = 1e4
 """Operations below which a CPU batches lanes.
@@ -207,6 +208,16 @@ def check_layout(layout: Layout) -> None:
     if wanted > there:
         field = "layout devices (lane_devices x client_devices)"
         raise ConfigError(field, wanted, f"at most the {there} there are")
+
+
+def check_precision(precision: str) -> None:
+    """Check the name of a precision.
+
+    Raises:
+      ConfigError: If there is no such precision.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError("precision", precision, "one of " + ", ".join(PRECISIONS))
 
 
 def choose(

@@ -18,7 +18,12 @@ from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import Grid, Part, label_curves
 from fedjax_sim.engine.groups import Options, plan_group, run_group
 from fedjax_sim.engine.lanes import Lane, groups_of
-from fedjax_sim.engine.placement import Layout, check_layout, keep_by_default
+from fedjax_sim.engine.placement import (
+    Layout,
+    check_layout,
+    check_precision,
+    keep_by_default,
+)
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.types import (
     AnyProblem,
@@ -79,6 +84,7 @@ def simulate(
     checkpoint_every: float = 20.0,
     resume: bool = False,
     progress: bool = False,
+    precision: str = "float32",
 ) -> Run[HyperT]:
     """Run one lane: a sweep over one seed.
 
@@ -98,6 +104,7 @@ def simulate(
       checkpoint_every: As in `sweep`.
       resume: As in `sweep`.
       progress: As in `sweep`.
+      precision: As in `sweep`.
 
     Returns:
       The run, without the dimension of lanes: `eval` is the only dimension of its curves, and
@@ -122,6 +129,7 @@ def simulate(
         checkpoint_every=checkpoint_every,
         resume=resume,
         progress=progress,
+        precision=precision,
     )
     models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
@@ -146,6 +154,7 @@ def sweep(
     checkpoint_every: float = 20.0,
     resume: bool = False,
     progress: bool = False,
+    precision: str = "float32",
 ) -> Run[HyperT]:
     """Run a system for every combination of settings and every seed.
 
@@ -177,6 +186,8 @@ def sweep(
       checkpoint_every: Least seconds between two checkpoints.
       resume: Whether to continue from the newest checkpoint.
       progress: Whether to show a progress line on a terminal.
+      precision: Precision of matrix products on accelerators: "float32", "tensorfloat32" (about
+        ten bits of mantissa, on GPUs) or "bfloat16" (eight). CPUs always compute in float32.
 
     Returns:
       Curves, final models and schedules of all lanes.
@@ -197,6 +208,7 @@ def sweep(
         checkpoint_every,
         resume,
         progress,
+        precision,
     )
     grid = _grid_of(seeds, settings)
     lanes = _lanes_of(system, problem, hyper, grid, options)
@@ -241,6 +253,7 @@ def lower_sweep(
     num_ticks: int,
     num_evals: int = 25,
     layout: Layout = Layout(),
+    precision: str = "float32",
 ) -> list[jax.stages.Lowered]:
     """Lower the programs of a sweep for devices that need not exist; nothing learns.
 
@@ -254,6 +267,7 @@ def lower_sweep(
       num_ticks: As in `sweep`.
       num_evals: As in `sweep`.
       layout: As in `sweep`.
+      precision: As in `sweep`.
 
     Returns:
       One program, of one chunk of evaluations, for each group of lanes.
@@ -266,6 +280,7 @@ def lower_sweep(
         num_ticks=num_ticks,
         num_evals=num_evals,
         layout=layout,
+        precision=precision,
         devices=tuple(devices),
     )
     lanes = _lanes_of(system, problem, hyper, _grid_of(seeds, settings), options)
@@ -378,6 +393,7 @@ def _check_run(
         value = getattr(options, name)
         if value is not None and not _is_whole(value, 1):
             raise ConfigError(name, value, "a whole number of at least 1")
+    check_precision(options.precision)
     if not isinstance(options.layout, Layout):
         raise ConfigError("layout", options.layout, "a fedjax_sim.Layout")
     check_layout(options.layout)

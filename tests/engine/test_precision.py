@@ -1,0 +1,44 @@
+"""The precision of matrix products is part of the program and of a run's configuration."""
+
+from collections.abc import Callable
+
+import jax
+import pytest
+
+import fedjax_sim
+from fedjax_sim import ConfigError
+from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.targets import is_for_cpu, tracing_for
+from fedjax_sim.types import PRECISIONS
+
+FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
+
+
+def test_an_unknown_precision_is_refused(regression: Callable, small: Callable) -> None:
+    with pytest.raises(ConfigError, match="precision is 'half', but must be one of float32, "):
+        fedjax_sim.simulate(FEDAVG, regression(), small(FEDAVG), num_ticks=2, precision="half")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_programs_of_a_cpu_do_not_depend_on_the_precision(
+    precision: str, regression: Callable, small: Callable
+) -> None:
+    """A CPU computes in the type of the arrays."""
+
+    def text(**options: str) -> str:
+        devices = jax.local_devices()[:1]
+        (program,) = lower_sweep(
+            FEDAVG, regression(), small(FEDAVG), devices=devices, num_ticks=2, **options
+        )
+        return program.as_text()
+
+    assert text(precision=precision) == text()
+
+
+def test_what_is_traced_knows_its_machine() -> None:
+    assert is_for_cpu()
+    with tracing_for("gpu"):
+        assert not is_for_cpu()
+        with tracing_for("cpu"):
+            assert is_for_cpu()
+    assert is_for_cpu()

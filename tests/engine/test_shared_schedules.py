@@ -1,0 +1,180 @@
+"""Schedules are drawn once for all lanes that share them, and stored without repetition."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Plan
+from fedjax_sim.batching import look_ahead
+from fedjax_sim.clients import local_training
+from fedjax_sim.engine import drawing, groups
+from fedjax_sim.engine.drawing import draw_timelines, request_timelines, settings_read
+from fedjax_sim.engine.schedule import event_at, lay_out, without_repetition
+from fedjax_sim.settings import fields
+from fedjax_sim.types import Event
+
+SYSTEMS = fedjax_sim.SYSTEMS
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read", "is_not_read"),
+    [
+        ("fedavg", ("rate_slow", "local_steps", "server_interact"), ("lr", "lr_scale")),
+        ("fedbuff", ("rate_fast", "local_steps", "server_interact"), ("lr", "server_lr")),
+        ("langevin", ("rate_slow", "local_steps"), ("step_size", "temperature", "rho")),
+    ],
+)
+def test_settings_that_a_timeline_reads(name: str, is_read: tuple, is_not_read: tuple) -> None:
+    system = SYSTEMS[name]
+    hyper = system.Hyper()
+    reads = jax.tree.unflatten(jax.tree.structure(hyper), settings_read(system, hyper))
+    assert all(getattr(reads, setting) for setting in is_read)
+    assert not any(getattr(reads, setting) for setting in is_not_read)
+    assert {*is_read, *is_not_read} <= set(fields(system.Hyper))
+
+
+def test_lanes_that_share_a_schedule_draw_it_once(
+    regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three learning rates, two waiting times and two seeds: twelve lanes, four schedules."""
+    drawn: list[int] = []
+
+    def request(system: Any, seeds: list[int], *others: Any, **options: Any) -> Any:
+        drawn.append(len(seeds))
+        return request_timelines(system, seeds, *others, **options)
+
+    monkeypatch.setattr(groups, "request_timelines", request)
+    system = SYSTEMS["fedbuff"]
+    settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
+    run = fedjax_sim.sweep(
+        system, regression(), small(system), seeds=[5, 2], settings=settings, num_ticks=4
+    )
+    assert drawn == [4]
+    times = np.stack([timeline.time for timeline in run.timelines]).reshape(3, 2, 2, 4)
+    np.testing.assert_array_equal(times, np.broadcast_to(times[:1], times.shape))
+    assert len(np.unique(times[0].reshape(4, -1), axis=0)) == 4
+
+
+def test_schedules_drawn_in_several_calls_are_the_same(
+    small: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven schedules in calls of at most two."""
+    system = SYSTEMS["favano"]
+    hyper = small(system)
+    whole = draw_timelines(system, range(7), [hyper] * 7, 5)
+    of_two = 2 * 5 * hyper.num_selected * drawing.BYTES_OF_A_SLOT
+    monkeypatch.setattr(drawing, "DRAWN_TOGETHER", of_two)
+    for ours, theirs in zip(draw_timelines(system, range(7), [hyper] * 7, 5), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_full_participation_stores_nothing_per_tick_and_slot() -> None:
+    """FA-LD with all of 50 clients: 30 schedules of 100 ticks take one row of slots."""
+    system = SYSTEMS["langevin"]
+    hyper = system.Hyper(num_clients=50)
+    timelines, ticks = request_timelines(system, range(30), [hyper] * 30, num_ticks=100)
+    assert timelines.clients.strides[1] == 0
+    schedule = lay_out(timelines, ticks, num_clients=50, num_evals=10)
+    stored = schedule.stored
+    assert stored.offset is None
+    for leaf in (stored.clients, stored.steps, stored.staleness, stored.weight, stored.read):
+        assert leaf.size == 50
+    assert schedule.events.clients.shape == (30, 10, 10, 50)
+    expected = hyper.local_steps * np.arange(100).reshape(10, 10, 1)
+    np.testing.assert_array_equal(
+        schedule.events.offset, np.broadcast_to(expected, (30, 10, 10, 50))
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano", "langevin", "hierarchical"])
+@pytest.mark.parametrize("budget", [{"num_ticks": 12}, {"time_budget": 40.0}])
+def test_the_device_finds_the_event_of_every_tick(
+    name: str, budget: dict[str, Any], small: Callable
+) -> None:
+    """With and without ticks that pad short lanes."""
+    system = SYSTEMS[name]
+    hyper = system.fit.complete(small(system), None)
+    timelines, ticks = request_timelines(system, [0, 1, 2], [hyper] * 3, **budget)
+    schedule = lay_out(timelines, ticks, num_clients=7, num_evals=4)
+    num, num_evals, per_eval = schedule.shape
+    found = jax.jit(
+        jax.vmap(
+            jax.vmap(
+                jax.vmap(
+                    lambda row, c, e: event_at(schedule.stored, row, c * per_eval + e, (c, e)),
+                    (None, None, 0),
+                ),
+                (None, 0, None),
+            ),
+            (0, None, None),
+        )
+    )(jnp.arange(num), jnp.arange(num_evals), jnp.arange(per_eval))
+    for field, ours, theirs in zip(Event._fields, found, schedule.events, strict=True):
+        np.testing.assert_array_equal(ours, theirs.astype(ours.dtype), err_msg=field)
+
+
+def test_axes_along_which_nothing_changes_are_kept_once() -> None:
+    steps = np.arange(5)
+    assert without_repetition(np.broadcast_to(steps, (2, 3, 5))).shape == (1, 1, 5)
+    by_tick = np.broadcast_to(np.arange(3)[:, None], (2, 3, 5))
+    assert without_repetition(by_tick).shape == (1, 3, 5)
+    by_lane = np.broadcast_to(np.arange(2)[:, None, None], (2, 3, 5))
+    assert without_repetition(by_lane).shape == (2, 1, 5)
+
+
+@pytest.mark.parametrize("most_steps", [None, 1, 4])
+def test_what_is_drawn_ahead_is_what_each_step_draws(most_steps: int | None) -> None:
+    """Keys too. Too large a table is not kept."""
+
+    def draw(q: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return 10 * q + jnp.arange(3), jax.random.fold_in(jax.random.key(3), q)
+
+    ahead = look_ahead(draw, most_steps)
+    assert (ahead is draw) == (most_steps is None)
+    for q in range(most_steps or 3):
+        numbers, key = ahead(jnp.int32(q))
+        expected, expected_key = draw(jnp.int32(q))
+        np.testing.assert_array_equal(numbers, expected)
+        np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(expected_key))
+    assert look_ahead(draw, 2**20) is draw
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"static_trips": True},
+        {"static_trips": True, "slots_at_once": 1},
+        {"static_trips": True, "slots_at_once": 2},
+        {"narrow": 8},
+        {"slots_at_once": 1},
+        {"static_trips": True, "slots_at_once": 4, "all_filled": True},
+    ],
+)
+def test_what_is_known_before_compiling_changes_no_result(
+    changes: dict[str, Any], regression: Callable
+) -> None:
+    """Ragged steps, one of them 0; two examples of each client at every step."""
+    problem = regression()
+    hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, batch_size=2, lr=0.05)
+    steps = jnp.array([3, 0, 5, 1])
+    event = Event(
+        0, jnp.array([4, 0, 6, 2]), steps, 0 * steps, 0.0 * steps, 2 * steps, 0 * steps, 0
+    )
+    start = jnp.array([0.5, -1.0, 2.0])
+
+    def ends(**facts: Any) -> Any:
+        train = local_training(problem, hyper, Plan(slots_at_once=4)._replace(**facts))
+        return jax.jit(lambda: train(jax.random.key(1), event, start=start))()
+
+    plain, work = ends()
+    models, counted = ends(most_steps=5, **changes)
+    np.testing.assert_allclose(models, plain, rtol=1e-6)
+    np.testing.assert_array_equal(models[1], start)
+    assert int(counted.needed) == int(work.needed) == 9
+    runs_its_own_steps = changes == {"slots_at_once": 1}
+    assert int(counted.executed) == (9 if runs_its_own_steps else 20)
