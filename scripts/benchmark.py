@@ -24,7 +24,10 @@ BENCHMARKS = {
     "fedavg": ("engine", "FedAvg against a hand-written vmapped scan of the same work"),
     "favano": ("engine", "FAVANO, the layout that is chosen against the masked wide one"),
     "sweep": ("engine", "sixteen learning rates of one seed together and one by one"),
-    "layout": ("engine", "a local step alone and batched, for the rule that chooses layouts"),
+    "layout": (
+        "engine",
+        "the layout that is chosen against others; once on all cores, once on one",
+    ),
     "arrivals": ("arrivals", "schedules of up to a million clients against a plain heap"),
     "growth": ("arrivals", "what a tick costs with a hundred to a million clients"),
     "asynchronous": ("arrivals", "FedStaleWeight's 16,000 server steps in virtual time"),
@@ -85,7 +88,8 @@ def main() -> None:
             "jax": jax.__version__,
             "turns": arguments.turns,
         }
-        results.setdefault(jax.default_backend(), {})[name] = facts | measured
+        of_backend = results.setdefault(jax.default_backend(), {})
+        of_backend[name] = of_backend.get(name, {}) | facts | measured
         print(name, json.dumps(measured, indent=1))
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 

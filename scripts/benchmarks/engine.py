@@ -1,5 +1,6 @@
 """The engine against named alternatives: a scan written by hand, wide layouts, lanes one by one."""
 
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ from benchmarks.timing import in_turns, wall
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine import step_cost
-from fedjax_sim.models import MLP, LeNet, LogisticRegression
+from fedjax_sim.models import MLP, LeNet, LogisticRegression, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import Classification, make_classifications
 from fedjax_sim.systems import favano, fedavg
@@ -180,44 +181,54 @@ def bench_sweep(turns: int) -> dict[str, Any]:
 
 
 def bench_layout(turns: int) -> dict[str, Any]:
-    """Measure 20 slots of 20 equal steps, one after the other and batched.
+    """Measure the layout that the engine chooses for one lane against the layouts it could choose.
 
-    The ratio of the seconds is the gain that `fedjax_sim.engine.placement.choose` weighs against
-    padding.
+    20 slots of equal steps run one by one, in fives and together, and on several devices also
+    split over these. Run it once on all cores and once bound to one; the results are kept apart.
     """
-    gains = {}
-    perceptrons = (
-        (8, 16, 8),
-        (8, 32, 16),
-        (28, 8, 8),
-        (28, 32, 32),
-        (28, 32, 128),
-        (28, 128, 32),
-        (28, 512, 32),
-    )
-    for network, size, batch in (
-        *((MLP((hidden,), 10), size, batch) for size, hidden, batch in perceptrons),
-        (LeNet(10), 28, 32),
-    ):
+    cores = jax.local_device_count()
+    networks = {
+        **{f"784-{hidden}-10": MLP((hidden,), 10) for hidden in (8, 10, 16, 32, 64, 128, 512)},
+        "LeNet": LeNet(10),
+        "ResNet-20": resnet20(10),
+    }
+    layouts = {
+        f"{slots} slots together, {devices} devices": fedjax_sim.Layout(
+            slots_at_once=slots, client_devices=devices
+        )
+        for slots in (1, 5, 20)
+        for devices in {1, cores}
+    } | {"chosen": fedjax_sim.Layout()}
+    measured: dict[str, Any] = {}
+    for (name, network), batch in itertools.product(networks.items(), (8, 32, 128)):
+        size = 32 if name == "ResNet-20" else 28
         (problem,) = image_problems(0, size=size, examples=6000, network=network)
-        hyper = fedavg.Hyper(batch_size=batch, lr=0.01)
-        work = step_cost.of_a_step(problem, jax.eval_shape(problem.init, jax.random.key(0)), batch)
-        ticks = 40 if work < 1e7 else 4
+        model = jax.eval_shape(problem.init, jax.random.key(0))
+        cost = step_cost.measure_step(problem, model, batch)
+        # About a second of arithmetic, and at least 20 local steps.
+        trips = int(np.clip(2e10 / cost.operations, 20, 40_000))
+        steps = min(20, trips // 20)
+        hyper = fedavg.Hyper(batch_size=batch, lr=0.01, local_steps=steps)
 
         def run(
-            slots: int, problem: Classification = problem, hyper: Any = hyper, ticks: int = ticks
+            layout: fedjax_sim.Layout,
+            problem: Classification = problem,
+            hyper: Any = hyper,
+            ticks: int = trips // (20 * steps),
         ) -> float:
-            layout = fedjax_sim.Layout(slots_at_once=slots)
+            options = {"num_ticks": ticks, "num_evals": 1, "layout": layout}
             return wall(
-                lambda: (
-                    fedjax_sim.simulate(
-                        fedavg.system, problem, hyper, num_ticks=ticks, num_evals=1, layout=layout
-                    ).models
-                )
+                lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, **options).models
             )
 
-        seconds = in_turns({"alone": partial(run, 1), "batched": partial(run, 20)}, turns)
-        gains[f"{work:.2g} operations a step, {type(network).__name__}"] = (
-            seconds["alone"] / seconds["batched"]
-        )
-    return {"gain_of_batching": gains}
+        seconds = in_turns({each: partial(run, layout) for each, layout in layouts.items()}, turns)
+        per_step = {each: 1e6 * value / trips for each, value in seconds.items()}
+        best = min(value for each, value in per_step.items() if each != "chosen")
+        measured[f"{name}, batch {batch}"] = {
+            "operations": cost.operations,
+            "bytes": cost.bytes,
+            "microseconds a local step": per_step,
+            "chosen over best": per_step["chosen"] / best,
+        }
+    worst = max(each["chosen over best"] for each in measured.values())
+    return {f"{cores} cores": {"worst chosen over best": worst, **measured}}
