@@ -10,7 +10,7 @@ and `step_cost`.
 What is deterministic. The same call on the same machine with the same versions gives the same bits,
 in one piece or resumed from a checkpoint; on a GPU only with the flag
 `XLA_FLAGS=--xla_gpu_deterministic_ops=true`. A schedule depends on seed and settings alone, up to
-the last bit of its times. With the layout fixed by the caller (`lanes_at_once` given), a lane's bits
+the last bit of its times. With `lanes_at_once` given by the caller, a lane's bits
 do not depend on which other lanes run. Another layout, precision, machine or version of JAX adds
 up in another order: results then agree up to rounding, which a long run may amplify. Random numbers
 are those of JAX's implementation `jax_default_prng_impl`, which `config.json` records.
