@@ -20,7 +20,6 @@ from benchmarks.timing import in_turns
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.drawing import draw_timelines
-from fedjax_sim.engine.lanes import keys_of
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import make_classification
@@ -104,7 +103,7 @@ def _growth(name: str, num: int, turns: int) -> dict[str, Any]:
     hyper = system.Hyper(num_clients=num, local_steps=2, batch_size=2, **GROWTH_COHORTS[name])
 
     def draw(ticks: int) -> None:
-        draw_timelines(system, keys_of([0]), [hyper], ticks)
+        draw_timelines(system, [0], [hyper], ticks)
 
     def run(ticks: int) -> None:
         fedjax_sim.sweep(system, problem, hyper, seeds=1, num_ticks=ticks, num_evals=2)
@@ -139,7 +138,7 @@ def _ours(num: int, turns: int) -> dict[str, Any]:
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
-        drawn = draw_timelines(SYSTEM, keys_of([0]), [hyper], ARRIVALS_PER_CLIENT * num // BUFFER)
+        drawn = draw_timelines(SYSTEM, [0], [hyper], ARRIVALS_PER_CLIENT * num // BUFFER)
         seconds.append(time.perf_counter() - began)
     staleness = np.arange(drawn.time.shape[1])[:, None] - drawn.version[0]
     return {
@@ -209,7 +208,7 @@ def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
-        drawn = draw_timelines(SYSTEM, keys_of([0]), [SYSTEM.Hyper()], ticks)
+        drawn = draw_timelines(SYSTEM, [0], [SYSTEM.Hyper()], ticks)
         seconds.append(time.perf_counter() - began)
     virtual = float(drawn.time[0, -1])
     return {
