@@ -15,6 +15,7 @@ reads that one's model from there.
 Dimension letters: those of `fedjax_sim.types`; `K` steps of a row, `W` rows, `F` lanes of a family.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -233,34 +234,61 @@ def _run(
     num = steps.shape[0]
     places = lay_in_rows(steps, num_rows, length)
     # Rows that write nothing write behind the end, each elsewhere.
-    target = jnp.where(places.is_last, places.slot, num + jnp.arange(num_rows, dtype="int32"))
+    target = jnp.where(places.is_last, places.slot, num + jnp.arange(num_rows, dtype="int32")[None])
+    # What follows each step, in a table that is read at the same place: otherwise XLA keeps two
+    # counters. Rows that read nothing read the first slot, which is in the cache then.
+    is_next = jnp.roll(places.is_first, -1, axis=0)
+    following = jnp.where(is_next, jnp.roll(places.slot, -1, axis=0), 0)
     in_rows = jax.vmap(step, in_axes=(None, 0, 0, 0))
 
     def trip(t: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         store, leaves = state
-        slot, number, to = (_row_at(each, t) for each in (places.slot, places.number, target))
+        slot, number, to, is_new, new = (
+            _row_at(each, t)
+            for each in (places.slot, places.number, target, is_next, following)
+        )
         leaves = in_rows(shared, [_rows_at(leaf, slot) for leaf in of_slots], number, leaves)
         store = [
             into.at[to].set(leaf, mode="drop", unique_indices=True)
-            for into, leaf in zip(store, leaves, strict=True)
+            for into, leaf in zip(store, _join(leaves), strict=True)
         ]
         # At the end of a row the next slot does not matter.
-        slot, is_first = (
-            _row_at(each, jnp.minimum(t + 1, length - 1)) for each in (places.slot, places.is_first)
-        )
+        kept = _split([_rows_at(each, new) for each in store], leaves)
         leaves = [
-            jnp.where(
-                is_first.reshape(-1, *(1,) * (leaf.ndim - 1)), _rows_at(kept, slot), leaf
-            )
-            for kept, leaf in zip(store, leaves, strict=True)
+            jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), there, leaf)
+            for there, leaf in zip(kept, leaves, strict=True)
         ]
         return store, leaves
 
-    first = [_rows_at(leaf, places.slot[0]) for leaf in carries]
-    store, _ = jax.lax.fori_loop(0, length, trip, (carries, first))
+    store = _join(carries)
+    first = _split([_rows_at(each, places.slot[0]) for each in store], carries)
+    store, _ = jax.lax.fori_loop(0, length, trip, (store, first))
     idle = num_rows * length - steps.sum()
     share = idle // num + (jnp.arange(num) < idle % num)
-    return store, steps + share
+    return _split(store, carries), steps + share
+
+
+def _join(leaves: list[Any]) -> list[Any]:
+    """Join arrays `[W, ...]` of one kind into one, `[W, P]`, which one kernel then writes."""
+    kinds = list(dict.fromkeys(leaf.dtype for leaf in leaves))
+    return [
+        jnp.concatenate(
+            [leaf.reshape(leaf.shape[0], -1) for leaf in leaves if leaf.dtype == kind], axis=1
+        )
+        for kind in kinds
+    ]
+
+
+def _split(joined: list[Any], like: list[Any]) -> list[Any]:
+    """Split what `_join` has joined into arrays like these, but for the first axis."""
+    of_kind, at = {each.dtype: each for each in joined}, dict.fromkeys((x.dtype for x in joined), 0)
+    leaves = []
+    for leaf in like:
+        whole, begin = of_kind[leaf.dtype], at[leaf.dtype]
+        at[leaf.dtype] += math.prod(leaf.shape[1:])
+        part = jax.lax.slice_in_dim(whole, begin, at[leaf.dtype], axis=1)
+        leaves.append(part.reshape(whole.shape[0], *leaf.shape[1:]))
+    return leaves
 
 
 def _row_at(table: Array, t: Array) -> Array:
