@@ -265,7 +265,7 @@ def _in_rows(
         return split_over_devices(partial(_in_rows, begin, alone), plan, steps, *slots)
     if plan.most_steps is None:
         raise ValueError("Rows have the length `most_steps`, which the plan does not have.")
-    rows = Rows(plan.most_steps, plan.packed_rows, plan.lane_rows)
+    rows = Rows(max(1, plan.most_steps), plan.packed_rows, plan.lane_rows)
     ends, executed = run_in_rows(begin, rows, steps, *slots)
     return ends.result(), executed.sum()
 

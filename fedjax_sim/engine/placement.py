@@ -41,11 +41,11 @@ WIDEST = 2**31
 Gradients of matrices come out of JAX transposed; without it a GPU copies all weights back at every
 step.
 """
-WORTH_PACKING = 2e8
-"""Operations of the masked steps of one trip, beyond which an accelerator packs slots.
+WORTH_PACKING = 0.9
+"""Steps run with packed slots over steps run without, up to which an accelerator packs.
 
-Packing adds about SEE launches to a trip, some microseconds in which an H200 does so many
-operations. Counted on compiled programs, and not measured.
+Counted on programs compiled for an H200 and not measured: packing adds no launch to a local step
+and five to a tick (see `fedjax_sim.packing`), and writes and reads every slot's model once more.
 """
 WORTH_SPLITTING = 2e7
 """Operations of a tick above which idle devices take slots."""
@@ -299,10 +299,7 @@ def choose(
         devices=devices,
     )
     if layout.packed is None and layout.slots_at_once is None and not on_cpu:
-        sets_together = -(-num_sets // lane_devices) if lanes_at_once else 1
-        slots = sets_together * family_size * num_slots / client_devices
-        masked = slots * _masked_share(steps) * cost.operations
-        placement = placement._replace(packed=masked >= WORTH_PACKING)
+        placement = placement._replace(packed=_packed_share(steps) <= WORTH_PACKING)
     if not placement.lanes_at_once:
         return placement
     if placement.packed:
@@ -349,13 +346,14 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
     return batches
 
 
-def _masked_share(steps: np.ndarray) -> float:
-    """Compute the share of steps that packing saves, if slots make as many as the longest of all.
+def _packed_share(steps: np.ndarray) -> float:
+    """Estimate the steps that are run if all slots share rows, over those of the longest for all.
 
-    steps: `i32[D, ..., S]`, as in `choose`.
+    Args:
+      steps: `i32[D, ..., S]`, as in `choose`.
     """
-    of_ticks = steps.sum(axis=(0, -1), dtype=np.int64)
-    return 1 - of_ticks.max(initial=0) / max(1, steps.max(initial=0) * steps[:, 0].shape[0] * steps.shape[-1])
+    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
+    return float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0)) / max(1, most)
 
 
 def _batching_gain(cost: StepCost, batched: int) -> float:
