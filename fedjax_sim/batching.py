@@ -165,8 +165,8 @@ def split_over_devices(
     """Give each device of the mesh axis "clients" a share of the slots, and gather the results.
 
     Args:
-      run: From the steps `i32[S']` and the slots of one device to their results, leaves `[S', ...]`,
-        and the steps run, `i32[]`.
+      run: From the steps `i32[S']` and the slots of one device to their results, leaves
+        `[S', ...]`, and the steps run, `i32[]`.
       plan: The static plan.
       steps: `i32[S]`, local steps of each slot.
       slots: Pytrees with leading axis S.

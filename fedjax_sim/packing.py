@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from fedjax_sim.types import Array
 
@@ -86,29 +86,34 @@ def run_in_rows(
     program = jax.make_jaxpr(before)(*described)
     ((structure, body),) = structures
     num = structure.num_leaves
-    # What passes through `before` unchanged does not depend on the slot.
-    outside = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    read = program.jaxpr.outvars[num:]
-    is_shared = [isinstance(var, Literal) or var in outside for var in read]
-    shared = [
-        var.val if isinstance(var, Literal) else outside[var]
-        for var, is_one in zip(read, is_shared, strict=True)
-        if is_one
-    ]
+    varying = _depending(program.jaxpr)
+    is_shared = [not varies for varies in varying[num:]]
 
-    def of_one(*slot: Any) -> tuple[list[Any], list[Any]]:
-        values = jaxpr_as_fun(program)(*jax.tree.leaves(slot))
-        kept = [value for value, is_one in zip(values[num:], is_shared, strict=True) if not is_one]
-        return values[:num], kept
+    def first(*slot: Any) -> list[Any]:
+        return jaxpr_as_fun(program)(*jax.tree.leaves(slot))
+
+    # What does not depend on the slot is not copied for each.
+    values = jax.vmap(first, out_axes=[0] * num + [None if it else 0 for it in is_shared])(*slots)
+    carries, read = values[:num], values[num:]
+    shared = [value for value, it in zip(read, is_shared, strict=True) if it]
+    of_slots = [value for value, it in zip(read, is_shared, strict=True) if not it]
 
     def step(shared: list[Any], of_slot: list[Any], q: Array, leaves: list[Any]) -> list[Any]:
         both = iter(shared), iter(of_slot)
         consts = [next(both[0] if is_one else both[1]) for is_one in is_shared]
         return jaxpr_as_fun(ClosedJaxpr(body, consts))(q, *leaves)
 
-    carries, of_slots = jax.vmap(of_one)(*slots)
     results, executed = _batchable(step, rows)(steps, carries, of_slots, shared)
     return jax.tree.unflatten(structure, results), executed
+
+
+def _depending(program: Jaxpr) -> list[bool]:
+    """Tell which results of a program depend on its inputs, and not only on constants."""
+    found = set(program.invars)
+    for equation in program.eqns:
+        if any(not isinstance(var, Literal) and var in found for var in equation.invars):
+            found.update(equation.outvars)
+    return [not isinstance(var, Literal) and var in found for var in program.outvars]
 
 
 def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]:
@@ -148,8 +153,13 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
             results, executed = lanes(steps, carries, of_slots, shared)
         else:
             num = steps.shape[1]
-            pooled = jax.tree.map(_merge, (steps, carries, _with_lanes(of_slots, are_of_slots, size)))
-            copies = [_merge(jnp.broadcast_to(leaf[:, None], (size, num, *leaf.shape[1:]))) for leaf in varying]
+            pooled = jax.tree.map(
+                _merge, (steps, carries, _with_lanes(of_slots, are_of_slots, size))
+            )
+            copies = [
+                _merge(jnp.broadcast_to(leaf[:, None], (size, num, *leaf.shape[1:])))
+                for leaf in varying
+            ]
 
             def with_copies(shared: list[Any], of_slot: Any, q: Array, leaves: list[Any]) -> Any:
                 of_slot, copies = of_slot[: len(of_slots)], iter(of_slot[len(of_slots) :])
@@ -244,8 +254,7 @@ def _run(
     def trip(t: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         store, leaves = state
         slot, number, to, is_new, new = (
-            _row_at(each, t)
-            for each in (places.slot, places.number, target, is_next, following)
+            _row_at(each, t) for each in (places.slot, places.number, target, is_next, following)
         )
         leaves = in_rows(shared, [_rows_at(leaf, slot) for leaf in of_slots], number, leaves)
         store = [

@@ -143,6 +143,8 @@ def local_training(
         batch_gradient, most_steps=plan.most_steps, is_alone=plan.packed_rows > 0
     )
 
+    rate = hyper.lr * hyper.lr_scale
+
     def train(
         key: Key,
         event: Event,
@@ -159,7 +161,7 @@ def local_training(
                     lambda g, w, w0: g + proximal * (w - w0), of_loss(model, q), model, start
                 )
 
-            optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
+            optimizer = hyper.optimizer(rate)
             is_elementwise = hyper.optimizer in ELEMENTWISE
             return Training(of_loss if proximal is None else with_pull, optimizer, is_elementwise)
 

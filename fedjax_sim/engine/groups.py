@@ -132,9 +132,7 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model)
 
 
-def _plan_of(
-    schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool
-) -> Plan:
+def _plan_of(schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool) -> Plan:
     """State what is known before compiling.
 
     Args:

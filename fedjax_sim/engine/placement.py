@@ -42,10 +42,13 @@ Gradients of matrices come out of JAX transposed; without it a GPU copies all we
 step.
 """
 WORTH_PACKING = 0.9
-"""Steps run with packed slots over steps run without, up to which an accelerator packs.
+"""Steps run with packed slots over steps run without, up to which a GPU packs.
 
-Counted on programs compiled for an H200 and not measured: packing adds no launch to a local step
-and five to a tick (see `fedjax_sim.packing`), and writes and reads every slot's model once more.
+Counted on programs compiled for an H200 and not measured: of four lanes or more, packing adds no
+launch to a local step, and five to a tick; of one lane it adds two to a local step (see
+`scripts/benchmark.py packing`). It writes and reads every slot's model once more. On a TPU the
+program for FAVANO with four lanes takes 0.65 times the operations, but 1.4 times the bytes and
+twice the instructions for a step, so TPUs do not pack unless they are asked to.
 """
 WORTH_SPLITTING = 2e7
 """Operations of a tick above which idle devices take slots."""
@@ -75,8 +78,8 @@ class Layout(NamedTuple):
       lane_batches: Batches into which a device's lanes are sorted by their work, if they are
         batched.
       packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
-        end in rows of equal steps, see `fedjax_sim.packing`; by default on accelerators, where
-        slots differ in their steps and enough work is saved.
+        end in rows of equal steps, see `fedjax_sim.packing`; by default on GPUs, where slots
+        differ enough in their steps.
     """
 
     slots_at_once: int | None = None
@@ -154,9 +157,7 @@ class Placement(NamedTuple):
         dealt = full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1)
         return sets[dealt.ravel()].ravel()
 
-    def count_rows(
-        self, steps: np.ndarray, work: np.ndarray, row: np.ndarray
-    ) -> tuple[int, int]:
+    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> tuple[int, int]:
         """Count the rows into which slots are packed, enough for every tick.
 
         Args:
@@ -298,7 +299,7 @@ def choose(
         packed=bool(layout.packed),
         devices=devices,
     )
-    if layout.packed is None and layout.slots_at_once is None and not on_cpu:
+    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
         placement = placement._replace(packed=_packed_share(steps) <= WORTH_PACKING)
     if not placement.lanes_at_once:
         return placement
