@@ -115,7 +115,7 @@ class Plan(NamedTuple):
       all_filled: Whether no slot is ever empty.
       narrow: Matrices of parameters with at most so many columns are transposed during local steps.
       packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
-        are laid end to end, see `fedjax_sim.packing`; 0 if they are not.
+        are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
       lane_rows: The same for lanes that have rows of their own.
     """
 

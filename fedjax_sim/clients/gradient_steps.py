@@ -19,7 +19,7 @@ from flax import struct as pytrees
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from fedjax_sim.batching import look_ahead, map_slots, replicate, split_over_devices
-from fedjax_sim.packing import Rows, run_in_rows
+from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.settings import choice, count, real, static, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work

@@ -78,7 +78,7 @@ class Layout(NamedTuple):
       lane_batches: Batches into which a device's lanes are sorted by their work, if they are
         batched.
       packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
-        end in rows of equal steps, see `fedjax_sim.packing`; by default on GPUs, where slots
+        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
         differ enough in their steps.
     """
 

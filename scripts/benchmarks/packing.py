@@ -1,23 +1,26 @@
 """Steps that FAVANO's program runs in the setting of Table 2, over those that are needed.
 
-Only schedules are drawn and counted; nothing is timed. Programs of the first and the last two
-layouts were compiled for an H200 (784-32-10, batches of 128, jax 0.10.2), where K = 20:
+Only schedules are drawn and counted; nothing is timed. Programs of three of the layouts were
+compiled for an H200 (784-32-10, batches of 128, 100 ticks, jax 0.10.2). Steps run over steps needed
+are those of the 714 ticks of a run; a local step of all slots takes the launches L, a tick 20 L and
+those besides:
 
-    lanes  layout           steps run / needed  launches of a step, of a tick besides  temporaries
-        1  one wide batch                 2.21   15                                27        13 MB
-        1  rows                           1.55   17                                32        11 MB
-        8  one wide batch                 2.21   18                                29       117 MB
-        8  rows of each lane              1.66   19                                32        88 MB
-        8  rows of all lanes              1.18   17                                32        71 MB
-       32  one wide batch                 2.21   20                                28       469 MB
-       32  rows of each lane              1.66   20                                32       370 MB
-       32  rows of all lanes              1.09   18                                32       266 MB
-      128  one wide batch                 2.21   21                                28      1874 MB
-      128  rows of each lane              1.66   21                                32      1558 MB
-      128  rows of all lanes              1.04   19                                33      1033 MB
+    lanes  layout             run / needed    L  besides  temporaries
+        1  one wide batch             2.22   15       27        13 MB
+        1  rows                       1.55   17       32        11 MB
+        8  one wide batch             2.23   18       29       117 MB
+        8  rows of each lane          1.67   19       32        88 MB
+        8  rows of all lanes          1.18   17       32        71 MB
+       32  one wide batch             2.23   20       28       469 MB
+       32  rows of each lane          1.78   20       32       370 MB
+       32  rows of all lanes          1.10   18       32       266 MB
+      128  one wide batch             2.23   21       28     1,874 MB
+      128  rows of each lane          1.79   21       32     1,558 MB
+      128  rows of all lanes          1.05   19       33     1,033 MB
 
-A tick launches the steps' kernels once per trip: 20 trips in all of these. Sorted blocks would
-launch them once per trip of each block, and gather and scatter models of every block at each tick.
+Blocks of slots that are sorted by their steps launch the kernels of a step once per trip of each
+block: of 32 lanes, four blocks make 51 trips a tick instead of 20, run 1.42 times the steps that
+are needed, and gather and scatter the models of every block.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Slots laid end to end in rows: every step once and in order, and the same results as without.
 
-Dimension letters: those of `fedjax_sim.packing`.
+Dimension letters: those of `fedjax_sim.clients.packing`.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,12 @@ import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Layout, Plan, packing
+from fedjax_sim import Layout, Plan
+from fedjax_sim.clients import packing
 from fedjax_sim.clients.gradient_steps import LocalTraining, local_training
+from fedjax_sim.clients.packing import Rows, lay_in_rows, run_in_rows
 from fedjax_sim.engine import groups
 from fedjax_sim.engine.placement import Placement
-from fedjax_sim.packing import Rows, lay_in_rows, run_in_rows
 from fedjax_sim.types import Event
 
 LISTS = [
