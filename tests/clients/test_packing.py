@@ -14,12 +14,15 @@ import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Layout, Plan
+from fedjax_sim import Layout, Plan, datasets
 from fedjax_sim.clients import packing
 from fedjax_sim.clients.gradient_steps import LocalTraining, local_training
 from fedjax_sim.clients.packing import Rows, lay_in_rows, run_in_rows
 from fedjax_sim.engine import groups
 from fedjax_sim.engine.placement import Placement
+from fedjax_sim.models import MLP
+from fedjax_sim.partition import iid
+from fedjax_sim.problems import make_classifications
 from fedjax_sim.types import Event
 
 LISTS = [
@@ -297,3 +300,20 @@ def test_a_problem_of_each_seed(regression: Callable, small: Callable) -> None:
     large = [regression(60, examples=200, dim=3, seed=seed) for seed in range(3)]
     sweep = partial(fedjax_sim.sweep, system, large, small(system, num_clients=60), **OPTIONS)
     assert_same(sweep(layout=packed), sweep(layout=WIDE))
+
+
+def test_a_partition_of_each_seed(small: Callable) -> None:
+    """The steps of a classification read no array that differs between lanes."""
+    digits = datasets.load("digits")
+    partitions = [iid(digits.train_labels, num_clients=7, seed=seed) for seed in range(3)]
+    problems = make_classifications(MLP((8,), 10), digits, partitions)
+    system = fedjax_sim.SYSTEMS["favano"]
+    sweep = partial(
+        fedjax_sim.sweep, system, problems, small(system), seeds=3, num_ticks=8, num_evals=2
+    )
+    wide = sweep(layout=WIDE)
+    packed = sweep(layout=Layout(lanes_at_once=True, lane_devices=1, packed=True))
+    np.testing.assert_allclose(packed.curves.loss, wide.curves.loss, rtol=1e-5)
+    totals = np.stack([each.steps.sum(axis=-1) for each in packed.timelines]).sum(axis=0)
+    length = max(int(each.steps.max()) for each in packed.timelines)
+    assert packed.curves.executed.sum() == 8 * length * -(-totals.max() // length)
