@@ -213,8 +213,9 @@ def test_rows_are_enough_for_the_fullest_tick() -> None:
     steps = np.array([[[5, 1, 0], [5, 4, 0]], [[5, 5, 0], [5, 0, 0]], [[0, 1, 0], [5, 5, 5]]])
     work, row = steps.max(axis=-1), np.array([0, 1, 2])
 
-    def rows(*placement: Any, **sizes: Any) -> tuple[int, int]:
-        return Placement(3, *placement, packed=True, **sizes).count_rows(steps, work, row)
+    def rows(lanes_at_once: bool, lane_devices: int, client_devices: int) -> tuple[int, int]:
+        placement = Placement(3, lanes_at_once, lane_devices, client_devices, packed=True)
+        return placement.count_rows(steps, work, row)
 
     assert Placement(3, True, 1, 1).count_rows(steps, work, row) == (0, 0)
     assert rows(True, 1, 1) == (6, 3)
