@@ -84,6 +84,7 @@ _ROOMS = (
     "settings",
     "streams",
     "systems",
+    "targets",
     "theory",
     "timelines",
     "types",

@@ -101,7 +101,10 @@ def map_slots(
       The results with leading axis S, and the trips taken by all slots together, `i32[]`.
     """
     if plan.client_devices > 1:
-        return _split_over_devices(work, plan, steps, slots, trips)
+        alone = plan._replace(client_devices=1)
+        return split_over_devices(
+            lambda *here: map_slots(work, alone, *here, trips=trips), plan, steps, *slots
+        )
 
     def enough(steps: Array) -> Array | int:
         return _common_trips(steps.max(), plan) if trips is None else trips
@@ -161,19 +164,28 @@ def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable
     return lambda q: jax.tree.map(lambda leaf: look_up(leaf, q), table)
 
 
-def _split_over_devices(
-    work: Callable[..., Any], plan: Plan, steps: Array, slots: Any, trips: int | None
+def split_over_devices(
+    run: Callable[..., tuple[Any, Array]], plan: Plan, steps: Array, *slots: Any
 ) -> tuple[Any, Array]:
-    """Give each device of the mesh axis "clients" a share of the slots, and gather the results."""
+    """Give each device of the mesh axis "clients" a share of the slots, and gather the results.
+
+    Args:
+      run: From the steps `i32[S']` and the slots of one device to their results, leaves
+        `[S', ...]`, and the steps run, `i32[]`.
+      plan: The static plan.
+      steps: `i32[S]`, local steps of each slot.
+      slots: Pytrees with leading axis S.
+
+    Returns:
+      The results with leading axis S, and the steps run by all devices together, `i32[]`.
+    """
     num = steps.shape[0]
     share = -(-num // plan.client_devices)
     places = jax.lax.axis_index("clients") * share + jnp.arange(share)
     rows = jnp.minimum(places, num - 1)
     steps_here = jnp.where(places < num, steps[rows], 0)
     slots_here = jax.tree.map(lambda leaf: leaf[rows], slots)
-    results, taken = map_slots(
-        work, plan._replace(client_devices=1), steps_here, *slots_here, trips=trips
-    )
+    results, taken = run(steps_here, *slots_here)
     gathered = jax.tree.map(
         lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
     )

@@ -118,6 +118,9 @@ class Plan(NamedTuple):
         that an accelerator need not ask the host how often to repeat it.
       all_filled: Whether no slot is ever empty.
       narrow: Matrices of parameters with at most so many columns are transposed during local steps.
+      packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
+        are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
+      lane_rows: The same for lanes that have rows of their own.
     """
 
     rows: int = 1
@@ -130,6 +133,8 @@ class Plan(NamedTuple):
     static_trips: bool = False
     all_filled: bool = False
     narrow: int = 0
+    packed_rows: int = 0
+    lane_rows: int = 0
 
     @property
     def trips(self) -> int | None:

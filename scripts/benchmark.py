@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "benchmark_results.json"
 BENCHMARKS = {
     "fedavg": ("engine", "FedAvg against a hand-written vmapped scan of the same work"),
     "favano": ("engine", "FAVANO, the layout that is chosen against the masked wide one"),
+    "packing": ("packing", "counts the steps that FAVANO runs with each layout; nothing is timed"),
     "sweep": ("engine", "sixteen learning rates of one seed together and one by one"),
     "layout": (
         "engine",

@@ -15,9 +15,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct as pytrees
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from fedjax_sim.batching import look_ahead, map_slots, replicate
+from fedjax_sim.batching import look_ahead, map_slots, replicate, split_over_devices
+from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.settings import choice, count, real, static, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
@@ -137,7 +139,11 @@ def local_training(
         `batch_gradient` if None.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
     """
-    gradient_of = gradient or partial(batch_gradient, most_steps=plan.most_steps)
+    gradient_of = gradient or partial(
+        batch_gradient, most_steps=plan.most_steps, is_alone=plan.packed_rows > 0
+    )
+
+    rate = hyper.lr * hyper.lr_scale
 
     def train(
         key: Key,
@@ -155,7 +161,7 @@ def local_training(
                     lambda g, w, w0: g + proximal * (w - w0), of_loss(model, q), model, start
                 )
 
-            optimizer = hyper.optimizer(hyper.lr * hyper.lr_scale)
+            optimizer = hyper.optimizer(rate)
             is_elementwise = hyper.optimizer in ELEMENTWISE
             return Training(of_loss if proximal is None else with_pull, optimizer, is_elementwise)
 
@@ -192,47 +198,100 @@ def local_steps(
         starts = replicate(start, num_slots)
     chex.assert_tree_shape_prefix((starts, extras), (num_slots,))
 
-    def slot(
-        trips: Array, start: Params, client: Array, steps: Array, offset: Array, extras: Any
-    ) -> Params:
+    def begin(
+        start: Params, client: Array, offset: Array, extras: Any
+    ) -> tuple["_Local", Callable[..., "_Local"]]:
+        """Return what a slot carries, and its step."""
         gradient, optimizer, is_elementwise = training(start, client, offset, *extras)
-
-        def turned(model: Params) -> Params:
-            """Transpose narrow matrices, or transpose them back."""
-            return jax.tree.map(
-                lambda leaf, is_turned: leaf.T if is_turned else leaf, model, are_turned
-            )
-
-        are_turned = jax.tree.map(
-            lambda leaf: is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= plan.narrow, start
+        are_turned = tuple(
+            is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= plan.narrow
+            for leaf in jax.tree.leaves(start)
         )
+        turned = partial(_turn, are_turned=are_turned)
 
         @jax.named_scope("local_step")
-        def step(q: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-            model, state = carry
-            slope = turned(gradient(turned(model), q))
-            update, state = optimizer.update(slope, state, model)
-            if plan.is_masked:
+        def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
+            slope = turned(gradient(turned(local.model), q))
+            update, state = optimizer.update(slope, local.state, local.model)
+            if is_asked is not None:
                 # Nothing reads the optimizer's state after a masked step: only masked steps follow.
-                update = jax.tree.map(lambda leaf: jnp.where(q < steps, leaf, 0), update)
-            return optax.apply_updates(model, update), state
+                update = jax.tree.map(lambda leaf: jnp.where(is_asked, leaf, 0), update)
+            return local.replace(model=optax.apply_updates(local.model, update), state=state)
 
         # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
-        model = jax.tree.map(_in_row_major, turned(start), are_turned)
-        return turned(jax.lax.fori_loop(0, trips, step, (model, optimizer.init(model)))[0])
+        model = _in_row_major(turned(start), are_turned)
+        return _Local(model, optimizer.init(model), are_turned), step
+
+    def slot(trips: Array, steps: Array, *inputs: Any) -> Params:
+        first, step = begin(*inputs)
+
+        def trip(q: Array, local: _Local) -> _Local:
+            return step(q, local, q < steps if plan.is_masked else None)
+
+        return jax.lax.fori_loop(0, trips, trip, first).result()
 
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if plan.all_filled else jnp.maximum(event.clients, 0)
-    slots = (starts, clients, event.steps, event.offset, extras)
-    ends, executed = map_slots(slot, plan, event.steps, *slots, trips=plan.trips)
+    slots = (starts, clients, event.offset, extras)
+    if plan.packed_rows:
+        ends, executed = _in_rows(begin, plan, event.steps, *slots)
+    else:
+        ends, executed = map_slots(slot, plan, event.steps, event.steps, *slots, trips=plan.trips)
     return ends, Work(executed, event.steps.sum())
 
 
-def _in_row_major(leaf: Array, is_turned: bool) -> Array:
-    """Lay an array out in memory row by row, if it was transposed."""
-    if not is_turned:
-        return leaf
-    return with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))
+class _Local(pytrees.PyTreeNode):
+    """What a slot carries from step to step.
+
+    Attributes:
+      model: The model; matrices may be transposed.
+      state: The optimizer's state.
+      are_turned: Which leaves of the model are transposed.
+    """
+
+    model: Params
+    state: Any
+    are_turned: tuple[bool, ...] = pytrees.field(pytree_node=False)
+
+    def result(self) -> Params:
+        """Return the model as it is elsewhere."""
+        return _turn(self.model, self.are_turned)
+
+
+def _in_rows(
+    begin: Callable[..., tuple[_Local, Any]], plan: Plan, steps: Array, *slots: Any
+) -> tuple[Params, Array]:
+    """Run the steps of all slots laid end to end. Results are those of `map_slots`."""
+    if plan.client_devices > 1:
+        alone = plan._replace(client_devices=1)
+        return split_over_devices(partial(_in_rows, begin, alone), plan, steps, *slots)
+    if plan.most_steps is None:
+        raise ValueError("Rows have the length `most_steps`, which the plan does not have.")
+    rows = Rows(max(1, plan.most_steps), plan.packed_rows, plan.lane_rows)
+    ends, executed = run_in_rows(begin, rows, steps, *slots)
+    return ends.result(), executed.sum()
+
+
+def _turn(model: Params, are_turned: tuple[bool, ...]) -> Params:
+    """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`."""
+    leaves, structure = jax.tree.flatten(model)
+    turned = [
+        jnp.swapaxes(leaf, -1, -2) if is_turned else leaf
+        for leaf, is_turned in zip(leaves, are_turned, strict=True)
+    ]
+    return jax.tree.unflatten(structure, turned)
+
+
+def _in_row_major(model: Params, are_turned: tuple[bool, ...]) -> Params:
+    """Lay arrays that were transposed out in memory row by row."""
+    leaves, structure = jax.tree.flatten(model)
+    laid = [
+        with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))
+        if is_turned
+        else leaf
+        for leaf, is_turned in zip(leaves, are_turned, strict=True)
+    ]
+    return jax.tree.unflatten(structure, laid)
 
 
 def batch_gradient(
@@ -243,9 +302,12 @@ def batch_gradient(
     offset: Array,
     *,
     most_steps: int | None = None,
+    is_alone: bool = False,
 ) -> BatchGradient:
     """Return the gradient of `batch_loss`."""
-    return jax.grad(batch_loss(problem, hyper, key, client, offset, most_steps=most_steps))
+    return jax.grad(
+        batch_loss(problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone)
+    )
 
 
 def batch_loss(
@@ -256,6 +318,7 @@ def batch_loss(
     offset: Array,
     *,
     most_steps: int | None = None,
+    is_alone: bool = False,
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.
 
@@ -267,6 +330,8 @@ def batch_loss(
       offset: `i32[]`, local steps that the client has done before.
       most_steps: The number of a step is below this. If it is known, the mini-batches of all
         steps are drawn together before the first; call this outside the loop over steps then.
+      is_alone: Whether the client's data are looked up here and not in every step, if the problem
+        can do that (`fedjax_sim.types.SeparableProblem`).
     """
     client_key = jax.random.fold_in(stream(key, "local"), client)
     batches, noises = stream(client_key, "batches"), stream(client_key, "noise")
@@ -289,7 +354,8 @@ def batch_loss(
         return examples, jax.random.fold_in(noises, step)
 
     drawn = look_ahead(draw, most_steps)
-    return lambda model, q: problem.loss(model, client, *drawn(q))
+    losses = problem.alone(client) if is_alone and hasattr(problem, "alone") else problem
+    return lambda model, q: losses.loss(model, client, *drawn(q))
 
 
 def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:

@@ -22,7 +22,7 @@ from fedjax_sim.engine.lanes import (
     stack_problems,
     stack_settings,
 )
-from fedjax_sim.engine.placement import Layout, choose
+from fedjax_sim.engine.placement import Layout, Placement, choose
 from fedjax_sim.engine.progress import Progress
 from fedjax_sim.engine.replay import Curves, Program, Replay, replay_schedule
 from fedjax_sim.engine.schedule import Schedule, lay_out, pad_evaluations
@@ -131,7 +131,7 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     num_evals, per_eval = schedule.shape[1:]
     is_watched = options.checkpoint is not None or options.progress
     chunk = min(options.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
-    plan = _plan_of(schedule, placement, is_padded=num_evals % chunk > 0)
+    plan = _plan_of(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations * len(group) <= SMALL * num_examples
     program = Program(
         system,
@@ -145,9 +145,17 @@ def plan_group(system: System, group: list[Lane], options: Options) -> Planned:
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model)
 
 
-def _plan_of(schedule: Schedule, placement: Any, *, is_padded: bool) -> Plan:
-    """State what is known before compiling. is_padded: whether empty ticks will be appended."""
+def _plan_of(schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool) -> Plan:
+    """State what is known before compiling.
+
+    Args:
+      schedule: The schedules.
+      placement: Where lanes run.
+      row: `i64[L]`, the number of each lane's schedule.
+      is_padded: Whether empty ticks will be appended.
+    """
     steps = schedule.stored.steps
+    packed_rows, lane_rows = placement.count_rows(steps, schedule.work, row)
     most = int(steps.max())
     is_filled = not is_padded and bool((schedule.stored.clients != EMPTY).all())
     return Plan(
@@ -161,6 +169,8 @@ def _plan_of(schedule: Schedule, placement: Any, *, is_padded: bool) -> Plan:
         static_trips=placement.platform != "cpu",
         all_filled=is_filled,
         narrow=placement.narrow,
+        packed_rows=packed_rows,
+        lane_rows=lane_rows,
     )
 
 

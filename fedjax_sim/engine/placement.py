@@ -52,6 +52,15 @@ WIDEST = 2**31
 Gradients of matrices come out of JAX transposed; without it a GPU copies all weights back at every
 step.
 """
+WORTH_PACKING = 0.9
+"""Steps run with packed slots over steps run without, up to which a GPU packs.
+
+Counted on programs compiled for an H200 and not measured: of four lanes or more, packing adds no
+launch to a local step, and five to a tick; of one lane it adds two to a local step (see
+`scripts/benchmark.py packing`). It writes and reads every slot's model once more. On a TPU the
+program for FAVANO with four lanes takes 0.65 times the operations, but 1.4 times the bytes and
+twice the instructions for a step, so TPUs do not pack unless they are asked to.
+"""
 WORTH_SPLITTING = 2e7
 """Operations of a tick above which idle devices take slots."""
 LARGEST_IN_FAMILY = 1e7
@@ -79,6 +88,9 @@ class Layout(NamedTuple):
       client_devices: Devices over which the slots of each tick are split.
       lane_batches: Batches into which a device's lanes are sorted by their work, if they are
         batched.
+      packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
+        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
+        differ enough in their steps.
     """
 
     slots_at_once: int | None = None
@@ -86,6 +98,7 @@ class Layout(NamedTuple):
     lane_devices: int | None = None
     client_devices: int | None = None
     lane_batches: int | None = None
+    packed: bool | None = None
 
 
 class Placement(NamedTuple):
@@ -100,6 +113,7 @@ class Placement(NamedTuple):
       family_size: Members of a family that are batched; 1 batches none.
       members: Lanes of each family; the members of a family are adjacent among all lanes.
       narrow: As in `Plan`.
+      packed: As in `Layout`.
       devices: Devices to compile for, if these are only described; () for the local ones.
     """
 
@@ -111,6 +125,7 @@ class Placement(NamedTuple):
     family_size: int = 1
     members: int = 1
     narrow: int = 0
+    packed: bool = False
     devices: tuple[Any, ...] = ()
 
     @property
@@ -152,6 +167,35 @@ class Placement(NamedTuple):
         full = np.concatenate([order, np.repeat(order[-1:], -len(sets) % parts)])
         dealt = full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1)
         return sets[dealt.ravel()].ravel()
+
+    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> tuple[int, int]:
+        """Count the rows into which slots are packed, enough for every tick.
+
+        Args:
+          steps: `i32[D or 1, ..., S]`, local steps of the slots of all ticks of D schedules. Axes
+            along which nothing changes may have length 1.
+          work: `[D, T]`, by which `deal` sorts lanes when it is summed over ticks.
+          row: `i64[L]`, the number of each lane's schedule.
+
+        Returns:
+          The rows of lanes that run together, and those of a lane that has rows of its own; 0 if
+          slots are not packed.
+        """
+        if not self.packed:
+            return 0, 0
+        length, num_slots = max(1, int(steps.max(initial=0))), steps.shape[-1]
+        shares = np.arange(0, num_slots, -(-num_slots // self.client_devices))
+        totals = np.add.reduceat(steps, shares, axis=-1, dtype=np.int64)
+        totals = totals.reshape(len(steps), -1, len(shares))
+        of_lane = int(totals.max())
+        together = of_lane
+        # The members of a family share the steps of a row, and so do lanes of equal schedules.
+        lanes = self.deal(work.sum(axis=1, dtype=np.int64)[row])[:: self.family_size]
+        of_device = np.minimum(row[lanes], len(totals) - 1).reshape(self.lane_devices, -1)
+        if self.lanes_at_once and any((rows != rows[0]).any() for rows in of_device):
+            batches = of_device.reshape(self.lane_devices * self.lane_batches, -1)
+            together = max(int(totals[rows].sum(axis=0).max()) for rows in batches)
+        return max(1, -(-together // length)), max(1, -(-of_lane // length))
 
 
 def use_cores(num: int | None = None) -> int:
@@ -201,6 +245,9 @@ def check_layout(layout: Layout) -> None:
         value = getattr(layout, name)
         if value is not None and value < 1:
             raise ConfigError(f"layout.{name}", value, "at least 1")
+    if layout.packed and layout.slots_at_once is not None:
+        allowed = "false with slots_at_once, because packed slots share rows and not batches"
+        raise ConfigError("layout.packed", True, allowed)
     wanted, there = (
         (layout.lane_devices or 1) * (layout.client_devices or 1),
         jax.local_device_count(),
@@ -279,10 +326,16 @@ def choose(
         family_size=family_size,
         members=members,
         narrow=NARROW if on_cpu else WIDEST,
+        packed=bool(layout.packed),
         devices=devices,
     )
+    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
+        placement = placement._replace(packed=_packed_share(steps) <= WORTH_PACKING)
     if not placement.lanes_at_once:
         return placement
+    if placement.packed:
+        # The slots of all lanes fill the rows better than those of a batch.
+        return placement._replace(lane_batches=min(layout.lane_batches or 1, num_sets))
     trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
     batches = layout.lane_batches or _lane_batches(trips, placement)
     return placement._replace(lane_batches=min(batches, num_sets))
@@ -320,6 +373,16 @@ def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
             break
         batches *= 2
     return batches
+
+
+def _packed_share(steps: np.ndarray) -> float:
+    """Estimate the steps that are run if all slots share rows, over those of the longest for all.
+
+    Args:
+      steps: `i32[D, ..., S]`, as in `choose`.
+    """
+    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
+    return float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0)) / max(1, most)
 
 
 def _batching_gain(cost: StepCost, batched: int) -> float:

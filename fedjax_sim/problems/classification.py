@@ -83,8 +83,29 @@ class Classification:
           `f[]`, mean cross-entropy plus the prior's part of one example.
         """
         chex.assert_rank([client, examples], [0, 1])
-        losses = self._losses(params, self.index[client, examples], key)
-        return losses.mean() + self._penalty(params)
+        return self.mean_loss(params, self.index[client, examples], key)
+
+    def mean_loss(self, params: Params, rows: Array, key: Key) -> Array:
+        """Compute the mean loss of training examples, in nats: `f[]`.
+
+        Args:
+          params: The model's parameters.
+          rows: `i32[B]`, positions of the examples in `images`.
+          key: As in `loss`.
+        """
+        return self._losses(params, rows, key).mean() + self._penalty(params)
+
+    def alone(self, client: Array) -> "OneClient":
+        """Look up the losses of one client.
+
+        Args:
+          client: `i32[]`, the client's number.
+
+        Returns:
+          The losses, with the same values as those of this problem for the client.
+        """
+        chex.assert_rank(client, 0)
+        return OneClient(self, client, self.index[client])
 
     def client_loss(self, params: Params, client: Array, key: Key) -> Array:
         """Compute the mean loss of all of a client's examples, in nats.
@@ -177,6 +198,29 @@ class Classification:
         # Not with integer labels: the gradient of a look-up is a scatter, slow on accelerators.
         hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
         return optax.softmax_cross_entropy(logits, hot)
+
+
+@struct.dataclass
+class OneClient:
+    """The losses of one client.
+
+    Attributes:
+      problem: The problem.
+      client: `i32[]`, the client's number.
+      index: `i32[M]`, positions of the client's examples in the problem's images, padded.
+    """
+
+    problem: Classification
+    client: Array
+    index: Array
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean loss of some of the client's examples: `f[]`."""
+        return self.problem.mean_loss(params, self.index[examples], key)
+
+    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
+        """Compute the mean loss of all of them: `f[]`."""
+        return self.problem.client_loss(params, self.client, key)
 
 
 def _rows_of(images: Array, rows: Array) -> Array:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,54 @@ def test_cores_become_devices() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.split() == ["3", "3", "3"]
+
+
+def test_packed_slots_are_refused_in_batches() -> None:
+    with pytest.raises(ConfigError, match=r"layout\.packed is True"):
+        check_layout(Layout(slots_at_once=4, packed=True))
+
+
+def test_only_gpus_pack_unless_they_are_asked_to() -> None:
+    """Of three slots of 4, 1 and 1 steps half the steps are saved, of three equal ones none."""
+    ragged, even = np.array([[[4, 1, 1]]]), np.array([[[4, 4, 4]]])
+
+    def packs(platform: str, steps: np.ndarray, layout: Layout = Layout()) -> bool:
+        devices = (SimpleNamespace(platform=platform),)
+        facts: dict[str, Any] = {
+            "rows": np.arange(4),
+            "cost": StepCost(1e5, 100),
+            "devices": devices,
+        }
+        return choose(layout, steps=steps, **facts).packed
+
+    assert packs("gpu", ragged) and not packs("gpu", even)
+    assert not packs("gpu", ragged, Layout(packed=False))
+    assert not packs("gpu", ragged, Layout(slots_at_once=2))
+    for platform in ("cpu", "tpu"):
+        assert not packs(platform, ragged)
+        assert packs(platform, even, Layout(packed=True))
+
+
+def test_rows_are_enough_for_the_fullest_tick() -> None:
+    """Schedules of two ticks and three slots, whose longest has five steps.
+
+    Ticks take 6 and 9, 10 and 5, 1 and 15 steps, 17 and 29 together.
+    """
+    steps = np.array([[[5, 1, 0], [5, 4, 0]], [[5, 5, 0], [5, 0, 0]], [[0, 1, 0], [5, 5, 5]]])
+    work, row = steps.max(axis=-1), np.array([0, 1, 2])
+
+    def rows(lanes_at_once: bool, lane_devices: int, client_devices: int) -> tuple[int, int]:
+        placement = Placement(3, lanes_at_once, lane_devices, client_devices, packed=True)
+        return placement.count_rows(steps, work, row)
+
+    assert Placement(3, True, 1, 1).count_rows(steps, work, row) == (0, 0)
+    assert rows(True, 1, 1) == (6, 3)
+    assert rows(False, 1, 1) == (3, 3)
+    assert rows(True, 3, 1) == (3, 3)
+    # Slots 0 and 1 on one device, slot 2 on the other.
+    assert rows(True, 1, 2) == (5, 2)
+    # Members of a family share places, and so do lanes of one schedule.
+    of_members = np.repeat(row, 2)
+    family = Placement(3, True, 1, 1, family_size=2, members=2, packed=True)
+    assert family.count_rows(steps, work, of_members) == (6, 3)
+    assert Placement(3, True, 1, 1, packed=True).count_rows(steps[:1], work[:1], row * 0) == (2, 2)

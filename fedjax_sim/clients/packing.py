@@ -1,0 +1,309 @@
+"""Lay the local steps of all slots of a tick end to end in rows of equal length.
+
+Slots differ in their steps. An accelerator that batches all of them, with a trip count that is
+known before compiling, makes as many steps for each as the longest slot of any tick needs. Here the
+slots are cut from one long line of steps instead (McNaughton's wrap-around rule): the line is laid
+into rows of K steps, where K is the most steps of any slot, and one loop of K trips runs a step of
+every row. Only the end of the last rows is idle.
+
+A slot that begins at the end of one row continues at the beginning of the next, which is earlier in
+the loop. So its first steps are those at the beginning of the next row, and it never runs in two
+rows at once, because it has at most K steps. Where a row comes to the end of a slot, or of its part
+in this row, it writes the slot's model to an array `[S, P]`; where it comes to the next slot, it
+reads that one's model from there.
+
+Dimension letters: those of `fedjax_sim.types`; `K` steps of a row, `W` rows, `F` lanes of a family.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+
+from fedjax_sim.types import Array
+
+LARGEST_COPIED = 2**16
+"""Bytes of the arrays that steps read and that differ between lanes, up to which slots have copies.
+
+If they are larger, every lane has rows of its own.
+"""
+
+Step = Callable[[Array, Any], Any]
+"""From the number of a slot's step, `i32[]`, and what the slot carries, to what it carries next."""
+
+
+class Rows(NamedTuple):
+    """The static sizes of the rows.
+
+    Attributes:
+      length: Steps of a row, K: the most steps of any slot.
+      pooled: Rows for the slots of all lanes that run together, W.
+      of_lane: Rows for the slots of one lane.
+    """
+
+    length: int
+    pooled: int
+    of_lane: int
+
+
+def run_in_rows(
+    begin: Callable[..., tuple[Any, Step]], rows: Rows, steps: Array, *slots: Any
+) -> tuple[Any, Array]:
+    """Run the steps of every slot.
+
+    Lanes that are batched by `vmap` share rows. The members of a family that is batched by `vmap`
+    have the same schedule and are batched within each step.
+
+    Args:
+      begin: Called as `begin(*slot)` before the first step; returns what the slot carries and its
+        step. What the step reads of the slot, `begin` looks up or computes once.
+      rows: The static sizes.
+      steps: `i32[S]`, steps of each slot, at most K.
+      slots: Pytrees with leading axis S.
+
+    Returns:
+      What the slots carry in the end, leaves `[S, ...]`, and the steps that were run, each slot
+      with its share of the idle ones, `i32[S]`.
+    """
+    structures: list[Any] = []
+
+    def before(*slot: Any) -> list[Any]:
+        carry, step = begin(*slot)
+        leaves, structure = jax.tree.flatten(carry)
+
+        def of_leaves(q: Array, *leaves: Any) -> list[Any]:
+            return jax.tree.leaves(step(q, jax.tree.unflatten(structure, leaves)))
+
+        program = jax.make_jaxpr(of_leaves)(jnp.int32(0), *leaves)
+        structures.append((structure, program.jaxpr))
+        return [*leaves, *program.consts]
+
+    described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), slots)
+    program = jax.make_jaxpr(before)(*described)
+    ((structure, body),) = structures
+    num = structure.num_leaves
+    varying = _depending(program.jaxpr)
+    is_shared = [not varies for varies in varying[num:]]
+
+    def first(*slot: Any) -> list[Any]:
+        return jaxpr_as_fun(program)(*jax.tree.leaves(slot))
+
+    # What does not depend on the slot is not copied for each.
+    values = jax.vmap(first, out_axes=[0] * num + [None if it else 0 for it in is_shared])(*slots)
+    carries, read = values[:num], values[num:]
+    shared = [value for value, it in zip(read, is_shared, strict=True) if it]
+    of_slots = [value for value, it in zip(read, is_shared, strict=True) if not it]
+
+    def step(shared: list[Any], of_slot: list[Any], q: Array, leaves: list[Any]) -> list[Any]:
+        both = iter(shared), iter(of_slot)
+        consts = [next(both[0] if is_one else both[1]) for is_one in is_shared]
+        return jaxpr_as_fun(ClosedJaxpr(body, consts))(q, *leaves)
+
+    results, executed = _batchable(step, rows)(steps, carries, of_slots, shared)
+    return jax.tree.unflatten(structure, results), executed
+
+
+def _depending(program: Jaxpr) -> list[bool]:
+    """Tell which results of a program depend on its inputs, and not only on constants."""
+    found = set(program.invars)
+    for equation in program.eqns:
+        if any(not isinstance(var, Literal) and var in found for var in equation.invars):
+            found.update(equation.outvars)
+    return [not isinstance(var, Literal) and var in found for var in program.outvars]
+
+
+def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]:
+    """Return `_run` as a function that shares rows between the lanes of a `vmap`.
+
+    step: From what all slots share, what it reads of its own slot, the number of the step and the
+      leaves that it carries, to these leaves.
+    """
+
+    @custom_vmap
+    def run(steps: Array, carries: list[Any], of_slots: list[Any], shared: list[Any]) -> Any:
+        return _run(step, rows.pooled, rows.length, steps, carries, of_slots, shared)
+
+    @run.def_vmap
+    def batched(size: int, which: Any, *inputs: Any) -> Any:
+        steps, carries, of_slots, shared = inputs
+        are_steps, are_carries, are_of_slots, are_shared = which
+        carries = _with_lanes(carries, are_carries, size)
+        if not are_steps:
+            # Members of a family: each step is batched.
+            axes = ([0 if it else None for it in each] for each in (are_shared, are_of_slots))
+            of_members = jax.vmap(step, in_axes=(*axes, None, 0))
+            carries = [jnp.swapaxes(leaf, 0, 1) for leaf in carries]
+            of_slots = [
+                jnp.swapaxes(leaf, 0, 1) if it else leaf
+                for leaf, it in zip(of_slots, are_of_slots, strict=True)
+            ]
+            results, executed = _batchable(of_members, rows)(steps, carries, of_slots, shared)
+            is_batched = [True] * len(results), False
+            return ([jnp.swapaxes(leaf, 0, 1) for leaf in results], executed), is_batched
+        varying = [leaf for leaf, it in zip(shared, are_shared, strict=True) if it]
+        if sum(leaf.nbytes for leaf in varying) > size * LARGEST_COPIED:
+            axes = ([0 if it else None for it in each] for each in (are_of_slots, are_shared))
+            lanes = jax.vmap(
+                lambda *each: _run(step, rows.of_lane, rows.length, *each), in_axes=(0, 0, *axes)
+            )
+            results, executed = lanes(steps, carries, of_slots, shared)
+        else:
+            num = steps.shape[1]
+            pooled = jax.tree.map(
+                _merge, (steps, carries, _with_lanes(of_slots, are_of_slots, size))
+            )
+            copies = [
+                _merge(jnp.broadcast_to(leaf[:, None], (size, num, *leaf.shape[1:])))
+                for leaf in varying
+            ]
+
+            def with_copies(shared: list[Any], of_slot: Any, q: Array, leaves: list[Any]) -> Any:
+                of_slot, copies = of_slot[: len(of_slots)], iter(of_slot[len(of_slots) :])
+                rest = iter(shared)
+                shared = [next(copies if it else rest) for it in are_shared]
+                return step(shared, of_slot, q, leaves)
+
+            rest = [leaf for leaf, it in zip(shared, are_shared, strict=True) if not it]
+            results, executed = _batchable(with_copies, rows)(
+                pooled[0], pooled[1], [*pooled[2], *copies], rest
+            )
+            results, executed = jax.tree.map(
+                lambda leaf: leaf.reshape(size, num, *leaf.shape[1:]), (results, executed)
+            )
+        return (results, executed), ([True] * len(results), True)
+
+    return run
+
+
+def _with_lanes(leaves: list[Any], are_batched: Sequence[bool], size: int) -> list[Any]:
+    """Give every array a leading axis of lanes."""
+    return [
+        leaf if it else jnp.broadcast_to(leaf, (size, *leaf.shape))
+        for leaf, it in zip(leaves, are_batched, strict=True)
+    ]
+
+
+def _merge(leaf: Any) -> Any:
+    """Merge the two leading axes of an array."""
+    return leaf.reshape(-1, *leaf.shape[2:])
+
+
+class Places(NamedTuple):
+    """What lies where in the rows: `[K, W]`.
+
+    Attributes:
+      slot: `i32`, the slot of each step; any where a row is idle.
+      number: `i32`, which of the slot's steps it is.
+      is_first: `bool`, whether a slot, or its part in this row, begins.
+      is_last: `bool`, whether it ends.
+    """
+
+    slot: Array
+    number: Array
+    is_first: Array
+    is_last: Array
+
+
+def lay_in_rows(steps: Array, num_rows: int, length: int) -> Places:
+    """Lay slots into rows.
+
+    Args:
+      steps: `i32[S]`, steps of the slots, together at most W * K.
+      num_rows: W.
+      length: K, at least the steps of any slot.
+    """
+    ends = jnp.cumsum(steps)
+    place = jnp.arange(num_rows * length, dtype="int32").reshape(num_rows, length).T
+    # Unrolled, so that an accelerator has one kernel.
+    slot = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")
+    is_idle, slot = slot == steps.shape[0], jnp.minimum(slot, steps.shape[0] - 1).astype("int32")
+    end = _rows_at(ends, slot)
+    first = end - _rows_at(steps, slot)
+    cut = (first // length + 1) * length  # where the next row begins
+    carried = jnp.maximum(end - cut, 0)  # steps of the slot in the next row
+    number = jnp.where(place < cut, carried + place - first, place - cut)
+    is_first = (place == first) | (place == cut)
+    is_last = (place == end - 1) | (place == cut - 1)
+    return Places(slot, number, is_first & ~is_idle, is_last & ~is_idle)
+
+
+def _run(
+    step: Callable[..., list[Any]],
+    num_rows: int,
+    length: int,
+    steps: Array,
+    carries: list[Any],
+    of_slots: list[Any],
+    shared: list[Any],
+) -> tuple[list[Any], Array]:
+    """Run the steps of every slot, see `run_in_rows`. shared: what the steps of all slots read."""
+    num = steps.shape[0]
+    places = lay_in_rows(steps, num_rows, length)
+    # Rows that write nothing write behind the end, each elsewhere.
+    target = jnp.where(places.is_last, places.slot, num + jnp.arange(num_rows, dtype="int32")[None])
+    # What follows each step, in a table that is read at the same place: otherwise XLA keeps two
+    # counters. Rows that read nothing read the first slot, which is in the cache then.
+    is_next = jnp.roll(places.is_first, -1, axis=0)
+    following = jnp.where(is_next, jnp.roll(places.slot, -1, axis=0), 0)
+    in_rows = jax.vmap(step, in_axes=(None, 0, 0, 0))
+
+    def trip(t: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        store, leaves = state
+        slot, number, to, is_new, new = (
+            _row_at(each, t) for each in (places.slot, places.number, target, is_next, following)
+        )
+        leaves = in_rows(shared, [_rows_at(leaf, slot) for leaf in of_slots], number, leaves)
+        store = [
+            into.at[to].set(leaf, mode="drop", unique_indices=True)
+            for into, leaf in zip(store, _join(leaves), strict=True)
+        ]
+        # At the end of a row the next slot does not matter.
+        kept = _split([_rows_at(each, new) for each in store], leaves)
+        leaves = [
+            jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), there, leaf)
+            for there, leaf in zip(kept, leaves, strict=True)
+        ]
+        return store, leaves
+
+    store = _join(carries)
+    first = _split([_rows_at(each, places.slot[0]) for each in store], carries)
+    store, _ = jax.lax.fori_loop(0, length, trip, (store, first))
+    idle = num_rows * length - steps.sum()
+    share = idle // num + (jnp.arange(num) < idle % num)
+    return _split(store, carries), steps + share
+
+
+def _join(leaves: list[Any]) -> list[Any]:
+    """Join arrays `[W, ...]` of one kind into one, `[W, P]`, which one kernel then writes."""
+    kinds = list(dict.fromkeys(leaf.dtype for leaf in leaves))
+    return [
+        jnp.concatenate(
+            [leaf.reshape(leaf.shape[0], -1) for leaf in leaves if leaf.dtype == kind], axis=1
+        )
+        for kind in kinds
+    ]
+
+
+def _split(joined: list[Any], like: list[Any]) -> list[Any]:
+    """Split what `_join` has joined into arrays like these, but for the first axis."""
+    of_kind, at = {each.dtype: each for each in joined}, dict.fromkeys((x.dtype for x in joined), 0)
+    leaves = []
+    for leaf in like:
+        whole, begin = of_kind[leaf.dtype], at[leaf.dtype]
+        at[leaf.dtype] += math.prod(leaf.shape[1:])
+        part = jax.lax.slice_in_dim(whole, begin, at[leaf.dtype], axis=1)
+        leaves.append(part.reshape(whole.shape[0], *leaf.shape[1:]))
+    return leaves
+
+
+def _row_at(table: Array, t: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(table, t, keepdims=False)
+
+
+def _rows_at(leaf: Any, rows: Array) -> Any:
+    """Look up rows that are known to be there."""
+    return leaf.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)

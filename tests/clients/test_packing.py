@@ -1,0 +1,319 @@
+"""Slots laid end to end in rows: every step once and in order, and the same results as without.
+
+Dimension letters: those of `fedjax_sim.clients.packing`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Layout, Plan, datasets
+from fedjax_sim.clients import packing
+from fedjax_sim.clients.gradient_steps import LocalTraining, local_training
+from fedjax_sim.clients.packing import Rows, lay_in_rows, run_in_rows
+from fedjax_sim.engine import groups
+from fedjax_sim.engine.placement import Placement
+from fedjax_sim.models import MLP
+from fedjax_sim.partition import iid
+from fedjax_sim.problems import make_classifications
+from fedjax_sim.types import Event
+
+LISTS = [
+    [5, 0, 2, 3, 1],
+    [5, 5, 5],
+    [0, 0, 4, 4, 4, 4, 0],
+    [1, 4, 1, 4],
+    [0, 0, 0],
+    [3],
+]
+
+
+@pytest.mark.parametrize("steps", LISTS)
+@pytest.mark.parametrize("length", [5, 7])
+@pytest.mark.parametrize("spare", [0, 1])
+def test_every_step_has_one_place_and_they_are_in_order(
+    steps: list[int], length: int, spare: int
+) -> None:
+    """Found as a loop would meet them: time first, then row. Parts begin and end where they say."""
+    num_rows = -(-sum(steps) // length) + spare
+    if num_rows == 0:
+        return
+    places = lay_in_rows(jnp.array(steps, "int32"), num_rows, length)
+    assert places.slot.shape == (length, num_rows)
+    seen: list[list[int]] = [[] for _ in steps]
+    for row in range(num_rows):
+        open_slot = None
+        for t in range(length):
+            if row * length + t >= sum(steps):
+                assert not places.is_first[t, row] and not places.is_last[t, row]
+                continue
+            slot = int(places.slot[t, row])
+            assert bool(places.is_first[t, row]) == (open_slot is None)
+            open_slot = slot if open_slot is None else open_slot
+            assert slot == open_slot
+            if places.is_last[t, row]:
+                open_slot = None
+        assert open_slot is None
+    for t in range(length):
+        now = [
+            int(s)
+            for s, row in zip(places.slot[t], range(num_rows), strict=True)
+            if row * length + t < sum(steps)
+        ]
+        assert len(now) == len(set(now))
+        for row in range(num_rows):
+            if row * length + t < sum(steps):
+                seen[int(places.slot[t, row])].append(int(places.number[t, row]))
+    assert seen == [list(range(num)) for num in steps]
+
+
+def written(steps: jax.Array, name: jax.Array, scale: jax.Array) -> tuple[Any, Any]:
+    """Begin a slot whose result depends on its name, and on the number and order of its steps."""
+
+    def step(q: jax.Array, carry: Any) -> Any:
+        value, count = carry
+        return value * scale + jnp.sin(name + q), count + 1
+
+    return (name * jnp.ones(3), jnp.int32(0)), step
+
+
+def reference(steps: Any, names: Any, scale: float) -> np.ndarray:
+    """Compute what `written` carries in the end, slot by slot: `[S, 3]`."""
+    results = []
+    for num, name in zip(steps, names, strict=True):
+        value = np.full(3, name)
+        for q in range(num):
+            value = value * scale + np.sin(name + q)
+        results.append(value)
+    return np.stack(results)
+
+
+def in_rows(
+    rows: Rows, steps: jax.Array, names: jax.Array, scale: jax.Array
+) -> tuple[Any, jax.Array]:
+    begin = lambda name: written(steps, name, scale)  # noqa: E731
+    return run_in_rows(begin, rows, steps, names)
+
+
+@pytest.mark.parametrize("steps", LISTS)
+def test_slots_of_one_lane(steps: list[int]) -> None:
+    """Slots without steps keep what they begin with, and idle steps are dealt to the slots."""
+    num_rows = max(1, -(-sum(steps) // 5))
+    names = jnp.arange(len(steps)) * 1.5
+    (found, counts), executed = jax.jit(partial(in_rows, Rows(5, num_rows, num_rows)))(
+        jnp.array(steps, "int32"), names, 0.5
+    )
+    np.testing.assert_allclose(found, reference(steps, np.asarray(names), 0.5), rtol=1e-5)
+    assert counts.tolist() == steps
+    assert executed.sum() == 5 * num_rows
+    spread = np.asarray(executed) - np.array(steps)
+    assert spread.min() >= 0 and spread.max() - spread.min() <= 1
+
+
+LANES = np.array([[5, 0, 2], [1, 1, 0], [3, 4, 5], [0, 0, 0]], np.int32)
+NAMES = np.arange(12.0).reshape(4, 3).astype(np.float32)
+SCALES = np.array([0.5, 0.25, 0.75, 1.0], np.float32)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_scale_of_lane", [False, True])
+def test_lanes_share_rows(
+    is_large: bool, is_scale_of_lane: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """21 steps take five rows of five; rows of each lane's own, of which the fullest has three.
+
+    Lanes have rows of their own if a step reads large arrays that differ between lanes.
+    """
+    if is_large:
+        monkeypatch.setattr(packing, "LARGEST_COPIED", 3)
+    scale = jnp.array(SCALES) if is_scale_of_lane else jnp.float32(0.5)
+    run = jax.vmap(partial(in_rows, Rows(5, 5, 3)), in_axes=(0, 0, 0 if is_scale_of_lane else None))
+    (found, counts), executed = jax.jit(run)(LANES, NAMES, scale)
+    for i, steps in enumerate(LANES):
+        expected = reference(steps, NAMES[i], float(SCALES[i]) if is_scale_of_lane else 0.5)
+        np.testing.assert_allclose(found[i], expected, rtol=1e-5)
+    np.testing.assert_array_equal(counts, LANES)
+    has_own = is_large and is_scale_of_lane
+    assert executed.sum() == (4 * 3 * 5 if has_own else 5 * 5)
+    if has_own:
+        assert executed.sum(axis=1).tolist() == [15] * 4
+
+
+def test_members_of_families_share_places() -> None:
+    """Three members in each of four families: rows are counted once for the members."""
+    names = np.stack([NAMES, NAMES + 20, NAMES + 40], axis=1)
+    members = jax.vmap(partial(in_rows, Rows(5, 5, 3)), in_axes=(None, 0, 0))
+    families = jax.vmap(members, in_axes=(0, 0, None))
+    (found, counts), executed = jax.jit(families)(LANES, names, SCALES[:3])
+    for i, steps in enumerate(LANES):
+        for j in range(3):
+            expected = reference(steps, names[i, j], float(SCALES[j]))
+            np.testing.assert_allclose(found[i, j], expected, rtol=1e-5)
+            np.testing.assert_array_equal(counts[i, j], steps)
+    assert executed.shape == (4, 3, 3)
+    assert executed[:, 0].sum() == 5 * 5
+
+
+OPTIONS: dict[str, Any] = {
+    "seeds": [5, 2, 9],
+    "time_budget": 60.0,
+    "num_evals": 3,
+    "keep_models": True,
+}
+WIDE = Layout(slots_at_once=7, lanes_at_once=False, lane_devices=1)
+
+
+def assert_same(packed: fedjax_sim.Run, wide: fedjax_sim.Run) -> None:
+    """Assert that runs are equal up to float32 rounding, and that neither missed a step."""
+    np.testing.assert_allclose(packed.samples, wide.samples, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(packed.curves.loss, wide.curves.loss, rtol=1e-5)
+    np.testing.assert_array_equal(packed.curves.needed, wide.curves.needed)
+    assert (packed.curves.executed.sum() >= packed.curves.needed.sum()).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["favano", "quafl", "fedbuff", "fedavg", "hierarchical", "fedasync", "langevin"]
+)
+def test_systems(name: str, regression: Callable, small: Callable) -> None:
+    """Lanes batched, one after another, over two devices, and slots over three."""
+    system = fedjax_sim.SYSTEMS[name]
+    sweep = partial(fedjax_sim.sweep, system, regression(), small(system), **OPTIONS)
+    wide = sweep(layout=WIDE)
+    for lanes_at_once, lane_devices, client_devices in (
+        (True, 1, 1),
+        (False, 1, 1),
+        (True, 2, 1),
+        (True, 2, 3),
+    ):
+        layout = Layout(None, lanes_at_once, lane_devices, client_devices, packed=True)
+        assert_same(sweep(layout=layout), wide)
+
+
+def event_of(clients: Any, steps: Any) -> Event:
+    """Make a tick with these slots."""
+    clients, steps = jnp.asarray(clients, "int32"), jnp.asarray(steps, "int32")
+    zero = jnp.zeros_like(clients)
+    weight, offset = zero.astype("float32"), jnp.arange(clients.shape[0], dtype="int32")
+    return Event(jnp.int32(0), clients, steps, zero, weight, offset, zero, jnp.int32(0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "most"), [([3, 0, 5, 0, 1, 2], 5), ([1, 0, 1, 0, 1, 1], 1), ([0] * 6, 3)]
+)
+@pytest.mark.parametrize("kind", ["sgd", "adam", "proximal", "extras", "matrices"])
+def test_local_training(steps: list[int], most: int, kind: str, regression: Callable) -> None:
+    """The fourth slot is empty. The state of adam moves with the model from row to row."""
+    problem = regression()
+    hyper = LocalTraining(
+        lr=0.05, batch_size=2, optimizer=optax.adam if kind == "adam" else optax.sgd
+    )
+    starts: Any = jax.random.normal(jax.random.key(1), (6, 3))
+    options: dict[str, Any] = {"proximal": 0.3} if kind == "proximal" else {}
+    extras: Any = ()
+    if kind == "extras":
+        extras = (jnp.arange(6.0),)
+
+        def gradient(
+            problem: Any, hyper: Any, key: Any, client: Any, offset: Any, extra: Any
+        ) -> Any:
+            return lambda model, q: model * extra + q + client
+
+        options = {"gradient": gradient}
+    if kind == "matrices":
+        starts = {"a": jax.random.normal(jax.random.key(1), (6, 4, 2)), "b": starts}
+
+        def of_matrices(problem: Any, hyper: Any, key: Any, client: Any, offset: Any) -> Any:
+            return lambda model, q: jax.tree.map(lambda leaf: leaf * client + q, model)
+
+        options = {"gradient": of_matrices}
+    event = event_of([4, 2, 6, -1, 0, 4], steps)
+    rows = max(1, -(-sum(steps) // most))
+
+    def train(plan: Plan) -> Any:
+        of_lane = local_training(problem, hyper, plan, **options)
+        return jax.jit(of_lane)(jax.random.key(0), event, starts=starts, extras=extras)
+
+    plan = Plan(slots_at_once=6, most_steps=most, narrow=8)
+    wide, _ = train(plan)
+    packed, work = train(plan._replace(packed_rows=rows, lane_rows=rows))
+    for ours, theirs in zip(jax.tree.leaves(packed), jax.tree.leaves(wide), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert (int(work.executed), int(work.needed)) == (rows * most, sum(steps))
+
+
+def test_families_of_lanes(
+    regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three step sizes are batched as a family, on one device and over two."""
+    system = fedjax_sim.SYSTEMS["favano"]
+    sweep = partial(
+        fedjax_sim.sweep,
+        system,
+        regression(),
+        small(system),
+        settings={"lr": [0.02, 0.05, 0.1]},
+        **OPTIONS,
+    )
+    wide = sweep(layout=WIDE)
+    for lanes_at_once, lane_devices in ((True, 1), (False, 1), (True, 2)):
+        placement = Placement(
+            1, lanes_at_once, lane_devices, 1, family_size=3, members=3, packed=True
+        )
+        monkeypatch.setattr(groups, "choose", lambda *_, placement=placement, **__: placement)
+        assert_same(sweep(), wide)
+
+
+def test_executed_steps_are_those_of_the_rows(regression: Callable, small: Callable) -> None:
+    """Counted from the schedules: K times the rows of the fullest tick, at every tick."""
+    system = fedjax_sim.SYSTEMS["favano"]
+    sweep = partial(
+        fedjax_sim.sweep, system, regression(), small(system), num_ticks=12, num_evals=3, seeds=3
+    )
+    run = sweep(layout=Layout(lanes_at_once=True, lane_devices=1, packed=True))
+    totals = np.stack([each.steps.sum(axis=-1) for each in run.timelines])
+    length = max(int(each.steps.max()) for each in run.timelines)
+    assert run.curves.executed.sum() == 12 * length * -(-totals.sum(axis=0).max() // length)
+    run = sweep(layout=Layout(lanes_at_once=False, lane_devices=1, packed=True))
+    assert (run.curves.executed == 12 * length * -(-totals.max() // length)).all()
+    run = sweep(layout=Layout(lanes_at_once=False, lane_devices=1, client_devices=2, packed=True))
+    of_devices = np.stack(
+        [each.steps.reshape(12, 2, 2).sum(axis=-1).max() for each in run.timelines]
+    )
+    rows = -(-of_devices.max() // length)
+    assert (run.curves.executed == 12 * length * 2 * rows).all()
+
+
+def test_a_problem_of_each_seed(regression: Callable, small: Callable) -> None:
+    """Lanes read different arrays at every step: copies for slots, or rows of each lane's own."""
+    system = fedjax_sim.SYSTEMS["favano"]
+    problems = [regression(seed=seed) for seed in range(3)]
+    sweep = partial(fedjax_sim.sweep, system, problems, small(system), **OPTIONS)
+    wide, packed = sweep(layout=WIDE), Layout(lanes_at_once=True, lane_devices=1, packed=True)
+    assert_same(sweep(layout=packed), wide)
+    large = [regression(60, examples=200, dim=3, seed=seed) for seed in range(3)]
+    sweep = partial(fedjax_sim.sweep, system, large, small(system, num_clients=60), **OPTIONS)
+    assert_same(sweep(layout=packed), sweep(layout=WIDE))
+
+
+def test_a_partition_of_each_seed(small: Callable) -> None:
+    """The steps of a classification read no array that differs between lanes."""
+    digits = datasets.load("digits")
+    partitions = [iid(digits.train_labels, num_clients=7, seed=seed) for seed in range(3)]
+    problems = make_classifications(MLP((8,), 10), digits, partitions)
+    system = fedjax_sim.SYSTEMS["favano"]
+    sweep = partial(
+        fedjax_sim.sweep, system, problems, small(system), seeds=3, num_ticks=8, num_evals=2
+    )
+    wide = sweep(layout=WIDE)
+    packed = sweep(layout=Layout(lanes_at_once=True, lane_devices=1, packed=True))
+    np.testing.assert_allclose(packed.curves.loss, wide.curves.loss, rtol=1e-5)
+    totals = np.stack([each.steps.sum(axis=-1) for each in packed.timelines]).sum(axis=0)
+    length = max(int(each.steps.max()) for each in packed.timelines)
+    assert packed.curves.executed.sum() == 8 * length * -(-totals.max() // length)
