@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedjax_sim import settings as settings
     from fedjax_sim import streams as streams
     from fedjax_sim import systems as systems
+    from fedjax_sim import targets as targets
     from fedjax_sim import theory as theory
     from fedjax_sim import timelines as timelines
     from fedjax_sim import types as types
