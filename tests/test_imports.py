@@ -36,7 +36,7 @@ ALLOWED = {
     "datasets": "settings",
     "partition": "settings",
     "diagnostics": "types settings",
-    "problems": "types settings streams models datasets partition compression diagnostics",
+    "problems": "types settings targets streams models datasets partition compression diagnostics",
     "systems": "types settings streams batching timelines compression clients server",
     "engine": "types settings targets streams batching",
     "theory": "types timelines diagnostics",

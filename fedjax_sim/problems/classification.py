@@ -20,12 +20,13 @@ from fedjax_sim.models.calls import takes_train
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.evaluation import evaluated_at_once
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
 
 EVALUATED_AT_ONCE = 500
-"""Test examples that are evaluated together: a limit on the memory for activations."""
+"""Test examples that a CPU evaluates together, so that activations stay in its cache."""
 
 
 @struct.dataclass
@@ -130,7 +131,7 @@ class Classification:
         num = self.test_labels.shape[0]
         logits = jax.lax.map(
             lambda rows: self.model.apply(params, self._inputs(self.test_images[rows])),
-            jnp.minimum(self._test_places(), num - 1),
+            jnp.minimum(self._test_places(params), num - 1),
         )
         return jax.nn.softmax(logits.reshape(-1, logits.shape[-1])[:num])
 
@@ -156,16 +157,18 @@ class Classification:
             losses = jnp.where(is_there, self._cross_entropy(logits, labels), 0)
             return jnp.sum(is_right), jnp.sum(losses), (is_right[:, None] & is_class).sum(axis=0)
 
-        right, loss, right_of_class = jax.lax.map(sums, self._test_places())
+        right, loss, right_of_class = jax.lax.map(sums, self._test_places(params))
         metrics = {"accuracy": right.sum().astype("float32") / num, "loss": loss.sum() / num}
         is_class = self.test_labels[:, None] == jnp.arange(self.classes)[None]
         shares = right_of_class.sum(axis=0) / is_class.sum(axis=0)
         return metrics | {f"accuracy_{c}": shares[c] for c in range(self.classes)}
 
-    def _test_places(self) -> Array:
+    def _test_places(self, params: Params) -> Array:
         """List positions in the test set, `i32[batches, batch]`; those from m on are padding."""
         num = self.test_labels.shape[0]
-        batch = min(num, EVALUATED_AT_ONCE)
+        example = self._inputs(self.test_images[:1])
+        at_once = evaluated_at_once(self.model.apply, params, example, on_cpu=EVALUATED_AT_ONCE)
+        batch = min(num, at_once)
         num_batches = -(-num // batch)
         return jnp.arange(num_batches * batch).reshape(num_batches, batch)
 

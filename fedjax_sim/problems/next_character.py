@@ -18,6 +18,7 @@ from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.models.calls import takes_train
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.client_data import check_partition, pad_partitions
+from fedjax_sim.problems.evaluation import evaluated_at_once
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Model, Params
@@ -81,7 +82,9 @@ class NextCharacter:
           without a code always counts as wrong, whatever was predicted; its loss still counts.
         """
         num = self.test_sequences.shape[0]
-        batch = min(num, EVALUATED_AT_ONCE)
+        example = self.test_sequences[:1, :-1].astype("int32")
+        at_once = evaluated_at_once(self.model.apply, params, example, on_cpu=EVALUATED_AT_ONCE)
+        batch = min(num, at_once)
         num_batches = -(-num // batch)
         padded = jnp.pad(
             self.test_sequences, ((0, num_batches * batch - num), (0, 0)), constant_values=PADDING
@@ -98,7 +101,9 @@ class NextCharacter:
         logits = self.model.apply(params, inputs, **options)
         chex.assert_shape(logits, (*targets.shape, None))
         is_there = targets != PADDING
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        # Not with integer labels: the gradient of a look-up is a scatter, slow on accelerators.
+        hot = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
+        losses = optax.softmax_cross_entropy(logits, hot)
         total = jnp.where(is_there, losses, 0).sum()
         is_right = (jnp.argmax(logits, axis=-1) == targets) & is_there & (targets != UNKNOWN)
         return total, is_right.sum().astype(losses.dtype), is_there.sum().astype(losses.dtype)

@@ -9,11 +9,13 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, datasets, partition, problems
+from fedjax_sim.datasets import Dataset
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import iid
-from fedjax_sim.problems import make_classification
+from fedjax_sim.problems import evaluation, make_classification
 from fedjax_sim.systems import langevin
+from fedjax_sim.targets import tracing_for
 
 KEY = jax.random.key(0)
 
@@ -124,3 +126,30 @@ def test_a_bayesian_perceptron_on_digits() -> None:
     np.testing.assert_allclose(found.curves["nll"][:, 0], single[:, 0], rtol=1e-4)
     assert (found.curves["nll"][:, -1] < single.mean(axis=1)).all()
     assert (found.curves["accuracy"][:, -1] > 0.9).all()
+
+
+def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them by default; with room for three, in pieces. The metrics stay the same."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), dtype=np.uint8)
+    labels = np.arange(40, dtype=np.int32) % 10
+    data = Dataset(images[:30], labels[:30], images[30:], labels[30:], 10, "random")
+    problem = make_classification(MLP((5,), 10), data, iid(labels[:30], num_clients=3, seed=0))
+    params = problem.init(jax.random.key(0))
+    example = jnp.zeros((1, 4, 4, 1))
+
+    def at_once() -> int:
+        return evaluation.evaluated_at_once(problem.model.apply, params, example, on_cpu=7)
+
+    expected = problem.evaluate(params)
+    assert at_once() == 7
+    with tracing_for("gpu"):
+        of_one = evaluation.LARGEST // at_once()
+        assert 4 * (16 + 5 + 10) <= of_one <= 4 * 20 * (16 + 5 + 10)
+        assert problem._test_places(params).shape == (1, 10)
+        monkeypatch.setattr(evaluation, "LARGEST", 3 * of_one)
+        assert problem._test_places(params).shape == (4, 3)
+        found = problem.evaluate(params)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
