@@ -145,7 +145,7 @@ def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable
       A function with the same results. It is `draw` itself if more than `LOOKED_AHEAD` bytes
       would have to be kept.
     """
-    if most_steps is None:
+    if not most_steps:
         return draw
     numbers = jnp.arange(most_steps, dtype="int32")
     kept = jax.eval_shape(jax.vmap(draw), numbers)

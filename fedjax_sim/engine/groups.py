@@ -158,15 +158,20 @@ def _plan_of(schedule: Schedule, placement: Placement, row: np.ndarray, *, is_pa
     packed_rows, lane_rows = placement.count_rows(steps, schedule.work, row)
     most = int(steps.max())
     is_filled = not is_padded and bool((schedule.stored.clients != EMPTY).all())
+    on_cpu = placement.platform == "cpu"
+    # Slots that are made up so that devices have equally many do no steps.
+    is_even = is_filled and steps.shape[-1] % placement.client_devices == 0
+    same_steps = is_even and bool((steps == most).all())
     return Plan(
         rows=schedule.rows,
         slots_at_once=placement.slots_at_once,
         lanes_at_once=placement.lanes_at_once,
         client_devices=placement.client_devices,
         family_size=placement.family_size,
-        most_steps=most,
-        same_steps=is_filled and bool((steps == most).all()),
-        static_trips=placement.platform != "cpu",
+        # Where a CPU would only save a little by it, no program should depend on this number.
+        most_steps=None if on_cpu and not (same_steps or placement.packed) else most,
+        same_steps=same_steps,
+        static_trips=not on_cpu,
         all_filled=is_filled,
         narrow=placement.narrow,
         packed_rows=packed_rows,

@@ -56,13 +56,13 @@ def test_old_versions_in_the_compiled_program(
     kept in a store apart from these.
     """
     system, carried = fedjax_sim.SYSTEMS[name], []
-    advance = replay._advance
+    advance = replay.Replay.advance
 
-    def noted(program: Any, lanes: Any, carries: Any, *chunk: Any) -> Any:
+    def noted(self: replay.Replay, carries: Any, first: int) -> Any:
         carried.append([leaf.shape for leaf in jax.tree.leaves(carries)])
-        return advance(program, lanes, carries, *chunk)
+        return advance(self, carries, first)
 
-    monkeypatch.setattr(replay, "_advance", noted)
+    monkeypatch.setattr(replay.Replay, "advance", noted)
     for client_variance in (False, True):
         fedjax_sim.simulate(
             system,
