@@ -120,7 +120,7 @@ class Plan(NamedTuple):
       narrow: Matrices of parameters with at most so many columns are transposed during local steps.
       packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
         are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
-      lane_rows: The same for lanes that have rows of their own.
+      lane_rows: The same for a lane that shares no rows with others.
     """
 
     rows: int = 1

@@ -29,7 +29,7 @@ from fedjax_sim.types import Array
 LARGEST_COPIED = 2**16
 """Bytes of the arrays that steps read and that differ between lanes, up to which slots have copies.
 
-If they are larger, every lane has rows of its own.
+If they are larger, the lanes of a device do not share rows: each is packed apart from the others.
 """
 
 Step = Callable[[Array, Any], Any]
@@ -119,8 +119,8 @@ def _depending(program: Jaxpr) -> list[bool]:
 def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]:
     """Return `_run` as a function that shares rows between the lanes of a `vmap`.
 
-    step: From what all slots share, what it reads of its own slot, the number of the step and the
-      leaves that it carries, to these leaves.
+    step: Called with what all slots share, what belongs to one slot, the number of the step and the
+      leaves that the slot carries; returns these leaves after the step.
     """
 
     @custom_vmap

@@ -178,7 +178,7 @@ class Placement(NamedTuple):
           row: `i64[L]`, the number of each lane's schedule.
 
         Returns:
-          The rows of lanes that run together, and those of a lane that has rows of its own; 0 if
+          The rows for lanes that share them, and the rows for a lane that shares none; 0 if
           slots are not packed.
         """
         if not self.packed:

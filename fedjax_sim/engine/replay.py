@@ -214,8 +214,8 @@ class Replay:
         compiled here for the calls that follow.
         """
         begin = self._begin.lower(self.program, self.lanes, self.first_holders())
-        with ThreadPoolExecutor(1) as beside:
-            begun = beside.submit(begin.compile)
+        with ThreadPoolExecutor(1) as worker:
+            begun = worker.submit(begin.compile)
             self.lower().compile()
             begun.result()
 
