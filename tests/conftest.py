@@ -29,11 +29,12 @@ from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
 
 # The imports above have not started the backend, so these settings still take effect. Compiling is
-# most of the tests' cost, so programs are optimised less than usual. An unknown flag would abort
-# the process, so the second one is only given to versions that are known to have it.
+# most of the tests' cost, so programs are optimised less than usual, and are not cut into pieces
+# that threads compile. An unknown flag would abort the process, so the other two are only given to
+# versions that are known to have them.
 FLAGS = "--xla_backend_optimization_level=0"
 if jax.__version_info__[:2] == (0, 10):
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 # Eight CPU devices, so that meshes can be tested on any machine.
 jax.config.update("jax_platforms", "cpu")

@@ -155,8 +155,7 @@ def measure_plan(
       ConfigError: If it would take hours.
     """
     ticks = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
-    described = _describe(system, np.asarray(seeds, "int32"), stack_settings(hypers), ticks)
-    num, ticks, slots = described.clients.shape
+    num, slots = len(seeds), _traced(system, hypers[0]).slots
     size = PlanSize(ticks * slots, num)
     seconds = SECONDS_OF_A_SLOT * size.slots * num
     if seconds > MOST_SECONDS:
@@ -222,26 +221,34 @@ def draw_timelines(
       and slot, and `DRAWN_TOGETHER`.
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
-    slots = _describe(system, all_seeds, settings, num_ticks).clients.shape
+    slots = _traced(system, hypers[0]).slots
+    # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
+    # much where that takes no time, otherwise an eighth.
+    bits = 1 if len(seeds) * num_ticks * slots <= QUICKLY_COMPILED // 4 else 4
+    drawn = _round_up(num_ticks, bits)
+    of_one = BYTES_OF_A_SLOT * drawn * slots
+    size = _round_up(len(seeds), 1) if bits == 1 else len(seeds)
+    size = min(size, max(1, DRAWN_TOGETHER // of_one))
+    is_small = size * drawn * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        of_one = BYTES_OF_A_SLOT * slots[1] * slots[2]
-        size = min(len(seeds), max(1, DRAWN_TOGETHER // of_one))
-        is_small = size * slots[1] * slots[2] <= QUICKLY_COMPILED
-        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, num_ticks)
+        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, drawn)
         whole: list[np.ndarray] = []
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
             rows = np.minimum(np.arange(first, first + size), len(seeds) - 1)
-            leaves = [np.asarray(leaf) for leaf in draw(all_seeds[rows], settings.take(rows))]
+            leaves = [
+                np.asarray(leaf)[:, :num_ticks]
+                for leaf in draw(all_seeds[rows], settings.take(rows))
+            ]
             whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
     return Timeline(*whole)
 
 
-def _describe(system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int) -> Timeline:
-    """Describe the timelines that would be drawn: shapes and types of leaves `[D, T, ...]`."""
-    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        return _draw_well.eval_shape(system.timeline, num_ticks, seeds, settings)
+def _round_up(number: int, bits: int) -> int:
+    """Round up to a number of which only the leading bits are set: at most `bits`."""
+    unit = 1 << max(0, (number - 1).bit_length() - bits)
+    return -(-number // unit) * unit
 
 
 def _room_for(leaf: np.ndarray, num: int) -> np.ndarray:
@@ -305,25 +312,43 @@ def settings_read(system: System, hyper: Any) -> list[bool]:
 
     A setting is read if the timeline's program has a path from it to a result.
     """
+    return _traced(system, hyper).reads
+
+
+class _Traced(NamedTuple):
+    """What the program of a timeline shows.
+
+    Attributes:
+      reads: Which leaves of the settings it reads.
+      slots: Slots of a tick, S.
+    """
+
+    reads: list[bool]
+    slots: int
+
+
+def _traced(system: System, hyper: Any) -> _Traced:
+    """Trace a short timeline with these settings, or others of equal static parts."""
     leaves, structure = jax.tree.flatten(hyper)
-    shapes = tuple(np.shape(leaf) for leaf in leaves)
-    return _reads_of(system.timeline, structure, shapes)
+    return _trace(system.timeline, structure, tuple(np.shape(leaf) for leaf in leaves))
 
 
 @functools.lru_cache(maxsize=256)
-def _reads_of(
+def _trace(
     timeline: Callable[[Key, Any, int], Timeline], structure: Any, shapes: tuple[tuple, ...]
-) -> list[bool]:
+) -> _Traced:
     with jax.enable_x64(True), tracing_for("cpu"):
-        program = jax.make_jaxpr(
-            lambda leaves: timeline(jax.random.key(0), jax.tree.unflatten(structure, leaves), 2)
-        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]).jaxpr
+        closed, drawn = jax.make_jaxpr(
+            lambda leaves: timeline(jax.random.key(0), jax.tree.unflatten(structure, leaves), 2),
+            return_shape=True,
+        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
+    program = closed.jaxpr
     # From the results backwards. An equation with a program inside reads all its inputs.
     needed = {id(var) for var in program.outvars}
     for equation in reversed(program.eqns):
         if any(id(var) in needed for var in equation.outvars):
             needed |= {id(var) for var in equation.invars}
-    return [id(var) in needed for var in program.invars]
+    return _Traced([id(var) in needed for var in program.invars], drawn.clients.shape[1])
 
 
 def lengthen_to_ticks(
