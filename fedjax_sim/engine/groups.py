@@ -113,6 +113,12 @@ class Planned(NamedTuple):
         """Turn the plan into arrays by name."""
         return pack_plan(self.timelines, self.ticks, self.schedule)
 
+    def with_rows(self, rows: int) -> Replay:
+        """Describe the same lanes with another number of rows of the store of old models."""
+        plan = self.program.plan._replace(rows=rows)
+        program = self.program._replace(plan=plan)
+        return self._replace(program=program).on_devices(is_described=True)
+
     def on_devices(self, *, is_described: bool = False) -> Replay:
         """Put the lanes on their devices, or only describe their arrays."""
         num_evals, chunk = self.schedule.shape[1], self.program.chunk[0]
@@ -349,7 +355,7 @@ def _go_on(
         )
     elif not begins_like(planned.schedule, before.schedule, old.all_run):
         reason = "what it keeps in memory from the start depends on how long it runs"
-    elif new.program_digest() != old.program_digest():
+    elif planned.with_rows(before.schedule.rows).program_digest() != old.program_digest():
         reason = "its program depends on how long it runs"
     if reason:
         name = "num_ticks" if options.time_budget is None else "time_budget"
@@ -358,7 +364,12 @@ def _go_on(
             f"from there with these settings, because {reason}"
         )
         raise ConfigError(name, getattr(options, name), allowed)
-    known.go_on(saved, _planned_of(new), old.all_run)
+    states = new.carries()
+    # Devices get lanes by their work, which may be dealt in another way in the longer run. Lanes
+    # that only fill up a device go on from any state.
+    place = np.zeros(len(jax.tree.leaves(states)[0]), np.int64)
+    place[new.place_of] = old.place_of
+    known.go_on(saved, _planned_of(new), old.all_run, states, place)
     saved.open(_planned_of(new), all_run=new.all_run, plan=planned.packed())
     return planned, new
 

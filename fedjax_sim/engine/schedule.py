@@ -432,16 +432,27 @@ _WHOLE = ("shape", "rows", "time", "ticks", "local_steps", "messages")
 
 
 def begins_like(longer: Schedule, shorter: Schedule, ticks: int) -> bool:
-    """Tell whether a schedule is the same as a shorter one up to a tick."""
+    """Tell whether a schedule is the same as a shorter one up to a tick.
+
+    Its store of old server models may have more rows, between those of the shorter one and the
+    scratch row.
+    """
     (num, evals, per_eval), theirs = shorter.shape, longer.shape
-    if (num, per_eval, shorter.rows) != (theirs[0], theirs[2], longer.rows):
+    if (num, per_eval) != (theirs[0], theirs[2]) or longer.rows < shorter.rows:
         return False
 
     def begin(leaf: np.ndarray, evals: int) -> np.ndarray:
         whole = np.broadcast_to(leaf, (num, evals, per_eval, *leaf.shape[3:]))
         return whole.reshape(num, -1, *leaf.shape[3:])[:, :ticks]
 
-    pairs = [(shorter.stored, longer.stored)]
+    def without_scratch(schedule: Schedule) -> Ticks:
+        rows = {"read": schedule.stored.read, "write": schedule.stored.write}
+        scratch = schedule.rows - 1
+        return schedule.stored._replace(
+            **{name: np.where(row == scratch, -1, row) for name, row in rows.items()}
+        )
+
+    pairs = [tuple(map(without_scratch, (shorter, longer)))]
     if shorter.held is not None and longer.held is not None:
         pairs += [(shorter.held.write, longer.held.write)]
         known = 1 + ticks // per_eval

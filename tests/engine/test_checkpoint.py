@@ -349,6 +349,55 @@ def test_a_longer_run_goes_on_from_the_end(
         run(num_ticks=9, num_evals=4, checkpoint=tmp_path, resume=True)
 
 
+def test_a_longer_run_may_need_a_larger_store(
+    regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 6 ticks 20 clients hold at most 7 versions, after 30 more of them.
+
+    The lanes' work then has another order, by which they are dealt to two devices.
+    """
+    hyper = small(FAVANO, num_clients=20)
+    run = partial(
+        fedjax_sim.sweep, FAVANO, regression(20), hyper, seeds=5, layout=OPTIONS["layout"]
+    )
+    stores, places = note_stores(monkeypatch), note_places(monkeypatch)
+    run(num_ticks=6, num_evals=2, checkpoint=tmp_path)
+    done = note_saves(monkeypatch)
+    longer = run(num_ticks=30, num_evals=2, checkpoint=tmp_path, resume=True)
+    assert min(done) > 6
+    assert (min(stores), max(stores)) == (8, 16)
+    assert len(places) == 1
+    assert sorted(places[0]) != list(places[0])
+    assert_same_bits(longer, run(num_ticks=30, num_evals=10))
+
+
+def note_places(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Return a growing list of where lanes stand in the files from which longer runs go on."""
+    places: list[np.ndarray] = []
+    whole = Checkpoint.go_on
+
+    def go_on(self: Checkpoint, *arguments: Any) -> None:
+        places.append(arguments[-1])
+        whole(self, *arguments)
+
+    monkeypatch.setattr(Checkpoint, "go_on", go_on)
+    return places
+
+
+def note_stores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a growing list of the rows of the stores that are laid out."""
+    rows: list[int] = []
+    whole = groups.lay_out
+
+    def lay_out(*arguments: Any, **options: Any) -> Any:
+        schedule = whole(*arguments, **options)
+        rows.append(schedule.rows)
+        return schedule
+
+    monkeypatch.setattr(groups, "lay_out", lay_out)
+    return rows
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
 def test_every_system_goes_on(
