@@ -21,7 +21,7 @@ takes a second of every resumed run.
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,8 +247,7 @@ class Checkpoint:
         longer: "Checkpoint",
         planned: Mapping[str, Any],
         most: int,
-        states: Any,
-        place: np.ndarray,
+        turn: Callable[[int, int, np.ndarray], np.ndarray],
     ) -> None:
         """Turn the folder into that of a longer run, which goes on from here.
 
@@ -256,9 +255,8 @@ class Checkpoint:
           longer: The checkpoints of the longer run, in the same folder.
           planned: As in `open`, for the longer run.
           most: The last tick at which every lane was running.
-          states: Descriptions of what lanes carry in the longer run. Axes that are longer there are
-            filled up with zeros: rows that have not been written yet.
-          place: `i64[L]`, from where a lane stands in `states` to where it stands in the files.
+          turn: From ticks done, and the number of a leaf of what lanes carry, and the leaf, to that
+            leaf of the longer run.
 
         Raises:
           ConfigError: If no undamaged state is of that tick or of an earlier one.
@@ -266,8 +264,8 @@ class Checkpoint:
         identity = _digest_of({**longer._asked, **planned})
         for done, arrays in self._sound("state", self._identity):
             if done <= most:
-                for i, leaf in enumerate(jax.tree.leaves(states)):
-                    arrays[f"state:{i}"] = _lengthened(arrays[f"state:{i}"][place], leaf.shape)
+                for name in [name for name in arrays if name.startswith("state:")]:
+                    arrays[name] = turn(done, int(name.removeprefix("state:")), arrays[name])
                 kept = self._write("state", done, identity, arrays)
                 break
         else:
@@ -377,12 +375,6 @@ def _fetched(leaf: Any) -> np.ndarray:
     """Fetch an array from the devices. Random keys become words."""
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-
-def _lengthened(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Fill up leading axes with zeros to a shape."""
-    room = [(0, new - old) for new, old in zip(shape, values.shape, strict=False)]
-    return np.pad(values, [*room, *[(0, 0)] * (values.ndim - len(shape))])
 
 
 def _placed(values: np.ndarray, like: Any) -> Any:

@@ -28,13 +28,13 @@ from fedjax_sim.engine.lanes import (
     stack_problems,
     stack_settings,
 )
+from fedjax_sim.engine.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.placement import Layout, Placement, choose
 from fedjax_sim.engine.processes import is_first
 from fedjax_sim.engine.progress import Progress
 from fedjax_sim.engine.replay import Curves, Program, Replay, replay_schedule
 from fedjax_sim.engine.schedule import (
     Schedule,
-    begins_like,
     lay_out,
     pack_plan,
     pad_evaluations,
@@ -193,6 +193,7 @@ def plan_group(
             per_eval=per_eval,
             client_variance=options.client_variance,
             longest=longest,
+            goes_on=options.checkpoint is not None,
         )
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
@@ -345,7 +346,13 @@ def _go_on(
     old = before.on_devices()
     known = _checkpoint_of(system, group, earlier)
     known.open(_planned_of(old), all_run=old.all_run)
-    planned = plan_group(system, group, options, per_eval=before.schedule.shape[2])
+    per_eval, placement = before.schedule.shape[2], before.program.placement
+    planned = plan_group(system, group, options, per_eval=per_eval)
+    if planned.program.placement != placement:
+        # A longer run by itself would choose another layout.
+        layout = Layout(**{name: getattr(placement, name) for name in Layout._fields})
+        as_before = dataclasses.replace(options, layout=layout)
+        planned = plan_group(system, group, as_before, per_eval=per_eval)
     new = planned.on_devices()
     reason = ""
     if planned.program.plan.all_filled != before.program.plan.all_filled:
@@ -354,9 +361,18 @@ def _go_on(
             f"comes every {planned.program.chunk[1]} ticks"
         )
     elif not begins_like(planned.schedule, before.schedule, old.all_run):
-        reason = "what it keeps in memory from the start depends on how long it runs"
+        reason = "its schedule depends on how long it runs"
     elif planned.with_rows(before.schedule.rows).program_digest() != old.program_digest():
         reason = "its program depends on how long it runs"
+    carried = jax.tree.leaves(new.carries())
+    axes = store_axes(system, group[0], len(carried))
+
+    @functools.cache
+    def rows_at(done: int) -> np.ndarray | None:
+        return kept_rows(planned.schedule, before.schedule, done)
+
+    if set(axes) != {None} and rows_at(old.all_run) is None:
+        reason = reason or "it did not keep all models from which clients will still report"
     if reason:
         name = "num_ticks" if options.time_budget is None else "time_budget"
         allowed = (
@@ -364,12 +380,16 @@ def _go_on(
             f"from there with these settings, because {reason}"
         )
         raise ConfigError(name, getattr(options, name), allowed)
-    states = new.carries()
     # Devices get lanes by their work, which may be dealt in another way in the longer run. Lanes
     # that only fill up a device go on from any state.
-    place = np.zeros(len(jax.tree.leaves(states)[0]), np.int64)
-    place[new.place_of] = old.place_of
-    known.go_on(saved, _planned_of(new), old.all_run, states, place)
+    place, row = (np.zeros(len(carried[0]), np.int64) for _ in range(2))
+    place[new.place_of], row[new.place_of] = old.place_of, planned.row
+
+    def turn(done: int, number: int, leaf: np.ndarray) -> np.ndarray:
+        rows = rows_at(done)
+        return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
+
+    known.go_on(saved, _planned_of(new), old.all_run, turn)
     saved.open(_planned_of(new), all_run=new.all_run, plan=planned.packed())
     return planned, new
 

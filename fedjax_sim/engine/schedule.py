@@ -153,6 +153,7 @@ def lay_out(
     per_eval: int | None = None,
     client_variance: bool = False,
     longest: int = 0,
+    goes_on: bool = False,
 ) -> Schedule:
     """Cut timelines to their budgets and lay them out for evaluation after equal numbers of ticks.
 
@@ -165,6 +166,7 @@ def lay_out(
       client_variance: Whether to find out which versions clients hold at each evaluation.
       longest: Ticks of the longest of all schedules, if it is not among these. Those that are laid
         out in several calls are then evaluated after the same ticks as in one.
+      goes_on: Whether a longer run may go on from the end: the store may then be larger.
 
     Raises:
       ConfigError: If the local steps of a tick, or between two evaluations, do not fit in 32 bits.
@@ -198,7 +200,7 @@ def lay_out(
     if not is_filled:
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
     reads = _Reads(numbers, staleness, present, clients, timelines.holds, num_clients)
-    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots))
+    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots), goes_on=goes_on)
     rows = store.rows
     read = store.read
     if not is_whole:
@@ -298,16 +300,18 @@ class _Stores(NamedTuple):
     rows: int
 
 
-def _assign_stores(reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int]) -> _Stores:
+def _assign_stores(
+    reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int], *, goes_on: bool
+) -> _Stores:
     """Assign rows in all schedules.
-
-    Versions that clients hold at the end are kept, for a longer run that goes on from there,
-    unless the store would have to be larger for them.
 
     Args:
       reads: Who reads which version.
       ends: `i64[D]`, ticks of each schedule.
       shape: D, T and S.
+      goes_on: As in `lay_out`. Then the versions that clients hold at the end are kept and, because
+        other clients may be at work, the newest, twice as far back as any work was stale: unless
+        the store would have to be more than twice as large.
     """
     num, total, _ = shape
     row = np.zeros((num, total + 1), np.int32)
@@ -321,14 +325,20 @@ def _assign_stores(reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int])
     clients = np.broadcast_to(reads.clients, shape)
     used = np.empty(num, np.int32)
     for i, end in enumerate(ends):
-        version = reads.tick - reads.staleness[i if len(reads.staleness) > 1 else 0]
+        staleness = np.broadcast_to(
+            reads.staleness[i if len(reads.staleness) > 1 else 0], shape[1:]
+        )
+        version = reads.tick - staleness
         here = present[i, :end]
-        held = np.zeros((1, reads.num_clients), np.int32)
-        held[0, clients[i, :end][here]] = reads.holds[i, :end][here]
         last = last_reads(version[:end], here)
-        longer = last_reads(version[:end], here, held, ends[i : i + 1])
-        if round_up(count_alive(longer) + 1) <= round_up(count_alive(last) + 1):
-            last = longer
+        if goes_on:
+            held = np.zeros(reads.num_clients, np.int32)
+            held[clients[i, :end][here]] = reads.holds[i, :end][here]
+            newest = np.arange(max(0, end - 2 * staleness[:end][here].max(initial=0)), end + 1)
+            at_end = np.concatenate([held, newest])[None]
+            longer = last_reads(version[:end], here, at_end, ends[i : i + 1])
+            if round_up(count_alive(longer) + 1) <= 2 * round_up(count_alive(last) + 1):
+                last = longer
         row[i, : end + 1], used[i] = assign_rows(last)
         read[i] = row[i][version]
     rows = round_up(int(used.max()))
@@ -429,40 +439,6 @@ def unpack_plan(arrays: Mapping[str, np.ndarray]) -> tuple[Timeline, np.ndarray,
 
 _WHOLE = ("shape", "rows", "time", "ticks", "local_steps", "messages")
 """Fields of a schedule that are no structs."""
-
-
-def begins_like(longer: Schedule, shorter: Schedule, ticks: int) -> bool:
-    """Tell whether a schedule is the same as a shorter one up to a tick.
-
-    Its store of old server models may have more rows, between those of the shorter one and the
-    scratch row.
-    """
-    (num, evals, per_eval), theirs = shorter.shape, longer.shape
-    if (num, per_eval) != (theirs[0], theirs[2]) or longer.rows < shorter.rows:
-        return False
-
-    def begin(leaf: np.ndarray, evals: int) -> np.ndarray:
-        whole = np.broadcast_to(leaf, (num, evals, per_eval, *leaf.shape[3:]))
-        return whole.reshape(num, -1, *leaf.shape[3:])[:, :ticks]
-
-    def without_scratch(schedule: Schedule) -> Ticks:
-        rows = {"read": schedule.stored.read, "write": schedule.stored.write}
-        scratch = schedule.rows - 1
-        return schedule.stored._replace(
-            **{name: np.where(row == scratch, -1, row) for name, row in rows.items()}
-        )
-
-    pairs = [tuple(map(without_scratch, (shorter, longer)))]
-    if shorter.held is not None and longer.held is not None:
-        pairs += [(shorter.held.write, longer.held.write)]
-        known = 1 + ticks // per_eval
-        ours, others = shorter.held.holders[:, :known], longer.held.holders[:, :known]
-        if not np.array_equal(ours, others):
-            return False
-    leaves = [jax.tree.leaves(pair) for pair in zip(*pairs, strict=True)]
-    return len(leaves[0]) == len(leaves[1]) and all(
-        np.array_equal(begin(a, evals), begin(b, theirs[1])) for a, b in zip(*leaves, strict=True)
-    )
 
 
 def pad_evaluations(schedule: Schedule, num: int) -> Schedule:

@@ -22,7 +22,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine import checkpoint, groups
+from fedjax_sim.engine import checkpoint, groups, longer_runs
 from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.groups import _text_of
 from fedjax_sim.engine.replay import _Pace
@@ -365,8 +365,8 @@ def test_a_longer_run_may_need_a_larger_store(
     done = note_saves(monkeypatch)
     longer = run(num_ticks=30, num_evals=2, checkpoint=tmp_path, resume=True)
     assert min(done) > 6
-    assert (min(stores), max(stores)) == (8, 16)
-    assert len(places) == 1
+    assert min(stores) < max(stores)
+    assert places
     assert sorted(places[0]) != list(places[0])
     assert_same_bits(longer, run(num_ticks=30, num_evals=10))
 
@@ -374,13 +374,12 @@ def test_a_longer_run_may_need_a_larger_store(
 def note_places(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """Return a growing list of where lanes stand in the files from which longer runs go on."""
     places: list[np.ndarray] = []
-    whole = Checkpoint.go_on
 
-    def go_on(self: Checkpoint, *arguments: Any) -> None:
-        places.append(arguments[-1])
-        whole(self, *arguments)
+    def rearranged(leaf: Any, place: np.ndarray, *store: Any) -> np.ndarray:
+        places.append(place)
+        return longer_runs.rearranged(leaf, place, *store)
 
-    monkeypatch.setattr(Checkpoint, "go_on", go_on)
+    monkeypatch.setattr(groups, "rearranged", rearranged)
     return places
 
 
@@ -405,11 +404,13 @@ def test_every_system_goes_on(
 ) -> None:
     """Server versions from which clients still work at the end are kept for it."""
     system = fedjax_sim.SYSTEMS[name]
-    problem = noisy_mean() if system.fit.learns is LatentProblem else regression()
-    run = partial(fedjax_sim.sweep, system, problem, small(system), seeds=3)
-    run(num_ticks=10, num_evals=4, checkpoint=tmp_path)
-    longer = run(num_ticks=17, num_evals=4, checkpoint=tmp_path, resume=True)
-    assert_same_bits(longer, run(num_ticks=17, num_evals=6))
+    is_latent = system.fit.learns is LatentProblem
+    problem = noisy_mean() if is_latent else regression(is_split=True)
+    layout = OPTIONS["layout"]
+    run = partial(fedjax_sim.sweep, system, problem, small(system), seeds=3, layout=layout)
+    run(num_ticks=10, num_evals=4, checkpoint=tmp_path / "a")
+    longer = run(num_ticks=17, num_evals=4, checkpoint=tmp_path / "a", resume=True)
+    assert_same_bits(longer, run(num_ticks=17, num_evals=6, checkpoint=tmp_path / "b"))
 
 
 def test_stretches_take_about_ten_seconds() -> None:
