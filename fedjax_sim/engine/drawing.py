@@ -47,6 +47,9 @@ QUICKLY_COMPILED = 2**15
 Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds a slot instead of
 0.3 to 1. The last bit of a time may differ between the two.
 """
+FURTHER = (32, 1.5)
+"""Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
+own."""
 COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
@@ -57,6 +60,7 @@ def request_timelines(
     *,
     time_budget: float | None = None,
     num_ticks: int | None = None,
+    goes_on: bool = False,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget.
 
@@ -66,6 +70,8 @@ def request_timelines(
       hypers: D settings of equal static parts.
       time_budget: Virtual time of a run; or else
       num_ticks: server actions of a run.
+      goes_on: Whether a longer run may go on from the end: more ticks are drawn then, which show
+        what it will need.
 
     Returns:
       The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
@@ -78,9 +84,13 @@ def request_timelines(
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
         if num_ticks is not None:
-            return lengthen_to_ticks(draw, num_ticks)
-        assert time_budget is not None
-        return lengthen_to_time(draw, time_budget, first=first, overshoot=system.overshoot)
+            timelines, ticks = lengthen_to_ticks(draw, num_ticks)
+        else:
+            assert time_budget is not None
+            overshoot = system.overshoot
+            timelines, ticks = lengthen_to_time(draw, time_budget, first=first, overshoot=overshoot)
+        wanted = FURTHER[0] + int(FURTHER[1] * ticks.max()) if goes_on else 0
+        return draw(wanted) if timelines.time.shape[1] < wanted else timelines, ticks
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise

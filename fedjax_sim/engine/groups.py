@@ -184,6 +184,7 @@ def plan_group(
             [hypers[i] for i in firsts],
             time_budget=options.time_budget,
             num_ticks=options.num_ticks,
+            goes_on=options.checkpoint is not None,
         )
         schedule = lay_out(
             timelines,

@@ -199,8 +199,9 @@ def lay_out(
         staleness = numbers - cut(timelines.version, 0)
     if not is_filled:
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
-    reads = _Reads(numbers, staleness, present, clients, timelines.holds, num_clients)
-    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots), goes_on=goes_on)
+    reads = _Reads(numbers, staleness, present)
+    at_end = _needed_at_end(timelines, ends[:, -1], num_clients) if goes_on else None
+    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots), at_end)
     rows = store.rows
     read = store.read
     if not is_whole:
@@ -273,17 +274,11 @@ class _Reads(NamedTuple):
       tick: `i32[T, 1]`, numbers of the ticks.
       staleness: `i32[D or 1, T or 1, S]`.
       present: `bool[D or 1, T or 1, S]`.
-      clients: `i32[D or 1, T or 1, S]`.
-      holds: `i32[D, >= T, S]`, as in `Timeline`.
-      num_clients: Number of clients, N.
     """
 
     tick: np.ndarray
     staleness: np.ndarray
     present: np.ndarray
-    clients: np.ndarray
-    holds: np.ndarray
-    num_clients: int
 
 
 class _Stores(NamedTuple):
@@ -300,8 +295,32 @@ class _Stores(NamedTuple):
     rows: int
 
 
+def _needed_at_end(
+    timelines: Timeline, ticks: np.ndarray, num_clients: int
+) -> list[tuple[np.ndarray, ...]]:
+    """Find the versions that a longer run would read after the end of each timeline.
+
+    Returns:
+      For each timeline, those that are read at the ticks that are known after its end together with
+      all that clients hold, and the former alone.
+    """
+    needed: list[tuple[np.ndarray, ...]] = []
+    for i, end in enumerate(ticks):
+        version, client = (leaf[i, end:] for leaf in (timelines.version, timelines.clients))
+        is_read = (client != EMPTY) & np.isfinite(timelines.time[i, end:])[:, None]
+        read = np.unique(version[is_read & (version <= end)])
+        held = np.zeros(num_clients, np.int32)
+        here = timelines.clients[i, :end] != EMPTY
+        held[timelines.clients[i, :end][here]] = timelines.holds[i, :end][here]
+        needed.append((np.concatenate([read, held]), read))
+    return needed
+
+
 def _assign_stores(
-    reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int], *, goes_on: bool
+    reads: _Reads,
+    ends: np.ndarray,
+    shape: tuple[int, int, int],
+    at_end: list[tuple[np.ndarray, ...]] | None,
 ) -> _Stores:
     """Assign rows in all schedules.
 
@@ -309,9 +328,8 @@ def _assign_stores(
       reads: Who reads which version.
       ends: `i64[D]`, ticks of each schedule.
       shape: D, T and S.
-      goes_on: As in `lay_out`. Then the versions that clients hold at the end are kept and, because
-        other clients may be at work, the newest, twice as far back as any work was stale: unless
-        the store would have to be more than twice as large.
+      at_end: As `_needed_at_end`: what is kept up to the end of each schedule, unless the store
+        would have to be more than twice as large; None to keep nothing.
     """
     num, total, _ = shape
     row = np.zeros((num, total + 1), np.int32)
@@ -322,7 +340,6 @@ def _assign_stores(
         return _Stores(row, np.where(reads.present, 0, round_up(2) - 1), round_up(2))
     read = np.empty(shape, np.int32)
     present = np.broadcast_to(reads.present, shape)
-    clients = np.broadcast_to(reads.clients, shape)
     used = np.empty(num, np.int32)
     for i, end in enumerate(ends):
         staleness = np.broadcast_to(
@@ -331,14 +348,11 @@ def _assign_stores(
         version = reads.tick - staleness
         here = present[i, :end]
         last = last_reads(version[:end], here)
-        if goes_on:
-            held = np.zeros(reads.num_clients, np.int32)
-            held[clients[i, :end][here]] = reads.holds[i, :end][here]
-            newest = np.arange(max(0, end - 2 * staleness[:end][here].max(initial=0)), end + 1)
-            at_end = np.concatenate([held, newest])[None]
-            longer = last_reads(version[:end], here, at_end, ends[i : i + 1])
+        for kept in () if at_end is None else at_end[i]:
+            longer = last_reads(version[:end], here, kept[None], ends[i : i + 1])
             if round_up(count_alive(longer) + 1) <= 2 * round_up(count_alive(last) + 1):
                 last = longer
+                break
         row[i, : end + 1], used[i] = assign_rows(last)
         read[i] = row[i][version]
     rows = round_up(int(used.max()))
