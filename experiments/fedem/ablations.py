@@ -154,7 +154,7 @@ def floors(sizes: Sizes) -> Ablation:
         curves,
         shown,
         figure_of(
-            lines, x="rounds", y="mean ||h||^2", title="Heterogeneous clients, exact statistics"
+            lines, x="rounds", y="mean ‖h‖²", title="Heterogeneous clients, exact statistics"
         ),
     )
 
@@ -232,7 +232,10 @@ def participation_study(sizes: Sizes) -> Ablation:
     places = np.array(PARTICIPATIONS)
     lines = {"FedEM, exact": (places, np.array(exact)), "dEM": (places, np.array(levels["dEM"]))}
     return Ablation(
-        [judged], curves, table(header, rows), figure_of(lines, x="p", y="stationary E||h||^2")
+        [judged],
+        curves,
+        table(header, rows),
+        figure_of(lines, x="probability p to take part", y="stationary E‖h‖²"),
     )
 
 
@@ -331,7 +334,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
         [judged],
         curves,
         shown,
-        figure_of(lines, x="rounds", y="mean ||h||^2", title=f"{num} clients, exact statistics"),
+        figure_of(lines, x="rounds", y="mean ‖h‖²", title=f"{num} clients, exact statistics"),
     )
 
 
@@ -386,7 +389,7 @@ def clients_study(sizes: Sizes) -> Ablation:
         [judged],
         curves,
         table(["n", "E||h||^2 / sigma^2, exact", "simulated"], rows),
-        figure_of(lines, x="n", y="E||h||² / sigma²"),
+        figure_of(lines, x="number of clients n", y="E‖h‖² / σ²"),
     )
 
 
@@ -437,7 +440,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         [judged],
         {"FedEM by alpha": run},
         shown,
-        figure_of(lines, x="rounds", y="mean ||h||^2", title="Memories from 0"),
+        figure_of(lines, x="rounds", y="mean ‖h‖²", title="Memories from 0"),
     )
 
 
@@ -480,7 +483,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
         [],
         curves,
         table(header, rows),
-        figure_of(lines, x="epochs", y="||h||^2", title="The mixture of Fig. 1, seed 0"),
+        figure_of(lines, x="epochs", y="‖h‖²", title="The mixture of Fig. 1, seed 0"),
     )
 
 
@@ -554,7 +557,7 @@ def inner_study(sizes: Sizes) -> Ablation:
         [judged],
         curves,
         shown,
-        figure_of(lines, x="epochs", y="mean ||h||^2", title="VR-FedEM at one step size"),
+        figure_of(lines, x="epochs", y="mean ‖h‖²", title="VR-FedEM at one step size"),
     )
 
 

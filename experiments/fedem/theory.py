@@ -601,7 +601,7 @@ def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
         "toy_b.png": figure_of(
             lines,
             x="rounds",
-            y="mean ||h||^2",
+            y="mean ‖h‖²",
             title="A mean seen through unequal noise, the step of eq. (10)",
         )
     }

@@ -17,7 +17,7 @@ from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import exit_code_of
-from fedjax_sim.reporting.results import Folder, save
+from fedjax_sim.reporting.results import Folder, save, to_json
 from fedjax_sim.settings import ConfigError
 
 IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
@@ -30,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m experiments", description="Run the figures and studies of the papers."
     )
     commands = top.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list all experiments with one line each")
+    every = commands.add_parser("list", help="list all experiments with one line each")
+    every.add_argument("--json", action="store_true", help="print one JSON object")
     run = commands.add_parser("run", help="run one experiment and write its results folder")
     run.add_argument("name", metavar="PAPER/NAME", help="the experiment, such as favano/fig1")
     run.add_argument(
@@ -86,6 +87,9 @@ def _run(given: argparse.Namespace) -> None:
     """List the experiments, run one or a part of it, or merge parts."""
     if given.command == "list":
         lines = registry.summaries()
+        if given.json:
+            print(to_json(lines), end="")
+            return
         width = max(map(len, lines))
         print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
         return

@@ -1,8 +1,10 @@
 """The flags of every command, read into text. This module loads neither JAX nor NumPy.
 
-The parser is argparse. tyro, which derives flags from types, has two drawbacks here: it answers a
-mistake with a box of many lines instead of one sentence, and no type describes `--set`, one flag
-for the settings of several systems.
+The parser is argparse, and the flags are one table. Two libraries that derive flags from types were
+tried on all of them. tyro answers a mistake with a box of many lines, and takes the last of two
+values of a flag in silence. cyclopts answers in one sentence, but took 193 lines for what takes
+fewer here: it cuts `--evals 2.5` to 2, takes `--resume=yes` and `--time_budget`, and so needs
+readers and checks of its own.
 """
 
 import argparse
@@ -16,17 +18,131 @@ COMMANDS = {
         "List systems, data sets, models, partitions and experiments; or the settings of a SYSTEM."
     ),
     "run": "Train and compare systems; without a SYSTEM fedavg, quafl, fedbuff and favano.",
+    "plot": "Draw metrics of one results folder, or compare several.",
     "merge": "Put the results folders of all parts of a study together.",
     "timeline": "Work out schedules alone: a summary, and a picture of who computes when.",
 }
-PARTITION_FLAGS = {
-    "classes": "NUMBER",
-    "alpha": "NUMBER",
-    "shards_per_client": "NUMBER",
-    "min_examples": "NUMBER",
-    "group_sizes": "N+N...",
+NAMES = {
+    "list": ("systems", "SYSTEM", "list its settings, with their meaning, default and limits"),
+    "run": ("systems", "SYSTEM", "systems to compare (default: fedavg quafl fedbuff favano)"),
+    "plot": ("folders", "DIR", "results folders of runs, whose systems are drawn together"),
+    "merge": ("folders", "DIR", "results folders of runs with --part"),
+    "timeline": ("systems", "SYSTEM", "systems to compare (default: fedavg quafl fedbuff favano)"),
 }
-"""Options of partitions, each with the form of its value."""
+"""What a command takes next to its flags: name, form and meaning."""
+PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
+"""Options of partitions."""
+FLAGS = (
+    ("run timeline", "--dataset", "NAME", "data set, see list (default: digits)"),
+    ("run", "--data-dir", "DIR", "folder with the raw files of the data set"),
+    ("run", "--model", "NAME", "model, see list"),
+    ("run", "--convolution", "NAME", "how networks convolve: auto, patches or lax (default: auto)"),
+    (
+        *("run", "--augmentation", "NAME"),
+        "of training images: none, flip, crop or crop_flip (default: by data set)",
+    ),
+    (
+        *("run", "--low-bit", "W,A,G"),
+        "train with these bits of weights, activations and gradients, such as 3,3,4 (default: "
+        "none, full precision)",
+    ),
+    (
+        *("run", "--components", "NUMBER"),
+        "components of the mixture that systems of expectation maximisation fit (default: 10)",
+    ),
+    (
+        *("run", "--dimensions", "NUMBER"),
+        "principal components of the images that the mixture is fitted to (default: 20)",
+    ),
+    (
+        *("run", "--partition", "NAME"),
+        "who holds which examples, see list (default: classes; iid for expectation maximisation)",
+    ),
+    ("run", "--classes", "NUMBER", "of the partition classes: how many each client holds"),
+    ("run", "--alpha", "NUMBER", "of the partition dirichlet: its concentration"),
+    ("run", "--shards-per-client", "NUMBER", "of the partition shards"),
+    ("run", "--min-examples", "NUMBER", "of the partition dirichlet: least examples of a client"),
+    ("run", "--group-sizes", "N+N...", "of the partition of groups, such as 5+15"),
+    ("run", "--evals", "NUMBER", "evaluations in addition to the initial one (default: 25)"),
+    (
+        *("run timeline", "--seeds", "NUMBER|LIST"),
+        "a number of seeds, counted from 0, or a list such as 3,7 or 3, or 5..9 (default: 5)",
+    ),
+    (
+        *("run timeline", "--set", "NAME=VALUE,..."),
+        "give a setting a value, or several to sweep over, in every system that uses it; 2..5 "
+        "stands for 2,3,4,5; several settings are joined by commas, or given by further --set",
+    ),
+    ("run timeline", "--time-budget", "T", "virtual time to simulate"),
+    (
+        *("run timeline", "--trace", "FILE"),
+        "CSV file with columns client, start, finish that replaces the delay law",
+    ),
+    (
+        *("run plot", "--plot", "METRIC,..."),
+        "metrics to draw, such as accuracy,loss (default: all)",
+    ),
+    (
+        *("run plot", "--against", "AXIS,..."),
+        "horizontal axes of pictures: time, rounds, steps or bits (default: time)",
+    ),
+    (
+        *("run plot merge timeline", "--out", "DIR"),
+        "results folder (default: results, results-plot or results-timeline, with a number "
+        "appended if that is in use)",
+    ),
+    ("run plot merge timeline", "--overwrite", "", "replace what is in the results folder"),
+    ("list run plot merge timeline", "--json", "", "print one JSON object instead of tables"),
+    (
+        *("run", "--resume", ""),
+        "continue the unfinished run in the results folder, or start it if there is nothing; with "
+        "a longer --time-budget, go on from a run that ended",
+    ),
+    (
+        *("run", "--client-variance", ""),
+        "measure and draw how far clients' models are from the server's, which keeps more of its "
+        "old models in memory",
+    ),
+    (
+        *("run", "--precision", "TYPE"),
+        "of matrix products on accelerators: float32 (default), tensorfloat32 or bfloat16",
+    ),
+    (
+        *("run", "--layout", "NAME=VALUE,..."),
+        "fields of fedjax_sim.Layout, such as lanes_at_once=true,lane_devices=2",
+    ),
+    (
+        *("run", "--max-lanes", "NUMBER"),
+        "most lanes (pairs of settings and seed) in memory at one time (default: all that fit)",
+    ),
+    ("run", "--checkpoint-every", "SECONDS", "least seconds between checkpoints (default: 20)"),
+    ("run", "--progress", "FILE", "keep a line in a file that says how far the run is"),
+    (
+        *("run", "--part", "I/N"),
+        "run one of N parts of the study, from 0/N on, for merge to put together",
+    ),
+    ("run", "--parts", "N", "run the study in N parts, which --launcher starts, and merge them"),
+    (
+        *("run", "--launcher", "NAME"),
+        "what starts parts: local (processes on this machine; the default), slurm or ray",
+    ),
+    (
+        *("run", "--resources", "NAME=VALUE,..."),
+        "fields of the launcher in fedjax_sim.launch, such as timeout_min=120,gpus=1 of slurm",
+    ),
+    (
+        *("run", "--distributed", ""),
+        "run on the devices of several processes, each started with the same words by srun, mpirun "
+        "or Kubernetes; process 0 writes the results",
+    ),
+    (
+        *("run", "--coordinator", "HOST:PORT"),
+        "with --distributed, address of process 0 where it cannot be found out",
+    ),
+    ("run", "--num-processes", "N", "with --coordinator, how many processes there are"),
+    ("run", "--process-id", "NUMBER", "with --coordinator, which of them this is, from 0"),
+)
+"""Commands that take a flag, the flag, the form of its value (none for a switch), its meaning."""
 
 
 class UsageError(InputError):
@@ -66,7 +182,9 @@ class Parser(argparse.ArgumentParser):
             options = (option for action in self._actions for option in action.option_strings)
             flags = sorted(option for option in options if option.startswith("--"))
             given = unknown[0].partition("=")[0]
-            allowed = ", ".join(flags) + nearest(given, flags)
+            name = given.lstrip("-").replace("-", "_")
+            hint = f" (did you mean '--set {name}=VALUE'?)" if self._is_setting(name) else None
+            allowed = ", ".join(flags) + (hint or nearest(given, flags))
             raise UsageError(f"flag is {given!r}, but must be one of {allowed}.")
         if unknown:
             raise UsageError(
@@ -74,6 +192,14 @@ class Parser(argparse.ArgumentParser):
                 "this command takes no such name."
             )
         return known
+
+    def _is_setting(self, name: str) -> bool:
+        """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
+        from fedjax_sim.settings import fields
+        from fedjax_sim.systems import SYSTEMS
+
+        takes_settings = "--set" in self._option_string_actions
+        return takes_settings and any(name in fields(each.Hyper) for each in SYSTEMS.values())
 
 
 class Once(argparse.Action):
@@ -109,184 +235,15 @@ def make_parser(command: str) -> Parser:
       command: One of `COMMANDS`.
     """
     parser = Parser(prog=f"fedjax-sim {command}", description=COMMANDS[command], allow_abbrev=False)
-    if command == "list":
-        parser.add_argument(
-            "systems",
-            nargs="*",
-            metavar="SYSTEM",
-            help="list its settings, with their meaning, default and allowed values",
-        )
-        return parser
-    if command == "merge":
-        parser.add_argument(
-            "parts", nargs="+", metavar="DIR", help="results folders of runs with --part"
-        )
-        _add_folder_flags(parser, "results")
-        return parser
-    parser.add_argument(
-        "systems",
-        nargs="*",
-        metavar="SYSTEM",
-        help="systems to compare (default: fedavg quafl fedbuff favano)",
-    )
-    _add(parser, "--dataset", "NAME", "data set, see list (default: digits)")
-    if command == "run":
-        _add_training_flags(parser)
-    _add(
-        parser,
-        "--seeds",
-        "NUMBER|LIST",
-        "a number of seeds, counted from 0, or a list such as 3,7 or 3, (default: 5)",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help="give a setting a value, or several to sweep over, in every system that uses it",
-    )
-    _add(parser, "--time-budget", "T", "virtual time to simulate")
-    _add(
-        parser,
-        "--trace",
-        "FILE",
-        "CSV file with columns client, start, finish that replaces the delay law",
-    )
-    _add_folder_flags(parser, "results" if command == "run" else "results-timeline")
+    name, form, meaning = NAMES[command]
+    some: Any = "+" if name == "folders" else "*"
+    parser.add_argument(name, nargs=some, metavar=form, help=meaning)
+    for commands, flag, form, meaning in FLAGS:
+        if command in commands.split():
+            if not form:
+                parser.add_argument(flag, action="store_true", help=meaning)
+            elif flag == "--set":
+                parser.add_argument(flag, action="append", default=[], metavar=form, help=meaning)
+            else:
+                parser.add_argument(flag, action=Once, metavar=form, help=meaning)
     return parser
-
-
-def _add_folder_flags(parser: Parser, folder: str) -> None:
-    """Add the flags of commands that write a results folder."""
-    _add(
-        parser,
-        "--out",
-        "DIR",
-        f"results folder (default: {folder}, with a number appended if that is in use)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace what is in the results folder"
-    )
-
-
-def _add_training_flags(parser: Parser) -> None:
-    """Add the flags that only `run` has."""
-    _add(parser, "--data-dir", "DIR", "folder with the raw files of the data set")
-    _add(parser, "--model", "NAME", "model, see list")
-    _add(
-        parser,
-        "--convolution",
-        "NAME",
-        "how networks convolve: auto, patches or lax (default: auto)",
-    )
-    _add(
-        parser,
-        "--augmentation",
-        "NAME",
-        "of training images: none, flip, crop or crop_flip (default: by data set)",
-    )
-    _add(
-        parser,
-        "--low-bit",
-        "W,A,G",
-        "train with these bits of weights, activations and gradients, such as 3,3,4 "
-        "(default: none, full precision)",
-    )
-    _add(
-        parser,
-        "--components",
-        "NUMBER",
-        "components of the mixture that systems of expectation maximisation fit (default: 10)",
-    )
-    _add(
-        parser,
-        "--dimensions",
-        "NUMBER",
-        "principal components of the images that the mixture is fitted to (default: 20)",
-    )
-    _add(
-        parser,
-        "--partition",
-        "NAME",
-        "who holds which examples, see list (default: classes; iid for expectation maximisation)",
-    )
-    for option, metavar in PARTITION_FLAGS.items():
-        _add(parser, "--" + option.replace("_", "-"), metavar, "option of the partition")
-    _add(parser, "--evals", "NUMBER", "evaluations in addition to the initial one (default: 25)")
-    _add(
-        parser,
-        "--layout",
-        "NAME=VALUE,...",
-        "fields of fedjax_sim.Layout, such as lanes_at_once=true,lane_devices=2",
-    )
-    _add(
-        parser,
-        "--max-lanes",
-        "NUMBER",
-        "most lanes (pairs of settings and seed) in memory at one time (default: all that fit)",
-    )
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="run on the devices of several processes, each started with the same words by srun, "
-        "mpirun or Kubernetes; process 0 writes the results",
-    )
-    _add(
-        parser,
-        "--coordinator",
-        "HOST:PORT",
-        "with --distributed, address of process 0 where it cannot be found out",
-    )
-    _add(parser, "--num-processes", "NUMBER", "with --coordinator, how many processes there are")
-    _add(parser, "--process-id", "NUMBER", "with --coordinator, which of them this is, from 0")
-    _add(
-        parser,
-        "--checkpoint-every",
-        "SECONDS",
-        "least seconds between two checkpoints (default: 20)",
-    )
-    parser.add_argument(
-        "--client-variance",
-        action="store_true",
-        help="measure and draw how far clients' models are from the server's, which keeps more of "
-        "its old models in memory",
-    )
-    parser.add_argument(
-        "--precision",
-        default="float32",
-        metavar="TYPE",
-        help="of matrix products on accelerators: float32 (default), tensorfloat32 or bfloat16",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the unfinished run in the results folder, or start it if there is nothing; "
-        "with a longer --time-budget, go on from a run that ended",
-    )
-    _add(
-        parser,
-        "--part",
-        "I/N",
-        "run one of N parts of the study, from 0/N on, for merge to put together",
-    )
-    _add(
-        parser, "--parts", "N", "run the study in N parts, which --launcher starts, and merge them"
-    )
-    _add(
-        parser,
-        "--launcher",
-        "NAME",
-        "what starts parts: local (processes on this machine; the default), slurm or ray",
-    )
-    _add(
-        parser,
-        "--resources",
-        "NAME=VALUE,...",
-        "fields of the launcher in fedjax_sim.launch, such as timeout_min=120,gpus=1 of slurm",
-    )
-    _add(parser, "--progress", "FILE", "keep a line in a file that says how far the run is")
-
-
-def _add(parser: Parser, flag: str, metavar: str, meaning: str) -> None:
-    """Add a flag with one value, which may be given once."""
-    parser.add_argument(flag, action=Once, help=meaning, metavar=metavar)
