@@ -133,7 +133,7 @@ def run(arguments: Arguments) -> Outcome:
     panels = figure.subplots(1, 5)
     words = {
         "step_size": "step size",
-        "rho": "rho (share of shared noise)",
+        "rho": "rho (share of noise in common)",
         "num_selected": "S (clients selected)",
         "num_rounds": "rounds",
     }

@@ -161,17 +161,18 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
     axes = figure.subplots()
     grid = np.geomspace(0.01, 0.6, 40)
     for i, name in enumerate(STATED):
+        words = "not reweighted" if name == "none" else name
         axes.plot(
             grid,
             [expected_mean(name, x) for x in grid],
-            label=f"{name}, closed form",
+            label=f"{words}, closed form",
             **look(i, "none"),
         )
         axes.errorbar(
             sizes.step_curvatures,
             found.mean[i],
             FAR * found.error[i],
-            label=f"{name}, runs",
+            label=f"{words}, runs",
             **look(i, "only"),
         )
     axes.axhline(0, color=GREY, linewidth=0.8, linestyle=":")

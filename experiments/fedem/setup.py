@@ -206,7 +206,8 @@ def figure_of(
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):
         if len(places) > MOST_MARKED:
-            axes.plot(places, values, label=name, drawstyle="steps-post", **look(i))
+            style = look(i, points=len(places), linewidth=1.2)
+            axes.plot(places, values, label=name, drawstyle="steps-post", **style)
         else:
             axes.plot(places, values, label=name, **look(i, "all"))
     axes.set(xlabel=LABELS.get(x, x), ylabel=y, title=title, yscale="log" if log else "linear")

@@ -56,25 +56,26 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     cells = [[row[k] for row in rows] for k in range(len(titles))]
     longest = max(map(len, cells[0]))
     first = longest if longest <= console.width // 2 else console.width // 3
-    # A title is folded to the width of its column's cells, at spaces.
-    widths = [
-        max(map(len, [*title.split(), *each])) for title, each in zip(titles, cells, strict=True)
-    ]
+    # A title is folded at spaces, to the width of its column's cells, unless all columns fit.
+    named = list(zip(titles, cells, strict=True))
+    widths = [max(map(len, [title, *each])) + GAP for title, each in named]
+    if first + sum(widths[1:]) > console.width:
+        widths = [max(map(len, [*title.split(), *each])) + GAP for title, each in named]
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
     table.add_column(titles[0], width=first, overflow="fold")
     shown, missing, left = [0], [], console.width - first
     for k in range(1, len(titles)):
-        if widths[k] + GAP > left:
+        if widths[k] > left:
             missing.append(titles[k])
             continue
         shown.append(k)
-        left -= widths[k] + GAP
-        table.add_column(textwrap.fill(titles[k], widths[k]), justify="right", no_wrap=True)
+        left -= widths[k]
+        table.add_column(textwrap.fill(titles[k], widths[k] - GAP), justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[k] for k in shown))
     console.print(table, highlight=False)
     if missing:
-        sentence = f"Not shown for want of width: {', '.join(missing)} (--json has them all)."
+        sentence = f"Not shown in {console.width} columns: {', '.join(missing)}."
         console.print(sentence, highlight=False)
 
 

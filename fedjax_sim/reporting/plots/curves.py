@@ -130,7 +130,7 @@ def curves_figure(
     if not lines:
         axes.text(0.5, 0.5, "no seed stayed finite", ha="center", transform=axes.transAxes)
     elif (end := max(line.grid[-1] for line in lines)) > 0:
-        axes.set_xlim(0, end)
+        axes.set_xlim(0, 1.02 * end)
     if "accuracy" in metric:
         axes.set_ylim(0, 1)
     about = TITLES.get(metric, name.partition(" (")[0])
@@ -175,5 +175,6 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
                 grid = np.linspace(0, grid[-1], GRID_POINTS)
             held = on_grid(x, values, grid)
             median = np.median(held, axis=0)
-            lines.append(_Line(label_of(name, point), grid, held, median, look(number - 1)))
+            style = look(number - 1, points=len(grid))
+            lines.append(_Line(label_of(name, point), grid, held, median, style))
     return sorted(lines, key=lambda line: -line.median[-1])

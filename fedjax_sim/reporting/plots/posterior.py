@@ -24,15 +24,17 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
     for i, (name, bins) in enumerate(found.items()):
         confidence, accuracy, examples = (np.asarray(leaf) for leaf in bins)
         is_filled = examples > 0
-        style = look(i, "all", markersize=4, linewidth=1)
-        axes.plot(confidence[is_filled], accuracy[is_filled], label=name, **style, clip_on=False)
+        style = look(i, "all", linewidth=1)
+        line = look(i, "none", linewidth=1)
+        axes.plot(confidence[is_filled], accuracy[is_filled], **line, clip_on=False)
+        axes.plot([], [], label=name, **style)
         axes.scatter(
             confidence[is_filled],
             accuracy[is_filled],
-            s=10 + 150 * examples[is_filled] / examples.sum(),
+            s=10 + 400 * examples[is_filled] / examples.sum(),
             color=style["color"],
             marker=style["marker"],
-            alpha=0.5,
+            alpha=0.7,
             linewidths=0,
             clip_on=False,
         )

@@ -89,7 +89,11 @@ def styled() -> Iterator[None]:
 
 
 def look(
-    number: int, marks: Literal["some", "all", "only", "none"] = "some", **changes: Any
+    number: int,
+    marks: Literal["some", "all", "only", "none"] = "some",
+    *,
+    points: int = 0,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Choose how series `number` looks: colour, dashes and marker.
 
@@ -97,6 +101,8 @@ def look(
       number: Which series, from 0.
       marks: Where the marker is put: at "some" places of a curve, at "all" points of a line, at
         points without a line ("only"), or nowhere ("none").
+      points: How many points the curve has, which are then marked at regular intervals; otherwise
+        the distance along the curve counts, which crowds marks where a curve is noisy.
       **changes: Further keyword arguments of `Axes.plot`, which replace these.
     """
     cycle = number // len(COLORS)
@@ -106,7 +112,9 @@ def look(
         "marker": MARKERS[(number + 3 * cycle) % len(MARKERS)],
     }
     if marks == "some":
-        found["markevery"] = (0.02 + 0.03 * (number % 5), 0.15)
+        every = max(1, points // 7)
+        places = (number % 5 * every // 5, every)
+        found["markevery"] = places if points else (0.02 + 0.03 * (number % 5), 0.15)
     elif marks == "only":
         found["linestyle"] = ""
     elif marks == "none":
