@@ -40,6 +40,13 @@ N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
 PARTICIPATIONS = (0.25, 0.5, 0.75, 1.0)
 OMEGAS = (0.0, 1.0, 3.0, 9.0)
+TITLES = {
+    "fedem": "FedEM",
+    "vr_fedem": "VR-FedEM",
+    "naive": "without memories",
+    "local_memory": "with the senders' memories",
+}
+"""Names in pictures of systems and ways to aggregate."""
 
 
 STUDY = Study(
@@ -137,7 +144,8 @@ def floors(sizes: Sizes) -> Ablation:
                 shown = "0" if way == "fedem" else ", ".join(f"{x:.3g}" for x in expected)
                 text.append([name, ", ".join(f"{x:.3g}" for x in late), shown])
                 if spread == 2.0:
-                    lines[name] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
+                    label = f"{TITLES[way]}, {what}"
+                    lines[label] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
     why = (
         f"FedEM ends at {max(kept):.0e} at most; floors of the others within {max(far):.0%} of "
         "gamma and spread's prediction"
@@ -474,7 +482,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
             late = [settled[metric].values for metric in ("field", "mean_field", "memory_error")]
             for i, alpha in enumerate(alphas):
                 rows.append([name, f"{alpha:g}", *(span(each[i]) for each in late)])
-                lines[f"{name}, alpha = {alpha:g}"] = (
+                lines[f"{TITLES[system.name]}, {split}, alpha = {alpha:g}"] = (
                     data.epochs.values[i, 0],
                     data.mean_field.values[i, 0],
                 )

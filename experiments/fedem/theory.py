@@ -596,6 +596,7 @@ def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     lines = {
         name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
         for name, data in curves.items()
+        if name.startswith("toy B")
     }
     return {
         "toy_b.png": figure_of(

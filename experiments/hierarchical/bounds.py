@@ -363,6 +363,8 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
     axes.loglog(rounds, scaled, label="measured", **look(0, "all"))
     axes.loglog(rounds, limits, label="bound", **look(1, "all"))
     axes.set(xlabel="global rounds U", ylabel="√U × mean squared gradient")
+    axes.set_xticks(rounds, [str(each) for each in rounds])
+    axes.set_xticks([], minor=True)
     axes.legend()
     growth = [b / a for a, b in itertools.pairwise(scaled)]
     holds = (

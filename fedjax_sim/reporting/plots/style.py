@@ -74,7 +74,7 @@ LABELS = {
 """Labels of axes with their units, by name of the metric or coordinate."""
 TITLES = {
     "client_variance": (
-        "Client variance: squared distances of the clients' (or groups') models to the server's, "
+        "Client variance: squared distances of the clients' (or groups')\nmodels to the server's, "
         "summed"
     )
 }
