@@ -1,10 +1,10 @@
 """The flags of every command, read into text. This module loads neither JAX nor NumPy.
 
 The parser is argparse, and the flags are one table. Two libraries that derive flags from types were
-tried on all of them. tyro answers a mistake with a box of many lines, and takes the last of two
-values of a flag in silence. cyclopts answers in one sentence, but took 193 lines for what takes
-fewer here: it cuts `--evals 2.5` to 2, takes `--resume=yes` and `--time_budget`, and so needs
-readers and checks of its own.
+tried. tyro answers a mistake with a box of many lines, and takes the last of two values of a flag
+in silence. cyclopts answers in two or three sentences; it cuts `--evals 2.5` to 2 and takes
+`--resume=yes` and `--time_budget`, so that it needs readers, checks and wording of its own. With
+these it takes as many lines as this does, and four packages more.
 """
 
 import argparse
@@ -32,117 +32,77 @@ NAMES = {
 """What a command takes next to its flags: name, form and meaning."""
 PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
 """Options of partitions."""
-FLAGS = (
-    ("run timeline", "--dataset", "NAME", "data set, see list (default: digits)"),
-    ("run", "--data-dir", "DIR", "folder with the raw files of the data set"),
-    ("run", "--model", "NAME", "model, see list"),
-    ("run", "--convolution", "NAME", "how networks convolve: auto, patches or lax (default: auto)"),
-    (
-        *("run", "--augmentation", "NAME"),
-        "of training images: none, flip, crop or crop_flip (default: by data set)",
-    ),
-    (
-        *("run", "--low-bit", "W,A,G"),
-        "train with these bits of weights, activations and gradients, such as 3,3,4 (default: "
-        "none, full precision)",
-    ),
-    (
-        *("run", "--components", "NUMBER"),
-        "components of the mixture that systems of expectation maximisation fit (default: 10)",
-    ),
-    (
-        *("run", "--dimensions", "NUMBER"),
-        "principal components of the images that the mixture is fitted to (default: 20)",
-    ),
-    (
-        *("run", "--partition", "NAME"),
-        "who holds which examples, see list (default: classes; iid for expectation maximisation)",
-    ),
-    ("run", "--classes", "NUMBER", "of the partition classes: how many each client holds"),
-    ("run", "--alpha", "NUMBER", "of the partition dirichlet: its concentration"),
-    ("run", "--shards-per-client", "NUMBER", "of the partition shards"),
-    ("run", "--min-examples", "NUMBER", "of the partition dirichlet: least examples of a client"),
-    ("run", "--group-sizes", "N+N...", "of the partition of groups, such as 5+15"),
-    ("run", "--evals", "NUMBER", "evaluations in addition to the initial one (default: 25)"),
-    (
-        *("run timeline", "--seeds", "NUMBER|LIST"),
-        "a number of seeds, counted from 0, or a list such as 3,7 or 3, or 5..9 (default: 5)",
-    ),
-    (
-        *("run timeline", "--set", "NAME=VALUE,..."),
-        "give a setting a value, or several to sweep over, in every system that uses it; 2..5 "
-        "stands for 2,3,4,5; several settings are joined by commas, or given by further --set",
-    ),
-    ("run timeline", "--time-budget", "T", "virtual time to simulate"),
-    (
-        *("run timeline", "--trace", "FILE"),
-        "CSV file with columns client, start, finish that replaces the delay law",
-    ),
-    (
-        *("run plot", "--plot", "METRIC,..."),
-        "metrics to draw, such as accuracy,loss (default: all)",
-    ),
-    (
-        *("run plot", "--against", "AXIS,..."),
-        "horizontal axes of pictures: time, rounds, steps or bits (default: time)",
-    ),
-    (
-        *("run plot merge timeline", "--out", "DIR"),
-        "results folder (default: results, results-plot or results-timeline, with a number "
-        "appended if that is in use)",
-    ),
-    ("run plot merge timeline", "--overwrite", "", "replace what is in the results folder"),
-    ("list run plot merge timeline", "--json", "", "print one JSON object instead of tables"),
-    (
-        *("run", "--resume", ""),
-        "continue the unfinished run in the results folder, or start it if there is nothing; with "
-        "a longer --time-budget, go on from a run that ended",
-    ),
-    (
-        *("run", "--client-variance", ""),
-        "measure and draw how far clients' models are from the server's, which keeps more of its "
-        "old models in memory",
-    ),
-    (
-        *("run", "--precision", "TYPE"),
-        "of matrix products on accelerators: float32 (default), tensorfloat32 or bfloat16",
-    ),
-    (
-        *("run", "--layout", "NAME=VALUE,..."),
-        "fields of fedjax_sim.Layout, such as lanes_at_once=true,lane_devices=2",
-    ),
-    (
-        *("run", "--max-lanes", "NUMBER"),
-        "most lanes (pairs of settings and seed) in memory at one time (default: all that fit)",
-    ),
-    ("run", "--checkpoint-every", "SECONDS", "least seconds between checkpoints (default: 20)"),
-    ("run", "--progress", "FILE", "keep a line in a file that says how far the run is"),
-    (
-        *("run", "--part", "I/N"),
-        "run one of N parts of the study, from 0/N on, for merge to put together",
-    ),
-    ("run", "--parts", "N", "run the study in N parts, which --launcher starts, and merge them"),
-    (
-        *("run", "--launcher", "NAME"),
-        "what starts parts: local (processes on this machine; the default), slurm or ray",
-    ),
-    (
-        *("run", "--resources", "NAME=VALUE,..."),
-        "fields of the launcher in fedjax_sim.launch, such as timeout_min=120,gpus=1 of slurm",
-    ),
-    (
-        *("run", "--distributed", ""),
-        "run on the devices of several processes, each started with the same words by srun, mpirun "
-        "or Kubernetes; process 0 writes the results",
-    ),
-    (
-        *("run", "--coordinator", "HOST:PORT"),
-        "with --distributed, address of process 0 where it cannot be found out",
-    ),
-    ("run", "--num-processes", "N", "with --coordinator, how many processes there are"),
-    ("run", "--process-id", "NUMBER", "with --coordinator, which of them this is, from 0"),
-)
-"""Commands that take a flag, the flag, the form of its value (none for a switch), its meaning."""
+FLAGS = {
+    "run timeline": {
+        "--dataset NAME": "data set, see list (default: digits)",
+        "--seeds NUMBER|LIST": "a number of seeds, counted from 0, or a list such as 3,7 or 3, or "
+        "5..9 (default: 5)",
+        "--set NAME=VALUE,...": "give a setting a value, or several to sweep over, in every "
+        "system that uses it; 2..5 stands for 2,3,4,5; several settings are joined by commas, or "
+        "given by further --set",
+        "--time-budget T": "virtual time to simulate",
+        "--trace FILE": "CSV file with columns client, start, finish that replaces the delay law",
+    },
+    "run": {
+        "--data-dir DIR": "folder with the raw files of the data set",
+        "--model NAME": "model, see list",
+        "--convolution NAME": "how networks convolve: auto, patches or lax (default: auto)",
+        "--augmentation NAME": "of training images: none, flip, crop or crop_flip (default: by "
+        "data set)",
+        "--low-bit W,A,G": "train with these bits of weights, activations and gradients, such as "
+        "3,3,4 (default: none, full precision)",
+        "--components NUMBER": "components of the mixture that systems of expectation "
+        "maximisation fit (default: 10)",
+        "--dimensions NUMBER": "principal components of the images that the mixture is fitted to "
+        "(default: 20)",
+        "--partition NAME": "who holds which examples, see list (default: classes; iid for "
+        "expectation maximisation)",
+        "--classes NUMBER": "of the partition classes: how many each client holds",
+        "--alpha NUMBER": "of the partition dirichlet: its concentration",
+        "--shards-per-client NUMBER": "of the partition shards",
+        "--min-examples NUMBER": "of the partition dirichlet: least examples of a client",
+        "--group-sizes N+N...": "of the partition of groups, such as 5+15",
+        "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
+        "--resume": "continue the unfinished run in the results folder, or start it if there is "
+        "nothing; with a longer --time-budget, go on from a run that ended",
+        "--client-variance": "measure and draw how far clients' models are from the server's, "
+        "which keeps more of its old models in memory",
+        "--precision TYPE": "of matrix products on accelerators: float32 (default), tensorfloat32 "
+        "or bfloat16",
+        "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as "
+        "lanes_at_once=true,lane_devices=2",
+        "--max-lanes NUMBER": "most lanes (pairs of settings and seed) in memory at one time "
+        "(default: all that fit)",
+        "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
+        "--progress FILE": "keep a line in a file that says how far the run is",
+        "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
+        "--parts N": "run the study in N parts, which --launcher starts, and merge them",
+        "--launcher NAME": "what starts parts: local (processes on this machine; the default), "
+        "slurm or ray",
+        "--resources NAME=VALUE,...": "fields of the launcher in fedjax_sim.launch, such as "
+        "timeout_min=120,gpus=1 of slurm",
+        "--distributed": "run on the devices of several processes, each started with the same "
+        "words by srun, mpirun or Kubernetes; process 0 writes the results",
+        "--coordinator HOST:PORT": "with --distributed, address of process 0 where it cannot be "
+        "found out",
+        "--num-processes N": "with --coordinator, how many processes there are",
+        "--process-id NUMBER": "with --coordinator, which of them this is, from 0",
+    },
+    "run plot": {
+        "--plot METRIC,...": "metrics to draw, such as accuracy,loss (default: all)",
+        "--against AXIS,...": "horizontal axes of pictures: time, rounds, steps or bits (default: "
+        "time)",
+    },
+    "run plot merge timeline": {
+        "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
+        "number appended if that is in use)",
+        "--overwrite": "replace what is in the results folder",
+    },
+    "list run plot merge timeline": {
+        "--json": "print one JSON object instead of tables",
+    },
+}
+"""By the commands that take them: flags with the form of their value, if any, and meaning."""
 
 
 class UsageError(InputError):
@@ -191,6 +151,10 @@ class Parser(argparse.ArgumentParser):
                 f"argument is {unknown[0]!r}, but must be left out: "
                 "this command takes no such name."
             )
+        for flag, action in self._option_string_actions.items():
+            values = getattr(known, action.dest, None)
+            if flag != "--set" and isinstance(values, list):
+                setattr(known, action.dest, _single(flag, values))
         return known
 
     def _is_setting(self, name: str) -> bool:
@@ -202,30 +166,15 @@ class Parser(argparse.ArgumentParser):
         return takes_settings and any(name in fields(each.Hyper) for each in SYSTEMS.values())
 
 
-class Once(argparse.Action):
-    """Store the value of a flag, and refuse it if it is empty or given a second time."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: Any = None,
-    ) -> None:
-        """Store the value.
-
-        Raises:
-          UsageError: If it is empty, or the flag already has one.
-        """
-        if not values:
-            raise UsageError(f"{option_string} is '', but must not be empty: leave the flag out.")
-        earlier = getattr(namespace, self.dest)
-        if earlier is not None:
-            raise UsageError(
-                f"second {option_string} is {values!r}, but must be left out: "
-                f"it is already {earlier!r}."
-            )
-        setattr(namespace, self.dest, values)
+def _single(flag: str, values: list[str]) -> str:
+    """Return the one value of a flag, and refuse one that is empty or a second one."""
+    if not all(values):
+        raise UsageError(f"{flag} is '', but must not be empty: leave the flag out.")
+    if len(values) > 1:
+        raise UsageError(
+            f"second {flag} is {values[1]!r}, but must be left out: it is already {values[0]!r}."
+        )
+    return values[0]
 
 
 def make_parser(command: str) -> Parser:
@@ -238,12 +187,14 @@ def make_parser(command: str) -> Parser:
     name, form, meaning = NAMES[command]
     some: Any = "+" if name == "folders" else "*"
     parser.add_argument(name, nargs=some, metavar=form, help=meaning)
-    for commands, flag, form, meaning in FLAGS:
-        if command in commands.split():
-            if not form:
-                parser.add_argument(flag, action="store_true", help=meaning)
-            elif flag == "--set":
-                parser.add_argument(flag, action="append", default=[], metavar=form, help=meaning)
+    for commands, flags in FLAGS.items():
+        for words, meaning in flags.items() if command in commands.split() else ():
+            flag, _, form = words.partition(" ")
+            if form:
+                empty: Any = [] if flag == "--set" else None
+                parser.add_argument(
+                    flag, action="append", default=empty, metavar=form, help=meaning
+                )
             else:
-                parser.add_argument(flag, action=Once, metavar=form, help=meaning)
+                parser.add_argument(flag, action="store_true", help=meaning)
     return parser

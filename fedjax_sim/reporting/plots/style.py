@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import matplotlib
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import EngFormatter
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#808080")
