@@ -215,7 +215,5 @@ def _figures(
     found = {}
     for number, split in enumerate(splits):
         drawn = {name: curves[f"{split}, {name}"] for name in methods if name not in PERSONAL}
-        figure = plots.curves_figure(drawn, "accuracy")
-        figure.suptitle(split)
-        found[f"accuracy_{number}.png"] = figure
+        found[f"accuracy_{number}.png"] = plots.curves_figure(drawn, "accuracy", title=split)
     return found

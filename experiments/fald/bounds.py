@@ -19,6 +19,7 @@ from experiments.fald.claims import CLAIMS, verdict
 from experiments.fald.gaussian import clients_of, floor, r1, r2, random_clients
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
+from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
@@ -441,13 +442,14 @@ def judge_decreasing(late: Mapping[str, Decreasing]) -> Verdict:
     )
 
 
+@styled()
 def picture(late: Decreasing) -> Figure:
     """Draw W2 and its bounds on R1 with K = 5, at constant and at decreasing step sizes.
 
     Args:
       late: The run at decreasing step sizes, of at least 2000 steps.
     """
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.2))
     left, right = figure.subplots(1, 2, sharey=True)
     clients = clients_of(r1())
     setup = theory.setup_of(clients, np.zeros(1), 0.0)
@@ -458,21 +460,22 @@ def picture(late: Decreasing) -> Figure:
         left.semilogy(
             5 * rounds,
             wasserstein2(*laws, *oracle.target_law(clients)),
-            color=f"C{i}",
             label=f"{eta:g}",
+            **look(i),
         )
         left.semilogy(
             5 * rounds,
             theory.bound(setup, 5 * rounds, step_size=eta, local_steps=5),
-            color=f"C{i}",
-            linestyle="--",
+            **look(i, "none", linewidth=1),
         )
     k = np.arange(1, 2001)
-    right.loglog(k, late.distance[k, 0], linewidth=0.8)
-    right.loglog(k, late.bound[k, 0], linestyle="--")
-    left.set(xlabel="steps", ylabel="W2; dashed: bound", title="R1, K = 5, constant step size")
+    right.loglog(k, late.distance[k, 0], label="W2", **look(0))
+    right.loglog(k, late.bound[k, 0], label="bound", **look(1))
+    title = "R1, K = 5, constant step size; without marks: bounds"
+    left.set(xlabel="steps", ylabel="W2", title=title)
     left.legend(title="step size")
-    right.set(xlabel="steps", title="decreasing step size")
+    right.legend()
+    right.set(xlabel="steps", title="R1, K = 5, decreasing step size")
     return figure
 
 

@@ -30,6 +30,7 @@ from experiments.fald.gaussian import (
     draw_sets,
     equal_problem,
     exact_distances,
+    explain,
     first_within,
     kept,
     largest,
@@ -40,6 +41,7 @@ from experiments.fald.gaussian import (
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
+from fedjax_sim.reporting.plots import GREY, look, styled
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 from fedjax_sim.theory.langevin.rounds import rounds_to
@@ -271,32 +273,32 @@ def largest_deviation(panels: Panels) -> float:
     return largest(*found)
 
 
+@styled()
 def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
     """Draw the panels and collect what is written. picture: name of the picture's file."""
     sizes, clients = panels.sizes, panels.clients
     squares = {alpha: dissimilarity(target) ** 2 for alpha, target in clients.items()}
-    figure = Figure(figsize=(16, 9), layout="constrained")
+    figure = Figure(figsize=(16, 9))
     (first, second, third), (fourth, fifth, last) = figure.subplots(2, 3)
-    last.axis("off")
+    explain(last, "lines with marks: chains, with the range of all sets\nlines without: exact laws")
     steps = list(sizes.local_steps)
     for i, alpha in enumerate(sizes.alphas):
         label = f"{alpha:g} ({squares[alpha]:.0e})"
-        first.loglog(steps, [panels.exact[alpha][k] for k in steps], color=f"C{i}", linestyle="--")
+        exactly = look(i, "none", linewidth=1)
+        first.loglog(steps, [panels.exact[alpha][k] for k in steps], **exactly)
         shown = [panels.found[alpha][k] for k in steps]
         means = [mean_of_finite(rounds) for rounds in shown]
         errors = [
             np.std(rounds[np.isfinite(rounds)]) if np.isfinite(rounds).any() else 0.0
             for rounds in shown
         ]
-        first.errorbar(
-            steps, means, errors, color=f"C{i}", marker="o", markersize=4, linestyle="", label=label
-        )
+        first.errorbar(steps, means, errors, label=label, **look(i, "only"))
         distance = panels.ran[10].distance[:, i]
         exact = exact_distances(
             clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10
         )
-        second.semilogy(exact, color=f"C{i}", linestyle="--")
-        draw_sets(second, distance, color=f"C{i}", label=label)
+        second.semilogy(exact, **exactly)
+        draw_sets(second, distance, i, label=label)
     for j, (rho, sets) in enumerate(panels.mixed.items()):
         exact = exact_distances(
             clients[sizes.alphas[0]],
@@ -305,20 +307,21 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             local_steps=MIXED_STEPS,
             rho=rho,
         )
-        third.semilogy(exact, color=f"C{j}", linestyle="--")
-        draw_sets(third, sets.distance[:, 0], color=f"C{j}", label=f"{rho:g}")
+        third.semilogy(exact, **look(j, "none", linewidth=1))
+        draw_sets(third, sets.distance[:, 0], j, label=f"{rho:g}")
     first.set(
-        xlabel="local steps K", ylabel=f"rounds to W2 <= {ACCURACY:g}", title="(a) dashed: exact"
+        xlabel="local steps K", ylabel=f"rounds to W2 ≤ {ACCURACY:g}", title="(a) mean and std"
     )
-    second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10; dashed: exact")
+    second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10")
     third.set(
         xlabel="rounds",
         ylabel="W2",
-        title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho; dashed: exact",
+        title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho",
     )
-    first.legend(title="alpha (gamma squared)")
+    named = first.get_legend_handles_labels()
+    last.legend(*named, title="(a), (b): alpha (gamma squared)", loc="upper left")
     third.legend(title="rho")
-    second.axhline(ACCURACY, color="grey", linewidth=0.6)
+    second.axhline(ACCURACY, color=GREY, linewidth=0.6)
     models = panels.ran[10].first.models[0].astype(float)
     samples = models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
     goal = oracle.target_law(clients[sizes.alphas[0]])
@@ -398,11 +401,12 @@ def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> fl
     x, y = (np.linspace(goal.mean[i] - spread[i], goal.mean[i] + spread[i], 120) for i in (0, 1))
     away = np.stack(np.meshgrid(x - goal.mean[0], y - goal.mean[1]), axis=-1)
     density = np.exp(-np.einsum("xyi,ij,xyj->xy", away, np.linalg.inv(goal.covariance), away) / 2)
+    names = {"xlabel": "first coordinate of the model", "ylabel": "second coordinate"}
     left.contourf(x, y, density, levels=12)
-    left.set(title="(d) target, alpha = 0")
+    left.set(title="(d) target, alpha = 0", **names)
     right.hist2d(samples[:, 0], samples[:, 1], bins=60, range=[(x[0], x[-1]), (y[0], y[-1])])
     right.contour(x, y, density, levels=4, colors="white", linewidths=0.6)
-    right.set(title=f"(e) {len(samples)} samples, K = 10; lines: target")
+    right.set(**names, title=f"(e) {len(samples)} samples, K = 10; lines: target")
     centred = samples - samples.mean(axis=0)
     return float(
         wasserstein2(samples.mean(axis=0), centred.T @ centred / (len(samples) - 1), *goal)

@@ -25,6 +25,7 @@ from experiments.fald.gaussian import (
     draw_sets,
     equal_problem,
     exact_distances,
+    explain,
     floor,
     kept,
     kurtosis,
@@ -35,6 +36,7 @@ from experiments.fald.gaussian import (
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
+from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
 from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
@@ -232,6 +234,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> 
     }
 
 
+@styled()
 def outcome(
     clients: GaussianTarget,
     sizes: Sizes,
@@ -241,20 +244,26 @@ def outcome(
     picture: str,
 ) -> Outcome:
     """Draw the panels and collect what is written. picture: name of the picture's file."""
-    figure = Figure(figsize=(16, 9), layout="constrained")
+    figure = Figure(figsize=(16, 9))
     places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
-    places[-1].axis("off")
+    explain(
+        places[-1],
+        "lines with marks: chains, with the range of all sets\nlines without: exact laws",
+    )
     for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
         for i, eta in enumerate(sizes.step_sizes):
             exact = exact_distances(
                 clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
             )
-            axes.semilogy(exact, color=f"C{i}", linestyle="--", linewidth=1)
+            axes.semilogy(exact, **look(i, "none", linewidth=1))
             if panel in ran:
-                draw_sets(axes, ran[panel].distance[:, 0, i], color=f"C{i}", label=f"{eta:g}")
+                draw_sets(axes, ran[panel].distance[:, 0, i], i, label=f"{eta:g}")
         axes.set(xlabel="rounds", title=f"({panel}) {name_of(who)}")
-    places[0].set_ylabel("W2; dashed: exact")
-    places[0].legend(title="step size")
+    for axes in (places[0], places[3]):
+        axes.set_ylabel("W2")
+    drawn = next(axes for axes, panel in zip(places, PANELS, strict=False) if panel in ran)
+    named = drawn.get_legend_handles_labels()
+    places[-1].legend(*named, title="step size", loc="upper left")
     lasting = floors(clients, sizes)
     rows = [
         [

@@ -21,6 +21,7 @@ import xarray as xr
 import fedjax_sim
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
+from fedjax_sim.reporting.plots import look
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Participation
@@ -273,19 +274,28 @@ def kept(ran: Repeated) -> xr.Dataset:
 
 
 def draw_sets(
-    axes: Any, distance: np.ndarray, *, every: int = 1, color: str, label: str | None
+    axes: Any, distance: np.ndarray, number: int, *, every: int = 1, label: str | None
 ) -> None:
     """Draw the first set's distances, and the range of all sets, against rounds times `every`.
 
     Args:
       axes: Where to draw.
       distance: `f64[sets, rounds + 1]`.
+      number: Which series of the panel; the exact law's line has `look(number, "none")`.
+      every: What a round counts.
+      label: Name of the series.
     """
     at = every * np.arange(distance.shape[1])
-    axes.semilogy(at, distance[0], linewidth=0.8, color=color, label=label)
-    axes.fill_between(
-        at, distance.min(axis=0), distance.max(axis=0), color=color, alpha=0.2, linewidth=0
-    )
+    style = look(number, linestyle="-", linewidth=0.8)
+    axes.semilogy(at, distance[0], label=label, **style)
+    area = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+    axes.fill_between(at, distance.min(axis=0), distance.max(axis=0), **area)
+
+
+def explain(axes: Any, text: str) -> None:
+    """Use a panel for words instead of data."""
+    axes.axis("off")
+    axes.text(0.02, 0.02, text, transform=axes.transAxes, va="bottom", fontsize=11)
 
 
 def deviations(

@@ -37,6 +37,7 @@ from experiments.harness import Arguments, Sizes, Study, Verdict, table
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import LogisticRegression
+from fedjax_sim.reporting.plots import LABELS, look, styled
 from fedjax_sim.reporting.results import load
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
@@ -285,37 +286,36 @@ def data_of(ran: ImageRuns) -> list[str]:
     return list(dict.fromkeys(name.split(", ")[0] for name in ran.curves))
 
 
+@styled()
 def picture(ran: ImageRuns, prefix: str) -> Figure:
     """Draw the three metrics against rounds by K, with a row for each data set.
 
     Each is drawn at the step size chosen for it.
     """
     rows = data_of(ran)
-    figure = Figure(figsize=(15, 4.2 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(15, 4.2 * len(rows)))
     panels = figure.subplots(len(rows), 3, squeeze=False)
     for axes, (data, metric) in zip(
         panels.ravel(), ((data, metric) for data in rows for metric in METRICS), strict=True
     ):
-        for local_steps in ran.config["local_steps"]:
+        for i, local_steps in enumerate(ran.config["local_steps"]):
             name = name_of(data, local_steps)
             step_size = ran.chosen[name][prefix + metric]
             values = ran.curves[name][prefix + metric].sel(step_size=step_size).values
             rounds = ran.config["every"] * np.arange(1, values.shape[-1] + 1)
-            axes.plot(rounds, values.mean(axis=0), label=f"K = {local_steps}, {step_size:g}")
-            axes.fill_between(
-                rounds, values.min(axis=0), values.max(axis=0), alpha=0.2, linewidth=0
-            )
-        low, high = (
-            np.nanquantile([line.get_ydata()[-1] for line in axes.lines], q) for q in (0, 1)
-        )
-        margin = 0.6 * (high - low) + 1e-4
+            late = len(rounds) // 4  # The beginning would hide the differences at the end.
+            rounds, values = rounds[late:], values[:, late:]
+            style = look(i, points=len(rounds), drawstyle="steps-post")
+            label = f"K = {local_steps}, {step_size:g}"
+            axes.plot(rounds, np.median(values, axis=0), label=label, **style)
+            of_seed = {"color": style["color"], "drawstyle": "steps-post"}
+            axes.plot(rounds, values.T, linewidth=0.6, alpha=0.4, **of_seed)
         axes.set(
             xlabel="rounds",
-            ylabel=metric,
-            title=f"{data}; K, step size",
-            ylim=(low - margin, high + margin),
+            ylabel=LABELS[metric],
+            title=f"{data.replace('_', ' ')}: median and each seed, first quarter left out",
         )
-        axes.legend(fontsize=8)
+        axes.legend(title="local steps, step size")
     return figure
 
 

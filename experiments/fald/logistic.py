@@ -31,6 +31,7 @@ from fedjax_sim import datasets
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.partition import dirichlet
 from fedjax_sim.problems import Logistic, make_logistic
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -292,17 +293,18 @@ def compare(
     return compared, curves
 
 
+@styled()
 def figure_of(compared: list[Compared]) -> Figure:
     """Draw the largest biases against K."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 4.2))
     titles = ("mean, in standard deviations", "logarithm of standard deviation")
-    for p, (axes, title) in enumerate(zip(figure.subplots(1, 2), titles, strict=True)):
+    panels = figure.subplots(1, 2)
+    for p, (axes, title) in enumerate(zip(panels, titles, strict=True)):
         for c, rho in enumerate(RHOS):
             of_rho = [each for each in compared if each.rho == rho]
             steps = np.array([each.local_steps for each in of_rho])
-            for kind, style, label in (
-                ("bias", "o", "against NUTS"),
-                ("paired", "x", "against K = 1, same noise"),
+            for j, (kind, label) in enumerate(
+                (("bias", "against NUTS"), ("paired", "against K = 1, same noise"))
             ):
                 found = [
                     largest(getattr(each, kind)[p])
@@ -310,24 +312,16 @@ def figure_of(compared: list[Compared]) -> Figure:
                     if kind == "bias" or each.local_steps > 1
                 ]
                 at = steps[-len(found) :] * 1.03 ** (2 * c - 1)
-                words = f"{label}, rho = {rho:g}"
-                axes.errorbar(
-                    at,
-                    *np.transpose(found),
-                    fmt=style,
-                    color=f"C{c}",
-                    markersize=5,
-                    capsize=2,
-                    label=words,
-                )
+                style = look(2 * c + j, "only", label=f"{label}, rho = {rho:g}")
+                axes.errorbar(at, *np.transpose(found), **style)
             expected = np.array([np.abs(each.normal[p]).max() for each in of_rho])
             is_any = expected > NOTHING
-            axes.plot(steps[is_any], expected[is_any], "--", color=f"C{c}", linewidth=1)
+            normal = f"normal approximation, rho = {rho:g}"
+            axes.plot(steps[is_any], expected[is_any], label=normal, **look(2 * c, "none"))
         axes.set(
             xlabel="local steps K", ylabel="largest bias", xscale="log", yscale="log", title=title
         )
-    axes.plot([], [], "--", color="grey", linewidth=1, label="normal approximation")
-    axes.legend(fontsize=8)
+    name_beside(figure, panels[0])
     return figure
 
 

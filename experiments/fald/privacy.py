@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from experiments.fald.claims import CLAIMS, verdict
 from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
+from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.theory.langevin.exact_laws import Participation
 from fedjax_sim.theory.langevin.privacy import PrivacySetup, guarantee
 
@@ -124,23 +125,32 @@ def judge() -> tuple[Verdict, dict[str, np.ndarray], dict[str, np.ndarray], np.n
     return verdict(16, measured, holds, why), epsilons, deltas, accuracy
 
 
+@styled()
 def run(arguments: Arguments) -> Outcome:
     """Compute and judge. All sizes are the same, as this takes seconds."""
     judged, epsilons, deltas, accuracy = judge()
-    figure = Figure(figsize=(15, 3.8), layout="constrained")
+    figure = Figure(figsize=(16, 3.8))
     panels = figure.subplots(1, 5)
-    words = {"step_size": "step size", "rho": "rho", "num_selected": "S", "num_rounds": "rounds"}
+    words = {
+        "step_size": "step size",
+        "rho": "rho (share of noise in common)",
+        "num_selected": "S (clients selected)",
+        "num_rounds": "rounds",
+    }
     for axes, (name, values) in zip(panels, VARIED.items(), strict=False):
         for i, label in enumerate(("without replacement", "with replacement")):
-            axes.plot(values, epsilons[name][i], marker="o", markersize=3, label=label)
+            axes.plot(values, epsilons[name][i], label=label, **look(i, "all"))
         axes.set(xlabel=words[name], yscale="log", xscale="linear" if name == "rho" else "log")
     panels[0].set_ylabel("epsilon of the whole run")
-    panels[0].legend(fontsize=8)
-    panels[4].plot(epsilons["rho"][0], accuracy, marker="o", markersize=3)
+    panels[0].legend()
+    panels[4].plot(epsilons["rho"][0], accuracy, **look(2, "all"))
     for rho, x, y in zip(VARIED["rho"], epsilons["rho"][0], accuracy, strict=True):
         panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(
-        xlabel="epsilon", ylabel="stationary W2", yscale="log", title="rho next to its points"
+        xlabel="epsilon of the whole run",
+        ylabel="stationary W2",
+        yscale="log",
+        title="rho next to its points",
     )
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)

@@ -23,6 +23,7 @@ from experiments.fald.gaussian import (
     draw_sets,
     equal_problem,
     exact_distances,
+    explain,
     first_within,
     floor,
     kept,
@@ -32,6 +33,7 @@ from experiments.fald.gaussian import (
 )
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.reporting.plots import OPEN, look, styled
 from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
@@ -292,6 +294,7 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
     ), floors
 
 
+@styled()
 def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
@@ -307,9 +310,13 @@ def run(arguments: Arguments) -> Outcome:
             each._replace(holds=None, why=few + each.why) for each in (by_alpha, by_rho)
         )
     verdicts = [by_alpha, by_steps, by_rho]
-    figure = Figure(figsize=(20, 9), layout="constrained")
+    figure = Figure(figsize=(20, 9))
     panels = figure.subplots(2, 4).ravel()
-    panels[-1].axis("off")
+    explain(
+        panels[-1],
+        "panels of W2 against steps and rounds:\nlines with marks: chains, with the range of all "
+        "sets\nlines without: exact laws",
+    )
     for axes, i, alpha in zip(panels, range(2), RUN_ALPHAS, strict=False):
         clients = clients_of(unequal_problem(alpha))
         for c, (k, sets) in enumerate(ran.fixed.items()):
@@ -321,57 +328,38 @@ def run(arguments: Arguments) -> Outcome:
                     local_steps=k,
                     rho=rho,
                 )
-                axes.semilogy(
-                    k * np.arange(len(exact)),
-                    exact,
-                    color=f"C{c}",
-                    linestyle=":" if j else "--",
-                    linewidth=1,
-                )
-                draw_sets(
-                    axes,
-                    sets.distance[:, i, j],
-                    every=k,
-                    color=f"C{c}",
-                    label=None if j else f"K = {k}",
-                )
+                style = look(2 * c + j, "none", linewidth=1)
+                axes.semilogy(k * np.arange(len(exact)), exact, **style)
+                label = f"K = {k}, rho = {rho:g}"
+                draw_sets(axes, sets.distance[:, i, j], 2 * c + j, every=k, label=label)
         axes.set_xscale("symlog", linthresh=10)
-        axes.set(
-            xlabel="local steps",
-            ylabel="W2",
-            title=f"alpha = {alpha:g}; exact: dashed rho = 0, dotted rho = 1",
-        )
+        axes.set(xlabel="local steps", ylabel="W2", title=f"alpha = {alpha:g}")
         axes.legend()
     gammas = [max(alpha, 0.02) for alpha in ALPHAS]
     for c, k in enumerate((1, 10, 100)):
-        panels[2].loglog(
-            gammas, floors["unequal"][k], color=f"C{c}", marker="o", markersize=3, label=f"K = {k}"
-        )
-        panels[2].loglog(gammas, floors["equal"][k], color=f"C{c}", linestyle=":")
-        panels[3].plot(
-            RHOS,
-            np.array(widths["unequal"][k]) / widths["unequal"][k][0],
-            color=f"C{c}",
-            marker="o",
-            markersize=3,
-        )
+        panels[2].loglog(gammas, floors["unequal"][k], label=f"K = {k}", **look(c, "all"))
+        panels[2].loglog(gammas, floors["equal"][k], **look(c, "all", **OPEN))
+        relative = np.array(widths["unequal"][k]) / widths["unequal"][k][0]
+        panels[3].plot(RHOS, relative, label=f"K = {k}", **look(c, "all"))
     panels[2].set(
-        xlabel="alpha (0 at the left end)", ylabel="exact floor of W2", title="dotted: one Hessian"
+        xlabel="alpha (0 at the left end)",
+        ylabel="exact floor of W2",
+        title="open marks: one Hessian",
     )
     panels[2].legend()
     panels[3].set(xlabel="rho", ylabel="exact floor over that at rho = 0", title="alpha = 0")
-    for name, values in counted.rounds.items():
+    panels[3].legend()
+    for c, (name, values) in enumerate(counted.rounds.items()):
         scale = 1.0 if name != "bound" else values[1] / counted.rounds["fixed"][1]
         panels[4].loglog(
             list(values),
             np.array(list(values.values())) / scale,
-            marker="o",
-            markersize=3,
             label=name,
+            **look(c, "all"),
         )
     panels[4].set(
         xlabel="local steps K",
-        ylabel=f"rounds to W2 <= {ACCURACY:g}",
+        ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
         title="bound scaled to the fixed one at K = 1",
     )
     panels[4].legend()
@@ -381,12 +369,12 @@ def run(arguments: Arguments) -> Outcome:
         exact = exact_distances(
             clients_of(unequal_problem(RUN_ALPHAS[0])), sizes.tuned, step_size=eta, local_steps=k
         )
-        panels[6].semilogy(exact, color=f"C{c}", linestyle="--", linewidth=1)
-        draw_sets(panels[6], sets.distance[:, 0], color=f"C{c}", label=f"K = {k}, {eta:.1e}")
+        panels[6].semilogy(exact, **look(c, "none", linewidth=1))
+        draw_sets(panels[6], sets.distance[:, 0], c, label=f"K = {k}, {eta:.1e}")
     panels[6].set(
         xlabel="rounds",
         ylabel="W2",
-        title=f"best step sizes for W2 <= {ACCURACY:g}, alpha = 0; dashed: exact",
+        title=f"best step sizes for W2 ≤ {ACCURACY:g}, alpha = 0",
     )
     panels[6].legend()
     header = ["rounds to W2 <= 5e-4", *(f"K = {k}" for k in sizes.counted)]
@@ -407,13 +395,16 @@ def _participation(axes: Any) -> None:
     clients: GaussianTarget = clients_of(unequal_problem(0.0))
     sizes = np.geomspace(1e-9, 1e-6, 13)
     for c, (name, who) in enumerate(SCHEMES.items()):
-        for rho, style in ((0.0, "-"), (1.0, ":")):
+        for rho, style in ((0.0, {}), (1.0, OPEN)):
             floors = [
                 floor(clients, step_size=eta, local_steps=100, rho=rho, participation=who)
                 for eta in sizes
             ]
-            axes.loglog(sizes, floors, style, color=f"C{c}", label=name if rho == 0 else None)
+            label = name if rho == 0 else None
+            axes.loglog(sizes, floors, label=label, **look(c, "all", **style))
     axes.set(
-        xlabel="step size", ylabel="exact floor of W2", title="K = 100, alpha = 0; dotted: rho = 1"
+        xlabel="step size",
+        ylabel="exact floor of W2",
+        title="K = 100, alpha = 0; open marks: rho = 1",
     )
     axes.legend()

@@ -28,6 +28,7 @@ from experiments.harness import (
     estimate,
     verdict_table,
 )
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.theory.favano import bounds as theory
 from fedjax_sim.theory.favano import timing as timing
@@ -150,27 +151,23 @@ def _pair(found: Estimate, digits: int) -> str:
     return " and ".join(f"{x:.{digits}f}" for x in found.mean)
 
 
+@styled()
 def _laws_figure(draws: list[tuple[np.ndarray, np.ndarray]], law: np.ndarray) -> Figure:
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4))
     left, right = figure.subplots(1, 2)
     rounds = np.arange(1, 31)
     for i, (name, (steps, gap)) in enumerate(zip(("fast", "slow"), draws, strict=True)):
-        left.plot(law[i], color=f"C{i}", label=f"{name}, closed form")
-        left.plot(
-            np.bincount(steps, minlength=21) / steps.size,
-            "o",
-            color=f"C{i}",
-            label=f"{name}, drawn",
-        )
+        left.plot(law[i], label=f"{name}, closed form", **look(i, "none"))
+        drawn = np.bincount(steps, minlength=21) / steps.size
+        left.plot(drawn, label=f"{name}, drawn", **look(i, "only"))
         right.semilogy(
             rounds,
             np.bincount(gap, minlength=31)[1:31] / gap.size,
-            "ox"[i],
-            color=f"C{i}",
             label=f"{name}, drawn",
+            **look(i, "only"),
         )
     right.semilogy(
-        rounds, 0.2 * 0.8 ** (rounds - 1), color="black", linewidth=1, label="geometric(s/n)"
+        rounds, 0.2 * 0.8 ** (rounds - 1), label="geometric(s/n)", **look(4, "none", linewidth=1)
     )
     left.set(
         xlabel="local steps between contacts X",
@@ -249,32 +246,27 @@ def _closed_forms(share: float) -> tuple[float, float]:
     )
 
 
+@styled()
 def _times_figure(found: dict[str, Estimate]) -> Figure:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.2))
     axes = figure.subplots()
     grid = np.linspace(0, 1, 21)
     curves = np.array([_closed_forms(share) for share in grid])
-    axes.semilogy(grid, curves[:, 0], color="C0", label="FedAvg, closed form")
-    axes.semilogy(grid, curves[:, 1], color="C1", label="FedBuff if clients never wait")
-    axes.axhline(PERIOD, color="C2", label="FAVANO and QuAFL")
-    for marker, color, (name, times) in zip("o^v", ("C0", "C1", "C1"), found.items(), strict=True):
-        axes.errorbar(
-            SHARES,
-            times.mean,
-            FAR * times.error,
-            fmt=marker,
-            markersize=5,
-            color=color,
-            label=f"{name}, drawn",
-        )
-    axes.set(xlabel="share of slow clients", ylabel="time per server step")
-    axes.legend(fontsize=8)
+    axes.semilogy(grid, curves[:, 0], label="FedAvg, closed form", **look(0, "none"))
+    axes.semilogy(grid, curves[:, 1], label="FedBuff if clients never wait", **look(1, "none"))
+    axes.axhline(PERIOD, label="FAVANO and QuAFL", **look(2, "none"))
+    for number, (name, times) in zip((0, 1, 3), found.items(), strict=True):
+        style = look(number, "only", label=f"{name}, drawn")
+        axes.errorbar(SHARES, times.mean, FAR * times.error, **style)
+    axes.set(xlabel="share of slow clients", ylabel="virtual time per server step (units)")
+    name_beside(figure, axes)
     return figure
 
 
 # Claims 17, 18 and 19 ----------------------------------------------------------------------------
 
 
+@styled()
 def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figure]:
     """Judge claim 17: Table 1's rows at fixed s and constants, and staleness.
 
@@ -316,15 +308,17 @@ def judge_orders(favano_run: Timeline, blocked: Timeline) -> tuple[Verdict, Figu
         "standard_error": worst.error,
         "favano_same_at_all_shares": is_same,
     }
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2))
     axes = figure.subplots()
-    for i, name in ((THIRD, "FedBuff, 66 fast"), (MOST, "FedBuff, 11 fast")):
+    for number, (i, name) in enumerate(((THIRD, "FedBuff, 66 fast"), (MOST, "FedBuff, 11 fast"))):
         late = np.sort(staleness[i, :, FEDBUFF_WARM:].ravel())
-        axes.semilogy(late, 1 - np.arange(late.size) / late.size, label=name)
+        share = 1 - np.arange(late.size) / late.size
+        axes.semilogy(late, share, label=name, **look(number))
     late = np.sort(contacts[0, :, WARM:].ravel() - 1)
-    axes.semilogy(late, 1 - np.arange(late.size) / late.size, label="FAVANO, any speeds")
+    share = 1 - np.arange(late.size) / late.size
+    axes.semilogy(late, share, label="FAVANO, any speeds", **look(2))
     axes.set(
-        xlabel="staleness, server steps",
+        xlabel="staleness (server steps)",
         ylabel="share of updates at least as stale",
         ylim=(1e-5, 1),
     )

@@ -31,6 +31,7 @@ from experiments.harness import (
     verdict_table,
 )
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory.favano import bounds as theory
@@ -267,6 +268,7 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
     return jax.vmap(over_cohorts, (0, 0, 0, None))(server, bases, progress, cohorts)
 
 
+@styled()
 def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
     """Judge claim 3 by exact expectations over all cohorts of 2 to 6 clients."""
     random = np.random.default_rng(3)
@@ -316,16 +318,16 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
         f"formula off by {max(errors):.0e} of Phi, E[Phi] up to {max(ratios):.3f} of its bounds; "
         f"{num} instances, all cohorts, n = 2 to 6"
     )
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2))
     axes = figure.subplots()
     sizes_of_cohort = np.arange(1, n + 1)
     axes.boxplot(1 - np.array(shrunk).T, positions=sizes_of_cohort, widths=0.3, whis=(0, 100))
-    for name in ("kappa_star", "kappa_sharp", "kappa"):
+    for i, name in enumerate(("kappa_star", "kappa_sharp", "kappa")):
         rates = [getattr(theory, name)(n, s) for s in sizes_of_cohort]
         axes.plot(
             sizes_of_cohort,
             rates,
-            marker="o",
+            **look(i, "all"),
             label={
                 "kappa_star": "exact, server at the mean",
                 "kappa_sharp": "kappa'",

@@ -339,12 +339,8 @@ def as_groups(curves: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
 def picture(
     curves: Mapping[str, xr.Dataset], metric: str, *, title: str, against: str = "time"
 ) -> Figure:
-    """Draw a metric of several methods, client variance on a logarithmic axis."""
-    figure = plots.curves_figure(curves, metric, against=against)
-    figure.suptitle(title)
-    if metric == "client_variance":
-        figure.axes[0].set_yscale("log")
-    return figure
+    """Draw a metric of several methods."""
+    return plots.curves_figure(curves, metric, against=against, title=title)
 
 
 def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:

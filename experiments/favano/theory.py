@@ -31,6 +31,7 @@ from experiments.harness import (
 from fedjax_sim.compression import luq
 from fedjax_sim.models.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory.favano import bounds as theory
@@ -106,6 +107,7 @@ def expected_mean(reweighting: str, step_curvature: float) -> float:
     return float(theory.long_run_means(np.repeat([-1.0, 1.0], 4), pull, num_contacted=3)[0])
 
 
+@styled()
 def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
     """Judge claim 6 through the engine.
 
@@ -155,32 +157,32 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
         "largest_deviation": far,
         "step_curvatures": sizes.step_curvatures,
     }
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.2))
     axes = figure.subplots()
     grid = np.geomspace(0.01, 0.6, 40)
     for i, name in enumerate(STATED):
+        words = "not reweighted" if name == "none" else name
         axes.plot(
             grid,
             [expected_mean(name, x) for x in grid],
-            color=f"C{i}",
-            label=f"{name}, closed form",
+            label=f"{words}, closed form",
+            **look(i, "none"),
         )
         axes.errorbar(
             sizes.step_curvatures,
             found.mean[i],
             FAR * found.error[i],
-            fmt="o",
-            color=f"C{i}",
-            capsize=3,
+            label=f"{words}, runs",
+            **look(i, "only"),
         )
-    axes.axhline(0, color="grey", linewidth=0.8, linestyle=":")
+    axes.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",
-        xlabel="eta a",
+        xlabel="step size times curvature, eta a",
         ylabel="long-run mean of the server's model",
         title="Fast clients want -1, slow ones 1; optimum 0",
     )
-    axes.legend(title=f"points: runs, +- {FAR:g} standard errors")
+    name_beside(figure, axes, title=f"bars: {FAR:g} standard errors")
     return (
         verdict(6, measured, far < CLAIMS[6].criterion.far and stated_too, why),
         run.curves.isel(eval=slice(None, None, 10)),
@@ -271,6 +273,7 @@ def constants(case: Case, centers: np.ndarray, reweighting: str) -> theory.Favan
     )
 
 
+@styled()
 def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
     """Judge claim 7 through the engine.
 
@@ -286,7 +289,7 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
     rows = CASES[: sizes.cases]
     curves: dict[str, xr.Dataset] = {}
     measured: dict[str, dict[str, float]] = {}
-    figure = Figure(figsize=(4.2 * len(rows) + 1, 4), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(rows) + 1, 4))
     panels = figure.subplots(1, len(rows), squeeze=False)[0]
     ticks = range(1, TICKS + 1)
     for k, (case, axes) in enumerate(zip(rows, panels, strict=True)):
@@ -336,12 +339,13 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
                 "step_size": step_size,
             }
             curves[f"theorem {k + 1} {reweighting}"] = run.curves.isel(eval=slice(None, None, 100))
-            axes.loglog(ticks, bounds, color=f"C{i}", linestyle="--", label=f"bound, {reweighting}")
+            bounded = look(i, "none", linewidth=1, label=f"bound, {reweighting}")
+            axes.loglog(ticks, bounds, **bounded)
             axes.loglog(
                 ticks,
                 squares.mean(0).cumsum() / ticks,
-                color=f"C{i}",
                 label=f"measured, {reweighting}",
+                **look(i),
             )
         axes.set(
             xlabel="server steps T", title=f"n = {case.n}, s = {case.s}, K = {case.most_steps}"

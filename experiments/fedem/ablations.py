@@ -40,6 +40,13 @@ N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
 PARTICIPATIONS = (0.25, 0.5, 0.75, 1.0)
 OMEGAS = (0.0, 1.0, 3.0, 9.0)
+TITLES = {
+    "fedem": "FedEM",
+    "vr_fedem": "VR-FedEM",
+    "naive": "without memories",
+    "local_memory": "with the senders' memories",
+}
+"""Names in pictures of systems and ways to aggregate."""
 
 
 STUDY = Study(
@@ -137,7 +144,8 @@ def floors(sizes: Sizes) -> Ablation:
                 shown = "0" if way == "fedem" else ", ".join(f"{x:.3g}" for x in expected)
                 text.append([name, ", ".join(f"{x:.3g}" for x in late), shown])
                 if spread == 2.0:
-                    lines[name] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
+                    label = f"{TITLES[way]}, {what}"
+                    lines[label] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
     why = (
         f"FedEM ends at {max(kept):.0e} at most; floors of the others within {max(far):.0%} of "
         "gamma and spread's prediction"
@@ -154,7 +162,7 @@ def floors(sizes: Sizes) -> Ablation:
         curves,
         shown,
         figure_of(
-            lines, x="rounds", y="mean ||h||^2", title="Heterogeneous clients, exact statistics"
+            lines, x="rounds", y="mean ‖h‖²", title="Heterogeneous clients, exact statistics"
         ),
     )
 
@@ -232,7 +240,10 @@ def participation_study(sizes: Sizes) -> Ablation:
     places = np.array(PARTICIPATIONS)
     lines = {"FedEM, exact": (places, np.array(exact)), "dEM": (places, np.array(levels["dEM"]))}
     return Ablation(
-        [judged], curves, table(header, rows), figure_of(lines, x="p", y="stationary E||h||^2")
+        [judged],
+        curves,
+        table(header, rows),
+        figure_of(lines, x="probability p to take part", y="stationary E‖h‖²"),
     )
 
 
@@ -331,7 +342,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
         [judged],
         curves,
         shown,
-        figure_of(lines, x="rounds", y="mean ||h||^2", title=f"{num} clients, exact statistics"),
+        figure_of(lines, x="rounds", y="mean ‖h‖²", title=f"{num} clients, exact statistics"),
     )
 
 
@@ -386,7 +397,7 @@ def clients_study(sizes: Sizes) -> Ablation:
         [judged],
         curves,
         table(["n", "E||h||^2 / sigma^2, exact", "simulated"], rows),
-        figure_of(lines, x="n", y="E||h||² / sigma²"),
+        figure_of(lines, x="number of clients n", y="E‖h‖² / σ²"),
     )
 
 
@@ -437,7 +448,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         [judged],
         {"FedEM by alpha": run},
         shown,
-        figure_of(lines, x="rounds", y="mean ||h||^2", title="Memories from 0"),
+        figure_of(lines, x="rounds", y="mean ‖h‖²", title="Memories from 0"),
     )
 
 
@@ -471,7 +482,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
             late = [settled[metric].values for metric in ("field", "mean_field", "memory_error")]
             for i, alpha in enumerate(alphas):
                 rows.append([name, f"{alpha:g}", *(span(each[i]) for each in late)])
-                lines[f"{name}, alpha = {alpha:g}"] = (
+                lines[f"{TITLES[system.name]}, {split}, alpha = {alpha:g}"] = (
                     data.epochs.values[i, 0],
                     data.mean_field.values[i, 0],
                 )
@@ -480,7 +491,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
         [],
         curves,
         table(header, rows),
-        figure_of(lines, x="epochs", y="||h||^2", title="The mixture of Fig. 1, seed 0"),
+        figure_of(lines, x="epochs", y="‖h‖²", title="The mixture of Fig. 1, seed 0"),
     )
 
 
@@ -554,7 +565,7 @@ def inner_study(sizes: Sizes) -> Ablation:
         [judged],
         curves,
         shown,
-        figure_of(lines, x="epochs", y="mean ||h||^2", title="VR-FedEM at one step size"),
+        figure_of(lines, x="epochs", y="mean ‖h‖²", title="VR-FedEM at one step size"),
     )
 
 

@@ -139,5 +139,4 @@ def _figure(name: str, data: xr.Dataset) -> Any:
         x="epochs",
         y="squared norm",
         title=f"{name}, seed 0",
-        styles=["--" if name.startswith("VR") else "-", "-"],
     )

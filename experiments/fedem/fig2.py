@@ -36,7 +36,7 @@ from experiments.fedem.setup import even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, table
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.problems import latent
-from fedjax_sim.reporting.plots import FACE, dress
+from fedjax_sim.reporting.plots import COLORS, styled
 from fedjax_sim.systems import fedem
 
 RANK, HALF = 2, 0.5**0.5
@@ -150,26 +150,26 @@ def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
     }
 
 
+@styled()
 def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:
     """Draw the paper's panel.
 
-    Crosses are sums over sites at each time, triangles the numbers of missing cells, dotted lines
-    smooth both.
+    Crosses are sums over sites at each time, triangles the numbers of missing cells, lines smooth
+    both.
     """
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    figure = Figure(figsize=(9, 4.8))
     axes = figure.subplots()
     other = axes.twinx()
     time = np.arange(matrix.shape[1])
-    for place, values, mark, color, name in (
-        (axes, matrix.sum(axis=0), "x", "#0072B2", "estimated total"),
-        (other, (~seen).sum(axis=0), "^", "#D55E00", "missing cells"),
+    for place, values, mark, line, color, name in (
+        (axes, matrix.sum(axis=0), "x", ":", COLORS[0], "estimated total (crosses, dotted)"),
+        (other, (~seen).sum(axis=0), "^", "--", COLORS[1], "missing cells (triangles, dashed)"),
     ):
         place.plot(time, values, mark, color=color, markersize=4)
-        place.plot(time, smoothed(values.astype(float)), ":", color=color)
+        place.plot(time, smoothed(values.astype(float)), line, color=color)
         place.set_ylabel(name, color=color)
-    axes.set_xlabel("time", color=FACE)
-    axes.set_title(title, loc="left", fontsize=10, color=FACE)
-    dress(axes)
+    other.spines["right"].set_visible(True)
+    axes.set(xlabel="time (lines: smoothed)", title=title)
     return figure
 
 
@@ -279,7 +279,7 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     seen[visits.site, visits.time] = True
     figures = {
         f"fig2_{name.split(',')[0].replace(chr(39), '')}.png": trend_figure(
-            fits[name].matrix, seen, f"{name} run"
+            fits[name].matrix, seen, f"Settings: {name}"
         )
         for name in (PAPERS, OURS)
     }

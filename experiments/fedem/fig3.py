@@ -20,6 +20,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.features import principal_components
+from fedjax_sim.reporting.plots import LABELS
 from fedjax_sim.systems import fedem, vr_fedem
 
 COMPONENTS, DIMENSIONS, GAMMA, BATCH, INNER = 10, 20, 0.001, 20, 35
@@ -98,10 +99,10 @@ def run(arguments: Arguments) -> Outcome:
             f"component {g}": (epochs, curve[f"pi_{g}"].values[0]) for g in range(COMPONENTS)
         }
         figures[f"fig3_{label}_weights.png"] = figure_of(
-            weights, x="epochs", y="weights", title=name, log=False
+            weights, x="epochs", y="weight of a component", title=name, log=False
         )
         figures[f"fig3_{label}_field.png"] = figure_of(
-            {"||H||^2": (epochs, curve.field.values[0])}, x="epochs", y="||H||²", title=name
+            {"||H||^2": (epochs, curve.field.values[0])}, x="epochs", y=LABELS["field"], title=name
         )
     rows = [
         [

@@ -8,7 +8,7 @@ of 4, memories start at h_i(S_0), mini-batches are drawn with replacement, alpha
 Dimension letters: `N` clients, `M` examples per client, `q` statistics, `V` evaluations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from fedjax_sim.compression import parse_compressor
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.reporting.plots import COLORS, FACE, dress
+from fedjax_sim.reporting.plots import LABELS, look, name_beside, styled
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory.fedem import moments
 from fedjax_sim.types import System
@@ -186,6 +186,10 @@ def span(values: np.ndarray) -> str:
     return f"{np.min(values):.2g} to {np.max(values):.2g}"
 
 
+MOST_MARKED = 16
+
+
+@styled()
 def figure_of(
     lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
     *,
@@ -193,23 +197,20 @@ def figure_of(
     y: str,
     title: str = "",
     log: bool = True,
-    styles: Sequence[str] = (),
 ) -> Figure:
-    """Draw named lines of places and values `[V]`, on a logarithmic scale by default."""
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    """Draw named lines of places and values `[V]`, on a logarithmic scale by default.
+
+    A line of many places is a curve, which keeps each value until the next evaluation.
+    """
+    figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):
-        style = styles[i] if styles else ("-", "--", ":")[i // len(COLORS) % 3]
-        axes.plot(places, values, style, color=COLORS[i % len(COLORS)], linewidth=1.4, label=name)
-    if log:
-        axes.set_yscale("log")
-    axes.set_xlabel(x, color=FACE)
-    axes.set_ylabel(y, color=FACE)
-    axes.set_title(title, loc="left", fontsize=10, color=FACE)
+        if len(places) > MOST_MARKED:
+            style = look(i, points=len(places), linewidth=1.2)
+            axes.plot(places, values, label=name, drawstyle="steps-post", **style)
+        else:
+            axes.plot(places, values, label=name, **look(i, "all"))
+    axes.set(xlabel=LABELS.get(x, x), ylabel=y, title=title, yscale="log" if log else "linear")
     if len(lines) > 1:
-        place: dict[str, Any] = (
-            {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(lines) > len(COLORS) else {}
-        )
-        axes.legend(frameon=False, fontsize=9, **place)
-    dress(axes)
+        name_beside(figure, axes)
     return figure

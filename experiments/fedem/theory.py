@@ -596,12 +596,13 @@ def _figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     lines = {
         name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
         for name, data in curves.items()
+        if name.startswith("toy B")
     }
     return {
         "toy_b.png": figure_of(
             lines,
             x="rounds",
-            y="mean ||h||^2",
+            y="mean ‖h‖²",
             title="A mean seen through unequal noise, the step of eq. (10)",
         )
     }

@@ -233,8 +233,11 @@ def run(arguments: Arguments) -> Outcome:
         judged.append(judge(panel, curves_of_panel, is_smoke=arguments.smoke))
         letter = "A" if panel.claim == 8 else "B"
         for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
+            words = metric.replace("accuracy_", "accuracy on the ").replace(
+                "_labels", " group's labels"
+            )
             figures[f"panel_{letter}_{metric}.png"] = plots.curves_figure(
-                curves_of_panel, metric, against="ticks"
+                curves_of_panel, metric, against="ticks", label=f"test {words} (share of examples)"
             )
         for name, data in curves_of_panel.items():
             curves[f"panel {letter}, {name}"] = data

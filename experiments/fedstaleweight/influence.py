@@ -32,7 +32,7 @@ from experiments.harness import (
 )
 from fedjax_sim.diagnostics.fairness import fairness_report, influence
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.plots import COLORS, FACE, GREY, dress
+from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
 from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
 from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.settings import check
@@ -338,7 +338,7 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
     )
     lines = {name: (np.array(sizes.buffers), values) for name, values in found.items()}
     return verdict(5, measured, holds and bool(overshoots), why), _lines(
-        lines, "buffer size b", log=True
+        lines, "buffer size b (updates)", log=True
     )
 
 
@@ -387,36 +387,23 @@ def staleness_claim(sizes: Sizes, arrived: Timeline) -> Verdict:
     )
 
 
+@styled()
 def _lines(
     lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
     x: str,
     *,
     log: bool = False,
-    y: str = "influence of the slow group",
+    y: str = "share of influence of the slow group",
 ) -> Figure:
-    figure = Figure(figsize=(7, 4.8), layout="constrained")
+    figure = Figure(figsize=(8, 4.8))
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):
-        axes.plot(
-            places, values, marker="o", markersize=4, color=COLORS[i % len(COLORS)], label=name
-        )
+        axes.plot(places, values, label=name, **look(i, "all"))
     if y.endswith("group"):
-        axes.axhline(FAIR, color=GREY, linewidth=0.8)
-        axes.annotate(
-            "equal",
-            (1, FAIR),
-            (-4, 4),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            color=FACE,
-        )
-    if log:
-        axes.set_xscale("log")
-    axes.set_xlabel(x, color=FACE)
-    axes.set_ylabel(y, color=FACE)
-    axes.legend(frameon=False, fontsize=9)
-    dress(axes)
+        fair = f"every client the same ({FAIR:.2g})"
+        axes.axhline(FAIR, color=GREY, linewidth=0.8, linestyle=":", label=fair)
+    axes.set(xlabel=x, ylabel=y, xscale="log" if log else "linear")
+    name_beside(figure, axes)
     return figure
 
 
@@ -496,7 +483,9 @@ def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
     measured = {
         name: dict(zip(map(str, THROTTLES), values, strict=True)) for name, values in found.items()
     }
-    figure = _lines(lines, "share of its rate at which one fast client reports", y="its influence")
+    figure = _lines(
+        lines, "share of its rate at which one fast client reports", y="its share of influence"
+    )
     return verdict(12, measured, falls and bool(gains), why), table(header, rows), figure
 
 

@@ -13,11 +13,12 @@ from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_whole
 from fedjax_sim.cli.launching import read_launcher
+from fedjax_sim.cli.parser import Parser
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import exit_code_of
-from fedjax_sim.reporting.results import Folder, save
+from fedjax_sim.reporting.results import Folder, save, to_json
 from fedjax_sim.settings import ConfigError
 
 IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
@@ -26,11 +27,11 @@ IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of `python -m experiments`."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="python -m experiments", description="Run the figures and studies of the papers."
     )
     commands = top.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list all experiments with one line each")
+    every = commands.add_parser("list", help="list all experiments with one line each")
     run = commands.add_parser("run", help="run one experiment and write its results folder")
     run.add_argument("name", metavar="PAPER/NAME", help="the experiment, such as favano/fig1")
     run.add_argument(
@@ -65,6 +66,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--resources", metavar="NAME=VALUE,...", help="fields of the launcher")
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
+    for command in (every, run, merge):
+        command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return top
 
 
@@ -78,21 +81,23 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code, see `fedjax_sim.lifecycle.EXIT_CODES`. Whatever is not 0 is explained in one
       sentence on stderr, apart from a fault of the program.
     """
-    given = parser().parse_args(argv)
-    return exit_code_of("experiments", lambda: _run(given))
+    return exit_code_of("experiments", lambda: _run(parser().parse_args(argv)))
 
 
 def _run(given: argparse.Namespace) -> None:
     """List the experiments, run one or a part of it, or merge parts."""
     if given.command == "list":
         lines = registry.summaries()
+        if given.json:
+            print(to_json(lines), end="")
+            return
         width = max(map(len, lines))
         print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
         return
     if given.command == "merge":
         name, arguments, num_parts = read_identity(Path(given.out))
-        print(merge_parts(name, registry.find(name), arguments, num_parts).text)
-        print(f"written to {given.out}")
+        merged = merge_parts(name, registry.find(name), arguments, num_parts)
+        _show(merged, given.out, as_json=given.json)
         return
     run = registry.find(given.name)
     arguments = Arguments(
@@ -116,8 +121,16 @@ def _run(given: argparse.Namespace) -> None:
         outcome = launch_parts(launcher, given.name, run, arguments, parts)
     else:
         outcome = run_experiment(given.name, run, arguments)
-    print(outcome.text)
-    print(f"written to {arguments.out}")
+    _show(outcome, arguments.out, as_json=given.json)
+
+
+def _show(outcome: Outcome, out: str, *, as_json: bool) -> None:
+    """Print what an experiment found, and where its results are."""
+    if as_json:
+        claims = [verdict._asdict() for verdict in outcome.verdicts]
+        print(to_json({"folder": out, "claims": claims}), end="")
+    else:
+        print(f"{outcome.text}\nwritten to {out}")
 
 
 def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Arguments) -> Outcome:

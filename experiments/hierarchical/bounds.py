@@ -23,6 +23,7 @@ import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import fixed_clock
+from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.systems import fedavg, hierarchical
 from fedjax_sim.theory.hierarchical import bounds as theory
 from fedjax_sim.theory.hierarchical.timing import Delays
@@ -330,11 +331,12 @@ def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
     return verdict(7, measured, bool(holds), told)
 
 
+@styled()
 def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tuple[Verdict, Figure]:
     """Judge claim 8: one run for each learning rate, of which the first U rounds count."""
     rates = [theory.corollary_lr(each, smoothness=problem.smoothness) for each in rounds]
     data = play(problem, seeds, {"lr": rates}, {"sync_time": 3.0}, rounds[-1])
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    figure = Figure(figsize=(6.4, 4))
     axes = figure.subplots()
     scaled, limits = [], []
     for each, lr in zip(rounds, rates, strict=True):
@@ -358,10 +360,12 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
             theory.corollary_bound(each, descent=float(loss[0] - loss[-1]), **options) * each**0.5
         )
         scaled.append(float(square) * each**0.5)
-    axes.loglog(rounds, scaled, "o-", label="measured")
-    axes.loglog(rounds, limits, "s--", label="bound")
-    axes.set(xlabel="global rounds U", ylabel="sqrt(U) x mean squared gradient")
-    axes.legend(frameon=False)
+    axes.loglog(rounds, scaled, label="measured", **look(0, "all"))
+    axes.loglog(rounds, limits, label="bound", **look(1, "all"))
+    axes.set(xlabel="global rounds U", ylabel="√U × mean squared gradient")
+    axes.set_xticks(rounds, [str(each) for each in rounds])
+    axes.set_xticks([], minor=True)
+    axes.legend()
     growth = [b / a for a, b in itertools.pairwise(scaled)]
     holds = (
         all(s <= limit for s, limit in zip(scaled, limits, strict=True))

@@ -24,7 +24,7 @@ from experiments.harness import (
 )
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
-from fedjax_sim.reporting.plots import COLORS
+from fedjax_sim.reporting.plots import COLORS, HATCHES, LABELS, name_beside, styled
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical import timing as theory
 from fedjax_sim.types import Timeline
@@ -158,6 +158,7 @@ def is_monotone(schedules: Sequence[Timeline]) -> bool:
     )
 
 
+@styled()
 def sample_path() -> Figure:
     """Draw the paper's Fig. 2.
 
@@ -165,33 +166,46 @@ def sample_path() -> Figure:
     """
     delays = theory.Delays(np.array([0.8, 1.5]), np.array([0.25, 0.4]), 1.2, 0.3)
     random = np.random.default_rng(4)
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    figure = Figure(figsize=(10, 2.6))
     axes = figure.subplots()
     begin, sync_time = 0.0, 5.0
+    edge: dict[str, Any] = {"edgecolor": "white"}
     for _ in range(3):
         ends = []
         for i in range(2):
             at = 0.0
             while at < sync_time:
                 step = delays.shift[i] + random.exponential(delays.mean_exp[i])
-                axes.barh(i, step, 0.5, begin + at, color=COLORS[i], edgecolor="white")
+                axes.barh(
+                    i, step, 0.5, begin + at, label="local iteration", color=COLORS[0], **edge
+                )
                 at += step
             ends.append(at)
         longest = max(ends)
         for i, end in enumerate(ends):
-            axes.barh(i, longest - end, 0.5, begin + end, color="#DDDDDD")
-        axes.vlines(begin + sync_time, -0.5, 1.5, color="black", linestyle=":")
+            axes.barh(i, longest - end, 0.5, begin + end, label="waiting", color="#DDDDDD")
+        axes.vlines(
+            begin + sync_time,
+            -0.5,
+            1.5,
+            color="black",
+            linestyle=":",
+            label="S after the beginning",
+        )
         exchange = delays.global_shift + random.exponential(delays.global_mean_exp)
-        axes.barh([0, 1], exchange, 0.5, begin + longest, color=COLORS[2], alpha=0.6)
+        style = {"color": COLORS[1], "hatch": HATCHES[1], "label": "exchange"} | edge
+        axes.barh([0, 1], exchange, 0.5, begin + longest, **style)
         begin += longest + exchange
     axes.set(
-        yticks=[0, 1], yticklabels=["group 1", "group 2"], xlabel="virtual time", xlim=(0, begin)
+        yticks=[0, 1],
+        yticklabels=["group 1", "group 2"],
+        xlabel=LABELS["time"],
+        xlim=(0, begin),
+        title="Three rounds",
     )
-    axes.set_title(
-        "Local iterations, waiting (grey), exchanges (green); dotted: S after a round's beginning",
-        loc="left",
-        fontsize=9,
-    )
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    name_beside(figure, axes, handles=[*once.values()], labels=[*once])
     return figure
 
 

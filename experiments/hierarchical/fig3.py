@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Outcome, verdict_table
 from experiments.hierarchical import setup
-from fedjax_sim.reporting.plots import COLORS
+from fedjax_sim.reporting.plots import LABELS, look, name_beside, styled
 
 STUDY = setup.study(setup.CIFAR10)
 LOOKS = 5
@@ -44,34 +44,31 @@ def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
     return np.mean(found, axis=0)
 
 
+@styled()
 def picture(data: xr.Dataset, title: str) -> Figure:
     """Draw the accuracies of one seed, over the whole time and over its beginning.
 
     Groups are lines, the global model is a step function.
     """
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(12, 4.2))
     first = data.isel(seed=0)
     time = first.time.values
-    for axes, share in zip(figure.subplots(1, 2), (1.0, 0.15), strict=True):
+    panels = figure.subplots(1, 2)
+    for axes, share in zip(panels, (1.0, 0.15), strict=True):
         shown = time <= share * time[-1]
         for i in range(2):
             axes.plot(
                 time[shown],
                 first[f"accuracy_group_{i}"].values[shown],
-                color=COLORS[i],
-                linewidth=0.9,
+                drawstyle="steps-post",
                 label=f"group {i + 1}",
+                **look(i, linewidth=0.9),
             )
-        axes.step(
-            time[shown],
-            first.accuracy.values[shown],
-            where="post",
-            color="black",
-            linewidth=1.4,
-            label="global",
-        )
-        axes.set(xlabel="virtual time", ylabel="test accuracy")
-        axes.legend(frameon=False)
+        whole = look(4, "none", linestyle="-")
+        axes.step(time[shown], first.accuracy.values[shown], where="post", label="global", **whole)
+        axes.set(xlabel=LABELS["time"], ylabel=LABELS["accuracy"])
+    panels[1].set_title("the beginning")
+    name_beside(figure, panels[0])
     figure.suptitle(title)
     return figure
 

@@ -66,8 +66,7 @@ def run(arguments: Arguments) -> Outcome:
             f"{label}, lr {best_rates[label]:g}": each.sel(lr=best_rates[label])
             for label, each in groups.items()
         }
-        figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy")
-        figures[f"{name}.png"].suptitle(setup.words_of(size))
+        figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy", title=setup.words_of(size))
         best = setup.final(together.sel(lr=lr), size.time)
         gains[name] = [
             setup.lead(best, setup.final(each.sel(lr=best_rates[label]), size.time))

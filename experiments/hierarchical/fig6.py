@@ -75,7 +75,7 @@ def run(arguments: Arguments) -> Outcome:
         figures |= setup.pictures(
             setup.each_setting(data, "sync_time", best, "S"),
             f"fig6_{rule}",
-            f"{setup.words_of(size)}, {rule}, lr {best:g}",
+            f"{setup.words_of(size)}, {rule.replace('_', ' ')}, lr {best:g}",
         )
     return setup.outcome(
         size, curves, figures, verdicts, table(["aggregation", "lr", "S", "accuracy at T, %"], rows)

@@ -20,7 +20,7 @@ import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, estimate, verdict_table
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
-from fedjax_sim.reporting.plots import COLORS
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical import quadratics as theory
 from fedjax_sim.theory.hierarchical.timing import linear_delays
@@ -312,19 +312,20 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
     return [first, second, third]
 
 
+@styled()
 def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
     """Draw the time to a target loss against the sync time, by theory and by runs.
 
     Returns:
       The picture, and the best of the candidates by either.
     """
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    figure = Figure(figsize=(8, 4.4))
     axes = figure.subplots()
     fine = np.concatenate([[0.0], np.linspace(0.5, 22, 44)])
     grid = np.linspace(10, sizes.time, 400)
     means = at(curves.noisy.sel(lr=1.0), grid, "loss").mean("seed")
     found = {}
-    for color, target in zip(COLORS, TARGETS, strict=False):
+    for i, target in enumerate(TARGETS):
         _, smooth = theory.optimal_sync_time(
             target, law(1.0, NOISE), delays=DELAYS, candidates=fine.tolist()
         )
@@ -333,21 +334,17 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
         )
         reached = (means <= target).transpose("sync_time", "at").values
         times = np.where(reached.any(axis=1), grid[reached.argmax(axis=1)], np.nan)
-        axes.plot(
-            fine,
-            np.where(smooth <= sizes.time, smooth, np.nan),
-            color=color,
-            label=f"loss {target:g}",
-        )
-        axes.plot(CANDIDATES, times, "o", color=color)
+        axes.plot(fine, np.where(smooth <= sizes.time, smooth, np.nan), **look(i, "none"))
+        axes.plot(CANDIDATES, times, **look(i, "only"))
+        axes.plot([], [], label=f"loss {target:g}", **look(i, "all"))
         measured = float(CANDIDATES[int(np.nanargmin(times))]) if np.isfinite(times).any() else None
         found[f"{target:g}"] = {"best in theory": best, "best in runs": measured}
     axes.set(
-        xlabel="sync time S",
-        ylabel="virtual time to the loss",
+        xlabel="sync time S (units of virtual time)",
+        ylabel="virtual time to the loss (units)",
         title="Delays of Fig. 7b, alpha = 1, noisy quadratic",
     )
-    axes.legend(title="lines: theory; points: runs", frameon=False)
+    name_beside(figure, axes, title="lines: theory\nmarks: runs")
     return figure, found
 
 

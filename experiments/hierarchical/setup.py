@@ -365,12 +365,10 @@ def percent(accuracy: xr.DataArray) -> str:
 def pictures(
     curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy"
 ) -> dict[str, Figure]:
-    """Draw a metric's mean and standard deviation over seeds, against time and against rounds."""
+    """Draw a metric of every seed and its median, against time and against rounds."""
     found = {}
     for axis, word in (("time", "time"), ("ticks", "rounds")):
-        figure = plots.curves_figure(curves, metric, against=axis)
-        figure.suptitle(title)
-        found[f"{name}_{word}.png"] = figure
+        found[f"{name}_{word}.png"] = plots.curves_figure(curves, metric, against=axis, title=title)
     return found
 
 

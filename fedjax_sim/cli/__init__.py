@@ -1,11 +1,11 @@
-"""Run the simulator from the command line: `fedjax-sim list`, `run`, `merge` and `timeline`.
+"""Run the simulator from the command line: `fedjax-sim list`, `run`, `plot`, `merge`, `timeline`.
 
 `commands` is the entry point. It reads the words with `parser`, and only then loads the module of
-the command: `listing` (list), `training` (run, with `launching` for a run in parts), `merging`
-(merge) or `schedules` (timeline). `arguments` turns texts
-into checked values. From these `comparison` makes systems with their settings, and problems.
-`defaults` has the values of what the user leaves out. `schedule_report` measures and draws
-schedules, `tables` prints results.
+the command: `listing` (list), `training` (run, with `launching` for a run in parts), `plotting`
+(plot), `merging` (merge) or `schedules` (timeline). `arguments` turns texts into checked values.
+From these `comparison` makes systems with their settings, and problems. `defaults` has the values
+of what the user leaves out. `schedule_report` measures and draws schedules, `tables` prints
+results.
 """
 
 from fedjax_sim.cli.commands import main

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim.cli.parser import PARTITION_FLAGS
 from fedjax_sim.engine.placement import Layout
 from fedjax_sim.lifecycle import nearest
-from fedjax_sim.reporting.results import UNFINISHED
+from fedjax_sim.reporting.results import AXES, UNFINISHED
 from fedjax_sim.settings import ConfigError
 
 MOST_SEEDS = 10_000
@@ -26,27 +26,72 @@ def read_seeds(text: str | None) -> list[int]:
 
     Args:
       text: A number such as "5" (also the default), which stands for the seeds 0 to 4, or a list
-        such as "3,7"; "3," is the list of one seed.
+        such as "3,7" or "3..7"; "3," is the list of one seed.
 
     Raises:
       ConfigError: If the text is neither, or if the list has duplicates or seeds out of range.
     """
     allowed = (
         f"a number of seeds from 1 to {MOST_SEEDS}, or a list of different whole numbers "
-        "from 0 to 2147483647 such as 3,7"
+        "from 0 to 2147483647 such as 3,7 or 3..7"
     )
     text = text or "5"
     try:
-        values = [int(word) for word in text.rstrip(",").split(",")]
+        values = [int(word) for word in list_values("seeds", text.rstrip(","))]
     except ValueError:
         raise ConfigError("seeds", text, allowed) from None
-    if "," in text:
+    if "," in text or ".." in text:
         if len(set(values)) < len(values) or min(values) < 0 or max(values) >= 2**31:
             raise ConfigError("seeds", text, allowed)
         return values
     if not 1 <= values[0] <= MOST_SEEDS:
         raise ConfigError("seeds", text, allowed)
     return list(range(values[0]))
+
+
+def list_values(name: str, text: str) -> list[str]:
+    """Split values at commas; a range such as "2..5" stands for the whole numbers from 2 to 5.
+
+    Args:
+      name: What the values are of, for the error message.
+      text: The values.
+
+    Raises:
+      ConfigError: If a range is not rising, or very long.
+    """
+    values: list[str] = []
+    for word in text.split(","):
+        ends = re.fullmatch(r"(\d+)\.\.(\d+)", word)
+        if not ends:
+            values.append(word)
+            continue
+        first, last = (int(end) for end in ends.groups())
+        if not first <= last < first + MOST_SEEDS:
+            raise ConfigError(name, word, f"a rising range of at most {MOST_SEEDS} whole numbers")
+        values += map(str, range(first, last + 1))
+    return values
+
+
+def read_axes(text: str | None) -> list[str]:
+    """Read the names of horizontal axes of pictures, joined by commas; time is the default.
+
+    Raises:
+      ConfigError: If there is no axis of a name.
+    """
+    return [check_name("against", name, AXES) for name in (text or "time").split(",")]
+
+
+def check_metrics(text: str | None, known: Sequence[str]) -> list[str] | None:
+    """Read the names of metrics to draw, joined by commas; None (all of them) if not given.
+
+    Args:
+      text: What the user gave.
+      known: The metrics there are.
+
+    Raises:
+      ConfigError: If there is no metric of a name.
+    """
+    return None if text is None else [check_name("metric", name, known) for name in text.split(",")]
 
 
 def read_number(name: str, text: str | None, default: float) -> float:
@@ -132,18 +177,17 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
       One text per value: several for a setting that is swept.
 
     Raises:
-      ConfigError: If a text is not of the form name=value,value,... or a setting is given twice.
+      ConfigError: If a text is not of the form name=value,value,..., of which several may be joined
+        by commas, or if a setting is given twice.
     """
     found: dict[str, list[str]] = {}
     given = [] if arguments.trace is None else [("trace", [arguments.trace])]
     for word in arguments.set:
-        name, equals, values = word.partition("=")
-        if not equals or not name or not all(values.split(",")):
-            raise ConfigError("--set", word, "name=value, or name=value,value,... for a sweep")
-        if len(each := re.split(r",(?=[a-z_]+=)", word)) > 1:
-            allowed = "one setting, such as " + " ".join(f"--set {one}" for one in each)
-            raise ConfigError("--set", word, allowed)
-        given.append((name, values.split(",")))
+        for one in re.split(r",(?=[\w-]+=)", word):
+            name, equals, values = one.partition("=")
+            if not equals or not name or not all(values.split(",")):
+                raise ConfigError("--set", one, "name=value, or name=value,value,... for a sweep")
+            given.append((name, list_values(name, values)))
     for name, texts in given:
         if name in found:
             raise ConfigError(

@@ -16,6 +16,7 @@ from fedjax_sim import datasets, partition, problems
 from fedjax_sim.cli.arguments import (
     GRADIENT_FLAGS,
     MIXTURE_FLAGS,
+    check_metrics,
     check_name,
     choose_folder,
     read_bit_widths,
@@ -36,7 +37,7 @@ from fedjax_sim.reporting.results import Folder, label_of
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace
-from fedjax_sim.types import LatentProblem, Problem, System, Timeline
+from fedjax_sim.types import LatentProblem, Plan, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
@@ -350,6 +351,45 @@ def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:
     """
     for (_, hyper), problem in itertools.product(contender.points(), problems):
         contender.system.fit.complete(hyper, problem)
+
+
+def read_metrics(
+    arguments: argparse.Namespace, contenders: Sequence[Contender], data: Data
+) -> list[str] | None:
+    """Read which metrics are to be drawn, and check that some contender will have each of them.
+
+    Args:
+      arguments: The parsed words of `run`.
+      contenders: Systems with their settings.
+      data: What they learn from.
+
+    Returns:
+      The names; None, which stands for all metrics, if the user names none.
+
+    Raises:
+      ConfigError: If there will be no metric of a name.
+    """
+    if arguments.plot is None:
+        return None
+    known: dict[str, Any] = {}
+    for contender in contenders:
+        fit, algorithm = contender.system.fit, contender.system.algorithm
+
+        def observe(
+            problem: Any, hyper: Any, algorithm: Callable[..., Any] = algorithm
+        ) -> dict[str, Any]:
+            made = algorithm(problem, hyper, Plan())
+            state = made.init(jax.random.key(0))
+            return {**problem.evaluate(made.model(state)), **made.metrics(state)}
+
+        problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
+        for _, hyper in contender.points():
+            known |= jax.eval_shape(observe, problem, fit.complete(hyper, problem))
+            if getattr(hyper, "privacy", None) is not None:
+                known["epsilon"] = None
+    if arguments.client_variance:
+        known["client_variance"] = None
+    return check_metrics(arguments.plot, list(known))
 
 
 def draw_schedules(

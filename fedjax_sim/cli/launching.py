@@ -2,13 +2,13 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import xarray as xr
 
-from fedjax_sim.cli.arguments import check_name, read_whole
+from fedjax_sim.cli.arguments import check_name, read_axes, read_whole
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts, save_merged
@@ -21,7 +21,7 @@ from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}
 OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress"}
-OWN_FLAGS |= {"part", "parts", "launcher", "resources"}
+OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}
 """Flags that are not handed on to parts as they are."""
 
 
@@ -74,6 +74,7 @@ def launch_parts(
     folder: Folder,
     identity: Mapping[str, Any],
     num_lanes: int,
+    metrics: Sequence[str] | None = None,
 ) -> tuple[dict[str, xr.Dataset], dict[str, Any], dict[str, Any]]:
     """Run a command in parts, and write the results of the whole.
 
@@ -85,6 +86,7 @@ def launch_parts(
       folder: The results folder.
       identity: What must be equal for a later command to resume this one.
       num_lanes: Lanes of the study, the largest number of parts.
+      metrics: What to draw; everything if None.
 
     Returns:
       Curves by system, and the contents of config.json and summary.json.
@@ -97,13 +99,16 @@ def launch_parts(
     if num_parts > num_lanes:
         allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
         raise ConfigError("parts", num_parts, allowed)
+    from fedjax_sim.reporting.plots import metric_figures  # Slow to import.
+
     folder.open(identity)
     within = (folder.checkpoints / FOLDER).absolute()
     jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
     unfinished = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     finish_jobs(launcher, unfinished, within)
     curves, config = read_parts([job.folder for job in jobs])
-    return curves, config, save_merged(folder, curves, config)
+    figures = metric_figures(curves, metrics, read_axes(arguments.against))
+    return curves, config, save_merged(folder, curves, config, figures)
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

@@ -2,14 +2,16 @@
 
 import argparse
 import ast
+from collections.abc import Sequence
 from dataclasses import Field
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from fedjax_sim import datasets, partition
 from fedjax_sim.cli.arguments import check_name
-from fedjax_sim.cli.tables import make_console
+from fedjax_sim.cli.tables import make_console, print_json
 from fedjax_sim.models import MODELS
 from fedjax_sim.problems import latent
 from fedjax_sim.settings import default_text, fields
@@ -25,30 +27,60 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: If there is no system of a name.
     """
-    console = make_console()
-    for name in [check_name("system", name, SYSTEMS) for name in arguments.systems]:
-        console.print(_settings_table(name))
+    if arguments.json:
+        print_json(_settings(arguments.systems) if arguments.systems else _everything())
+        return
+    for table in settings_tables(arguments.systems):
+        make_console().print(table)
     if not arguments.systems:
         for title, entries in _everything().items():
             if entries:
+                title += " (python -m experiments run NAME)" if title == "experiments" else ""
                 table = Table(
                     title=title, title_justify="left", box=None, show_header=False, padding=(0, 2)
                 )
                 for name, summary in entries.items():
                     table.add_row(name, summary)
-                console.print(table)
+                make_console().print(table)
 
 
-def _settings_table(name: str) -> Table:
-    """Tabulate the settings of a system: name, default, meaning and allowed values."""
-    system = SYSTEMS[name]
-    table = Table(title=f"{name}: {system.summary}", title_justify="left", box=None, padding=(0, 2))
-    for column in ("setting", "default", "meaning and allowed values"):
-        table.add_column(column, overflow="fold")
-    for field in fields(system.Hyper).values():
-        meaning, allowed = field.metadata["meaning"], field.metadata["allowed"]
-        table.add_row(field.name, _default(field), f"{meaning} Allowed: {allowed}.")
-    return table
+def settings_tables(names: Sequence[str]) -> list[Table]:
+    """Tabulate the settings of systems: name, default, meaning and allowed values.
+
+    Args:
+      names: Names of systems.
+
+    Raises:
+      ConfigError: If there is no system of a name.
+    """
+    tables = []
+    for name, system in _settings(names).items():
+        title = f"{name}: {system['summary']}"
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
+        for column in ("setting", "default", "meaning and allowed values"):
+            table.add_column(column, overflow="fold")
+        for setting, told in system["settings"].items():
+            words = f"{told['meaning']} Allowed: {told['allowed']}."
+            table.add_row(setting, told["default"], words)
+        tables.append(table)
+    return tables
+
+
+def _settings(names: Sequence[str]) -> dict[str, Any]:
+    """Collect what is known of systems and their settings."""
+    found = {}
+    for name in [check_name("system", name, SYSTEMS) for name in names]:
+        system = SYSTEMS[name]
+        settings = {
+            field.name: {
+                "default": _default(field),
+                "meaning": field.metadata["meaning"],
+                "allowed": field.metadata["allowed"],
+            }
+            for field in fields(system.Hyper).values()
+        }
+        found[name] = {"summary": system.summary, "settings": settings}
+    return found
 
 
 def _default(field: Field) -> str:
@@ -69,7 +101,7 @@ def _everything() -> dict[str, dict[str, str]]:
         "models": {name: entry.summary for name, entry in MODELS.items()},
         "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
         "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
-        "experiments (python -m experiments run NAME)": _experiments(),
+        "experiments": _experiments(),
     }
 
 

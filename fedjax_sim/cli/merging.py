@@ -17,6 +17,7 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: If the parts do not belong together, or one is missing or unfinished.
     """
     folder = comparison.find_folder(arguments, "results", resume=False)
-    curves, config = read_parts(arguments.parts)
+    curves, config = read_parts(arguments.folders)
     folder.open()
-    show_results(folder, curves, config, save_merged(folder, curves, config))
+    content = save_merged(folder, curves, config)
+    show_results(folder, curves, config, content, as_json=arguments.json)

@@ -1,8 +1,10 @@
 """The flags of every command, read into text. This module loads neither JAX nor NumPy.
 
-The parser is argparse. tyro, which derives flags from types, has two drawbacks here: it answers a
-mistake with a box of many lines instead of one sentence, and no type describes `--set`, one flag
-for the settings of several systems.
+The parser is argparse, and the flags are one table. Two libraries that derive flags from types were
+tried. tyro answers a mistake with a box of many lines, and takes the last of two values of a flag
+in silence. cyclopts answers in two or three sentences; it cuts `--evals 2.5` to 2 and takes
+`--resume=yes` and `--time_budget`, so that it needs readers, checks and wording of its own. With
+these it takes as many lines as this does, and four packages more.
 """
 
 import argparse
@@ -16,17 +18,91 @@ COMMANDS = {
         "List systems, data sets, models, partitions and experiments; or the settings of a SYSTEM."
     ),
     "run": "Train and compare systems; without a SYSTEM fedavg, quafl, fedbuff and favano.",
+    "plot": "Draw metrics of one results folder, or compare several.",
     "merge": "Put the results folders of all parts of a study together.",
     "timeline": "Work out schedules alone: a summary, and a picture of who computes when.",
 }
-PARTITION_FLAGS = {
-    "classes": "NUMBER",
-    "alpha": "NUMBER",
-    "shards_per_client": "NUMBER",
-    "min_examples": "NUMBER",
-    "group_sizes": "N+N...",
+NAMES = {
+    "list": ("systems", "SYSTEM", "list its settings, with their meaning, default and limits"),
+    "run": ("systems", "SYSTEM", "systems to compare (default: fedavg quafl fedbuff favano)"),
+    "plot": ("folders", "DIR", "results folders of runs, whose systems are drawn together"),
+    "merge": ("folders", "DIR", "results folders of runs with --part"),
+    "timeline": ("systems", "SYSTEM", "systems to compare (default: fedavg quafl fedbuff favano)"),
 }
-"""Options of partitions, each with the form of its value."""
+"""What a command takes next to its flags: name, form and meaning."""
+PARTITION_FLAGS = ("classes", "alpha", "shards_per_client", "min_examples", "group_sizes")
+"""Options of partitions."""
+FLAGS = {
+    "run timeline": {
+        "--dataset NAME": "data set, see list (default: digits)",
+        "--seeds NUMBER|LIST": "a number of seeds, counted from 0, or a list such as 3,7 or 3, or "
+        "5..9 (default: 5)",
+        "--set NAME=VALUE,...": "give a setting a value, or several to sweep over, in every "
+        "system that uses it; 2..5 stands for 2,3,4,5; several settings are joined by commas, or "
+        "given by further --set",
+        "--time-budget T": "virtual time to simulate",
+        "--trace FILE": "CSV file with columns client, start, finish that replaces the delay law",
+    },
+    "run": {
+        "--data-dir DIR": "folder with the raw files of the data set",
+        "--model NAME": "model, see list",
+        "--convolution NAME": "how networks convolve: auto, patches or lax (default: auto)",
+        "--augmentation NAME": "of training images: none, flip, crop or crop_flip (default: by "
+        "data set)",
+        "--low-bit W,A,G": "train with these bits of weights, activations and gradients, such as "
+        "3,3,4 (default: none, full precision)",
+        "--components NUMBER": "components of the mixture that systems of expectation "
+        "maximisation fit (default: 10)",
+        "--dimensions NUMBER": "principal components of the images that the mixture is fitted to "
+        "(default: 20)",
+        "--partition NAME": "who holds which examples, see list (default: classes; iid for "
+        "expectation maximisation)",
+        "--classes NUMBER": "of the partition classes: how many each client holds",
+        "--alpha NUMBER": "of the partition dirichlet: its concentration",
+        "--shards-per-client NUMBER": "of the partition shards",
+        "--min-examples NUMBER": "of the partition dirichlet: least examples of a client",
+        "--group-sizes N+N...": "of the partition of groups, such as 5+15",
+        "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
+        "--resume": "continue the unfinished run in the results folder, or start it if there is "
+        "nothing; with a longer --time-budget, go on from a run that ended",
+        "--client-variance": "measure and draw how far clients' models are from the server's, "
+        "which keeps more of its old models in memory",
+        "--precision TYPE": "of matrix products on accelerators: float32 (default), tensorfloat32 "
+        "or bfloat16",
+        "--layout NAME=VALUE,...": "fields of fedjax_sim.Layout, such as "
+        "lanes_at_once=true,lane_devices=2",
+        "--max-lanes NUMBER": "most lanes (pairs of settings and seed) in memory at one time "
+        "(default: all that fit)",
+        "--checkpoint-every SECONDS": "least seconds between checkpoints (default: 20)",
+        "--progress FILE": "keep a line in a file that says how far the run is",
+        "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
+        "--parts N": "run the study in N parts, which --launcher starts, and merge them",
+        "--launcher NAME": "what starts parts: local (processes on this machine; the default), "
+        "slurm or ray",
+        "--resources NAME=VALUE,...": "fields of the launcher in fedjax_sim.launch, such as "
+        "timeout_min=120,gpus=1 of slurm",
+        "--distributed": "run on the devices of several processes, each started with the same "
+        "words by srun, mpirun or Kubernetes; process 0 writes the results",
+        "--coordinator HOST:PORT": "with --distributed, address of process 0 where it cannot be "
+        "found out",
+        "--num-processes N": "with --coordinator, how many processes there are",
+        "--process-id NUMBER": "with --coordinator, which of them this is, from 0",
+    },
+    "run plot": {
+        "--plot METRIC,...": "metrics to draw, such as accuracy,loss (default: all)",
+        "--against AXIS,...": "horizontal axes of pictures: time, rounds, steps or bits (default: "
+        "time)",
+    },
+    "run plot merge timeline": {
+        "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
+        "number appended if that is in use)",
+        "--overwrite": "replace what is in the results folder",
+    },
+    "list run plot merge timeline": {
+        "--json": "print one JSON object instead of tables",
+    },
+}
+"""By the commands that take them: flags with the form of their value, if any, and meaning."""
 
 
 class UsageError(InputError):
@@ -66,40 +142,39 @@ class Parser(argparse.ArgumentParser):
             options = (option for action in self._actions for option in action.option_strings)
             flags = sorted(option for option in options if option.startswith("--"))
             given = unknown[0].partition("=")[0]
-            allowed = ", ".join(flags) + nearest(given, flags)
+            name = given.lstrip("-").replace("-", "_")
+            hint = f" (did you mean '--set {name}=VALUE'?)" if self._is_setting(name) else None
+            allowed = ", ".join(flags) + (hint or nearest(given, flags))
             raise UsageError(f"flag is {given!r}, but must be one of {allowed}.")
         if unknown:
             raise UsageError(
                 f"argument is {unknown[0]!r}, but must be left out: "
                 "this command takes no such name."
             )
+        for flag, action in self._option_string_actions.items():
+            values = getattr(known, action.dest, None)
+            if flag != "--set" and isinstance(values, list):
+                setattr(known, action.dest, _single(flag, values))
         return known
 
+    def _is_setting(self, name: str) -> bool:
+        """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
+        from fedjax_sim.settings import fields
+        from fedjax_sim.systems import SYSTEMS
 
-class Once(argparse.Action):
-    """Store the value of a flag, and refuse it if it is empty or given a second time."""
+        takes_settings = "--set" in self._option_string_actions
+        return takes_settings and any(name in fields(each.Hyper) for each in SYSTEMS.values())
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: Any = None,
-    ) -> None:
-        """Store the value.
 
-        Raises:
-          UsageError: If it is empty, or the flag already has one.
-        """
-        if not values:
-            raise UsageError(f"{option_string} is '', but must not be empty: leave the flag out.")
-        earlier = getattr(namespace, self.dest)
-        if earlier is not None:
-            raise UsageError(
-                f"second {option_string} is {values!r}, but must be left out: "
-                f"it is already {earlier!r}."
-            )
-        setattr(namespace, self.dest, values)
+def _single(flag: str, values: list[str]) -> str:
+    """Return the one value of a flag, and refuse one that is empty or a second one."""
+    if not all(values):
+        raise UsageError(f"{flag} is '', but must not be empty: leave the flag out.")
+    if len(values) > 1:
+        raise UsageError(
+            f"second {flag} is {values[1]!r}, but must be left out: it is already {values[0]!r}."
+        )
+    return values[0]
 
 
 def make_parser(command: str) -> Parser:
@@ -109,184 +184,17 @@ def make_parser(command: str) -> Parser:
       command: One of `COMMANDS`.
     """
     parser = Parser(prog=f"fedjax-sim {command}", description=COMMANDS[command], allow_abbrev=False)
-    if command == "list":
-        parser.add_argument(
-            "systems",
-            nargs="*",
-            metavar="SYSTEM",
-            help="list its settings, with their meaning, default and allowed values",
-        )
-        return parser
-    if command == "merge":
-        parser.add_argument(
-            "parts", nargs="+", metavar="DIR", help="results folders of runs with --part"
-        )
-        _add_folder_flags(parser, "results")
-        return parser
-    parser.add_argument(
-        "systems",
-        nargs="*",
-        metavar="SYSTEM",
-        help="systems to compare (default: fedavg quafl fedbuff favano)",
-    )
-    _add(parser, "--dataset", "NAME", "data set, see list (default: digits)")
-    if command == "run":
-        _add_training_flags(parser)
-    _add(
-        parser,
-        "--seeds",
-        "NUMBER|LIST",
-        "a number of seeds, counted from 0, or a list such as 3,7 or 3, (default: 5)",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help="give a setting a value, or several to sweep over, in every system that uses it",
-    )
-    _add(parser, "--time-budget", "T", "virtual time to simulate")
-    _add(
-        parser,
-        "--trace",
-        "FILE",
-        "CSV file with columns client, start, finish that replaces the delay law",
-    )
-    _add_folder_flags(parser, "results" if command == "run" else "results-timeline")
+    name, form, meaning = NAMES[command]
+    some: Any = "+" if name == "folders" else "*"
+    parser.add_argument(name, nargs=some, metavar=form, help=meaning)
+    for commands, flags in FLAGS.items():
+        for words, meaning in flags.items() if command in commands.split() else ():
+            flag, _, form = words.partition(" ")
+            if form:
+                empty: Any = [] if flag == "--set" else None
+                parser.add_argument(
+                    flag, action="append", default=empty, metavar=form, help=meaning
+                )
+            else:
+                parser.add_argument(flag, action="store_true", help=meaning)
     return parser
-
-
-def _add_folder_flags(parser: Parser, folder: str) -> None:
-    """Add the flags of commands that write a results folder."""
-    _add(
-        parser,
-        "--out",
-        "DIR",
-        f"results folder (default: {folder}, with a number appended if that is in use)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace what is in the results folder"
-    )
-
-
-def _add_training_flags(parser: Parser) -> None:
-    """Add the flags that only `run` has."""
-    _add(parser, "--data-dir", "DIR", "folder with the raw files of the data set")
-    _add(parser, "--model", "NAME", "model, see list")
-    _add(
-        parser,
-        "--convolution",
-        "NAME",
-        "how networks convolve: auto, patches or lax (default: auto)",
-    )
-    _add(
-        parser,
-        "--augmentation",
-        "NAME",
-        "of training images: none, flip, crop or crop_flip (default: by data set)",
-    )
-    _add(
-        parser,
-        "--low-bit",
-        "W,A,G",
-        "train with these bits of weights, activations and gradients, such as 3,3,4 "
-        "(default: none, full precision)",
-    )
-    _add(
-        parser,
-        "--components",
-        "NUMBER",
-        "components of the mixture that systems of expectation maximisation fit (default: 10)",
-    )
-    _add(
-        parser,
-        "--dimensions",
-        "NUMBER",
-        "principal components of the images that the mixture is fitted to (default: 20)",
-    )
-    _add(
-        parser,
-        "--partition",
-        "NAME",
-        "who holds which examples, see list (default: classes; iid for expectation maximisation)",
-    )
-    for option, metavar in PARTITION_FLAGS.items():
-        _add(parser, "--" + option.replace("_", "-"), metavar, "option of the partition")
-    _add(parser, "--evals", "NUMBER", "evaluations in addition to the initial one (default: 25)")
-    _add(
-        parser,
-        "--layout",
-        "NAME=VALUE,...",
-        "fields of fedjax_sim.Layout, such as lanes_at_once=true,lane_devices=2",
-    )
-    _add(
-        parser,
-        "--max-lanes",
-        "NUMBER",
-        "most lanes (pairs of settings and seed) in memory at one time (default: all that fit)",
-    )
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="run on the devices of several processes, each started with the same words by srun, "
-        "mpirun or Kubernetes; process 0 writes the results",
-    )
-    _add(
-        parser,
-        "--coordinator",
-        "HOST:PORT",
-        "with --distributed, address of process 0 where it cannot be found out",
-    )
-    _add(parser, "--num-processes", "NUMBER", "with --coordinator, how many processes there are")
-    _add(parser, "--process-id", "NUMBER", "with --coordinator, which of them this is, from 0")
-    _add(
-        parser,
-        "--checkpoint-every",
-        "SECONDS",
-        "least seconds between two checkpoints (default: 20)",
-    )
-    parser.add_argument(
-        "--client-variance",
-        action="store_true",
-        help="measure and draw how far clients' models are from the server's, which keeps more of "
-        "its old models in memory",
-    )
-    parser.add_argument(
-        "--precision",
-        default="float32",
-        metavar="TYPE",
-        help="of matrix products on accelerators: float32 (default), tensorfloat32 or bfloat16",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the unfinished run in the results folder, or start it if there is nothing; "
-        "with a longer --time-budget, go on from a run that ended",
-    )
-    _add(
-        parser,
-        "--part",
-        "I/N",
-        "run one of N parts of the study, from 0/N on, for merge to put together",
-    )
-    _add(
-        parser, "--parts", "N", "run the study in N parts, which --launcher starts, and merge them"
-    )
-    _add(
-        parser,
-        "--launcher",
-        "NAME",
-        "what starts parts: local (processes on this machine; the default), slurm or ray",
-    )
-    _add(
-        parser,
-        "--resources",
-        "NAME=VALUE,...",
-        "fields of the launcher in fedjax_sim.launch, such as timeout_min=120,gpus=1 of slurm",
-    )
-    _add(parser, "--progress", "FILE", "keep a line in a file that says how far the run is")
-
-
-def _add(parser: Parser, flag: str, metavar: str, meaning: str) -> None:
-    """Add a flag with one value, which may be given once."""
-    parser.add_argument(flag, action=Once, help=meaning, metavar=metavar)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import xarray as xr
-from rich.table import Table
 
 from fedjax_sim.cli.comparison import Contender, draw_schedules
 from fedjax_sim.diagnostics.fairness import (
@@ -26,19 +25,19 @@ from fedjax_sim.timelines import ClientDelays, Groups, draw_client_rates
 from fedjax_sim.types import EMPTY, Timeline
 
 COLUMNS = {
-    "ticks": "ticks",
-    "time_per_tick": "time/tick",
-    "reports_per_tick": "reports/tick",
-    "steps_per_tick": "steps/tick",
+    "ticks": "server steps",
+    "time_per_tick": "time per step",
+    "reports_per_tick": "reports per step",
+    "steps_per_tick": "local steps per step",
     "staleness_mean": "mean staleness",
-    "staleness_max": "largest",
+    "staleness_max": "largest staleness",
     "fast_clients": "fast clients",
-    "fast_reports": "fast reports",
-    "fast_steps": "fast steps",
     "fast_influence": "fast influence",
     "jain_index": "Jain index",
+    "fast_reports": "fast reports",
+    "fast_steps": "fast local steps",
 }
-"""Facts in the printed table, with their titles."""
+"""Facts in the printed table with their titles, the most important ones first."""
 SHARES = ("fast_clients", "fast_reports", "fast_steps", "fast_influence")
 """Facts that are printed in percent."""
 
@@ -110,13 +109,16 @@ def work_out(contender: Contender, seeds: Sequence[int], time_budget: float) -> 
     ]
 
 
-def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) -> None:
+def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) -> dict[str, Any]:
     """Write schedules as arrays, their facts, and pictures of the first seed.
 
     Args:
       folder: An open results folder.
       entries: The schedules. In results.nc, shorter ones are padded with nan and `EMPTY`.
       config: The content of config.json apart from versions and device.
+
+    Returns:
+      The content of summary.json.
     """
     folder.write_arrays(
         "results.nc", {entry.label.replace("/", "_"): _arrays(entry) for entry in entries}
@@ -141,30 +143,25 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
     }
     folder.write_figure("influence.png", influence_figure(shares))
     facts = {entry.label: entry.facts() for entry in entries}
-    folder.finish(
-        {**config, **environment()},
-        {"lanes": sum(len(entry.seeds) for entry in entries), "failed_lanes": 0, "systems": facts},
-    )
+    lanes = sum(len(entry.seeds) for entry in entries)
+    content = {"lanes": lanes, "failed_lanes": 0, "systems": facts}
+    folder.finish({**config, **environment()}, content)
+    return content
 
 
-def table(entries: Sequence[Entry]) -> Table:
-    """Tabulate the facts of all entries, to print."""
-    made = Table(box=None, padding=(0, 1))
-    made.add_column("system", min_width=max(len(entry.label) for entry in entries))
-    for title in COLUMNS.values():
-        made.add_column(title, justify="right")
-    for entry in entries:
-        facts = entry.facts()
-        cells = (
-            "-"
-            if (value := facts[name]) is None
-            else f"{value:.0%}"
-            if name in SHARES
-            else f"{value:.4g}"
-            for name in COLUMNS
-        )
-        made.add_row(entry.label, *cells)
-    return made
+def cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    """Tabulate the facts of all entries: titles of columns, and the cells of each row."""
+
+    def cell(name: str, value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{value:.0%}" if name in SHARES else f"{value:.4g}"
+
+    rows = [
+        [entry.label, *(cell(name, facts[name]) for name in COLUMNS)]
+        for entry, facts in ((entry, entry.facts()) for entry in entries)
+    ]
+    return ["system", *COLUMNS.values()], rows
 
 
 def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from fedjax_sim import datasets
 from fedjax_sim.cli import comparison, schedule_report
 from fedjax_sim.cli.arguments import check_name, read_seeds, read_settings
 from fedjax_sim.cli.defaults import defaults_of
-from fedjax_sim.cli.tables import make_console
+from fedjax_sim.cli.tables import make_console, print_json, print_table
 from fedjax_sim.engine.placement import keep_compiled, use_cores
 from fedjax_sim.settings import ConfigError
 
@@ -41,10 +41,13 @@ def run(arguments: argparse.Namespace) -> None:
         for entry in schedule_report.work_out(contender, seeds, time_budget)
     ]
     folder.open()
-    schedule_report.save(folder, entries, comparison.describe(contenders, seeds, time_budget))
-    console = make_console()
-    console.print(schedule_report.table(entries))
-    console.print(
+    config = comparison.describe(contenders, seeds, time_budget)
+    content = schedule_report.save(folder, entries, config)
+    if arguments.json:
+        print_json({"folder": str(folder.path), **content})
+        return
+    print_table(*schedule_report.cells(entries))
+    make_console().print(
         f"Means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. Written to {folder.path}",
         highlight=False,
         soft_wrap=True,

@@ -1,8 +1,10 @@
 """What the command line prints after a run: the table of final values, and lanes that diverged."""
 
 import math
+import os
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xarray as xr
@@ -15,49 +17,110 @@ SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""
 TITLES = {"mean_field": "||h||^2"}
 PLAIN_WIDTH = 150
+GAP = 2
+"""Spaces between columns."""
+
+
+class _Console(Console):
+    """A console that leaves it to `fedjax_sim.lifecycle` what becomes of `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error again, where rich would exit.
+
+        Raises:
+          BrokenPipeError: Always.
+        """
+        raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Make a console that never breaks a table's lines if its output is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    """Make a console as wide as the terminal or, if it writes to none, `COLUMNS` or 150 columns."""
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return _Console(width=None if is_known else PLAIN_WIDTH)
 
 
-def final_table(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) -> Table:
-    """Tabulate the final values of every system and swept setting, as means over seeds.
+def print_json(content: Any) -> None:
+    """Print a JSON value; numbers that are not finite become null."""
+    print(results.to_json(content), end="")
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print as many columns of a table as fit the console, and name those that do not.
+
+    Args:
+      titles: Titles of the columns, the most important ones first. The first column is aligned to
+        the left, and folded if it would take more than half of the width.
+      rows: The cells of each row.
+    """
+    console = make_console()
+    cells = [[row[k] for row in rows] for k in range(len(titles))]
+    longest = max(map(len, cells[0]))
+    first = longest if longest <= console.width // 2 else console.width // 3
+    # A title is folded at spaces, to the width of its column's cells, unless all columns fit.
+    named = list(zip(titles, cells, strict=True))
+    widths = [max(map(len, [title, *each])) + GAP for title, each in named]
+    if first + sum(widths[1:]) > console.width:
+        widths = [max(map(len, [*title.split(), *each])) + GAP for title, each in named]
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    table.add_column(titles[0], width=first, overflow="fold")
+    shown, missing, left = [0], [], console.width - first
+    for k in range(1, len(titles)):
+        if widths[k] > left:
+            missing.append(titles[k])
+            continue
+        shown.append(k)
+        left -= widths[k]
+        table.add_column(textwrap.fill(titles[k], widths[k] - GAP), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[k] for k in shown))
+    console.print(table, highlight=False)
+    if missing:
+        sentence = f"Not shown in {console.width} columns: {', '.join(missing)}."
+        console.print(sentence, highlight=False)
+
+
+def print_results(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) -> None:
+    """Print the final values of every system and swept setting, and which lanes failed.
 
     Args:
       curves: The curves of `sweep`, by system.
       summary: The content of summary.json for these curves.
     """
-    table = Table(box=None, padding=(0, 2), title_justify="left")
-    shown = list(next(names for names in SHOWN if names[0] in next(iter(curves.values()))))
-    if any("epsilon" in data for data in curves.values()):
+    print_table(*final_cells(curves, summary))
+    for sentence in failures(curves):
+        make_console().print(sentence, highlight=False, soft_wrap=True)
+
+
+def final_cells(
+    curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]
+) -> tuple[list[str], list[list[str]]]:
+    """Tabulate the final values of every system and swept setting, as means over seeds.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+      summary: The content of summary.json for these curves.
+
+    Returns:
+      The titles of the columns, and the cells of each row.
+    """
+    found = {name for data in curves.values() for name in data.data_vars}
+    shown = [name for names in SHOWN for name in names if name in found]
+    if "epsilon" in found:
         shown.append("epsilon")
-    table.add_column("system", justify="left")
-    for title in (
-        *(f"final {TITLES.get(name, name)}" for name in shown),
-        "virtual time",
-        "server steps",
-        "local steps",
-        "sent up",
-        "sent down",
-    ):
-        table.add_column(title, justify="right")
+    titles = ["system", *(f"final {TITLES.get(name, name)}" for name in shown)]
+    titles += ["virtual time", "server steps", "local steps", "sent up", "sent down"]
+    rows = []
     for system, data in curves.items():
         entry = summary["systems"][system]
         for (point, lanes), final in zip(
             results.settings_of(data), entry.get("settings", [entry]), strict=True
         ):
-            table.add_row(
-                results.label_of(system, point),
-                *(_mean_and_std(final["final"].get(name)) for name in shown),
-                f"{final['virtual_time']:.0f}",
-                str(final["ticks"]),
-                str(final["local_steps"]),
-                _bits(final["uplink_bits"]),
-                _bits(float(lanes["downlink_bits"].isel(eval=-1).mean())),
-            )
-    return table
+            cells = [results.label_of(system, point)]
+            cells += [_mean_and_std(final["final"].get(name)) for name in shown]
+            cells += [f"{final['virtual_time']:.0f}", str(final["ticks"])]
+            cells += [str(final["local_steps"]), _bits(final["uplink_bits"])]
+            rows.append([*cells, _bits(float(lanes["downlink_bits"].isel(eval=-1).mean()))])
+    return titles, rows
 
 
 def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:

@@ -10,10 +10,17 @@ import xarray as xr
 
 from fedjax_sim import __version__
 from fedjax_sim.cli import comparison
-from fedjax_sim.cli.arguments import read_layout, read_number, read_seeds, read_settings, read_whole
+from fedjax_sim.cli.arguments import (
+    read_axes,
+    read_layout,
+    read_number,
+    read_seeds,
+    read_settings,
+    read_whole,
+)
 from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
-from fedjax_sim.cli.tables import failures, final_table, make_console
+from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
 from fedjax_sim.engine.processes import join_processes, on_first
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
@@ -44,7 +51,9 @@ def run(arguments: argparse.Namespace) -> None:
         max_lanes = read_whole("max_lanes", arguments.max_lanes, 1)
     checkpoint_every = read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
     layout = read_layout(arguments.layout)
-    check_precision(arguments.precision)
+    precision = arguments.precision or "float32"
+    check_precision(precision)
+    axes = read_axes(arguments.against)
     part, launcher = read_part(arguments.part), read_launcher(arguments)
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
@@ -52,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     # Other processes must not see that the first one has made it.
     folder = on_first(lambda: comparison.find_folder(arguments, "results", resume=arguments.resume))
     data = comparison.load_data(arguments, defaults, contenders, seeds)
+    metrics = comparison.read_metrics(arguments, contenders, data)
     config = comparison.describe(contenders, seeds, time_budget) | {
         "dataset": {"name": data.dataset.name, "sha256": data.digest()},
         "partition": data.partition,
@@ -60,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
         "evals": num_evals,
         "layout": layout._asdict(),
         "client_variance": arguments.client_variance,
-        "precision": arguments.precision,
+        "precision": precision,
         "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
     }
     identity = _identity(config) | {"part": arguments.part, "parts": arguments.parts}
@@ -71,8 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        study = launch_parts(launcher, arguments, folder, identity, num_lanes)
-        show_results(folder, *study)
+        study = launch_parts(launcher, arguments, folder, identity, num_lanes, metrics)
+        show_results(folder, *study, as_json=arguments.json)
         _show_rates(arguments, defaults, study[0])
         return
     keep_compiled()
@@ -119,7 +129,7 @@ def run(arguments: argparse.Namespace) -> None:
             layout=layout,
             max_lanes=max_lanes,
             client_variance=arguments.client_variance,
-            precision=arguments.precision,
+            precision=precision,
             checkpoint=None if arguments.distributed or not folder else folder.checkpoints / name,
             checkpoint_every=checkpoint_every,
             resume=arguments.resume,
@@ -130,12 +140,16 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if part is not None:
         content = save_part(folder, part, curves, config)
+        if arguments.json:
+            print_json({"folder": str(folder.path), **content})
+            return
         print(f"Written to {folder.path} (part {arguments.part}: {content['lanes']} lanes)")
         return
     from fedjax_sim.reporting import plots  # Slow to import.
 
-    summary = results.save(folder, curves, config, plots.metric_figures(curves), can_go_on=True)
-    show_results(folder, curves, config, summary)
+    figures = plots.metric_figures(curves, metrics, axes)
+    summary = results.save(folder, curves, config, figures, can_go_on=True)
+    show_results(folder, curves, config, summary, as_json=arguments.json)
     _show_rates(arguments, defaults, curves)
 
 
@@ -144,24 +158,28 @@ def show_results(
     curves: Mapping[str, xr.Dataset],
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
-    """Print a table of final values, and where the results are.
+    """Print final values, and where the results are.
 
     Args:
       folder: The results folder.
       curves: The curves by system.
       config: The content of config.json.
       summary: The content of summary.json.
+      as_json: Whether to print the summary as JSON in place of a table.
     """
+    if as_json:
+        print_json({"folder": str(folder.path), **summary})
+        return
     console = make_console()
     console.print(
         f"{config['dataset']['name']}, partition {config['partition']['name']}, "
         f"model {config['model']}, {len(config['seeds'])} seeds, means +- std:",
         highlight=False,
     )
-    console.print(final_table(curves, summary))
-    for sentence in failures(curves):
-        console.print(sentence, highlight=False, soft_wrap=True)
+    print_results(curves, summary)
     spent = summary["seconds"]
     console.print(
         f"Written to {folder.path} ({spent['compile']:.1f} s compiling, {spent['run']:.1f} s "
@@ -176,7 +194,7 @@ def _show_rates(
 ) -> None:
     """Name the tuned learning rates, if they were used."""
     tuned = {name: rate for name, rate in defaults.tuned.items() if name in curves}
-    if tuned and "lr" not in read_settings(arguments):
+    if tuned and not arguments.json and "lr" not in read_settings(arguments):
         listed = ", ".join(f"{name} {rate:g}" for name, rate in tuned.items())
         words = f"Learning rates, each the best of {RATES[0]:g} to {RATES[-1]:g}: {listed}."
         make_console().print(words, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
@@ -10,6 +10,9 @@ from fedjax_sim.engine.curves import join_lanes
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.reporting.results import Folder, Results, first_difference, load, summary
 from fedjax_sim.settings import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OWN = ("part", "files", "device")
 """What config.json says about a part alone."""
@@ -47,7 +50,10 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, xr.Dataset], dict
 
 
 def save_merged(
-    folder: Folder, curves: Mapping[str, xr.Dataset], config: Mapping[str, Any]
+    folder: Folder,
+    curves: Mapping[str, xr.Dataset],
+    config: Mapping[str, Any],
+    figures: Mapping[str, "Figure"] | None = None,
 ) -> dict[str, Any]:
     """Write what the whole run would have written.
 
@@ -55,6 +61,7 @@ def save_merged(
       folder: An open results folder.
       curves: The curves of the whole by system.
       config: The content of config.json.
+      figures: Pictures by file name; those of all metrics if None.
 
     Returns:
       The content of summary.json.
@@ -65,7 +72,7 @@ def save_merged(
     from fedjax_sim.reporting import plots  # Slow to import.
 
     folder.write_arrays("results.nc", curves)
-    for name, figure in plots.metric_figures(curves).items():
+    for name, figure in (plots.metric_figures(curves) if figures is None else figures).items():
         folder.write_figure(name, figure)
     content = summary(curves)
     folder.finish(config, content)

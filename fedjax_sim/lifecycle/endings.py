@@ -5,6 +5,7 @@ import difflib
 import errno
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -161,7 +162,8 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
     """Run a command, and turn the way in which it ends into an exit code.
 
     Ctrl-C, SIGTERM, SIGUSR1, bad input, and disks and folders that fail each print one sentence.
-    Any other error is a fault of the program and is raised.
+    If nobody reads the output to its end, as in `| head`, the command ends in silence. Any other
+    error is a fault of the program and is raised.
 
     Args:
       program: Name of the program, with which sentences begin.
@@ -173,6 +175,10 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
     try:
         with _listening():
             work()
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
     except InputError as error:
         return _complain(program, str(error), BAD_INPUT)
     except PartError as error:
@@ -190,6 +196,16 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
         sentence = f"{error}; --resume continues the run once that is mended."
         return _complain(program, sentence, STORAGE)
     return 0
+
+
+def _is_output_closed() -> bool:
+    """Tell whether nobody reads the output any more, as after `| head`, and then let go of it."""
+    output, poll = sys.stdout.fileno(), select.poll()
+    poll.register(output, 0)
+    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_closed:  # Python flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return is_closed
 
 
 def _complain(program: str, sentence: str, code: int) -> int:

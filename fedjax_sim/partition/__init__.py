@@ -8,7 +8,8 @@ from the same seed. Where to look:
 - `schemes`: the usual ways to split data (random, Dirichlet, shards, natural clients).
 - `by_label`: ways that give a client few classes, or groups of clients different classes.
 - `parts`: `Partition`, the result of all of them, and what they share.
-- `picture`: a picture of who holds what.
+
+`fedjax_sim.reporting.plots.holdings_figure` draws who holds what.
 """
 
 from fedjax_sim.partition.by_label import (
@@ -19,7 +20,6 @@ from fedjax_sim.partition.by_label import (
 )
 from fedjax_sim.partition.catalogue import PARTITIONS, make
 from fedjax_sim.partition.parts import Partition, label_histogram
-from fedjax_sim.partition.picture import plot_histogram
 from fedjax_sim.partition.schemes import TRIES_BEFORE_TOP_UP, dirichlet, iid, natural, shards
 
 __all__ = [
@@ -35,6 +35,5 @@ __all__ = [
     "label_histogram",
     "make",
     "natural",
-    "plot_histogram",
     "shards",
 ]

@@ -39,6 +39,8 @@ FIELD = "results folder"
 """What error messages call it."""
 UNFINISHED, ENDED = Path("checkpoint/run.json"), Path("checkpoint/ended.json")
 """What must be equal for a later run to resume this one, while it is unfinished and afterwards."""
+AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
+"""Coordinates against which curves are drawn, by the name that users give them."""
 LEAST_FREE_BYTES = 2**24
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "xarray")
 """Packages whose versions config.json records."""
@@ -127,7 +129,7 @@ class Folder:
         if not self._resumes:
             say(f"{self.path} has no run to resume: starting from the beginning.")
             return False
-        ours = json.loads(_to_json(identity))
+        ours = json.loads(to_json(identity))
         saved = next(
             (
                 known
@@ -181,7 +183,7 @@ class Folder:
                 if not self._resumes:
                     shutil.rmtree(self.checkpoints, ignore_errors=True)
                 self.checkpoints.mkdir(exist_ok=True)
-                self._put(str(UNFINISHED), lambda path: path.write_text(_to_json(identity)))
+                self._put(str(UNFINISHED), lambda path: path.write_text(to_json(identity)))
         except OSError as error:
             self._release()
             _remove_empty(missing)
@@ -220,7 +222,7 @@ class Folder:
         Raises:
           StorageError: If the disk refuses. An older file is then kept. This holds for all files.
         """
-        self._put(name, lambda path: path.write_text(_to_json(content)))
+        self._put(name, lambda path: path.write_text(to_json(content)))
 
     def write_arrays(self, name: str, groups: Mapping[str, xr.Dataset]) -> None:
         """Write a netCDF file.
@@ -506,7 +508,7 @@ def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
     return name, theirs, ours
 
 
-def _to_json(content: Any) -> str:
+def to_json(content: Any) -> str:
     """Write a value as JSON: arrays become lists, functions their names, nan and inf null."""
 
     def plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ MIXTURE = ["run", "fedem", "--seeds", "1", "--out", "out"]
 COORDINATOR = ["--coordinator", "localhost:9"]
 TWO = ["--set", "num_clients=2", "--set", "num_selected=1"]
 CASES = {
-    "unknown command": (["train"], ["command", "'train'", "list, run, merge, timeline"]),
+    "unknown command": (["train"], ["command", "'train'", "list, run, plot, merge, timeline"]),
     "unknown system": (["run", "fedzip", "--out", "out"], ["system", "'fedzip'", "fedavg"]),
     "system named twice": (["run", "fedavg", "fedavg", "--out", "out"], ["systems", "once"]),
     "unknown data set": ([*RUN, "--dataset", "cifar"], ["dataset", "'cifar'", "digits"]),
@@ -46,6 +46,23 @@ CASES = {
         [*RUN, "--set", "server_wait=1"],
         ["setting name", "'server_wait'", "server_interact"],
     ),
+    "setting in place of a flag": (
+        [*RUN, "--batch-size", "3"],
+        ["flag", "'--batch-size'", "did you mean '--set batch_size=VALUE'"],
+    ),
+    "unknown metric": (
+        [*RUN, "--plot", "loss,acuracy"],
+        ["metric", "'acuracy'", "did you mean 'accuracy'"],
+    ),
+    "metric of another system": (
+        [*RUN, "--plot", "mean_field"],
+        ["metric", "'mean_field'", "accuracy, loss"],
+    ),
+    "folder without results to plot": (
+        ["plot", "old", "--out", "out"],
+        ["results folder", "'old'", "finished run"],
+    ),
+    "folder named twice to plot": (["plot", "old", "./old"], ["results folders", "once each"]),
     "unknown flag": ([*RUN, "--epochs", "3"], ["flag", "'--epochs'", "--evals"]),
     "flag twice": (
         [*RUN, "--model", "mlp32", "--model", "mlp128"],

@@ -20,9 +20,13 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
+from experiments.harness.command import main as experiments
 from fedjax_sim.cli import comparison
+from fedjax_sim.cli.arguments import read_seeds, read_settings
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
+from fedjax_sim.cli.parser import make_parser
+from fedjax_sim.cli.tables import print_table
 from fedjax_sim.lifecycle import BAD_INPUT, EXIT_CODES
 from fedjax_sim.settings import ConfigError, fields
 
@@ -115,6 +119,93 @@ def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):
     assert " lr 0.5 " in text
     assert " carry_residual false " in text
     assert " reweight stochastic " in text
+
+
+def test_the_help_of_a_system_lists_its_settings(call):
+    text = " ".join(call("run", "favano", "--help").split())
+    meaning = fields(fedjax_sim.SYSTEMS["favano"].Hyper)["reweight"].metadata["meaning"]
+    assert "--time-budget" in text
+    assert " ".join(meaning.split()) in text
+    assert "reweight" not in call("run", "--help")
+
+
+@pytest.mark.parametrize(
+    ("forms", "expected"),
+    [
+        (["lr=0.1,0.2,batch_size=5"], {"lr": ["0.1", "0.2"], "batch_size": ["5"]}),
+        (["lr=1", "batch_size=5"], {"lr": ["1"], "batch_size": ["5"]}),
+        (["local_steps=2..4,9"], {"local_steps": ["2", "3", "4", "9"]}),
+        (["compression=block:norm=2,lr=1"], {"compression": ["block:norm=2"], "lr": ["1"]}),
+    ],
+)
+def test_the_forms_of_set(forms, expected):
+    words = ["fedavg", *(word for form in forms for word in ("--set", form))]
+    assert read_settings(make_parser("run").read(words)) == expected
+
+
+def test_a_range_of_seeds():
+    assert read_seeds("3..5") == [3, 4, 5]
+    assert read_seeds("2,7..8") == [2, 7, 8]
+
+
+def test_tables_fit_the_terminal(monkeypatch, capsys):
+    """Columns that do not fit are named, and labels are folded; a wide terminal has them all."""
+    titles = ["system", *(f"long title of number {k}" for k in range(9))]
+    rows = [["favano " + " ".join(f"setting={k}" for k in range(9)), *["0.123 +- 0.456"] * 9]] * 3
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(titles, rows)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "Not shown in 80 columns: long title of number 3" in out
+    assert out.count("0.123 +- 0.456") == 9
+    monkeypatch.setenv("COLUMNS", "400")
+    print_table(titles, rows)
+    assert capsys.readouterr().out.count("0.123 +- 0.456") == 27
+
+
+@pytest.mark.parametrize("words", [["--version"], ["list"]])
+def test_a_reader_that_stops_early_ends_it_in_silence(words, environment):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "fedjax_sim", *words]
+    done = subprocess.run(command, env=environment, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys):
+    pictures = ["--plot", "accuracy", "--against", "rounds,bits"]
+    first = json.loads(call("run", "fedavg", *QUICK, *pictures, "--json", "--out", "a"))
+    assert first == {"folder": "a"} | json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert {path.name for path in (tmp_path / "a").glob("*.png")} == {
+        *("accuracy_rounds.png", "accuracy_bits.png")
+    }
+    for part in ("0/2", "1/2"):
+        out = call("run", "fedavg", *QUICK, "--part", part, "--json", "--out", part[0])
+        assert json.loads(out)["folder"] == part[0]
+    merged = json.loads(call("merge", "0", "1", "--json", "--out", "b"))
+    assert merged["systems"] == first["systems"]
+    drawn = json.loads(call("plot", "a", "b", "--plot", "loss", "--json"))
+    assert (drawn["folder"], drawn["pictures"]) == ("results-plot", ["loss.png"])
+    assert drawn["systems"] == {
+        f"fedavg ({name})": first["systems"]["fedavg"] for name in ("a", "b")
+    }
+    out = call("plot", "a", "--against", "steps")
+    assert "Written to results-plot-2: accuracy_steps.png, loss_steps.png" in out
+    with contextlib.chdir(tmp_path):
+        assert main(["plot", "a", "--plot", "los"]) == BAD_INPUT
+        assert main(["plot", "0"]) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert "did you mean 'loss'" in said
+    assert "merge its parts first" in said
+    named = json.loads(call("list", "--json"))
+    assert named["systems"].keys() == fedjax_sim.SYSTEMS.keys()
+    assert "favano/fig1" in named["experiments"]
+    settings = json.loads(call("list", "favano", "--json"))["favano"]["settings"]
+    assert settings.keys() == fields(fedjax_sim.SYSTEMS["favano"].Hyper).keys()
+    assert settings["lr"]["default"] == "0.5"
+    assert experiments(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == named["experiments"]
 
 
 def test_run_without_a_system_is_the_main_job(call_anew, tmp_path):
@@ -373,7 +464,8 @@ def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
     assert (config["mean"], config["systems"]["favano"]["lr"]) == ([0.4914, 0.4822, 0.4465], 0.005)
 
 
-def test_timeline_needs_no_training(call, tmp_path):
+def test_timeline_needs_no_training(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     out = call(
         "timeline",
         "favano",
@@ -386,6 +478,7 @@ def test_timeline_needs_no_training(call, tmp_path):
         "when",
     )
     assert "favano server_wait=4" in out
+    assert max(map(len, out.splitlines())) <= 80
     folder = tmp_path / "when"
     assert {path.name for path in folder.iterdir()} == {
         "results.nc",

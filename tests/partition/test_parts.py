@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_sim import partition
 from fedjax_sim.partition import parts as partition_parts
+from fedjax_sim.reporting.plots import holdings_figure
 from fedjax_sim.settings import ConfigError
 from tests.partition.checks import labels_of
 
@@ -39,13 +40,10 @@ def test_histogram_counts_and_leaves_padding_out():
 def test_picture_shows_the_histogram(tmp_path):
     labels = labels_of([30] * 3)
     part = partition.dirichlet(labels, num_clients=5, alpha=0.5, seed=0)
-    figure = partition.plot_histogram(
-        part, labels, 3, class_names=["coot", "teal", "wigeon"], title="birds"
-    )
+    held = partition.label_histogram(part, labels, 3)
+    figure = holdings_figure(held, class_names=["coot", "teal", "wigeon"], title="birds")
     axes = figure.axes[0]
-    np.testing.assert_array_equal(
-        axes.images[0].get_array(), partition.label_histogram(part, labels, 3).T
-    )
+    np.testing.assert_array_equal(axes.images[0].get_array(), held.T)
     assert [text.get_text() for text in axes.get_yticklabels()] == ["coot", "teal", "wigeon"]
     figure.savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000

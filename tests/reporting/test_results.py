@@ -312,7 +312,7 @@ def test_curves_hold_the_previous_value():
     assert held.tolist() == [[10, 10, 11, 11, 14], [20, 20, 20, 22, 23]]
 
 
-def test_pictures_leave_failed_lanes_out(tmp_path):
+def test_pictures_leave_failed_lanes_out():
     data = {
         "a": curves([[0.1, np.nan], [0.1, 0.6]], failed=[True, False]),
         "b": curves([[0.1, np.nan]], failed=[True]),
@@ -321,6 +321,42 @@ def test_pictures_leave_failed_lanes_out(tmp_path):
     (line,) = axes.lines
     assert line.get_label() == "a"
     assert line.get_ydata()[-1] == 0.6
+    (axes,) = plots.curves_figure({"b": data["b"]}, "accuracy").axes
+    assert [text.get_text() for text in axes.texts] == ["no seed stayed finite"]
+
+
+def test_few_seeds_are_drawn_each_and_many_as_a_band():
+    """Curves are steps at every evaluation of any seed, and no band leaves the values seen."""
+    values = [[0.1, 0.3, 0.8], [0.1, 0.5, 0.9], [0.1, 0.1, 0.1]]
+    (axes,) = plots.curves_figure({"x": curves(values)}, "accuracy", title="birds").axes
+    *seeds, median = axes.lines
+    assert len(seeds) == 3
+    assert {line.get_drawstyle() for line in axes.lines} == {"steps-post"}
+    assert median.get_ydata().tolist() == [0.1, 0.3, 0.8]
+    assert axes.get_title(loc="left").splitlines() == [
+        *("birds", "Test accuracy", "median over 3 seeds, and each seed (thin)")
+    ]
+    many = {"x": curves(np.repeat(values, 20, axis=0))}
+    (axes,) = plots.curves_figure(many, "accuracy", against="uplink_bits").axes
+    low, high, median = (line.get_ydata() for line in axes.lines)
+    assert (low.min(), high.max()) == (0.1, 0.9)
+    assert median.tolist() == [0.1, 0.3, 0.8]
+    assert axes.xaxis.get_major_formatter()(3e6) == "3 Mbit"
+
+
+def test_no_two_series_look_alike_in_grey():
+    looks = [plots.look(i) for i in range(24)]
+    assert len({(str(each["linestyle"]), each["marker"]) for each in looks}) == 24
+    assert len({(each["color"], str(each["linestyle"])) for each in looks}) == 24
+
+
+def test_metrics_of_many_numbers_are_no_curves():
+    data = curves([[0.1, 0.5]])
+    data["accuracy_3"] = data["accuracy"]
+    data["client_loss"] = data["accuracy"].expand_dims(client=4)
+    figures = plots.metric_figures({"x": data}, against=("time", "rounds"))
+    assert set(figures) == {"accuracy.png", "accuracy_rounds.png"}
+    assert figures["accuracy_rounds.png"].axes[0].get_xlabel() == "server steps (rounds)"
 
 
 def test_the_timeline_is_drawn_without_speeds_and_with_empty_slots(tmp_path):

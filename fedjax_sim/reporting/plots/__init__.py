@@ -1,28 +1,45 @@
-"""Pictures, as matplotlib figures.
+"""Pictures, as matplotlib figures in one style.
 
-`curves` draws metrics with a band over seeds, `timelines` who computed when, `fairness` how much
-each client counts, `posterior` how calibrated predictions are. `style` has what they share.
+`curves` draws metrics of each seed or with bands, `timelines` who computed when, `fairness` how
+much each client counts, `posterior` how calibrated predictions are, `holdings` who holds which
+examples. `style` has what they share: `styled` and `look` are for further pictures.
 """
 
-from fedjax_sim.reporting.plots.curves import curves_figure, metric_figures, on_grid
+from fedjax_sim.reporting.plots.curves import curves_figure, drawable, metric_figures, on_grid
 from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
+from fedjax_sim.reporting.plots.holdings import holdings_figure
 from fedjax_sim.reporting.plots.posterior import reliability_figure
-from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, LABELS, STYLES, dress
+from fedjax_sim.reporting.plots.style import (
+    COLORS,
+    FACE,
+    GREY,
+    HATCHES,
+    LABELS,
+    OPEN,
+    look,
+    name_beside,
+    styled,
+)
 from fedjax_sim.reporting.plots.timelines import Row, timeline_figure
 
 __all__ = [
     "COLORS",
     "FACE",
     "GREY",
+    "HATCHES",
     "LABELS",
-    "STYLES",
+    "OPEN",
     "ClientShares",
     "Row",
     "curves_figure",
-    "dress",
+    "drawable",
+    "holdings_figure",
     "influence_figure",
+    "look",
     "metric_figures",
+    "name_beside",
     "on_grid",
     "reliability_figure",
+    "styled",
     "timeline_figure",
 ]

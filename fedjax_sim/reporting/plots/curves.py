@@ -1,24 +1,32 @@
-"""Draw curves with a band over seeds.
+"""Draw curves of every seed, or with a band over seeds.
 
 Dimension letters: `L` lanes, `V` evaluations, `G` points of a grid.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_sim.reporting.plots.style import COLORS, FACE, LABELS, STYLES, TITLES, dress
-from fedjax_sim.reporting.results import label_of, metrics_of, settings_of
+from fedjax_sim.reporting.plots.style import (
+    TITLES,
+    count_bits,
+    label_of_axis,
+    look,
+    name_beside,
+    styled,
+)
+from fedjax_sim.reporting.results import AXES, label_of, metrics_of, settings_of
 
-GRID_POINTS = 101
+GRID_POINTS = 1001
 LOG_SPAN = 100
 """A metric whose largest value exceeds its median by this factor gets a logarithmic axis."""
-MOST_NAMES = 8
-"""Lines are named at their ends up to this number, and in a legend beyond it."""
+MOST_SEEDS_DRAWN = 40
+"""Every seed has a line up to this number of lanes; beyond, bands show their quantiles."""
+BAND = (0.1, 0.9)
+"""The quantiles."""
 
 
 def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -36,146 +44,137 @@ def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.stack([value[place] for value, place in zip(values, places, strict=True)])
 
 
-def metric_figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
-    """Draw a picture of every metric, by file name.
+def drawable(data: xr.Dataset) -> list[str]:
+    """List the metrics of a system of which curves are drawn.
 
-    Metrics that are one of many, such as the weight of a mixture's component, are left out.
+    Metrics that are one of many are left out: the weight of a mixture's component, the accuracy on
+    a class, and those with a value for each client.
+
+    Args:
+      data: The curves of `sweep`.
+    """
+    dims = {*data["failed"].dims, "eval"}
+    names = [name for name in metrics_of(data) if {*data[name].dims} <= dims]
+    return [name for name in names if not name.rsplit("_", 1)[-1].isdigit()]
+
+
+def metric_figures(
+    curves: Mapping[str, xr.Dataset],
+    metrics: Sequence[str] | None = None,
+    against: Sequence[str] = ("time",),
+) -> dict[str, Figure]:
+    """Draw pictures of metrics, by file name.
 
     Args:
       curves: The curves of `sweep`, by system.
+      metrics: What to draw; every `drawable` metric if None.
+      against: Names of horizontal axes, of `fedjax_sim.reporting.results.AXES`. File names say
+        which, unless it is "time".
     """
+    found = dict.fromkeys(name for data in curves.values() for name in drawable(data))
+    return {
+        f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
+            curves, metric, against=AXES[axis]
+        )
+        for metric in (found if metrics is None else metrics)
+        for axis in against
+    }
 
-    def is_entry(metric: str) -> bool:
-        return metric.rsplit("_", 1)[-1].isdigit()
 
-    metrics = dict.fromkeys(
-        metric for data in curves.values() for metric in metrics_of(data) if not is_entry(metric)
-    )
-    return {f"{metric}.png": curves_figure(curves, metric) for metric in metrics}
-
-
+@styled()
 def curves_figure(
-    curves: Mapping[str, xr.Dataset], metric: str, *, against: str = "time"
+    curves: Mapping[str, xr.Dataset],
+    metric: str,
+    *,
+    against: str = "time",
+    title: str = "",
+    label: str | None = None,
 ) -> Figure:
-    """Draw a metric of all systems: the mean over seeds, and a band of one standard deviation.
+    """Draw a metric of all systems: the median over seeds, and each seed or a band of quantiles.
 
-    Failed lanes are left out. With one system, every swept setting has a colour; with several,
-    every system has a colour and every setting a line style.
+    A curve keeps each value until the next evaluation. Failed lanes are left out.
 
     Args:
       curves: The curves of `sweep`, by system.
       metric: Name of the metric.
       against: Coordinate on the horizontal axis, such as "time" or "uplink_bits".
+      title: What is shown, above the name of the metric.
+      label: What the metric is called, with its unit in brackets; by default a known name.
     """
     lines = _lines(curves, metric, against)
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
-    means = np.concatenate([line.mean for line in lines] or [np.ones(1)])
-    is_log = (
-        bool(means.min() >= 0 and means.max() > LOG_SPAN * np.median(means))
-        or metric == "client_variance"
-    )
-    if is_log:
-        axes.set_yscale("log")
+    medians = np.concatenate([line.median for line in lines] or [np.ones(1)])
+    if metric == "client_variance" or (
+        medians.min() >= 0 and medians.max() > LOG_SPAN * np.median(medians)
+    ):
+        axes.set_yscale("log", nonpositive="mask")
+    has_band = sum(len(line.held) for line in lines) > MOST_SEEDS_DRAWN
     for line in lines:
-        mean = np.where(line.mean > 0, line.mean, np.nan) if is_log else line.mean
-        low = np.maximum(mean - line.std, mean / 10) if is_log else mean - line.std
-        axes.fill_between(
-            line.grid, low, mean + line.std, color=line.color, alpha=0.15, linewidth=0
-        )
-        axes.plot(
-            line.grid, mean, color=line.color, linestyle=line.style, linewidth=1.8, label=line.label
-        )
-    num_seeds = max((data.sizes.get("seed", 1) for data in curves.values()), default=1)
-    dress(axes)
-    name = LABELS.get(metric, metric.replace("_", " "))
-    axes.set(xlabel=LABELS.get(against, against), ylabel=name)
-    if lines:
-        axes.set_xlim(0, max(line.grid[-1] for line in lines))
-    if metric == "accuracy":
+        of_seed: dict[str, Any] = {
+            "color": line.look["color"],
+            "linewidth": 0.7,
+            "drawstyle": "steps-post",
+        }
+        if has_band and len(line.held) > 1:
+            low, high = np.quantile(line.held, BAND, axis=0)
+            area: dict[str, Any] = {"color": of_seed["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(line.grid, low, high, step="post", **area)
+            axes.plot(line.grid, np.stack([low, high], axis=1), alpha=0.7, **of_seed)
+        elif len(line.held) > 1:
+            axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
+        axes.plot(line.grid, line.median, drawstyle="steps-post", label=line.label, **line.look)
+    name = label or label_of_axis(metric)
+    axes.set(xlabel=label_of_axis(against), ylabel=name)
+    count_bits(axes, against)
+    if not lines:
+        axes.text(0.5, 0.5, "no seed stayed finite", ha="center", transform=axes.transAxes)
+    elif (end := max(line.grid[-1] for line in lines)) > 0:
+        axes.set_xlim(0, 1.02 * end)
+    if "accuracy" in metric:
         axes.set_ylim(0, 1)
-    title = TITLES.get(metric, name[:1].upper() + name[1:])
-    spread = f"\nmean and standard deviation over {num_seeds} seeds" if num_seeds > 1 else ""
-    axes.set_title(title + spread, loc="left", fontsize=10, color=FACE)
-    _name_lines(figure, axes, lines)
+    about = TITLES.get(metric, name.partition(" (")[0])
+    spread = f"the {BAND[0]:.0%} to {BAND[1]:.0%} band" if has_band else "each seed (thin)"
+    num_seeds = max((len(line.held) for line in lines), default=1)
+    seeds = f"\nmedian over {num_seeds} seeds, and {spread}" if num_seeds > 1 else ""
+    axes.set_title((f"{title}\n" if title else "") + about[:1].upper() + about[1:] + seeds)
+    name_beside(figure, axes)
     return figure
 
 
 class _Line(NamedTuple):
     label: str
     grid: np.ndarray  # f64[G]
-    mean: np.ndarray  # f64[G]
-    std: np.ndarray  # f64[G]
-    color: str
-    style: str
+    held: np.ndarray  # f64[L, G]: the values of every seed
+    median: np.ndarray  # f64[G]
+    look: dict[str, Any]
 
 
 def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[_Line]:
-    """Average every system and setting over its seeds; leave out what is not finite throughout."""
-    lines = []
-    shown = [(name, data) for name, data in curves.items() if metric in data]
-    for i, (name, data) in enumerate(shown):
-        for j, (point, lanes) in enumerate(settings_of(data)):
-            good = lanes.isel(seed=~lanes["failed"].values)
-            if good.sizes["seed"] == 0:
-                continue
+    """Put the seeds of every system and setting on one grid; leave out those that are not finite.
+
+    Lines are in the order of their ends, the highest first, as are the names next to them.
+    """
+    lines: list[_Line] = []
+    number = 0
+    for name, data in curves.items():
+        if metric not in data:
+            continue
+        for point, lanes in settings_of(data):
+            number += 1
             values, x = (
-                good[key].transpose("seed", "eval").values.astype(float)
+                lanes[key].transpose("seed", "eval").values.astype(float)
                 for key in (metric, against)
             )
-            grid = np.linspace(0, x[:, -1].max(), GRID_POINTS)
+            good = ~lanes["failed"].values & np.isfinite(values).all(axis=1)
+            if not good.any():
+                continue
+            values, x = values[good], x[good]
+            grid = np.unique(x)
+            if len(grid) > GRID_POINTS:
+                grid = np.linspace(0, grid[-1], GRID_POINTS)
             held = on_grid(x, values, grid)
-            held = np.where(np.isfinite(held), held, np.nan)
-            color, style = (
-                (COLORS[j % 8], "-") if len(shown) == 1 else (COLORS[i % 8], STYLES[j % 4])
-            )
-            if np.isfinite(held).all():
-                mean, std = held.mean(axis=0), held.std(axis=0)
-                lines.append(_Line(label_of(name, point), grid, mean, std, color, style))
-    return lines
-
-
-def _name_lines(figure: Figure, axes: Axes, lines: Sequence[_Line]) -> None:
-    """Write each line's name at its end, apart from each other; many lines get a legend."""
-    if len(lines) > MOST_NAMES:
-        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return
-    figure.draw_without_rendering()  # fixes the limits of the axes, on which places depend
-    to_share = axes.transData + axes.transAxes.inverted()
-    places = np.array([to_share.transform((line.grid[-1], line.mean[-1]))[1] for line in lines])
-    order = np.argsort(places)
-    spaced = _spread(places[order], gap=0.06)
-    for k, place in zip(order, spaced, strict=True):
-        line = lines[k]
-        end = to_share.transform((line.grid[-1], line.mean[-1]))[0]
-        axes.annotate(
-            line.label,
-            (end, places[k]),
-            (1.03, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=line.color,
-            fontsize=10,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": line.color,
-                "linestyle": line.style,
-                "linewidth": 0.8,
-                "shrinkA": 2,
-                "shrinkB": 0,
-            },
-        )
-
-
-def _spread(places: np.ndarray, *, gap: float) -> np.ndarray:
-    """Push sorted places apart until neighbours have a gap, each pair by equal shares."""
-    spaced = places.copy()
-    for _ in range(200):
-        for k in range(len(spaced) - 1):
-            lacking = gap - (spaced[k + 1] - spaced[k])
-            if lacking > 1e-9:
-                spaced[k] -= lacking / 2
-                spaced[k + 1] += lacking / 2
-    return spaced
+            median = np.median(held, axis=0)
+            style = look(number - 1, points=len(grid))
+            lines.append(_Line(label_of(name, point), grid, held, median, style))
+    return sorted(lines, key=lambda line: -line.median[-1])

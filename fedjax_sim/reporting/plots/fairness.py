@@ -4,12 +4,12 @@ Dimension letters: `N` clients.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, dress
+from fedjax_sim.reporting.plots.style import GREY, look, name_beside, styled
 
 
 class ClientShares(NamedTuple):
@@ -24,6 +24,7 @@ class ClientShares(NamedTuple):
     influence: np.ndarray
 
 
+@styled()
 def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     """Draw each client's influence against its share of the updates, which follows its speed.
 
@@ -33,45 +34,27 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     Args:
       systems: The clients of each system, by name.
     """
-    figure = Figure(figsize=(7, 4.8), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
     for i, (name, clients) in enumerate(systems.items()):
         axes.plot(
             clients.share,
             clients.influence,
-            linestyle="",
-            marker="o",
-            markersize=5,
-            alpha=0.7,
-            color=COLORS[i % len(COLORS)],
             label=name,
+            **look(i, "only", alpha=0.7),
+            clip_on=False,
         )
     num = max(len(clients.share) for clients in systems.values())
     most = 1.08 * max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
-    axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
-    axes.axhline(1 / num, color=GREY, linewidth=0.8)
-    axes.annotate(
-        "equal",
-        (most, 1 / num),
-        (-2, 3),
-        textcoords="offset points",
-        ha="right",
-        color=FACE,
-        fontsize=9,
+    reference: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
+    axes.plot([0, most], [0, most], label="as much as it sends", linestyle=":", **reference)
+    axes.axhline(1 / num, label="every client the same", linestyle="--", **reference)
+    axes.set(
+        xlim=(0, most),
+        ylim=(0, most),
+        xlabel="share of the updates received",
+        ylabel="share of the influence on the server's model",
+        title="Each mark is a client",
     )
-    axes.annotate(
-        "as fast, as loud",
-        (most, most),
-        (-4, -4),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=FACE,
-        fontsize=9,
-    )
-    axes.set(xlim=(0, most), ylim=(0, most))
-    axes.set_xlabel("share of the updates received", color=FACE)
-    axes.set_ylabel("influence on the server's model", color=FACE)
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
-    dress(axes)
+    name_beside(figure, axes)
     return figure

@@ -6,9 +6,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_sim.diagnostics.predictions import Reliability
-from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, dress
+from fedjax_sim.reporting.plots.style import GREY, look, styled
 
 
+@styled()
 def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
     """Draw accuracy against confidence, bin by bin; calibrated predictions lie on the diagonal.
 
@@ -17,25 +18,32 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
     Args:
       found: Accuracy and confidence by bin, for each of several predictions by name.
     """
-    figure = Figure(figsize=(5.2, 4.8), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.8))
     axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":", label="calibrated")
     for i, (name, bins) in enumerate(found.items()):
         confidence, accuracy, examples = (np.asarray(leaf) for leaf in bins)
         is_filled = examples > 0
-        color = COLORS[i % len(COLORS)]
-        axes.plot(confidence[is_filled], accuracy[is_filled], color=color, linewidth=1, label=name)
+        style = look(i, "all", linewidth=1)
+        line = look(i, "none", linewidth=1)
+        axes.plot(confidence[is_filled], accuracy[is_filled], **line, clip_on=False)
+        axes.plot([], [], label=name, **style)
         axes.scatter(
             confidence[is_filled],
             accuracy[is_filled],
-            s=10 + 150 * examples[is_filled] / examples.sum(),
-            color=color,
+            s=10 + 400 * examples[is_filled] / examples.sum(),
+            color=style["color"],
+            marker=style["marker"],
             alpha=0.7,
             linewidths=0,
+            clip_on=False,
         )
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.set_xlabel("confidence", color=FACE)
-    axes.set_ylabel("share that is right", color=FACE)
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
-    dress(axes)
+    axes.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="confidence (mean of a bin)",
+        ylabel="share of predictions that are right",
+        title="Marks grow with the share of the examples",
+    )
+    axes.legend(loc="upper left")
     return figure

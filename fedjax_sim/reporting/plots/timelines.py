@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, dress
+from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, HATCHES, styled
 from fedjax_sim.types import EMPTY, Timeline
 
 MOST_CLIENTS_DRAWN = 40
@@ -39,6 +39,7 @@ class Row(NamedTuple):
     senders: str = "clients"
 
 
+@styled()
 def timeline_figure(rows: Sequence[Row]) -> Figure:
     """Draw who computed when, and how stale the work was on arrival.
 
@@ -52,7 +53,7 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     """
     end = _stretch(rows)
     shown = min(MOST_CLIENTS_DRAWN, max(row.num_clients for row in rows))
-    figure = Figure(figsize=(13, 0.9 + len(rows) * (1.3 + 0.075 * shown)), layout="constrained")
+    figure = Figure(figsize=(13, 0.9 + len(rows) * (1.3 + 0.075 * shown)))
     grid = figure.subplots(len(rows), 2, squeeze=False, gridspec_kw={"width_ratios": [3.4, 1]})
     for row, (left, right) in zip(rows, grid, strict=True):
         _draw_work(figure, left, row, end)
@@ -60,7 +61,7 @@ def timeline_figure(rows: Sequence[Row]) -> Figure:
     for axes in grid[:-1, 0]:
         axes.tick_params(labelbottom=False)
     grid[-1, 0].set_xlabel(
-        "virtual time (bars: work, from its start to its report; dotted: no local step done)"
+        "virtual time (units); bars: work, from its start to its report; dotted: no local step done"
     )
     grid[-1, 1].set_xlabel("staleness (server steps)")
     return figure
@@ -123,17 +124,16 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
         markeredgewidth=0.9,
     )
     axes.set(xlim=(0, end), ylim=(-0.9, len(drawn) - 0.1))
+    num = len(row.timeline.time)
     axes.set_title(
-        f"{row.label}: who computes when, {len(row.timeline.time)} server steps "
-        f"in {row.timeline.time[-1]:g}",
-        loc="left",
+        f"{row.label}: who computes when, {num} server step{'s' * (num > 1)} in "
+        f"{row.timeline.time[-1]:g} units of time",
         fontsize=11,
     )
     _name_speeds(axes, row, drawn)
-    dress(axes)
     axes.set_yticks([])
     bar = figure.colorbar(ScalarMappable(norm, colors), ax=axes, pad=0.01, fraction=0.03)
-    bar.set_label("staleness", fontsize=8, color=FACE)
+    bar.set_label("staleness (server steps)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
     bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar.outline.set_visible(False)
@@ -154,7 +154,7 @@ def _drawn_clients(row: Row) -> np.ndarray:
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
     """Label the axis with the number of clients drawn, and the slow and the fast among them."""
     shown = f"{len(drawn)} of " if len(drawn) < row.num_clients else ""
-    axes.set_ylabel(f"{shown}{row.num_clients} {row.senders}", labelpad=16, color=FACE)
+    axes.set_ylabel(f"{shown}{row.num_clients} {row.senders}", labelpad=16)
     if row.is_fast is None:
         return
     num_slow = int((~row.is_fast[drawn]).sum())
@@ -193,7 +193,7 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
             ("fast clients", row.is_fast[client], COLORS[0]),
             ("slow clients", ~row.is_fast[client], COLORS[1]),
         ]
-    axes.hist(
+    drawn: Any = axes.hist(
         [staleness[mask] for _, mask, _ in kinds],
         bins=list(edges),
         weights=[np.full(mask.sum(), 1 / len(client)) for _, mask, _ in kinds],
@@ -201,16 +201,16 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
         label=[f"{name} ({mask.mean():.0%})" for name, mask, _ in kinds],
         stacked=True,
         rwidth=0.9,
-    )
+        edgecolor="white",
+        linewidth=0,
+    )[2]
+    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], HATCHES, strict=False):
+        for bar in bars:
+            bar.set_hatch(hatch)
     axes.set(
         xlim=(-1, max(edges[-1] + 0.5, LEAST_STALENESS_SHOWN)), ylim=(0, 1.3 * axes.get_ylim()[1])
     )
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
-    axes.set_ylabel("share of reports", color=FACE)
-    axes.set_title(
-        f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}",
-        loc="left",
-        fontsize=10,
-    )
+    axes.legend(loc="upper right")
+    axes.set_ylabel("share of reports")
+    axes.set_title(f"staleness: mean {staleness.mean():.1f}, largest {staleness.max()}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    dress(axes)

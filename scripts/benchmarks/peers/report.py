@@ -161,33 +161,37 @@ def document(results: Results) -> str:
 
 def draw(results: Results, path: Path) -> None:
     """Draw each contestant's best rate at each workload, on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
+    from fedjax_sim.reporting.plots import COLORS, HATCHES, styled
+
     names = [name for name in WORKLOADS if name in results["workloads"]]
-    figure, axes = pyplot.subplots(
-        1, len(names), figsize=(3.4 * len(names), 3.6), squeeze=False, layout="constrained"
-    )
-    for axis, name in zip(axes[0], names, strict=True):
-        rates = {each: rate_of(results, name, each) for each in reversed(CONTESTANTS)}
-        shown = {each: rate for each, rate in rates.items() if rate is not None}
-        colours = ["#c44e52" if each == ENGINE else "#4c72b0" for each in shown]
-        bars = axis.barh(list(shown), list(shown.values()), color=colours)
-        axis.bar_label(
-            bars, labels=[_short(rate) for rate in shown.values()], padding=2, fontsize=8
-        )
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter(NullFormatter())  # They overlap.
-        axis.set_xlim(min(shown.values()) / 2, max(shown.values()) * 4)
-        axis.set_title(f"({name}) {_first_words(results['workloads'][name]['title'])}", fontsize=9)
-        axis.set_xlabel("rounds per second", fontsize=8)
-        axis.tick_params(labelsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with styled():
+        figure = Figure(figsize=(3.4 * len(names), 3.6))
+        for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            rates = {each: rate_of(results, name, each) for each in reversed(CONTESTANTS)}
+            shown = {each: rate for each, rate in rates.items() if rate is not None}
+            ours = [each == ENGINE for each in shown]
+            bars = axis.barh(
+                list(shown),
+                list(shown.values()),
+                color=[COLORS[is_ours] for is_ours in ours],
+                hatch=[HATCHES[is_ours] for is_ours in ours],
+                edgecolor="white",
+                linewidth=0,
+            )
+            labels = [_short(rate) for rate in shown.values()]
+            axis.bar_label(bars, labels=labels, padding=2, fontsize=8)
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())  # They overlap.
+            axis.set_xlim(min(shown.values()) / 2, max(shown.values()) * 4)
+            title = _first_words(results["workloads"][name]["title"])
+            axis.set_title(f"({name}) {title}", fontsize=9)
+            axis.set_xlabel("rounds per second", fontsize=8)
+            axis.tick_params(labelsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
 
 
 def _short(number: float) -> str:

@@ -1,0 +1,80 @@
+"""`fedjax-sim plot`: draw the metrics of results folders, and compare several folders."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import xarray as xr
+
+from fedjax_sim.cli import comparison
+from fedjax_sim.cli.arguments import check_metrics, read_axes
+from fedjax_sim.cli.tables import make_console, print_json, print_results
+from fedjax_sim.reporting import plots, results
+from fedjax_sim.settings import ConfigError
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Draw the systems of all folders together, and print a table of their final values.
+
+    Args:
+      arguments: The parsed words of `plot`.
+
+    Raises:
+      ConfigError: For a folder without curves, or an unknown metric.
+    """
+    axes = read_axes(arguments.against)
+    curves = read_folders(arguments.folders)
+    drawn = list(dict.fromkeys(name for data in curves.values() for name in plots.drawable(data)))
+    metrics = check_metrics(arguments.plot, drawn)
+    folder = comparison.find_folder(arguments, "results-plot", resume=False)
+    figures = plots.metric_figures(curves, metrics, axes)
+    folder.open()
+    for name, figure in figures.items():
+        folder.write_figure(name, figure)
+    content = results.summary(curves)
+    folder.finish({"folders": arguments.folders, "metrics": metrics, "against": axes}, content)
+    if arguments.json:
+        print_json({"folder": str(folder.path), "pictures": list(figures), **content})
+        return
+    print_results(curves, content)
+    make_console().print(
+        f"Written to {folder.path}: {', '.join(figures)}", highlight=False, soft_wrap=True
+    )
+
+
+def read_folders(paths: Sequence[str]) -> dict[str, xr.Dataset]:
+    """Read the curves of results folders.
+
+    Args:
+      paths: The folders.
+
+    Returns:
+      The curves by system; with several folders, each system is named together with its folder.
+
+    Raises:
+      ConfigError: If a folder is not that of a finished run, or is named twice.
+    """
+    if len({Path(path).resolve() for path in paths}) < len(paths):
+        raise ConfigError("results folders", " ".join(paths), "named once each")
+    curves = {path: _curves_in(path) for path in paths}
+    if len(paths) == 1:
+        return dict(curves[paths[0]])
+    names = {path: Path(path).resolve().name for path in paths}
+    short = len(set(names.values())) == len(paths)
+    return {
+        f"{system} ({names[path] if short else path})": data
+        for path, found in curves.items()
+        for system, data in found.items()
+    }
+
+
+def _curves_in(path: str) -> Mapping[str, xr.Dataset]:
+    """Read the curves of one folder, and refuse schedules and parts, which have none to draw."""
+    found = results.load(path)
+    if found.config.get("part") is not None:
+        raise ConfigError("results folder", path, "one of a whole run: merge its parts first")
+    needed = {"failed", *results.AXES.values()}
+    curves = {name: data for name, data in found.curves.items() if needed <= {*data.variables}}
+    if not curves:
+        raise ConfigError("results folder", path, "one with curves, as run and merge write them")
+    return curves
