@@ -85,7 +85,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         )
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
 system = System(

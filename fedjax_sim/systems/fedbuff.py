@@ -115,7 +115,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
 system = System(
