@@ -10,9 +10,11 @@ w_{k+1} = w_k - eta / (n p_{J_k}) g_{J_k}(w_{I_k}), draws a client with probabil
 it a task with the new model. In the long run client i sends a share p_i of the gradients, whatever
 its speed is, so that the weight 1 / (n p_i) makes all clients count equally.
 
+Deviation: the paper begins with a given set of C clients. Here the first C tasks are drawn with
+probabilities p as well, because a set would be one more setting, which is forgotten after a while.
+
 Readings. Several local steps make a task an update of the model (`local_steps`; the paper has one
-gradient), and `server_lr` scales the server's step. The first C tasks are drawn with probabilities
-p as well, where the paper takes a given set of clients. `routing_exponent` names a family of
+gradient), and `server_lr` scales the server's step. `routing_exponent` names a family of
 probabilities; `routing` gives them one by one.
 """
 
