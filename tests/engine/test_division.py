@@ -89,14 +89,14 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
             regression(),
             small(fednova),
             settings={"proximal": [0.0, 0.1]},
-            **(OPTIONS | {"seeds": 2}),
+            **(OPTIONS | {"seeds": 1}),
             **chosen,
         )
 
     whole, parts = run(), [run(part=(i, 2)) for i in range(2)]
     assert [set(part.curves.proximal.values) for part in parts] == [{0.0}, {0.1}]
     assert_equal_runs(join_runs(parts), whole)
-    assert np.abs(whole.models[2:] - whole.models[:2]).max() > 1e-4
+    assert np.abs(whole.models[1] - whole.models[0]).max() > 1e-4
 
 
 OPTIONS: dict[str, Any] = {

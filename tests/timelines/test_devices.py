@@ -276,7 +276,7 @@ def test_groups_wait_for_clients_that_are_away(draw: Callable) -> None:
         clock = max(ends) + 0.5
         assert schedule.time[t] == clock
         assert schedule.steps[t].tolist() == list(counts)
-    assert len({tuple(row) for row in schedule.steps.tolist()}) > 2
+    assert len({tuple(row) for row in schedule.steps.tolist()}) > 1
 
     alone = clients_of(GroupArrivals, **certain, **sizes)
     schedule = jax.tree.map(lambda x: x[0], draw(schedule_group_arrivals, alone, num_ticks=12))
