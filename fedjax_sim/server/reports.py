@@ -10,7 +10,8 @@ earlier messages as a `Memo`. Everything that is not switched on costs nothing a
   c_i = Q(Delta_i - d_i), and d_i + c_i is what the server decodes and the next estimate. EF21 has
   -gamma times gradients for Delta_i, which are what one local step of SGD makes of them.
 - Down: the server sends Q(w - v), where v is the model that clients know, and v moves by it
-  (EF21-P, Gruntkowska, Tyurin and Richtarik 2023, arXiv 2209.15218). Clients start from v.
+  (EF21-P, Gruntkowska, Tyurin and Richtarik 2023, arXiv 2209.15218). Clients start from v. Where
+  a message has more than a model, such as a control variate, it is one vector.
 - Private: what the server decodes is clipped and summed with one fixed weight, and noise is added
   once to the sum (`fedjax_sim.privacy`).
 

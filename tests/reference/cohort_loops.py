@@ -23,6 +23,8 @@ class Rounds(NamedTuple):
       share: Every client's weight in the objective.
       lr: Learning rate of local steps.
       gradient: From client, k and model to the gradient of the client's k-th local step so far.
+      whole: From client and model to the gradient of all of its examples, if clients compute that
+        at the server's model; otherwise they take the gradient of their next local step there.
     """
 
     start: np.ndarray
@@ -32,6 +34,15 @@ class Rounds(NamedTuple):
     share: np.ndarray
     lr: float
     gradient: Gradient
+    whole: Callable[[int, np.ndarray], np.ndarray] | None = None
+
+    def at_server(self, client: int, before: int, model: np.ndarray) -> np.ndarray:
+        """Return the gradient at the server's model of a client that did so many steps before."""
+        return (
+            self.gradient(client, before, model)
+            if self.whole is None
+            else self.whole(client, model)
+        )
 
     def listed(self) -> Iterator[Any]:
         """List the rounds: their clients with step counts, weights and steps done before."""
@@ -165,7 +176,7 @@ def fedprox(rounds: Rounds, *, mu: float) -> Iterator[np.ndarray]:
 def scaffold(
     rounds: Rounds, *, server_lr: float, option: int, wire: Wire = PLAIN
 ) -> Iterator[np.ndarray]:
-    """Karimireddy et al. 2020, Algorithm 1; option 1 uses the gradient of the next mini-batch."""
+    """Karimireddy et al. 2020, Algorithm 1; option 1 uses gradients at x."""
     x, c = rounds.start, np.zeros_like(rounds.start)
     controls = np.zeros((len(rounds.share), len(x)))
     for cohort in rounds.listed():
@@ -175,7 +186,7 @@ def scaffold(
             c_i = controls[i].copy()
             change = lambda g, y, c_i=c_i, c=control: g - c_i + c  # noqa: E731
             y = rounds.descend(known, i, k, before, change)
-            new = rounds.gradient(i, before, known) if option == 1 else 0
+            new = rounds.at_server(i, before, known) if option == 1 else 0
             if option == 2:
                 new = c_i - control + (known - y) / (k * rounds.lr)
             message = wire.report(i, np.concatenate([y - known, new - c_i]))
@@ -269,7 +280,7 @@ def feddyn(rounds: Rounds, *, alpha: float, wire: Wire = PLAIN) -> Iterator[np.n
 
 
 def mimelite(rounds: Rounds, *, beta: float, wire: Wire = PLAIN) -> Iterator[np.ndarray]:
-    """Karimireddy et al. 2021, Algorithm 1, with SGD with momentum and mini-batch gradients."""
+    """Karimireddy et al. 2021, Algorithm 1, with SGD with momentum."""
     x, s = rounds.start, np.zeros_like(rounds.start)
     for cohort in rounds.listed():
         known, used = np.split(wire.known(np.concatenate([x, s])), 2)
@@ -277,7 +288,7 @@ def mimelite(rounds: Rounds, *, beta: float, wire: Wire = PLAIN) -> Iterator[np.
         mean, slope = np.zeros_like(x), np.zeros_like(x)
         for i, k, w, before in cohort:
             y = rounds.descend(known, i, k, before, use)
-            message = np.concatenate([y - known, rounds.gradient(i, before, known)])
+            message = np.concatenate([y - known, rounds.at_server(i, before, known)])
             moved, gradient = np.split(wire.report(i, message), 2)
             mean, slope = mean + w * (known + moved), slope + w * gradient
         x, s = mean, (1 - beta) * slope + beta * s

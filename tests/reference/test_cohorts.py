@@ -167,6 +167,38 @@ def test_mimelite(learn: Callable, plain: fedjax_sim.Run, rounds: loops.Rounds) 
     assert_same(found[1], loops.mimelite(rounds, beta=0.8))
 
 
+@struct.dataclass
+class Whole(Regression):
+    """Least squares with the loss of all of a client's examples, without noise."""
+
+    def client_loss(self, params: jax.Array, client: jax.Array, key: jax.Array) -> jax.Array:
+        is_there = jnp.arange(self.targets.shape[1]) < self.counts[client]
+        residual = self.inputs[client] @ params - self.targets[client]
+        return jnp.where(is_there, residual, 0) @ residual / 2 / self.counts[client]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "mimelite"])
+def test_gradients_of_all_examples(
+    learn: Callable, rounds: loops.Rounds, problem: Any, name: str
+) -> None:
+    """SCAFFOLD's option I and MimeLite as published: an additional pass at the server's model."""
+    inputs, targets, counts = (
+        np.asarray(x) for x in (problem.inputs, problem.targets, problem.counts)
+    )
+
+    def whole(client: int, model: np.ndarray) -> np.ndarray:
+        x, y = (data[client, : counts[client]] for data in (inputs, targets))
+        return x.T @ (x @ model - y) / counts[client]
+
+    rounds, whole_problem = rounds._replace(whole=whole), Whole(**vars(problem))
+    if name == "scaffold":
+        run = learn(name, {"server_lr": [0.6]}, control="exact", problem=whole_problem)
+        assert_same(models_of(run)[0], loops.scaffold(rounds, server_lr=0.6, option=1))
+    else:
+        run = learn(name, {"momentum": [0.8]}, problem=whole_problem)
+        assert_same(models_of(run)[0], loops.mimelite(rounds, beta=0.8))
+
+
 def test_mimelite_with_adam(learn: Callable, rounds: loops.Rounds) -> None:
     """The departures of its base: bias is corrected, and a step's own gradient counts in both."""
     run = learn("mimelite", {"lr": [LR]}, gradient="minibatch", optimizer=optax.adam)
