@@ -87,7 +87,7 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
         return fedjax_sim.sweep(
             fednova,
             regression(),
-            small(fednova),
+            small(fednova, local_epochs=2.0),
             settings={"proximal": [0.0, 0.1]},
             **(OPTIONS | {"seeds": 1}),
             **chosen,
