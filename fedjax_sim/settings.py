@@ -330,6 +330,8 @@ def write_kind(value: Any) -> str:
 def check(hyper: Any) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
+    Settings that a struct has fixed must be as it fixed them.
+
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
@@ -343,6 +345,13 @@ def check(hyper: Any) -> None:
             _check_range(name, value, allowed)
     if hasattr(hyper, "check_together"):
         hyper.check_together()
+    bases = [base for base in type(hyper).__mro__[1:] if dataclasses.is_dataclass(base)]
+    for field in dataclasses.fields(hyper):
+        is_fixed = "accepts" not in field.metadata and any(field.name in fields(b) for b in bases)
+        value = getattr(hyper, field.name)
+        if is_fixed and value is not field.default and np.any(np.asarray(value != field.default)):
+            given = getattr(value, "__name__", value)
+            raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
 
 def _field(

@@ -164,6 +164,8 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
       client_models: From a state to models that clients hold, leaves `[M, ...]`, and how many
         clients hold each, `[M]`; None if every client holds a server version. Only the opt-in
         metric `client_variance` calls it.
+      received: From a state to the model that clients receive of the server's version, for that
+        metric; None if they receive the model itself.
     """
 
     init: Callable[[Key], StateT]
@@ -171,6 +173,7 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
     model: Callable[[StateT], Params]
     metrics: Callable[[StateT], Mapping[str, Array]] = lambda state: {}
     client_models: Callable[[StateT], tuple[Params, Array]] | None = None
+    received: Callable[[StateT], Params] | None = None
 
 
 class Work(NamedTuple):
@@ -354,7 +357,7 @@ def full_precision_bits(params: Params) -> int:
 
 
 class Messages(NamedTuple):
-    """How many bits a system sends.
+    """Who sends messages, how many bits these have, and what they give away.
 
     Attributes:
       bits: From shapes and dtypes of a model and the settings to the bits of one client's message
@@ -365,6 +368,10 @@ class Messages(NamedTuple):
         each. It replaces `bits` unless it returns None.
       further: Traffic that does not reach the server: from the same arguments to bits at each tick,
         `i64[T]`, by name of their coordinate in the curves.
+      facts: From the settings and the ticks before each evaluation, `i64[V + 1]`, to further
+        coordinates of a lane's curves, `f64[V + 1]`, such as the epsilon spent.
+      num_senders: From the settings to how many senders the slots of a timeline can name; None
+        stands for the problem's clients.
     """
 
     bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
@@ -372,6 +379,8 @@ class Messages(NamedTuple):
     )
     per_tick: Callable[[Any, Any, Timeline], tuple[Leaf, Leaf] | None] | None = None
     further: Callable[[Any, Any, Timeline], Mapping[str, Leaf]] = lambda *lane: {}
+    facts: Callable[[Any, Leaf], Mapping[str, Leaf]] = lambda hyper, ticks: {}
+    num_senders: Callable[[Any], int | None] = lambda hyper: None
 
 
 class Hints(NamedTuple):

@@ -4,6 +4,7 @@ import dataclasses
 import pydoc
 from typing import Any
 
+import optax
 import pytest
 
 import fedjax_sim
@@ -117,3 +118,18 @@ def test_a_bad_value_gets_one_sentence(values: dict[str, Any], words: str) -> No
     with pytest.raises(ConfigError) as caught:
         check(Base(**values))
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "sentence"),
+    [
+        ("fednova", {"optimizer": optax.adam}, "optimizer is 'adam', but must be left at sgd."),
+        ("scaffold", {"optimizer": optax.adam}, "optimizer is 'adam', but must be left at sgd."),
+        ("fedadagrad", {"second_decay": 0.5}, "second_decay is 0.5, but must be left at 0.0."),
+    ],
+)
+def test_fixed_settings_are_refused(system: str, settings: dict[str, Any], sentence: str) -> None:
+    """They would have no effect, or one that no paper has."""
+    check(fedjax_sim.SYSTEMS[system].Hyper())
+    with pytest.raises(ConfigError, match=sentence):
+        check(fedjax_sim.SYSTEMS[system].Hyper(**settings))

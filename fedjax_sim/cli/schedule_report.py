@@ -99,7 +99,7 @@ def work_out(contender: Contender, seeds: Sequence[int], time_budget: float) -> 
             label,
             list(seeds),
             timelines,
-            hyper.num_senders,
+            contender.system.messages.num_senders(hyper) or hyper.num_clients,
             _fast_clients(hyper, seeds),
             "groups" if isinstance(hyper, Groups) else "clients",
         )

@@ -1,13 +1,15 @@
 """What clients do between two messages: gradient steps, E-steps and Langevin noise.
 
 `gradient_steps` runs optimizer steps on mini-batches, for every system that sends models.
-`optimizer_states` lets a client's optimizer remember, `whole_gradients` computes gradients at one
-model, and `personal` splits and
-evaluates clients' own models. `e_steps` computes expected statistics, for the
-systems of expectation maximisation. `langevin_noise` is an optax transformation that turns gradient
+`optimizer_states` lets a client's optimizer remember, `base_optimizers` has
+optimizers whose statistics belong to the server, `whole_gradients` computes gradients at one
+model, `personal` splits and evaluates clients' own models, and `rows` reads and writes what is kept
+for every client. `e_steps` computes expected statistics, for the systems of expectation
+maximisation. `langevin_noise` is an optax transformation that turns gradient
 steps into Langevin steps. All of it runs inside the compiled program, over the slots of a tick.
 """
 
+from fedjax_sim.clients.base_optimizers import BaseOptimizer, frozen_training
 from fedjax_sim.clients.e_steps import Expectation, check_batch_size, local_expectation
 from fedjax_sim.clients.gradient_steps import (
     BatchGradient,
@@ -28,9 +30,11 @@ from fedjax_sim.clients.optimizer_states import (
     lasting_training,
 )
 from fedjax_sim.clients.personal import PersonalLeaves, join, personal_metrics
-from fedjax_sim.clients.whole_gradients import check_exact, gradients_at
+from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
+from fedjax_sim.clients.whole_gradients import WholeGradients, gradients_at
 
 __all__ = [
+    "BaseOptimizer",
     "BatchGradient",
     "Direction",
     "Expectation",
@@ -39,12 +43,13 @@ __all__ = [
     "PersonalLeaves",
     "Train",
     "Training",
+    "WholeGradients",
     "add_langevin_noise",
     "batch_gradient",
     "batch_loss",
     "check_batch_size",
-    "check_exact",
     "first_optimizers",
+    "frozen_training",
     "gradients_at",
     "join",
     "lasting_training",
@@ -52,5 +57,8 @@ __all__ = [
     "local_steps",
     "local_training",
     "personal_metrics",
+    "read_clients",
+    "read_rows",
     "training_of",
+    "write_clients",
 ]

@@ -14,6 +14,7 @@ from fedjax_sim.clients.gradient_steps import (
     local_steps,
     training_of,
 )
+from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.settings import choice, struct
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
 
@@ -34,38 +35,37 @@ class LastingTrain(Protocol):
     """Local training that is bound to a problem, settings and a plan."""
 
     def __call__(
-        self, key: Key, event: Event, states: Any, *, start: Params, extras: Any = ()
+        self, key: Key, event: Event, optimizers: Any, *, start: Params, extras: Any = ()
     ) -> tuple[Params, Any, Work]:
         """Run every slot's local steps.
 
         Args:
           key: The lane's learning key.
-          event: The tick.
-          states: States of the optimizers of the slots' clients, leaves `[S, ...]`, read from the
-            rows that `first_optimizers` makes; () if they are not kept.
+          event: The tick, in which a client fills at most one slot.
+          optimizers: States of all clients' optimizers, as `first_optimizers` makes them.
           start: Model that all slots start from, leaves `[...]`.
           extras: As in `fedjax_sim.clients.Train`.
 
         Returns:
-          The models reached, leaves `[S, ...]`, the states after the steps, like `states`, and the
-          gradient evaluations spent. An empty slot has its start and its state.
+          The models reached, leaves `[S, ...]`, the states of all clients' optimizers after the
+          steps, and the gradient evaluations spent. The model of an empty slot is its start.
         """
 
 
-def first_optimizers(hyper: LastingTraining, model: Params, num_clients: int) -> Any:
+def first_optimizers(problem: Problem, hyper: LastingTraining, model: Params) -> Any:
     """Make the initial states of all clients' optimizers.
 
     Args:
+      problem: What is learnt.
       hyper: The settings.
       model: A model, leaves `[...]`.
-      num_clients: Number of clients, N.
 
     Returns:
       Leaves `[N, ...]`; () if states are not kept.
     """
     if hyper.optimizer_state == "fresh":
         return ()
-    return replicate(hyper.local_optimizer().init(model), num_clients)
+    return replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
 
 
 def lasting_training(
@@ -88,12 +88,16 @@ def lasting_training(
     training = training_of(problem, hyper, plan, direction=direction, proximal=proximal)
 
     def train(
-        key: Key, event: Event, states: Any, *, start: Params, extras: Any = ()
+        key: Key, event: Event, optimizers: Any, *, start: Params, extras: Any = ()
     ) -> tuple[Params, Any, Work]:
         of_slot = partial(training, key)
         if hyper.optimizer_state == "fresh":
             ends, work = local_steps(plan, event, of_slot, start=start, extras=extras)
             return ends, (), work
-        return lasting_steps(plan, event, of_slot, start=start, extras=extras, states=states)
+        states = read_clients(optimizers, event.clients)
+        ends, states, work = lasting_steps(
+            plan, event, of_slot, start=start, extras=extras, states=states
+        )
+        return ends, write_clients(optimizers, event.clients, states), work
 
     return train

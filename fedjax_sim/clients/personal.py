@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedjax_sim.settings import ConfigError, static, struct
+from fedjax_sim.settings import Checked, ConfigError, static, struct
 from fedjax_sim.types import Array, Params
 
 
@@ -18,7 +18,7 @@ def _is_predicate(value: Any) -> bool:
 
 
 @struct
-class PersonalLeaves:
+class PersonalLeaves(Checked):
     """Settings that say which leaves of the model are personal."""
 
     personal: Any = static(
@@ -48,16 +48,18 @@ class PersonalLeaves:
         shared = jax.tree.map(lambda leaf, is_own: None if is_own else leaf, model, flags)
         return shared, jax.tree.map(lambda leaf, is_own: leaf if is_own else None, model, flags)
 
-    def check_split(self, problem: Any) -> None:
+    def completed(self, problem: Any) -> Any:
         """Check that some leaves are personal and others are shared.
 
         Raises:
           ConfigError: If all leaves are personal, or none.
         """
-        flags = self.are_personal(jax.eval_shape(problem.init, jax.random.key(0)))
-        if len(set(jax.tree.leaves(flags))) < 2:
-            allowed = "such that some leaves of the model are personal and others are shared"
-            raise ConfigError("personal", self.personal, allowed)
+        if problem is not None:
+            flags = self.are_personal(jax.eval_shape(problem.init, jax.random.key(0)))
+            if len(set(jax.tree.leaves(flags))) < 2:
+                allowed = "such that some leaves of the model are personal and others are shared"
+                raise ConfigError("personal", self.personal, allowed)
+        return super().completed(problem)
 
 
 def join(shared: Params, own: Params) -> Params:

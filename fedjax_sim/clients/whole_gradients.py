@@ -3,16 +3,40 @@
 Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
 """
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import map_slots
 from fedjax_sim.clients.gradient_steps import LocalTraining, batch_gradient
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
+
+
+@struct
+class WholeGradients(Checked):
+    """Settings of a system that may need gradients of all of a client's examples.
+
+    Attributes:
+      gradient_setting: Name of the setting that asks for them with "exact".
+    """
+
+    gradient_setting: ClassVar[str] = "gradient"
+
+    def completed(self, problem: Any) -> Any:
+        """Check that the problem can compute exact gradients, if they are asked for.
+
+        Raises:
+          ConfigError: If it cannot.
+        """
+        name = self.gradient_setting
+        needs_loss = getattr(self, name) == "exact" and problem is not None
+        if needs_loss and not hasattr(problem, "client_loss"):
+            allowed = f"another one, because {type(problem).__name__} has no client_loss"
+            raise ConfigError(name, "exact", allowed)
+        return super().completed(problem)
 
 
 class GradientsAt(Protocol):
@@ -68,14 +92,3 @@ def gradients_at(problem: Any, hyper: LocalTraining, plan: Plan, *, is_exact: bo
         return slopes, Work(taken * passes.max(), jnp.where(is_present, passes[clients], 0).sum())
 
     return gradients
-
-
-def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
-    """Check that a problem can compute exact gradients.
-
-    Raises:
-      ConfigError: If it cannot.
-    """
-    if problem is not None and not hasattr(problem, "client_loss"):
-        reason = f"{allowed}, because {type(problem).__name__} has no client_loss"
-        raise ConfigError(field, value, reason)

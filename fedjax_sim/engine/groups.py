@@ -189,7 +189,7 @@ def plan_group(
         schedule = lay_out(
             timelines,
             ticks,
-            num_clients=getattr(hypers[0], "num_senders", group[0].problem.counts.shape[0]),
+            num_clients=system.messages.num_senders(hypers[0]) or group[0].problem.counts.shape[0],
             num_evals=options.num_evals,
             per_eval=per_eval,
             client_variance=options.client_variance,
@@ -230,7 +230,7 @@ def plan_group(
         precision=options.precision,
     )
     told = [
-        hyper.facts(schedule.ticks[i]) if hasattr(hyper, "facts") else {}
+        dict(system.messages.facts(hyper, schedule.ticks[i]))
         for hyper, i in zip(hypers, row, strict=True)
     ]
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)

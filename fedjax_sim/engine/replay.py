@@ -465,10 +465,15 @@ def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
         carry = _Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
         if held is not None and algorithm.client_models is None:
-            carry = _Carry(state, first_store(algorithm.model(state), held.shape[0]))
+            carry = _Carry(state, first_store(_received(algorithm, state), held.shape[0]))
         return carry, _observe(program, algorithm, problem, carry, held)
 
     return _over_lanes(begin, program, lanes, tables=holders)
+
+
+def _received(algorithm: Algorithm, state: Any) -> Params:
+    """Return the model that clients receive of the server's version, for `client_variance`."""
+    return (algorithm.received or algorithm.model)(state)
 
 
 _begin_well = jax.jit(_begin, static_argnums=0)
@@ -503,7 +508,7 @@ def _advance(program: Program, lanes: Lanes, carries: Any, tables: Tables, place
             versions = carry.versions
             if tables.held is not None and algorithm.client_models is None:
                 written = look_up(tables.held.write, (row, *place))
-                versions = write_version(versions, written, algorithm.model(state))
+                versions = write_version(versions, written, _received(algorithm, state))
             return _Carry(state, versions), info
 
         def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:

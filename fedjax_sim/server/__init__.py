@@ -11,12 +11,9 @@ except for the weights, which depend on the schedule alone and are part of the t
 from fedjax_sim.server.aggregation import (
     expand,
     keep_if_empty,
-    mean_progress,
     mean_with_server,
-    read_rows,
     scaled_progress,
     weighted_sum,
-    write_clients,
 )
 from fedjax_sim.server.approximation import Approximation, broadcast_bits, keep_random
 from fedjax_sim.server.buffer import (
@@ -28,19 +25,23 @@ from fedjax_sim.server.edges import (
     EdgeTraining,
     count_client_bits,
     edge_training,
+    edge_wire,
+    first_memo,
     iteration_examples,
+    member_bits,
 )
 from fedjax_sim.server.memories import Memories, Memory, count_bits, exchange, first_memory
 from fedjax_sim.server.reports import (
     Memo,
     PrivateReports,
     Reports,
-    Uplink,
+    RoundState,
     Wire,
+    count_downlink,
     report_messages,
 )
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
-from fedjax_sim.server.steps import Served, ServerStep, first_served, step_served
+from fedjax_sim.server.steps import ServerStep, step_server
 from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models
 
 __all__ = [
@@ -51,37 +52,36 @@ __all__ = [
     "Memory",
     "PrivateReports",
     "Reports",
-    "Served",
+    "RoundState",
     "ServerStep",
     "StaleArrivals",
     "StalenessWeights",
-    "Uplink",
     "Versioned",
     "WeightedArrivals",
     "Wire",
     "broadcast_bits",
     "count_bits",
     "count_client_bits",
+    "count_downlink",
     "edge_training",
+    "edge_wire",
     "exchange",
     "expand",
+    "first_memo",
     "first_memory",
-    "first_served",
     "first_version",
     "iteration_examples",
     "keep_if_empty",
     "keep_random",
-    "mean_progress",
     "mean_staleness",
     "mean_with_server",
+    "member_bits",
     "next_version",
-    "read_rows",
     "report_messages",
     "scaled_progress",
     "schedule_stale_arrivals",
     "stale_models",
     "staleness_weights",
-    "step_served",
+    "step_server",
     "weighted_sum",
-    "write_clients",
 ]

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_sim.server.steps import ServerStep
+from fedjax_sim.settings import fixed, real, redefault, struct
 from fedjax_sim.types import Array, Params
 
 Rule = Callable[[Array, Array, Array | float], Array]
@@ -62,3 +64,43 @@ def adaptive(
         return step, (m, v)
 
     return optax.GradientTransformation(init, update)
+
+
+@struct
+class MomentumStep(ServerStep):
+    """Settings of SGD with momentum on the server: v <- beta v + Delta, x <- x + eta v."""
+
+    server_optimizer: Any = fixed(None)
+    server_momentum: float = real(0.9, "Momentum of the server.", least=0, most=0.999)
+
+    def server_transformation(self) -> optax.GradientTransformation:
+        """Make the server's optimizer."""
+        return optax.sgd(self.server_lr, self.server_momentum)
+
+
+@struct
+class AdaptiveStep(ServerStep):
+    """Settings of Algorithm 2 on the server, by default with Adam's rule."""
+
+    server_lr: float = redefault(ServerStep, "server_lr", 0.01)
+    server_optimizer: Any = fixed(None)
+    rule: Any = fixed(adam)
+    server_momentum: float = real(
+        0.9, "Decay of the mean of progress, beta_1.", least=0, most=0.999
+    )
+    second_decay: float = real(
+        0.99, "Decay of the mean of its squares, beta_2.", least=0, most=0.99999
+    )
+    adaptivity: float = real(
+        1e-3, "Progress that counts as small, tau; the less, the more adaptive.", above=0
+    )
+
+    def server_transformation(self) -> optax.GradientTransformation:
+        """Make the server's optimizer."""
+        return adaptive(
+            self.rule,
+            self.server_lr,
+            momentum=self.server_momentum,
+            decay=self.second_decay,
+            adaptivity=self.adaptivity,
+        )

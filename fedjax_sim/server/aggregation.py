@@ -1,4 +1,4 @@
-"""Aggregate the models of the slots of a tick, and read and write rows of client models.
+"""Aggregate the models of the slots of a tick.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
@@ -42,20 +42,6 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
     return jax.tree.map(lambda w, u: (w + u) * share.astype(w.dtype), server, total)
 
 
-def mean_progress(weight: Array, start: Params, ends: Params) -> Params:
-    """Sum the progress of the slots from one start, with weights: sum_s weight_s (end_s - start).
-
-    Args:
-      weight: `[S]`.
-      start: Leaves `[...]`.
-      ends: Leaves `[S, ...]`.
-
-    Returns:
-      Leaves `[...]`.
-    """
-    return weighted_sum(weight, jax.tree.map(lambda w, y: y - w[None], start, ends))
-
-
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     """Continue from start through end, `weight` times as far: start + weight (end - start).
 
@@ -78,20 +64,3 @@ def keep_if_empty(plan: Plan, event: Event, after: StateT, before: StateT) -> St
         return after
     is_round = jnp.any(event.clients >= 0)
     return jax.tree.map(lambda new, old: jnp.where(is_round, new, old), after, before)
-
-
-def read_rows(models: Params, rows: Array) -> Params:
-    """Gather models: leaves `[S, ...]`. models: leaves `[R, ...]`; rows: `i32[S]`."""
-    return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), models)
-
-
-def write_clients(models: Params, clients: Array, new: Params) -> Params:
-    """Write new models into the rows of their clients; empty slots write nothing.
-
-    Args:
-      models: Leaves `[N, ...]`.
-      clients: `i32[S]`, negative for empty slots.
-      new: Leaves `[S, ...]`.
-    """
-    rows = jnp.where(clients < 0, jnp.iinfo(jnp.int32).max, clients)
-    return jax.tree.map(lambda leaf, x: leaf.at[rows].set(x, mode="drop"), models, new)

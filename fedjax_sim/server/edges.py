@@ -10,6 +10,19 @@ batch. A local optimizer other than SGD then keeps its state over the iterations
 `sampling="reshuffled"` shuffles once for all of them. With E > 1 every client has a model and, as
 in FedAvg, its optimizer's state and its shuffle start afresh with each iteration.
 
+Messages. In every iteration a model goes down to each client that takes part, and one comes up,
+compressed by `compression`; after its iterations a local server reports to the global one,
+compressed by `edge_compression`, as in Hier-Local-QSGD (Liu et al. 2023, arXiv 2103.14272). With
+`error_feedback` both keep estimates (`fedjax_sim.server.reports`). `downlink` compresses what the
+global server sends to the local ones; these send whole models to their clients.
+
+Losses. A client's model may be lost on its way to the local server (`drop_rate`, or a table of
+clients). The mean is then that of the others; if all are lost, the group's model stays. Which ones
+are lost is drawn while learning: it takes no time, because a local server waits until a model
+should have come, and the schedule does not say who is behind an iteration.
+
+Compressed or lost messages take a model for each client, also with E = 1.
+
 Groups of unequal size are padded to the largest. A client's batches and noise are keyed by its
 number and by the local steps that it would have done if it had taken part in all iterations that
 its group has done since the run began.
@@ -18,27 +31,43 @@ Dimension letters: those of `fedjax_sim.types`; `M` groups, `C` clients of the l
 take part in a round.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.batching import replicate
 from fedjax_sim.clients import (
     BatchGradient,
     LocalTraining,
-    Train,
     Training,
     batch_loss,
-    local_steps,
     local_training,
+    read_clients,
+    write_clients,
 )
-from fedjax_sim.server.aggregation import weighted_sum
-from fedjax_sim.settings import ConfigError, choice, count, fixed, is_known, real, redefault, struct
+from fedjax_sim.clients.gradient_steps import lasting_steps
+from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.server.aggregation import expand, weighted_sum
+from fedjax_sim.server.reports import Memo, Reports, Wire
+from fedjax_sim.settings import (
+    ConfigError,
+    choice,
+    count,
+    fixed,
+    is_known,
+    part,
+    real,
+    redefault,
+    struct,
+)
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.timelines import Groups, delay_sizes, list_members
+from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 from fedjax_sim.types import (
+    EMPTY,
     Array,
     Event,
     Key,
@@ -53,9 +82,17 @@ from fedjax_sim.types import (
 
 
 @struct
-class EdgeTraining(Groups, LocalTraining):
-    """Settings of local training behind local servers: groups, clocks, clients' local steps."""
+class EdgeTraining(Groups, LocalTraining, Reports):
+    """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
 
+    edge_compression: Compressor = part(
+        Identity(),
+        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
+        Compressor,
+        parse_compressor,
+        meaning="Compressor of what a local server sends to the global one; `compression` is that "
+        "of what a client sends to its local server.",
+    )
     example_clip: float = fixed(0.0)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
     sampling: str = redefault(LocalTraining, "sampling", "with_replacement")
@@ -93,50 +130,151 @@ class EdgeTraining(Groups, LocalTraining):
         """Whether every client does one local step in an iteration, as in the paper."""
         return self.client_steps == 1 and is_known(self.client_epochs, 0)
 
+    @property
+    def has_one_batch(self) -> bool:
+        """Whether an iteration is one large batch of the group, with no model for each client."""
+        is_whole = isinstance(self.compression, Identity) and loss_shares(self) is None
+        return self.has_one_step and is_whole
 
-def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> Train:
+
+class EdgeTrain(Protocol):
+    """The iterations of groups, bound to a problem, settings and a plan."""
+
+    def __call__(
+        self, key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
+    ) -> tuple[Params, Memo, Work]:
+        """Run every group's iterations.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick, whose slots are groups and whose steps are iterations.
+          memo: What both sides remember of messages.
+          starts: Model that each group starts from, leaves `[S, ...]`.
+          draws: `i32[S]`, numbers that differ between the rounds of a group, by which
+            `active_per_group` clients are drawn.
+
+        Returns:
+          The groups' models, leaves `[S, ...]`, what both sides remember, and the iterations spent.
+        """
+
+
+def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
-
-    `extras` of the bound function is a tuple of one array, `i32[S]`: numbers that differ between
-    the rounds of a group, by which `active_per_group` clients are drawn.
 
     Args:
       problem: What is learnt.
       hyper: The settings.
       plan: The engine's plan.
     """
-    if hyper.has_one_step:
-        return local_training(problem, hyper, plan, gradient=group_gradient)
-    proximal = None if is_known(hyper.proximal, 0) else hyper.proximal
-    train_clients = local_training(problem, hyper, _plan_within(hyper, plan), proximal=proximal)
+    if hyper.has_one_batch:
+        train_groups = local_training(problem, hyper, plan, gradient=group_gradient)
+
+        def train_at_once(
+            key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
+        ) -> tuple[Params, Memo, Work]:
+            groups, work = train_groups(key, event, starts=starts, extras=(draws,))
+            return groups, memo, work
+
+        return train_at_once
+    wire = Wire(problem, hyper, plan)  # between clients and their local servers
+    iteration_of = _iterations(problem, hyper, plan, wire)
 
     def train(
-        key: Key,
-        event: Event,
-        *,
-        start: Params | None = None,
-        starts: Params | None = None,
-        extras: Any = (),
-    ) -> tuple[Params, Work]:
-        def training(_: Params, group: Array, offset: Array, draw: Array) -> Training:
-            clients, weight = present_clients(problem, hyper, key, group, draw)
-            steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
-            if hyper.steps_of_epochs is not None:
-                of_epochs = jnp.asarray(hyper.steps_of_epochs, "int32")
-                steps = jnp.where(weight > 0, of_epochs[clients], 0)
+        key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
+    ) -> tuple[Params, Memo, Work]:
+        def present(group: Array, draw: Array) -> tuple[Array, Array]:
+            return present_clients(problem, hyper, key, group, draw)
 
-            def regress(edge: Params, iteration: Array) -> Params:
-                """Return what an iteration subtracts from the group's model."""
-                done = steps * (offset + iteration)
-                within = event._replace(clients=clients, steps=steps, weight=weight, offset=done)
-                reached, _ = train_clients(key, within, start=edge)
-                return jax.tree.map(jnp.subtract, edge, weighted_sum(weight, reached))
+        clients, weight = jax.vmap(present)(jnp.maximum(event.clients, 0), draws)
+        states = None
+        if wire.has_estimates:
+            known = read_clients(memo.members, clients.ravel())
+            known = jax.tree.map(lambda d: d.reshape(*clients.shape, *d.shape[1:]), known)
+            states = jnp.zeros_like(event.steps), known
 
-            return Training(regress, optax.sgd(1.0))
+        def training(_: Params, group: Array, offset: Array, *members: Array) -> Training:
+            return iteration_of(key, event, offset, *members)
 
-        return local_steps(plan, event, training, start=start, starts=starts, extras=extras)
+        groups, states, work = lasting_steps(
+            plan, event, training, starts=starts, extras=(clients, weight), states=states
+        )
+        if states is None:
+            return groups, memo, work
+        senders = jnp.where((weight > 0) & (event.steps > 0)[:, None], clients, EMPTY).ravel()
+        sent = jax.tree.map(lambda d: d.reshape(-1, *d.shape[2:]), states[1])
+        return groups, memo._replace(members=write_clients(memo.members, senders, sent)), work
 
     return train
+
+
+def edge_wire(
+    problem: Problem, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
+) -> Wire:
+    """Bind the messages between local servers and the global one; see `Wire`."""
+    return Wire(
+        problem,
+        hyper,
+        plan,
+        can_repeat=can_repeat,
+        compression=hyper.edge_compression,
+        num_senders=hyper.num_groups,
+    )
+
+
+def first_memo(problem: Problem, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
+    """Begin with the initial model, for messages of clients and of local servers."""
+    members = Wire(problem, hyper, plan).first(model).estimates
+    return edge_wire(problem, hyper, plan).first(model)._replace(members=members)
+
+
+def _iterations(problem: Problem, hyper: EdgeTraining, plan: Plan, wire: Wire) -> Any:
+    """Return a function that makes the training of one group, whose steps are iterations.
+
+    The state of its optimizer is the number of the iteration and the estimates of the members'
+    progress, leaves `[C, ...]`.
+    """
+    proximal = None if is_known(hyper.proximal, 0) else hyper.proximal
+    train_clients = local_training(problem, hyper, _plan_within(hyper, plan), proximal=proximal)
+    lost_shares = loss_shares(hyper)
+
+    def training(key: Key, event: Event, offset: Array, clients: Array, weight: Array) -> Training:
+        steps = jnp.broadcast_to(jnp.int32(hyper.client_steps), clients.shape)
+        if hyper.steps_of_epochs is not None:
+            of_epochs = jnp.asarray(hyper.steps_of_epochs, "int32")
+            steps = jnp.where(weight > 0, of_epochs[clients], 0)
+
+        def first(edge: Params) -> Any:
+            zeros = replicate(jax.tree.map(jnp.zeros_like, edge), clients.shape[0])
+            return jnp.int32(0), zeros if wire.has_estimates else ()
+
+        def iterate(edge: Params, state: Any, _: Params) -> tuple[Params, Any]:
+            """Return how the group's model changes in an iteration."""
+            iteration, known = state
+            turns = jnp.broadcast_to(offset + iteration, clients.shape)
+            within = event._replace(
+                clients=clients, steps=steps, weight=weight, offset=steps * turns
+            )
+            reached, _ = train_clients(key, within, start=edge)
+            from_edge = replicate(edge, clients.shape[0])
+            sent, estimates = wire.decode(
+                stream(key, "members"), within, known, from_edge, reached, turns=turns
+            )
+            mean = weighted_sum(weight, sent)
+            if lost_shares is not None:
+                is_lost = draw_losses(stream(key, "members"), lost_shares, clients, turns)
+                heard = jnp.where(is_lost, 0, weight)
+                total = heard.sum()
+                mean = weighted_sum(heard / jnp.where(total > 0, total, 1), sent)
+                mean = jax.tree.map(lambda m, x: jnp.where(total > 0, m, x), mean, edge)
+                # Both sides know of a loss, and keep their estimate.
+                estimates = jax.tree.map(
+                    lambda d, new: jnp.where(expand(is_lost, d) > 0, d, new), known, estimates
+                )
+            return jax.tree.map(jnp.subtract, mean, edge), (iteration + 1, estimates)
+
+        return Training(lambda edge, _: edge, optax.GradientTransformation(first, iterate))
+
+    return training
 
 
 def _plan_within(hyper: EdgeTraining, plan: Plan) -> Plan:
@@ -233,10 +371,16 @@ def iteration_examples(hyper: EdgeTraining) -> int:
 def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline) -> dict[str, Leaf]:
     """Count the bits sent between clients and their local servers at each tick, `i64[T]` each.
 
-    In every iteration a model goes down to each client that takes part and one comes back.
+    In every iteration a model goes down to each client that takes part and one comes back, which
+    is also counted if it is lost.
     """
     clients = np.asarray(delay_sizes(hyper), np.int64)
-    messages = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
-    model = jax.eval_shape(problem.init, jax.random.key(0))
-    bits = messages.sum(axis=1) * full_precision_bits(model)
-    return {"client_uplink_bits": bits, "client_downlink_bits": bits}
+    each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
+    up, down = member_bits(jax.eval_shape(problem.init, jax.random.key(0)), hyper)
+    messages = each.sum(axis=1)
+    return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
+
+
+def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
+    """Count the bits of a client's message to its local server, and of the one that it gets."""
+    return count_message_bits(hyper.compression, params), full_precision_bits(params)

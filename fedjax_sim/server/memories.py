@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression.messages import Compression
-from fedjax_sim.server.aggregation import read_rows, weighted_sum, write_clients
+from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.server.approximation import broadcast_bits
 from fedjax_sim.settings import choice, real, struct
 from fedjax_sim.streams import stream

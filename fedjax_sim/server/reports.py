@@ -10,7 +10,8 @@ earlier messages as a `Memo`. Everything that is not switched on costs nothing a
   c_i = Q(Delta_i - d_i), and d_i + c_i is what the server decodes and the next estimate. EF21 has
   -gamma times gradients for Delta_i, which are what one local step of SGD makes of them.
 - Down: the server sends Q(w - v), where v is the model that clients know, and v moves by it
-  (EF21-P, Gruntkowska, Tyurin and Richtarik 2023, arXiv 2209.15218). Clients start from v.
+  (EF21-P, Gruntkowska, Tyurin and Richtarik 2023, arXiv 2209.15218). Clients start from v. Where
+  a message has more than a model, such as a control variate, it is one vector.
 - Private: what the server decodes is clipped and summed with one fixed weight, and noise is added
   once to the sum (`fedjax_sim.privacy`).
 
@@ -33,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import (
     Compression,
@@ -55,8 +57,8 @@ from fedjax_sim.privacy import (
 )
 from fedjax_sim.privacy.accounting import Mechanism
 from fedjax_sim.privacy.kinds import Privacy
-from fedjax_sim.server.aggregation import keep_if_empty, read_rows, weighted_sum, write_clients
-from fedjax_sim.server.steps import Served, first_served, step_served
+from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
+from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
 from fedjax_sim.settings import Checked, ConfigError, part, redefault, struct, switch
 from fedjax_sim.streams import stream
@@ -76,14 +78,22 @@ from fedjax_sim.types import (
 
 
 @struct
-class Uplink(Checked):
-    """Settings of clients' messages: compressors, biased ones too, and error feedback."""
+class Reports(Checked):
+    """Settings of messages both ways: compressors, biased ones too, and error feedback."""
 
     compression: Compressor = redefault(Compression, "compression", Identity())
     error_feedback: bool = switch(
         False,
         "Whether both sides keep an estimate of each client's progress and the client sends only "
         "the difference (EF21); it takes the memory of a model for each client.",
+    )
+    downlink: Compressor = part(
+        Identity(),
+        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
+        Compressor,
+        parse_compressor,
+        meaning="Compressor of what the server sends: the change of its model since clients last "
+        "heard of it.",
     )
 
     def check_together(self) -> None:
@@ -97,19 +107,9 @@ class Uplink(Checked):
             allowed = "another one here: it is for systems that have the setting privacy"
             raise ConfigError("selection", "poisson", allowed)
 
-
-@struct
-class Reports(Uplink):
-    """Settings of messages both ways."""
-
-    downlink: Compressor = part(
-        Identity(),
-        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
-        Compressor,
-        parse_compressor,
-        meaning="Compressor of what the server sends: the change of its model since clients last "
-        "heard of it.",
-    )
+    def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute what messages give away: nothing here. ticks: as in `PrivateReports`."""
+        return {}
 
 
 @struct
@@ -250,48 +250,87 @@ class Memo(NamedTuple):
       estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
       known: The model v that clients know, leaves `[...]`.
       bound: Bound of the norm of an update if it adapts, C, `f[]`.
+      members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
     """
 
     estimates: Params = ()
     known: Params = ()
     bound: Any = ()
+    members: Params = ()
+
+
+class RoundState(NamedTuple):
+    """What a system of rounds carries from round to round.
+
+    Attributes:
+      server: The server's model, leaves `[...]`.
+      memory: What else the server keeps; () for nothing.
+      clients: What is kept for every client, leaves `[N, ...]`; () for nothing.
+      memo: What both sides remember of messages.
+    """
+
+    server: Params
+    memory: Any = ()
+    clients: Any = ()
+    memo: Memo = Memo()
 
 
 class Wire:
     """The messages between clients and server, bound to a problem, settings and a plan."""
 
-    def __init__(self, problem: Problem, hyper: Any, plan: Plan, *, can_repeat: bool = False):
+    def __init__(
+        self,
+        problem: Problem,
+        hyper: Any,
+        plan: Plan,
+        *,
+        can_repeat: bool = False,
+        compression: Compressor | None = None,
+        num_senders: int | None = None,
+    ):
         """Bind.
 
         Args:
           problem: What is learnt.
-          hyper: Settings, `Uplink`, `Reports` or `PrivateReports`.
+          hyper: Settings, `Reports` or `PrivateReports`.
           plan: The engine's plan.
           can_repeat: Whether a client may fill several slots of a tick.
+          compression: The compressor of reports, if it is another than that of the settings.
+          num_senders: How many senders slots can name, if these are not the problem's clients.
         """
         self.hyper, self.plan, self.can_repeat = hyper, plan, can_repeat
-        self.num_clients = problem.counts.shape[0]
-        self.privacy: Any = getattr(hyper, "privacy", NoPrivacy())
+        self.compression = hyper.compression if compression is None else compression
+        self.num_senders = num_senders or problem.counts.shape[0]
+        self.privacy: Any = hyper.privacy if isinstance(hyper, PrivateReports) else NoPrivacy()
         self.is_private = isinstance(self.privacy, Clipping)
-        self.has_estimates = hyper.error_feedback and not isinstance(hyper.compression, Identity)
-        self.is_compressed_down = not isinstance(getattr(hyper, "downlink", Identity()), Identity)
+        self.has_estimates = hyper.error_feedback and not isinstance(self.compression, Identity)
+        self.is_compressed_down = not isinstance(hyper.downlink, Identity)
         # A plain mean of models needs weights that sum to 1.
         has_mean = getattr(hyper, "selection", "uniform") != "poisson"
         self.is_plain = has_mean and not self.is_private and not self.is_compressed_down
 
-    def first(self, server: Params) -> Memo:
-        """Begin with the initial model, which clients know."""
-        zeros = jax.tree.map(jnp.zeros_like, server)
+    def first(self, sent: Params, *, report: Params | None = None) -> Memo:
+        """Begin with the initial model, which clients know.
+
+        Args:
+          sent: What the server sends: its model, or a pytree of this and more.
+          report: What a client reports, if it is not shaped like `sent`.
+        """
+        zeros = jax.tree.map(jnp.zeros_like, sent if report is None else report)
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return Memo(
-            replicate(zeros, self.num_clients) if self.has_estimates else (),
-            server if self.is_compressed_down else (),
+            replicate(zeros, self.num_senders) if self.has_estimates else (),
+            sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, float) if is_adaptive else (),
         )
 
-    def start(self, memo: Memo, server: Params) -> Params:
-        """Return the model that clients start from."""
-        return memo.known if self.is_compressed_down else server
+    def start(self, memo: Memo, sent: Params) -> Params:
+        """Return what clients know of what the server sends, such as the model they start from."""
+        return memo.known if self.is_compressed_down else sent
+
+    def received(self, state: Any) -> Params:
+        """Return what clients know of a state's server model, which is all that is sent to them."""
+        return self.start(state.memo, state.server)
 
     def receive(
         self, key: Key, event: Event, memo: Memo, starts: Params, local: Params
@@ -308,41 +347,69 @@ class Wire:
         Returns:
           What the server decodes, leaves `[S, ...]`, and what both sides remember.
         """
-        compressor = self.hyper.compression
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
-            return decode_messages(compressor, key, event, starts, local, turns=turns), memo
-        pace = compressor.pace(count_parameters(jax.tree.map(lambda leaf: leaf[0], local)))
+            return self.decode(key, event, (), starts, local, turns=turns)[0], memo
         # A client that sends nothing keeps its estimate.
         senders = jnp.where(event.steps > 0, event.clients, EMPTY)
-        progress = jax.tree.map(jnp.subtract, local, starts)
 
         def exchange(estimates: Params, slots: Any) -> tuple[Params, Params]:
-            """Decode some slots' progress, and write their estimates."""
-            senders, clients, turns, progress = slots
-            known = read_rows(estimates, jnp.maximum(clients, 0))
+            """Decode some slots' models, and write their estimates."""
+            senders, clients, turns, *models = slots
+            known = read_clients(estimates, clients)
             here = event._replace(clients=clients)
-            sent = decode_messages(compressor, key, here, known, progress, turns=turns)
-            if compressor.has_omega:
-                sent = jax.tree.map(
-                    lambda d, v: d + jnp.asarray(pace, d.dtype) * (v - d), known, sent
-                )
-            return write_clients(estimates, senders, sent), sent
+            reports, sent = self.decode(key, here, known, *models, turns=turns)
+            return write_clients(estimates, senders, sent), reports
 
-        slots = (senders, event.clients, event.offset, progress)
+        slots = (senders, event.clients, event.offset, starts, local)
         if self.can_repeat:
             # In order of arrival: a client's next message counts on its last one.
             single = jax.tree.map(lambda leaf: leaf[:, None], slots)
-            estimates, sent = jax.lax.scan(exchange, memo.estimates, single)
-            sent = jax.tree.map(lambda leaf: leaf[:, 0], sent)
+            estimates, reports = jax.lax.scan(exchange, memo.estimates, single)
+            reports = jax.tree.map(lambda leaf: leaf[:, 0], reports)
         else:
-            estimates, sent = exchange(memo.estimates, slots)
-        return jax.tree.map(jnp.add, starts, sent), memo._replace(estimates=estimates)
+            estimates, reports = exchange(memo.estimates, slots)
+        return reports, memo._replace(estimates=estimates)
+
+    def decode(
+        self,
+        key: Key,
+        event: Event,
+        estimates: Params,
+        starts: Params,
+        local: Params,
+        *,
+        turns: Array | None,
+    ) -> tuple[Params, Params]:
+        """Decode models that are sent from slots, each of which sends one.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick, whose number and clients determine the draws.
+          estimates: Estimates of the slots' progress, leaves `[S, ...]`; () without error feedback.
+          starts: Models that the slots started from, leaves `[S, ...]`.
+          local: Models that they reached, leaves `[S, ...]`.
+          turns: As in `fedjax_sim.compression.messages.decode_messages`.
+
+        Returns:
+          What is decoded, leaves `[S, ...]`, and the next estimates.
+        """
+        compressor = self.compression
+        if not self.has_estimates:
+            return decode_messages(compressor, key, event, starts, local, turns=turns), ()
+        progress = jax.tree.map(jnp.subtract, local, starts)
+        sent = decode_messages(compressor, key, event, estimates, progress, turns=turns)
+        if compressor.has_omega:
+            pace = compressor.pace(count_parameters(jax.tree.map(lambda leaf: leaf[0], local)))
+            sent = jax.tree.map(
+                lambda d, v: d + jnp.asarray(pace, d.dtype) * (v - d), estimates, sent
+            )
+        return jax.tree.map(jnp.add, starts, sent), sent
 
     def average(
         self, key: Key, event: Event, memo: Memo, server: Params, local: Params
     ) -> tuple[Params, Memo]:
-        """Average the models that the clients of a round report.
+        """Average the models that the clients of a round report, and publish the mean.
 
         Args:
           key: The lane's learning key.
@@ -361,7 +428,8 @@ class Wire:
             mean = weighted_sum(event.weight, reports)
             return keep_if_empty(self.plan, event, mean, server), memo
         total, memo = self.progress(key, event, memo, server, local)
-        return jax.tree.map(jnp.add, server, total), memo
+        mean = jax.tree.map(jnp.add, server, total)
+        return mean, self.publish(key, event, memo, mean)
 
     def progress(
         self, key: Key, event: Event, memo: Memo, server: Params, local: Params
@@ -401,14 +469,14 @@ class Wire:
             return noisy, memo._replace(bound=moved)
         return keep_if_empty(self.plan, event, noisy, total), memo
 
-    def publish(self, key: Key, event: Event, memo: Memo, server: Params) -> Memo:
+    def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.
 
         Args:
           key: The lane's learning key.
           event: The tick that made the model.
           memo: What both sides remember.
-          server: The model, leaves `[...]`.
+          sent: The model, leaves `[...]`, or a pytree of this and more as in `first`.
 
         Returns:
           What both sides remember.
@@ -416,11 +484,11 @@ class Wire:
         if not self.is_compressed_down:
             return memo
         compressor = self.hyper.downlink
-        change = jax.tree.map(jnp.subtract, server, memo.known)
+        change = jax.tree.map(jnp.subtract, sent, memo.known)
         down_key = jax.random.fold_in(stream(key, "compression down"), event.tick)
-        sent = compress(compressor, down_key, change)
-        pace = compressor.pace(count_parameters(server))
-        known = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, memo.known, sent)
+        heard = compress(compressor, down_key, change)
+        pace = compressor.pace(count_parameters(sent))
+        known = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, memo.known, heard)
         return memo._replace(known=keep_if_empty(self.plan, event, known, memo.known))
 
     def first_version(self, server: Params) -> Versioned:
@@ -435,27 +503,35 @@ class Wire:
         kept = next_version(state, event, self.start(memo, server))
         return Versioned(server, kept.versions, memo)
 
-    def first_served(self, server: Params) -> Served:
+    def first_step(self, server: Params) -> RoundState:
         """Begin with the initial model and a fresh server optimizer, which the settings have."""
-        return first_served(self.hyper, server)._replace(memo=self.first(server))
+        optimizer = self.hyper.server_transformation().init(server)
+        return RoundState(server, optimizer, memo=self.first(server))
 
-    def step_served(
-        self, key: Key, event: Event, served: Served, memo: Memo, progress: Params
-    ) -> Served:
-        """Step along the clients' mean progress, and publish the server's new model."""
-        after = step_served(self.hyper, self.plan, event, served, progress)
-        return after._replace(memo=self.publish(key, event, memo, after.server))
+    def step(
+        self, key: Key, event: Event, state: RoundState, memo: Memo, progress: Params
+    ) -> RoundState:
+        """Step along the clients' mean progress by the server's optimizer, and publish."""
+        server, optimizer = step_server(
+            self.hyper, self.plan, event, state.server, state.memory, progress
+        )
+        return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))
 
-    def metrics(self, memo: Memo) -> dict[str, Array]:
+    def metrics(self, state: Any) -> dict[str, Array]:
         """Report the bound of updates' norms, `clip_norm`, if it adapts."""
-        return {"clip_norm": memo.bound} if isinstance(self.privacy, AdaptiveClipping) else {}
+        is_adaptive = isinstance(self.privacy, AdaptiveClipping)
+        return {"clip_norm": state.memo.bound} if is_adaptive else {}
 
 
 def _whole(params: Params, hyper: Any) -> Params:
     return params
 
 
-def report_messages(sent: Callable[[Params, Any], Params] = _whole) -> Messages:
+def report_messages(
+    up: Callable[[Params, Any], Params] = _whole,
+    *,
+    down: Callable[[Params, Any], Params] | None = None,
+) -> Messages:
     """Make the counts of bits of a system whose clients report models.
 
     Down, a client that takes part gets all the changes of the model that it has missed, or the
@@ -463,23 +539,33 @@ def report_messages(sent: Callable[[Params, Any], Params] = _whole) -> Messages:
     whole model for each report.
 
     Args:
-      sent: From a model and the settings to the part of the model that is sent.
+      up: From a model and the settings to what a client sends.
+      down: The same for what the server sends, if that is something else.
     """
 
     def bits(params: Params, hyper: Any) -> tuple[int, int]:
-        model = sent(params, hyper)
-        return count_message_bits(hyper.compression, model), full_precision_bits(model)
+        sent = up(params, hyper), (down or up)(params, hyper)
+        return count_message_bits(hyper.compression, sent[0]), full_precision_bits(sent[1])
 
     def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
         if isinstance(hyper.downlink, Identity):
             return None
-        model = sent(jax.eval_shape(problem.init, jax.random.key(0)), hyper)
-        up = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
-        change, whole = count_message_bits(hyper.downlink, model), full_precision_bits(model)
-        down = _count_changes(timeline, change=change, whole=whole)
-        return up * count_message_bits(hyper.compression, model), down
+        model = jax.eval_shape(problem.init, jax.random.key(0))
+        reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+        return reports * bits(model, hyper)[0], count_downlink(
+            hyper, timeline, (down or up)(model, hyper)
+        )
 
-    return Messages(bits, per_tick)
+    return Messages(bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks))
+
+
+def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
+    """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends."""
+    whole = full_precision_bits(sent)
+    if isinstance(hyper.downlink, Identity):
+        return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * whole
+    change = count_message_bits(hyper.downlink, sent)
+    return _count_changes(timeline, change=change, whole=whole)
 
 
 def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:

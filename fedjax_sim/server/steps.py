@@ -5,7 +5,7 @@ gradient.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
@@ -41,40 +41,23 @@ class ServerStep:
         return self.server_optimizer(self.server_lr)
 
 
-class Served(NamedTuple):
-    """A server's model and the state of its optimizer.
-
-    Attributes:
-      server: The server's model, leaves `[...]`.
-      optimizer: State of the server's optimizer.
-      memo: What both sides remember of messages, see `fedjax_sim.server.reports`.
-    """
-
-    server: Params
-    optimizer: Any
-    memo: Any = ()
-
-
-def first_served(hyper: ServerStep, model: Params) -> Served:
-    """Begin with a model and a fresh optimizer."""
-    return Served(model, hyper.server_transformation().init(model))
-
-
-def step_served(
-    hyper: ServerStep, plan: Plan, event: Event, served: Served, progress: Params
-) -> Served:
+def step_server(
+    hyper: ServerStep, plan: Plan, event: Event, server: Params, optimizer: Any, progress: Params
+) -> tuple[Params, Any]:
     """Step along the clients' mean progress; an empty tick changes nothing.
 
     Args:
       hyper: The settings.
       plan: The engine's plan.
       event: The tick.
-      served: The model and the optimizer's state before.
+      server: The server's model, leaves `[...]`.
+      optimizer: The state of its optimizer.
       progress: The mean progress, shaped like the model.
+
+    Returns:
+      The model and the optimizer's state after the step.
     """
     slope = jax.tree.map(lambda leaf: -leaf, progress)
-    transformation = hyper.server_transformation()
-    updates, state = transformation.update(slope, served.optimizer, served.server)
-    after = (optax.apply_updates(served.server, updates), state)
-    server, state = keep_if_empty(plan, event, after, (served.server, served.optimizer))
-    return served._replace(server=server, optimizer=state)
+    updates, state = hyper.server_transformation().update(slope, optimizer, server)
+    after = (optax.apply_updates(server, updates), state)
+    return keep_if_empty(plan, event, after, (server, optimizer))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.server.aggregation import read_rows
+from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.types import Event, Params, Plan
 
 

@@ -25,21 +25,26 @@ The paper names asynchronous groups as future work; these rules are ours.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_sim.compression import Identity
+from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import (
     EdgeTraining,
     StalenessWeights,
     Versioned,
     count_client_bits,
+    count_downlink,
     edge_training,
-    first_version,
+    edge_wire,
+    first_memo,
     iteration_examples,
-    next_version,
+    member_bits,
     stale_models,
     staleness_weights,
     weighted_sum,
 )
-from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.settings import ConfigError, real, redefault, struct
 from fedjax_sim.timelines import (
     GroupArrivals,
     aggregation_weights,
@@ -53,6 +58,7 @@ from fedjax_sim.types import (
     Fit,
     Hints,
     Key,
+    Leaf,
     Messages,
     Plan,
     Problem,
@@ -69,6 +75,21 @@ class Hyper(GroupArrivals, EdgeTraining, StalenessWeights):
     weighting: str = redefault(StalenessWeights, "weighting", "mean")
     normalised: bool = redefault(StalenessWeights, "normalised", False)
     server_lr: float = real(1.0, "Learning rate of the global server, beta.", above=0)
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If clients would need an estimate that their group is still making.
+        """
+        super().check_together()
+        is_compressed = not isinstance(self.compression, Identity)
+        if self.error_feedback and is_compressed and self.num_reports > 1:
+            allowed = (
+                "false with num_reports above 1 and compressed messages of clients, because a "
+                "group may report twice at once, and its second round needs estimates of the first"
+            )
+            raise ConfigError("error_feedback", True, allowed)
 
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
@@ -87,20 +108,32 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind asynchronous hierarchical learning to a problem."""
     train = edge_training(problem, hyper, plan)
+    wire = edge_wire(problem, hyper, plan, can_repeat=True)
 
     def init(key: Key) -> Versioned:
-        return first_version(problem.init(key), plan)
+        server = problem.init(key)
+        memo = first_memo(problem, hyper, plan, server)
+        return wire.first_version(server)._replace(memo=memo)
 
     def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
         start = stale_models(state, event)  # x^v
         # A group's iterations before a round number its rounds.
-        groups, work = train(key, event, starts=start, extras=(event.offset,))
-        progress = jax.tree.map(jnp.subtract, groups, start)  # D_i
+        groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
+        reports, memo = wire.receive(key, event, memo, start, groups)
+        progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
         mixed = weighted_sum(event.weight, progress)  # 0 if all slots are empty
         server = jax.tree.map(lambda x, d: x + hyper.server_lr * d, state.server, mixed)
-        return next_version(state, event, server), work
+        return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+
+
+def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
+    up = reports * count_message_bits(hyper.edge_compression, model)
+    return up, count_downlink(hyper, timeline, model)
 
 
 system = System(
@@ -109,7 +142,12 @@ system = System(
     timeline,
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
-    messages=Messages(further=count_client_bits),
+    messages=Messages(
+        member_bits,
+        count_bits,
+        further=count_client_bits,
+        num_senders=lambda hyper: hyper.num_groups,
+    ),
     hints=Hints(group_arrivals_within, iteration_examples),
     fit=Fit(complete=complete_groups),
 )

@@ -8,25 +8,21 @@ v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t)). The global model is FedAv
 know of the others. Personal models are evaluated on each client's own kind of test examples; see
 `fedjax_sim.types.PersonalProblem`.
 
-Readings. Personal models take as many steps as the global one takes with this client, on the same
-mini-batches, and begin as copies of the first global model.
-"""
+Deviation: Algorithm 1 has a number of steps s of its own for personal models, and draws their
+mini-batches for themselves. Here both models of a client take as many steps, at one learning rate
+and on the same mini-batches, because a schedule counts one number of steps for a client.
 
-from typing import NamedTuple
+Readings. Personal models begin as copies of the first global model. They are pulled to w^t as the
+client knows it, which differs from the server's with a compressed downlink.
+"""
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import LocalTraining, local_training, personal_metrics
-from fedjax_sim.server import (
-    Memo,
-    PrivateReports,
-    Wire,
-    read_rows,
-    report_messages,
-    write_clients,
-)
+from fedjax_sim.clients.rows import read_clients, write_clients
+from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
@@ -41,25 +37,10 @@ class Hyper(CohortRounds, LocalTraining, PrivateReports):
     )
 
 
-class State(NamedTuple):
-    """What Ditto carries from round to round.
-
-    Attributes:
-      server: The global model, leaves `[...]`.
-      clients: Personal models v_k, leaves `[N, ...]`.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    clients: Params
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind Ditto to a problem."""
-    num_clients = problem.counts.shape[0]
+    num_clients, wire = problem.counts.shape[0], Wire(problem, hyper, plan)
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan)
     personalise = local_training(  # grad F_k(v_k) + lambda (v_k - w^t)
         problem,
         hyper,
@@ -69,26 +50,25 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         ),
     )
 
-    def init(key: Key) -> State:
+    def init(key: Key) -> RoundState:
         server = problem.init(key)
-        return State(server, replicate(server, num_clients), wire.first(server))
+        return RoundState(server, (), replicate(server, num_clients), wire.first(server))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        start = wire.start(state.memo, state.server)
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        start = wire.received(state)  # w^t
         local, work = train(key, event, start=start)
-        own = read_rows(state.clients, jnp.maximum(event.clients, 0))
+        own = read_clients(state.clients, event.clients)  # v_k
         target = replicate(start, event.clients.shape[0])
         own, more = personalise(key, event, starts=own, extras=(target,))
         server, memo = wire.average(key, event, state.memo, state.server, local)
-        memo = wire.publish(key, event, memo, server)
         clients = write_clients(state.clients, event.clients, own)
-        return State(server, clients, memo), jax.tree.map(jnp.add, work, more)
+        return RoundState(server, (), clients, memo), jax.tree.map(jnp.add, work, more)
 
-    def metrics(state: State) -> dict[str, Array]:
+    def metrics(state: RoundState) -> dict[str, Array]:
         own = personal_metrics(problem, lambda i: jax.tree.map(lambda v: v[i], state.clients))
-        return {**own, **wire.metrics(state.memo)}
+        return {**own, **wire.metrics(state)}
 
-    def client_models(state: State) -> tuple[Params, Array]:
+    def client_models(state: RoundState) -> tuple[Params, Array]:
         return state.clients, jnp.ones(num_clients)
 
     return Algorithm(init, step, lambda state: state.server, metrics, client_models)

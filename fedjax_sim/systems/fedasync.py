@@ -9,6 +9,10 @@ updates, so that a stale base also pulls the server back. The discount s(tau) is
 `weighting`: "polynomial" is (1 + tau)^-exponent; "hinge" is 1 up to `hinge_start` and then falls;
 "exponential" is base^tau; "mean" is 1. The local loss has the proximal term rho / 2 ||w - x_k||^2.
 
+Deviation: in Algorithm 1 t is the number of the model that is being made, so that a model from the
+newest version has t - tau = 1 and is discounted too. Here its staleness is 0 and s = 1, because the
+paper wants s to be 1 without staleness, and so that the word means the same in all systems.
+
 Readings. Clients and their clock are those of the experiments of FedStaleWeight, whose paper only
 describes FedAsync: all clients are always at work. With `restart="replaced"` only `concurrency` of
 them are, and mean staleness is that number less one. Mixing 0.6, exponent 0.5 and rho 0.005 are
@@ -85,7 +89,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         )
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
 system = System(

@@ -7,6 +7,10 @@ By default everyone has the same weight and does K local steps, as in FAVANO's p
 has `weighting="examples"` and `local_epochs`. Other ways to sample clients, over-selection with a
 deadline, and drop-outs are settings of `timelines.CohortRounds`.
 
+Deviation: Algorithm 1 cuts every epoch into batches of B, the last of which may be shorter, and so
+takes E ceil(n_k / B) steps. Here batches run on from one epoch into the next, ceil(E n_k / B) full
+ones, because arrays have one size: every example still counts E times, up to the last batch.
+
 Readings (FAVANO, arXiv 2305.16099, App. C.2). The server waits for the slowest client of its
 cohort, but the text leaves open how long that takes. By default the K running times of a client
 are summed, as in QuAFL's public simulator; `round_time` offers the other two readings. None of
@@ -14,30 +18,11 @@ these papers compresses messages here, or makes them private; `fedjax_sim.server
 these options do.
 """
 
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
-
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training
-from fedjax_sim.server import (
-    Memo,
-    PrivateReports,
-    Wire,
-    read_rows,
-    report_messages,
-    write_clients,
-)
+from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import (
-    Algorithm,
-    Event,
-    Key,
-    Params,
-    Plan,
-    Problem,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 
 
 @struct
@@ -45,41 +30,23 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
     """Settings of FedAvg: its rounds, local training, compression and privacy of messages."""
 
 
-class State(NamedTuple):
-    """What FedAvg carries from round to round.
-
-    Attributes:
-      server: The server's model, leaves `[...]`.
-      optimizers: States of the clients' optimizers, leaves `[N, ...]`; () if they start afresh.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    optimizers: Any
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
-    """Bind FedAvg to a problem."""
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedAvg to a problem. Clients' optimizers may last, and are kept for every client."""
     train = lasting_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> State:
+    def init(key: Key) -> RoundState:
         server = problem.init(key)
-        optimizers = first_optimizers(hyper, server, problem.counts.shape[0])
-        return State(server, optimizers, wire.first(server))
+        optimizers = first_optimizers(problem, hyper, server)
+        return RoundState(server, clients=optimizers, memo=wire.first(server))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        kept = read_rows(state.optimizers, jnp.maximum(event.clients, 0))
-        start = wire.start(state.memo, state.server)  # w_t, as far as clients know it
-        local, kept, work = train(key, event, kept, start=start)
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        start = wire.received(state)  # w_t, as far as clients know it
+        local, optimizers, work = train(key, event, state.clients, start=start)
         server, memo = wire.average(key, event, state.memo, state.server, local)
-        memo = wire.publish(key, event, memo, server)
-        return State(server, write_clients(state.optimizers, event.clients, kept), memo), work
+        return RoundState(server, clients=optimizers, memo=memo), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, metrics=lambda state: wire.metrics(state.memo)
-    )
+    return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)
 
 
 system = cohort_system(

@@ -21,6 +21,9 @@ what helps there is the shorter step, not the attention to stale updates. The ru
 `fedjax-sim run fedbuff --set restart=after_interaction --set lr=0.5`, to which the others add
 `--set weighting=mean --set server_lr=1,0.3`.
 
+Deviation: in the paper's simulations clients arrive at a constant rate, so that the number at work
+varies. Here exactly M are at work, drawn uniformly, as production systems bound it.
+
 Readings. With `concurrency` M, mean staleness is (M - 1) / K, whatever the clients' speeds are.
 FAVANO's paper (arXiv 2305.16099, Sec. 5 and App. C.2) runs FedBuff without discount, with all N
 clients at work, and blocks a client from its finish to the end of the exchange that takes its
@@ -115,7 +118,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
 system = System(

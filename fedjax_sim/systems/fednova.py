@@ -8,9 +8,12 @@ in proportion to its steps and finds another objective's minimum. FedNova divide
 each client by the size ||a_i||_1 of its accumulated gradients, so that
 x <- x - tau_eff sum_i p_i eta d_i with d_i = (x - x_i) / (eta ||a_i||_1).
 
-Readings. tau_eff is sum_i p_i ||a_i||_1, the choice of the paper's experiments. Sizes are those of
-plain SGD, SGD with momentum, and SGD with a proximal term (Sec. 4.2 and App. B); momentum starts
-afresh with each update.
+Deviation: Eq. 6 holds for any local optimizer whose progress is a weighted sum of gradients. Here
+it is plain SGD, SGD with momentum, or SGD with a proximal term (Sec. 4.2 and App. B), whose sizes
+have closed forms; Adam's weights depend on the gradients, and it is refused.
+
+Readings. The paper leaves tau_eff free. Here it is sum_i p_i ||a_i||_1, with which FedNova is
+FedAvg where all clients do equally many steps. Momentum starts afresh with each update.
 """
 
 from typing import Any
@@ -20,7 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import Reports, Served, ServerStep, Wire, report_messages
+from fedjax_sim.server import Reports, RoundState, ServerStep, Wire, report_messages
 from fedjax_sim.settings import ConfigError, fixed, is_known, real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, Work
@@ -35,10 +38,7 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
         0.0, "Momentum of local steps, rho.", least=0, most=0.999, simpler_at=(0.0,)
     )
     proximal: float = real(
-        0.0,
-        "Strength of the pull to where local training started, mu.",
-        least=0,
-        simpler_at=(0.0,),
+        0.0, "Strength of the pull to the round's start, mu.", least=0, simpler_at=(0.0,)
     )
 
     def check_together(self) -> None:
@@ -67,25 +67,24 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
         return tau
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Served, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedNova to a problem."""
     pull = None if is_known(hyper.proximal, 0) else hyper.proximal
     train = local_training(problem, hyper, plan, proximal=pull)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> Served:
-        return wire.first_served(problem.init(key))
+    def init(key: Key) -> RoundState:
+        return wire.first_step(problem.init(key))
 
-    def step(key: Key, state: Served, event: Event) -> tuple[Served, Work]:
-        local, work = train(key, event, start=wire.start(state.memo, state.server))
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        local, work = train(key, event, start=wire.received(state))
         size = hyper.size(event.steps)
-        tau = event.weight @ size
-        weight = tau * event.weight / jnp.where(size > 0, size, 1)  # nothing moves without a step
-        event = event._replace(weight=weight)
+        scale = event.weight @ size / jnp.where(size > 0, size, 1)  # tau_eff / ||a_i||_1
+        event = event._replace(weight=scale * event.weight)
         progress, memo = wire.progress(key, event, state.memo, state.server, local)
-        return wire.step_served(key, event, state, memo, progress), work
+        return wire.step(key, event, state, memo, progress), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
 system = cohort_system(

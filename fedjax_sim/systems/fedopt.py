@@ -6,10 +6,15 @@
 Algorithm 1: the clients' mean progress Delta_t stands for a negative gradient, which any optimizer
 of the server may follow. `fedopt` takes any optax optimizer by name (optax's Adam corrects the bias
 of its moments). `fedavgm` is SGD with momentum. The other three are Algorithm 2, which corrects no
-bias and begins with v = tau^2 (see `fedjax_sim.server.adaptive`).
+bias and begins with v = tau^2 (see `fedjax_sim.server.adaptive`). FedAvgM is that of Hsu et al.
+(2019, arXiv 1909.06335): v <- beta v + Delta, x <- x + v.
 
-Readings. FedAvgM is Hsu et al. (2019): v <- beta v + Delta, x <- x + eta v. Defaults of beta_1,
-beta_2 and tau are those of the paper's experiments; eta is one of its grid and has to be tuned.
+Deviation: Hsu et al. print this heavy ball and say that they ran Nesterov's momentum. The printed
+rule is followed, as by Reddi et al., whose step size eta on v is 1 in Hsu et al. The other one is
+`fedopt` with the optimizer `partial(optax.sgd, momentum=0.9, nesterov=True)`.
+
+Readings. Defaults of beta_1, beta_2 and tau are those of Reddi et al.'s experiments; eta is one of
+their grid and has to be tuned.
 """
 
 from typing import Any
@@ -17,9 +22,9 @@ from typing import Any
 import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import PrivateReports, Served, ServerStep, Wire, report_messages
-from fedjax_sim.server.adaptive import adagrad, adam, adaptive, yogi
-from fedjax_sim.settings import fixed, real, redefault, struct
+from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
+from fedjax_sim.server.adaptive import AdaptiveStep, MomentumStep, adagrad, yogi
+from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, System, Work
 
@@ -33,43 +38,13 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, PrivateReports):
 
 
 @struct
-class WithMomentum(Hyper):
+class WithMomentum(CohortRounds, LocalTraining, MomentumStep, PrivateReports):
     """Settings of FedAvgM: SGD with momentum on the server."""
-
-    server_lr: float = redefault(ServerStep, "server_lr", 1.0)
-    server_optimizer: Any = fixed(optax.sgd)
-    server_momentum: float = real(0.9, "Momentum of the server.", least=0, most=0.999)
-
-    def server_transformation(self) -> optax.GradientTransformation:
-        """Make the server's optimizer."""
-        return optax.sgd(self.server_lr, self.server_momentum)
 
 
 @struct
-class Adaptive(Hyper):
+class Adaptive(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
     """Settings of FedAdam: Algorithm 2 on the server."""
-
-    server_optimizer: Any = fixed(None)
-    rule: Any = fixed(adam)
-    server_momentum: float = real(
-        0.9, "Decay of the mean of progress, beta_1.", least=0, most=0.999
-    )
-    second_decay: float = real(
-        0.99, "Decay of the mean of its squares, beta_2.", least=0, most=0.99999
-    )
-    adaptivity: float = real(
-        1e-3, "Progress that counts as small, tau; the less, the more adaptive.", above=0
-    )
-
-    def server_transformation(self) -> optax.GradientTransformation:
-        """Make the server's optimizer."""
-        return adaptive(
-            self.rule,
-            self.server_lr,
-            momentum=self.server_momentum,
-            decay=self.second_decay,
-            adaptivity=self.adaptivity,
-        )
 
 
 @struct
@@ -77,7 +52,7 @@ class WithoutMomentum(Adaptive):
     """Settings of FedAdagrad: Algorithm 2, by default without momentum, as in the experiments."""
 
     rule: Any = fixed(adagrad)
-    server_momentum: float = redefault(Adaptive, "server_momentum", 0.0)
+    server_momentum: float = redefault(AdaptiveStep, "server_momentum", 0.0)
     second_decay: Any = fixed(0.0)
 
 
@@ -88,32 +63,25 @@ class Yogi(Adaptive):
     rule: Any = fixed(yogi)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Served, Work]:
-    """Bind FedOpt to a problem."""
+def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedOpt to a problem. The server's memory is the state of its optimizer."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> Served:
-        return wire.first_served(problem.init(key))
+    def init(key: Key) -> RoundState:
+        return wire.first_step(problem.init(key))
 
-    def step(key: Key, state: Served, event: Event) -> tuple[Served, Work]:
-        local, work = train(key, event, start=wire.start(state.memo, state.server))
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        local, work = train(key, event, start=wire.received(state))
         progress, memo = wire.progress(key, event, state.memo, state.server, local)  # Delta_t
-        return wire.step_served(key, event, state, memo, progress), work
+        return wire.step(key, event, state, memo, progress), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, metrics=lambda state: wire.metrics(state.memo)
-    )
+    return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)
 
 
-def _named(name: str, settings: type[Hyper], optimizer: str) -> System:
-    return cohort_system(
-        name,
-        settings,
-        algorithm,
-        f"federated averaging whose server follows the mean progress by {optimizer}",
-        messages=report_messages(),
-    )
+def _named(name: str, settings: type, optimizer: str) -> System:
+    summary = f"federated averaging whose server follows the mean progress by {optimizer}"
+    return cohort_system(name, settings, algorithm, summary, messages=report_messages())
 
 
 systems = (

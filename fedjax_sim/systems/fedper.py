@@ -7,31 +7,24 @@ Some leaves of the model, its head, are personal: every client keeps its own and
 others, the body, which the server averages. In FedPer all leaves learn together. FedRep takes the
 first `head_steps` local steps with the head alone and the others with the body alone.
 
-Readings. All heads begin as the first model's. The model that is evaluated on everybody's test
-examples has the mean of all heads, which no client uses; personal models are evaluated on each
-client's own kind of test examples, see `fedjax_sim.types.PersonalProblem`.
-"""
+Deviation: both papers draw every client's head at random. Here all heads begin as the first
+model's, so that clients differ by their data alone.
 
-from typing import Any, NamedTuple
+Readings. The model that is evaluated on everybody's test examples has the mean of all heads, which
+no client uses; personal models are the body as clients know it with their own head, and are
+evaluated on each client's own kind of test examples, see `fedjax_sim.types.PersonalProblem`.
+"""
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import LocalTraining, PersonalLeaves, join, local_training, personal_metrics
-from fedjax_sim.server import Memo, Reports, Wire, read_rows, report_messages, write_clients
+from fedjax_sim.clients.rows import read_clients, write_clients
+from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.settings import count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Key,
-    Params,
-    Plan,
-    Problem,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 
 
 @struct
@@ -42,31 +35,10 @@ class Hyper(CohortRounds, LocalTraining, PersonalLeaves, Reports):
         0, "First local steps, which change the head alone (FedRep); 0 for FedPer.", least=0
     )
 
-    def completed(self, problem: Any) -> Any:
-        """Fill in what follows from the problem."""
-        if problem is not None:
-            self.check_split(problem)
-        return super().completed(problem)
 
-
-class State(NamedTuple):
-    """What FedPer carries from round to round.
-
-    Attributes:
-      server: The shared leaves `[...]`; None for the others.
-      clients: The personal leaves `[N, ...]`; None for the others.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    clients: Params
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
-    """Bind FedPer to a problem."""
-    num_clients = problem.counts.shape[0]
-    wire = Wire(problem, hyper, plan)
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedPer to a problem. The state has None in place of leaves of the other kind."""
+    num_clients, wire = problem.counts.shape[0], Wire(problem, hyper, plan)
 
     def in_turn(gradient: Params, model: Params, q: Array, start: Params) -> Params:
         return jax.tree.map(
@@ -77,30 +49,31 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 
     train = local_training(problem, hyper, plan, direction=in_turn if hyper.head_steps else None)
 
-    def init(key: Key) -> State:
+    def init(key: Key) -> RoundState:
         shared, own = hyper.split(problem.init(key))
-        return State(shared, replicate(own, num_clients), wire.first(shared))
+        return RoundState(shared, (), replicate(own, num_clients), wire.first(shared))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        shared = replicate(wire.start(state.memo, state.server), event.clients.shape[0])
-        own = read_rows(state.clients, jnp.maximum(event.clients, 0))
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        shared = replicate(wire.received(state), event.clients.shape[0])
+        own = read_clients(state.clients, event.clients)
         local, work = train(key, event, starts=join(shared, own))
         shared, own = hyper.split(local)
         server, memo = wire.average(key, event, state.memo, state.server, shared)
-        memo = wire.publish(key, event, memo, server)
-        return State(server, write_clients(state.clients, event.clients, own), memo), work
+        clients = write_clients(state.clients, event.clients, own)
+        return RoundState(server, (), clients, memo), work
 
-    def model(state: State) -> Params:
+    def model(state: RoundState) -> Params:
         return join(state.server, jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients))
 
-    def metrics(state: State) -> dict[str, Array]:
+    def metrics(state: RoundState) -> dict[str, Array]:
         def of_client(i: Array) -> Params:
-            return join(state.server, jax.tree.map(lambda leaf: leaf[i], state.clients))
+            return join(wire.received(state), jax.tree.map(lambda leaf: leaf[i], state.clients))
 
         return personal_metrics(problem, of_client)
 
-    def client_models(state: State) -> tuple[Params, Array]:
-        return join(replicate(state.server, num_clients), state.clients), jnp.ones(num_clients)
+    def client_models(state: RoundState) -> tuple[Params, Array]:
+        body = replicate(wire.received(state), num_clients)
+        return join(body, state.clients), jnp.ones(num_clients)
 
     return Algorithm(init, step, model, metrics, client_models)
 

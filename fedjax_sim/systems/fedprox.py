@@ -5,28 +5,22 @@
 Client k minimises h_k(w) = F_k(w) + mu / 2 ||w - w^t||^2 inexactly, here by local steps, and the
 server takes the mean. With mu = 0 this is FedAvg.
 
-Readings. The paper draws clients with probability n_k / n and takes the plain mean, which is
-`selection="by_examples"` and `with_replacement`; by default cohorts are uniform, as in the other
-systems. Its stragglers, which do less than E epochs, follow from the clock only as
-drop-outs. The local optimizer of the paper is SGD; the state of another one may be kept.
+Deviation: Algorithm 2 draws clients with probability n_k / n and takes the plain mean, which is
+`selection="by_examples"` with `with_replacement`. By default cohorts are uniform, so that systems
+are compared on the same schedules.
+
+Deviation: the paper's stragglers report what they have when a round's time is over, after fewer
+than E epochs. Here a client that misses the `deadline` is left out, because a slot's work is whole
+or empty in all synchronous systems; steps differ between clients under `local_epochs` only.
+
+Readings. The local optimizer of the paper is SGD; the state of another one may be kept.
 """
 
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
-
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training
-from fedjax_sim.server import (
-    Memo,
-    PrivateReports,
-    Wire,
-    read_rows,
-    report_messages,
-    write_clients,
-)
+from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 
 
 @struct
@@ -38,41 +32,23 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
     )
 
 
-class State(NamedTuple):
-    """What FedProx carries from round to round.
-
-    Attributes:
-      server: The server's model, leaves `[...]`.
-      optimizers: States of the clients' optimizers, leaves `[N, ...]`; () if they start afresh.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    optimizers: Any
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
-    """Bind FedProx to a problem."""
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedProx to a problem. Clients' optimizers may last, and are kept for every client."""
     train = lasting_training(problem, hyper, plan, proximal=hyper.proximal)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> State:
+    def init(key: Key) -> RoundState:
         server = problem.init(key)
-        optimizers = first_optimizers(hyper, server, problem.counts.shape[0])
-        return State(server, optimizers, wire.first(server))
+        optimizers = first_optimizers(problem, hyper, server)
+        return RoundState(server, clients=optimizers, memo=wire.first(server))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        kept = read_rows(state.optimizers, jnp.maximum(event.clients, 0))
-        start = wire.start(state.memo, state.server)
-        local, kept, work = train(key, event, kept, start=start)  # w_k^{t+1}
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        start = wire.received(state)  # w^t
+        local, optimizers, work = train(key, event, state.clients, start=start)  # w_k^{t+1}
         server, memo = wire.average(key, event, state.memo, state.server, local)
-        memo = wire.publish(key, event, memo, server)
-        return State(server, write_clients(state.optimizers, event.clients, kept), memo), work
+        return RoundState(server, clients=optimizers, memo=memo), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, metrics=lambda state: wire.metrics(state.memo)
-    )
+    return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)
 
 
 system = cohort_system(

@@ -10,9 +10,11 @@ w_{k+1} = w_k - eta / (n p_{J_k}) g_{J_k}(w_{I_k}), draws a client with probabil
 it a task with the new model. In the long run client i sends a share p_i of the gradients, whatever
 its speed is, so that the weight 1 / (n p_i) makes all clients count equally.
 
+Deviation: the paper begins with a given set of C clients. Here the first C tasks are drawn with
+probabilities p as well, because a set would be one more setting, which is forgotten after a while.
+
 Readings. Several local steps make a task an update of the model (`local_steps`; the paper has one
-gradient), and `server_lr` scales the server's step. The first C tasks are drawn with probabilities
-p as well, where the paper takes a given set of clients. `routing_exponent` names a family of
+gradient), and `server_lr` scales the server's step. `routing_exponent` names a family of
 probabilities; `routing` gives them one by one.
 """
 
@@ -49,7 +51,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, scaled)
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
 system = System(

@@ -40,6 +40,9 @@ Deviation: Algorithm 1 sets the clock where Eq. 13 adds to it, and its loops con
 passed *is at most* S or T, where Eq. 7 and 13 continue until it *is at least*. The equations are
 followed. A group does at least one iteration, as the baseline S = 0 needs.
 
+Compressed messages, lost ones and clients' hours are explained in `fedjax_sim.server.edges` and
+`fedjax_sim.timelines.group_rounds`; the paper has none of these.
+
 Readings. The local server's mean is unweighted, and the global server counts clients, not examples;
 `client_weights` and `group_weights` offer the alternatives. Delays are drawn per group, whatever E
 is; `delays="client"` draws them per client and waits for the slowest, and `exchanges="group"` draws
@@ -63,14 +66,18 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.clients import read_clients, write_clients
+from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import (
     EdgeTraining,
+    Memo,
     count_client_bits,
     edge_training,
+    edge_wire,
+    first_memo,
     iteration_examples,
-    read_rows,
+    member_bits,
     weighted_sum,
-    write_clients,
 )
 from fedjax_sim.settings import ConfigError, struct, switch
 from fedjax_sim.timelines import (
@@ -111,7 +118,7 @@ class Hyper(EdgeTraining):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if self.ticks_per_round > 1 and self.has_one_step:
+        if self.ticks_per_round > 1 and self.has_one_batch:
             if self.optimizer is not optax.sgd:
                 allowed = (
                     "1 with an optimizer other than sgd, because its state starts afresh each tick"
@@ -128,33 +135,44 @@ class State(NamedTuple):
     Attributes:
       server: The global model, leaves `[...]`.
       groups: What the groups reached by the end of the last tick, leaves `[M, ...]`.
+      memo: What both sides remember of messages.
     """
 
     server: Params
     groups: Params
+    memo: Memo
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind hierarchical learning to a problem."""
     train = edge_training(problem, hyper, plan)
+    wire = edge_wire(problem, hyper, plan)
 
     def init(key: Key) -> State:
         server = problem.init(key)
-        return State(server, replicate(server, hyper.num_groups))
+        memo = first_memo(problem, hyper, plan, server)
+        return State(server, replicate(server, hyper.num_groups), memo)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         num_slots = event.clients.shape[0]
         first_tick = event.version.max()  # of the round
         is_start = first_tick == event.tick
-        begun = read_rows(state.groups, jnp.maximum(event.clients, 0))
+        is_last = event.tick == first_tick + hyper.ticks_per_round - 1
+        begun = read_clients(state.groups, event.clients)
+        known = replicate(wire.received(state), num_slots)
         start = jax.tree.map(  # x_i^{u,0} = x^u
-            lambda x, y: jnp.where(is_start, x, y), replicate(state.server, num_slots), begun
+            lambda x, y: jnp.where(is_start, x, y), known, begun
         )
         round_number = jnp.broadcast_to(first_tick // hyper.ticks_per_round, (num_slots,))
-        groups, work = train(key, event, starts=start, extras=(round_number,))
-        progress = jax.tree.map(lambda y, x: y - x[None], groups, state.server)  # x_i^{u,t_i} - x^u
+        groups, memo, work = train(key, event, state.memo, starts=start, draws=round_number)
+        # Every group reports at the end of a round, whenever it did its iterations.
+        sent = event._replace(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
+        reports, memo = wire.receive(key, sent, memo, known, groups)
+        progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
         server = jax.tree.map(jnp.add, state.server, weighted_sum(event.weight, progress))  # (12)
-        return State(server, write_clients(state.groups, event.clients, groups)), work
+        published = wire.publish(key, event, memo, server)
+        memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
+        return State(server, write_clients(state.groups, event.clients, groups), memo), work
 
     def metrics(state: State) -> dict[str, Array]:
         if not hyper.group_metrics:
@@ -175,13 +193,15 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits that groups and the global server send at each tick, `i64[T]` each.
 
-    A model goes up from each group and one down to it, at the last tick of every round.
+    A model goes up from each group, and one or its change down to it, at the last tick of every
+    round; the first model is not counted.
     """
     num_ticks = timeline.clients.shape[0]
     is_last = np.arange(num_ticks) % hyper.ticks_per_round == hyper.ticks_per_round - 1
     messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
-    bits = messages * full_precision_bits(jax.eval_shape(problem.init, jax.random.key(0)))
-    return bits, bits
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    down = min(count_message_bits(hyper.downlink, model), full_precision_bits(model))
+    return messages * count_message_bits(hyper.edge_compression, model), messages * down
 
 
 system = System(
@@ -190,7 +210,12 @@ system = System(
     schedule_group_rounds,
     algorithm,
     "groups with local servers iterate until a sync time; their scaled progress is averaged",
-    messages=Messages(per_tick=count_bits, further=count_client_bits),
+    messages=Messages(
+        member_bits,
+        count_bits,
+        further=count_client_bits,
+        num_senders=lambda hyper: hyper.num_groups,
+    ),
     hints=Hints(group_rounds_within, iteration_examples),
     fit=Fit(complete=complete_groups),
 )

@@ -6,40 +6,37 @@
 The server asks d candidates for the loss of its model and lets the m with the largest losses train.
 A schedule is known before any learning and cannot depend on losses. So it holds the candidates, and
 `step` chooses among them. The limit: the clock is that of the candidates. A round lasts until the
-slowest of all d would have trained, local steps and messages are counted for all d, and the
-mini-batches of each continue as if it had trained.
+slowest of all d would have trained, local steps are counted for all d, and the mini-batches of each
+continue as if it had trained. Messages are counted as they are: all candidates get the model and
+send a loss, and the chosen send a model.
 
-Readings. Losses are those of a candidate's next mini-batch (the paper's variant cpow-d). The chosen
-have equal weights. The paper draws candidates with `selection="by_examples"`.
+Deviation: the paper draws candidates in proportion to their examples, which is
+`selection="by_examples"`. By default they are uniform, so that systems are compared on the same
+schedules.
+
+Deviation: losses are those of the mini-batch of a candidate's next step, the paper's variant
+cpow-d, and not of all its examples, because they cost one gradient then. The chosen have equal
+weights.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.batching import map_slots, replicate
 from fedjax_sim.clients import LocalTraining, batch_loss, local_training
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server import Memo, Uplink, Wire, keep_if_empty, weighted_sum
+from fedjax_sim.server import Reports, RoundState, Wire, weighted_sum
+from fedjax_sim.server.reports import count_downlink, report_messages
 from fedjax_sim.settings import ConfigError, count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Key,
-    Messages,
-    Params,
-    Plan,
-    Problem,
-    Work,
-    full_precision_bits,
-)
+from fedjax_sim.types import Algorithm, Array, Event, Key, Leaf, Plan, Timeline, Work
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, Uplink):
+class Hyper(CohortRounds, LocalTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
     num_chosen: int = count(3, "Candidates with the largest losses, which train, m.")
@@ -52,44 +49,45 @@ class Hyper(CohortRounds, LocalTraining, Uplink):
             raise ConfigError("num_chosen", self.num_chosen, allowed)
 
 
-class State(NamedTuple):
-    """What Power-of-Choice carries from round to round.
-
-    Attributes:
-      server: The server's model, leaves `[...]`.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind Power-of-Choice to a problem."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> State:
+    def init(key: Key) -> RoundState:
         server = problem.init(key)
-        return State(server, wire.first(server))
+        return RoundState(server, memo=wire.first(server))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        start = wire.received(state)
+
         def loss(trips: int, client: Array, offset: Array) -> Array:
-            return batch_loss(problem, hyper, key, client, offset)(state.server, jnp.int32(0))
+            return batch_loss(problem, hyper, key, client, offset)(start, jnp.int32(0))
 
         is_present, candidates = event.clients >= 0, jnp.maximum(event.clients, 0)
         losses, _ = map_slots(loss, plan, event.steps, candidates, event.offset, trips=1)
         _, chosen = jax.lax.top_k(jnp.where(is_present, losses, -jnp.inf), hyper.num_chosen)
         # Fields of the tick as a whole have no axis of slots.
         event = jax.tree.map(lambda leaf: leaf[chosen] if leaf.ndim else leaf, event)
-        local, work = train(key, event, start=state.server)
-        starts = replicate(state.server, hyper.num_chosen)
+        local, work = train(key, event, start=start)
+        starts = replicate(start, hyper.num_chosen)
         reports, memo = wire.receive(key, event, state.memo, starts, local)
         weight = is_present[chosen] / jnp.maximum(is_present[chosen].sum(), 1)
-        mean = weighted_sum(weight, reports)
-        return State(keep_if_empty(plan, event, mean, state.server), memo), work
+        progress = weighted_sum(weight, jax.tree.map(jnp.subtract, reports, starts))
+        server = jax.tree.map(jnp.add, state.server, progress)  # + 0 if all slots are empty
+        return RoundState(server, memo=wire.publish(key, event, memo, server)), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+
+
+def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Count the bits sent up and down at each tick: `i64[T]` each."""
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    candidates = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
+    chosen = np.minimum(candidates, hyper.num_chosen)
+    loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
+    up = chosen * count_message_bits(hyper.compression, model) + candidates * loss
+    return up, count_downlink(hyper, timeline, model)
 
 
 system = cohort_system(
@@ -97,10 +95,5 @@ system = cohort_system(
     Hyper,
     algorithm,
     "federated averaging of the candidates with the largest losses",
-    messages=Messages(
-        lambda params, hyper: (
-            count_message_bits(hyper.compression, params),
-            full_precision_bits(params),
-        )
-    ),
+    messages=report_messages()._replace(per_tick=count_bits),
 )

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.clients import LocalTraining, local_training, read_rows, write_clients
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import (
     Compression,
@@ -29,7 +29,7 @@ from fedjax_sim.compression.messages import (
     count_parameters,
     decode_messages,
 )
-from fedjax_sim.server import mean_with_server, read_rows, write_clients
+from fedjax_sim.server import mean_with_server
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, schedule_contacts
 from fedjax_sim.types import (

@@ -1,57 +1,42 @@
 """SCAFFOLD (Karimireddy et al. 2020, arXiv 1910.06378), Algorithm 1.
 
-    x -> `state.server`    c -> `state.control`    c_i -> `state.clients`    y_i -> `local`
+    x -> `state.server`    c -> `state.memory`    c_i -> `state.clients`    y_i -> `local`
     S -> `event.clients`   K -> `hyper.local_steps`    eta_l -> `hyper.lr`    eta_g -> `server_lr`
 
 Every local step follows the gradient plus c - c_i, the difference between the server's and the
 client's control variates, so that it goes where all clients would go together. All control variates
 begin at 0. A client's new one is the gradient at the server's model (option I) or the mean gradient
-of its local steps (option II).
+of its local steps (option II). Messages both ways have a model and a control variate.
+
+Deviation: option I asks for an additional pass over the client's data. That is `control="exact"`;
+"minibatch" takes the batch of the client's first local step instead, which costs one gradient.
 
 Readings. K differs between clients under `local_epochs`: option II divides by each client's own K.
 With `weighting="examples"` the objective has weights p_i in proportion to examples; c is then the
 mean of the c_i with these weights. With equal weights both are the paper's.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import LocalTraining, check_exact, gradients_at, local_training
-from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server import (
-    Memo,
-    Uplink,
-    Wire,
-    expand,
-    mean_progress,
-    read_rows,
-    weighted_sum,
-    write_clients,
-)
-from fedjax_sim.settings import ConfigError, choice, real, struct
+from fedjax_sim.clients import LocalTraining, WholeGradients, gradients_at, local_training
+from fedjax_sim.clients.rows import read_clients, write_clients
+from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages, weighted_sum
+from fedjax_sim.settings import choice, fixed, real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import (
-    EMPTY,
-    Algorithm,
-    Event,
-    Key,
-    Messages,
-    Params,
-    Plan,
-    Problem,
-    Work,
-    full_precision_bits,
-)
+from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Plan, Problem, Work
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, Uplink):
+class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     """Settings of SCAFFOLD: its rounds, local training, messages, and the control variates."""
 
+    gradient_setting = "control"
+    optimizer: Any = fixed(optax.sgd)
     control: str = choice(
         "steps",
         ("steps", "exact", "minibatch"),
@@ -60,77 +45,46 @@ class Hyper(CohortRounds, LocalTraining, Uplink):
     )
     server_lr: float = real(1.0, "Step size of the server, eta_g.", above=0)
 
-    def check_together(self) -> None:
-        """Check combinations of settings."""
-        super().check_together()
-        if self.control == "steps" and self.optimizer is not optax.sgd:
-            allowed = "sgd, because the mean gradient follows from the distance covered by it"
-            raise ConfigError("optimizer", self.optimizer.__name__, allowed)
 
-    def completed(self, problem: Any) -> Any:
-        """Fill in what follows from the problem."""
-        if self.control == "exact":
-            check_exact(problem, "control", "exact", "steps or minibatch")
-        return super().completed(problem)
-
-
-class State(NamedTuple):
-    """What SCAFFOLD carries from round to round.
-
-    Attributes:
-      server: The server's model, leaves `[...]`.
-      control: The server's control variate, leaves `[...]`.
-      clients: The clients' control variates, leaves `[N, ...]`.
-      memo: What both sides remember of messages.
-    """
-
-    server: Params
-    control: Params
-    clients: Params
-    memo: Memo
-
-
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind SCAFFOLD to a problem."""
-    share = hyper.shares(problem.counts)
-    wire = Wire(problem, hyper, plan)
+    share, wire = hyper.shares(problem.counts), Wire(problem, hyper, plan)
     gradient_at = gradients_at(problem, hyper, plan, is_exact=hyper.control == "exact")
     train = local_training(  # y_i <- y_i - eta_l (g_i(y_i) + c - c_i)
         problem, hyper, plan, direction=lambda g, y, q, x, correction: optax.tree.add(g, correction)
     )
 
-    def init(key: Key) -> State:
-        server = problem.init(key)
-        zero = optax.tree.zeros_like(server)
-        clients = replicate(zero, problem.counts.shape[0])
-        return State(server, zero, clients, wire.first((server, zero)))
+    def init(key: Key) -> RoundState:
+        x = problem.init(key)
+        c = optax.tree.zeros_like(x)
+        return RoundState(x, c, replicate(c, problem.counts.shape[0]), wire.first((x, c)))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
-        server, clients = state.server, jnp.maximum(event.clients, 0)
-        before = read_rows(state.clients, clients)  # c_i
-        correction = jax.tree.map(lambda c, c_i: c[None] - c_i, state.control, before)
-        local, work = train(key, event, start=server, extras=(correction,))
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        x, c = wire.start(state.memo, (state.server, state.memory))
+        before = read_clients(state.clients, event.clients)  # c_i
+        correction = jax.tree.map(lambda c, c_i: c[None] - c_i, c, before)
+        local, work = train(key, event, start=x, extras=(correction,))
         if hyper.control == "steps":  # c_i - c + (x - y_i) / (K eta_l)
             covered = hyper.lr * hyper.lr_scale * jnp.maximum(event.steps, 1)
-            slope = jax.tree.map(lambda x, y: (x[None] - y) / expand(covered, y), server, local)
+            slope = jax.tree.map(lambda x, y: (x[None] - y) / expand(covered, y), x, local)
             after = optax.tree.sub(slope, correction)
         else:
-            after, more = gradient_at(key, event, server)
+            after, more = gradient_at(key, event, x)
             work = jax.tree.map(jnp.add, work, more)
-        starts = (replicate(server, event.clients.shape[0]), before)
+        starts = (replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
-        # c <- c + (1 / N) sum_i (c_i+ - c_i), where a client without a step learns nothing
-        learns = jnp.where(event.steps > 0, event.clients, EMPTY)
-        gain = weighted_sum(share[clients] * (learns >= 0), optax.tree.sub(after, before))
-        progress = mean_progress(event.weight, server, local)  # 0 if all slots are empty
-        return State(
-            optax.tree.add_scale(server, hyper.server_lr, progress),
-            optax.tree.add(state.control, gain),
-            write_clients(state.clients, learns, after),
-            memo,
-        ), work
+        learns = jnp.where(event.steps > 0, event.clients, EMPTY)  # nothing without a step
+        progress = weighted_sum(event.weight, optax.tree.sub(local, starts[0]))
+        gain = weighted_sum(share[learns] * (learns >= 0), optax.tree.sub(after, before))
+        x = optax.tree.add_scale(state.server, hyper.server_lr, progress)
+        c = optax.tree.add(state.memory, gain)  # c + (1 / N) sum_i (c_i+ - c_i)
+        memo = wire.publish(key, event, memo, (x, c))
+        return RoundState(x, c, write_clients(state.clients, learns, after), memo), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    def received(state: RoundState) -> Any:
+        return wire.start(state.memo, (state.server, state.memory))[0]
+
+    return Algorithm(init, step, lambda state: state.server, received=received)
 
 
 system = cohort_system(
@@ -138,10 +92,5 @@ system = cohort_system(
     Hyper,
     algorithm,
     "federated averaging whose control variates correct the drift of local steps",
-    messages=Messages(
-        lambda params, hyper: (
-            count_message_bits(hyper.compression, (params, params)),
-            2 * full_precision_bits(params),
-        )
-    ),
+    messages=report_messages(lambda params, hyper: (params, params)),
 )

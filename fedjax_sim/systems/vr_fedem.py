@@ -26,7 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
+from fedjax_sim.clients import (
+    Expectation,
+    check_batch_size,
+    local_expectation,
+    read_rows,
+    write_clients,
+)
 from fedjax_sim.server import (
     Approximation,
     Memories,
@@ -36,8 +42,6 @@ from fedjax_sim.server import (
     first_memory,
     keep_if_empty,
     keep_random,
-    read_rows,
-    write_clients,
 )
 from fedjax_sim.settings import ConfigError, choice, real, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds

@@ -36,6 +36,7 @@ from fedjax_sim.timelines.cohort_rounds import (
 )
 from fedjax_sim.timelines.coin_rounds import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.contacts import Contacts, schedule_contacts
+from fedjax_sim.timelines.devices import draw_losses, loss_shares
 from fedjax_sim.timelines.group_arrivals import (
     GroupArrivals,
     group_arrivals_within,
@@ -96,10 +97,12 @@ __all__ = [
     "delay_sizes",
     "draw_client_rates",
     "draw_client_speeds",
+    "draw_losses",
     "draw_runtimes",
     "group_arrivals_within",
     "group_rounds_within",
     "list_members",
+    "loss_shares",
     "paper_delays",
     "read_client_table",
     "read_trace",

@@ -82,18 +82,22 @@ def draw_devices(key: Key, hyper: ClientDelays) -> Devices:
       key: The lane's timeline key.
       hyper: Settings.
     """
-    table = hyper.client_table
-    loss = None if is_known(hyper.drop_rate, 0) else jnp.asarray(hyper.drop_rate, float)
-    if table is not None and table.drop_rate is not None:
-        loss = jnp.asarray(table.drop_rate)
     return Devices(
         draw_client_speeds(key, hyper),
         transfer_times(hyper),
-        loss,
+        loss_shares(hyper),
         _windows(key, hyper),
         key,
         hyper,
     )
+
+
+def loss_shares(hyper: ClientDelays) -> Array | None:
+    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is."""
+    table = hyper.client_table
+    if table is not None and table.drop_rate is not None:
+        return jnp.asarray(table.drop_rate)
+    return None if is_known(hyper.drop_rate, 0) else jnp.asarray(hyper.drop_rate, float)
 
 
 def transfer_times(hyper: ClientDelays) -> Array | None:
@@ -230,12 +234,15 @@ def is_available(devices: Devices, client: Array, time: Array) -> Array:
 
 def is_lost(devices: Devices, client: Array, update: Array) -> Array:
     """Draw whether clients' updates, by client and number `i32[...]`, are lost: `bool[...]`."""
-    if devices.loss is None:
+    return draw_losses(devices.key, devices.loss, client, update)
+
+
+def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
+    """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`."""
+    if shares is None:
         return jnp.zeros(jnp.broadcast_shapes(client.shape, update.shape), bool)
-    share = devices.loss if devices.loss.ndim == 0 else devices.loss[client]
-    draw = per_update(
-        stream(devices.key, "losses"), lambda key: jax.random.uniform(key, dtype=float)
-    )
+    share = shares if shares.ndim == 0 else shares[client]
+    draw = per_update(stream(key, "losses"), lambda key: jax.random.uniform(key, dtype=float))
     return draw(client, update) < share
 
 

@@ -15,10 +15,15 @@ path t_i and the length of a round grow with S.
 The paper's symbols: S is `sync_times`, tau_{i,l}^u is `iteration_times`, t_i^u is
 `GroupWork.steps`, and tau_g^u is `exchange_times`.
 
+Clients that have hours (with `delays="client"`) stop at a break, and continue after it; their group
+waits for them. Rounds are then drawn one after another, because delays depend on when a round
+begins.
+
 Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -26,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.devices import transfer_times
+from fedjax_sim.timelines.devices import draw_devices, finish_work
 from fedjax_sim.timelines.groups import (
     Groups,
     exchange_law,
@@ -34,11 +39,13 @@ from fedjax_sim.timelines.groups import (
     iteration_law,
     list_members,
 )
-from fedjax_sim.timelines.laws import Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.laws import Speeds, draw_runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 
-def iteration_times(key: Key, groups: Groups, round_number: Array, iteration: Array) -> Array:
+def iteration_times(
+    key: Key, groups: Groups, round_number: Array, iteration: Array, begin: Array | None = None
+) -> Array:
     """Draw how long one local iteration of every group takes, tau_{i,l}^u.
 
     Args:
@@ -46,18 +53,21 @@ def iteration_times(key: Key, groups: Groups, round_number: Array, iteration: Ar
       groups: Settings.
       round_number: Number of the round from 0, `i[]`.
       iteration: Number of the iteration in its round from 0, `i[]`.
+      begin: Virtual times at which the groups begin it, `f64[M]`; needed if clients have breaks.
 
     Returns:
-      Virtual times, `f64[M]`. With delays of clients a group takes as long as its slowest client.
+      Virtual times, `f64[M]`. With delays of clients a group takes as long as its slowest client,
+      whose breaks are a part of that.
     """
     iteration_key = jax.random.fold_in(
         jax.random.fold_in(stream(key, "iterations"), round_number), iteration
     )
     if groups.delays == "client":
-        times = _client_times(iteration_key, draw_client_speeds(key, groups), groups)
-        transfer = transfer_times(groups)
-        times = times if transfer is None else times + transfer
-        return times[list_members(groups).clients].max(axis=1)
+        devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
+        running = _client_times(iteration_key, devices.speeds, groups)[clients]
+        begin = jnp.zeros(len(clients)) if begin is None else begin
+        finish = finish_work(devices, clients, begin[:, None] + jnp.zeros_like(running), running)[1]
+        return (finish - begin[:, None]).max(axis=1)
     shift, mean = iteration_law(groups)
     return shift + mean * jax.random.exponential(iteration_key, shift.shape)
 
@@ -131,7 +141,25 @@ class GroupWork(NamedTuple):
     busy: Array
 
 
-def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
+def each_alone(busy: Array, exchange: Array) -> Array:
+    """Compute how long the rounds of groups that do not wait for each other last: `f64[..., M]`.
+
+    Args:
+      busy: `f64[..., M]`, time from the beginning of a round until the group was done.
+      exchange: `f64[..., M or 1]`, time of its exchange.
+    """
+    return busy + exchange
+
+
+def all_together(busy: Array, exchange: Array) -> Array:
+    """Compute how long rounds last that end with the last group: `f64[..., M]`, as `each_alone`."""
+    longest = (busy + exchange).max(axis=-1, keepdims=True)
+    return jnp.broadcast_to(longest, busy.shape)
+
+
+def group_work(
+    key: Key, groups: Groups, num_rounds: int, length: Callable[[Array, Array], Array] = each_alone
+) -> GroupWork:
     """Count each group's local iterations in every round.
 
     A group iterates until the sync time has passed, and at least once (Eq. 7), or `min_iterations`
@@ -143,6 +171,8 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
       key: The lane's timeline key.
       groups: Settings.
       num_rounds: Number of rounds U.
+      length: Computes how long rounds last, such as `each_alone`; it matters if clients have
+        breaks, because what they do then depends on when a round begins.
 
     Returns:
       Iterations and times of every group.
@@ -151,7 +181,7 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
     parts = jnp.arange(1, groups.ticks_per_round) / groups.ticks_per_round
     least = jnp.asarray(groups.min_iterations, int)
 
-    def one_round(number: Array, sync_time: Array) -> tuple[Array, Array]:
+    def one_round(number: Array, sync_time: Array, start: Array | None = None) -> Any:
         marks = parts * sync_time
 
         def is_short(progress: Progress) -> Array:
@@ -161,7 +191,8 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
         def iterate(progress: Progress) -> Progress:
             iteration, busy, steps, by_mark = progress
             continues = (iteration < least) | (busy < sync_time)
-            taken = iteration_times(key, groups, number, iteration)
+            begin = None if start is None else start + busy
+            taken = iteration_times(key, groups, number, iteration, begin)
             busy = jnp.where(continues, busy + taken, busy)
             is_before = continues[None] & (busy[None] <= marks[:, None])
             return iteration + 1, busy, steps + continues, by_mark + is_before
@@ -176,7 +207,18 @@ def group_work(key: Key, groups: Groups, num_rounds: int) -> GroupWork:
         _, busy, steps, by_mark = jax.lax.while_loop(is_short, iterate, begin)
         return jnp.concatenate([by_mark, steps[None]]), busy
 
-    return GroupWork(*jax.vmap(one_round)(jnp.arange(num_rounds), sync_times(groups, num_rounds)))
+    numbers, syncs = jnp.arange(num_rounds), sync_times(groups, num_rounds)
+    if groups.delays == "group" or draw_devices(key, groups).windows is None:
+        return GroupWork(*jax.vmap(one_round)(numbers, syncs))
+
+    def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> Any:
+        number, sync_time, exchange = round_of
+        work = GroupWork(*one_round(number, sync_time, start))
+        return start + length(work.busy, exchange), work
+
+    exchanges = exchange_times(key, groups, num_rounds)
+    start = jnp.zeros(groups.num_groups)
+    return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
 def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
@@ -225,8 +267,8 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
     """
     per_round = hyper.ticks_per_round
     num_rounds = -(-num_ticks // per_round)
-    work = group_work(key, hyper, num_rounds)
-    length = (work.busy + exchange_times(key, hyper, num_rounds)).max(axis=1)
+    work = group_work(key, hyper, num_rounds, all_together)
+    length = all_together(work.busy, exchange_times(key, hyper, num_rounds))[:, 0]
     # Deviation: Algorithm 1 sets the clock to the length of the last round; here the lengths add up
     # (Eq. 13). They are added one by one, because a cumulative sum of more rounds may add in
     # another order and change the first ticks.

@@ -78,7 +78,8 @@ class Groups(ClientDelays):
     M + `exchange_mean`.
 
     An iteration's delay covers all of its local steps, however many there are. Only with delays of
-    clients does it grow with their number.
+    clients does it grow with their number, and only then do clients have hours: a group waits for a
+    client that is away. Lost models of clients (`drop_rate`) take no time with either kind.
 
     The defaults are those of the paper's Fig. 7(a): c = 1, m = 0.1, c_g = 10 and m_g = 1 for two
     groups of 15 clients.
@@ -148,9 +149,9 @@ class Groups(ClientDelays):
         "group",
         ("group", "client"),
         'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
-        "the longest running time of the local steps of one of its clients, by the laws and speeds "
-        "of `fedjax_sim.timelines.ClientDelays` (not in the paper). Settings of the other kind "
-        "must be left at their defaults.",
+        "the longest running time of the local steps of one of its clients, by the laws, speeds, "
+        "bandwidths and hours of `fedjax_sim.timelines.ClientDelays` (not in the paper). Settings "
+        "of the other kind must be left at their defaults.",
     )
     shift_per_client: float = real(
         0.01,
@@ -235,11 +236,6 @@ class Groups(ClientDelays):
         """Number of running times that add up to the time of a client's iteration: E or 1."""
         return self.client_steps if self.time_of == "step" else 1
 
-    @property
-    def num_senders(self) -> int:
-        """Number of groups: a slot of the timeline names a group instead of a client."""
-        return self.num_groups
-
     def check_together(self) -> None:
         """Check combinations of settings.
 
@@ -247,15 +243,14 @@ class Groups(ClientDelays):
           ConfigError: If the grouping does not fit the numbers of clients and groups, delays are
             not positive, or a setting has no effect under the chosen kind of delays.
         """
-        for name, value in (("local_steps", 1), ("trace", None)):
+        for name, value, why in (
+            ("local_steps", 1, "whose clients' steps are client_steps"),
+            ("trace", None, "because it records updates of clients and no iterations of groups"),
+        ):
             if getattr(self, name) != value:
-                raise ConfigError(name, getattr(self, name), f"left at {value!r} with groups")
+                allowed = f"left at {value!r} with groups, {why}"
+                raise ConfigError(name, getattr(self, name), allowed)
         super().check_together()
-        table = self.client_table
-        has_hours = table is not None and (table.windows is not None or table.drop_rate is not None)
-        if has_hours or np.max(self.off_time) > 0 or np.max(self.drop_rate) > 0:
-            given = "with breaks or losses of clients"
-            raise ConfigError("clients of groups", given, "always available")
         self._check_grouping()
         if self.active_per_group > 0 and self.delays == "client":
             raise ConfigError(
@@ -302,7 +297,7 @@ class Groups(ClientDelays):
             "runtime_law",
             "time_of",
             "client_table",
-            *("drop_rate", "on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
+            *("on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
         )
         return found | dict.fromkeys(of_clients, 'delays "group"')
 

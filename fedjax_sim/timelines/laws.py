@@ -305,11 +305,6 @@ class ClientDelays(Checked):
         )
 
     @property
-    def num_senders(self) -> int:
-        """Number of senders that the slots of a timeline can name: clients, or groups of them."""
-        return self.num_clients
-
-    @property
     def times_per_update(self) -> int:
         """Number of running times that add up to the time of an update: K or 1."""
         return self.local_steps if self.time_of == "step" else 1

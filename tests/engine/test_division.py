@@ -77,6 +77,28 @@ def test_a_study_of_one_unit_is_divided_by_lanes() -> None:
             divide(units, number)
 
 
+def test_a_part_that_knows_more_has_the_bits_of_the_whole(
+    regression: Callable, small: Callable
+) -> None:
+    """Without a proximal term, known to a part alone, FedNova's program is simpler."""
+    fednova = fedjax_sim.SYSTEMS["fednova"]
+
+    def run(**chosen: Any) -> fedjax_sim.Run:
+        return fedjax_sim.sweep(
+            fednova,
+            regression(),
+            small(fednova, local_epochs=2.0),
+            settings={"proximal": [0.0, 0.1]},
+            **(OPTIONS | {"seeds": 1}),
+            **chosen,
+        )
+
+    whole, parts = run(), [run(part=(i, 2)) for i in range(2)]
+    assert [set(part.curves.proximal.values) for part in parts] == [{0.0}, {0.1}]
+    assert_equal_runs(join_runs(parts), whole)
+    assert np.abs(whole.models[1] - whole.models[0]).max() > 1e-4
+
+
 OPTIONS: dict[str, Any] = {
     "seeds": [5, 2, 9],
     "time_budget": 200.0,

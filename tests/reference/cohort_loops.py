@@ -23,6 +23,8 @@ class Rounds(NamedTuple):
       share: Every client's weight in the objective.
       lr: Learning rate of local steps.
       gradient: From client, k and model to the gradient of the client's k-th local step so far.
+      whole: From client and model to the gradient of all of its examples, if clients compute that
+        at the server's model; otherwise they take the gradient of their next local step there.
     """
 
     start: np.ndarray
@@ -32,6 +34,15 @@ class Rounds(NamedTuple):
     share: np.ndarray
     lr: float
     gradient: Gradient
+    whole: Callable[[int, np.ndarray], np.ndarray] | None = None
+
+    def at_server(self, client: int, before: int, model: np.ndarray) -> np.ndarray:
+        """Return the gradient at the server's model of a client that did so many steps before."""
+        return (
+            self.gradient(client, before, model)
+            if self.whole is None
+            else self.whole(client, model)
+        )
 
     def listed(self) -> Iterator[Any]:
         """List the rounds: their clients with step counts, weights and steps done before."""
@@ -51,11 +62,87 @@ class Rounds(NamedTuple):
         return model
 
 
-def fedavg(rounds: Rounds) -> Iterator[np.ndarray]:
+class Wire:
+    """Messages that arrive as they were sent."""
+
+    def known(self, sent: np.ndarray) -> np.ndarray:
+        """Return what clients know of what the server sends."""
+        return sent
+
+    def report(self, client: int, progress: np.ndarray) -> np.ndarray:
+        """Return what the server decodes of a client's progress."""
+        return progress
+
+    def publish(self, sent: np.ndarray) -> None:
+        """Send what is new from the server."""
+
+
+class Compressed(Wire):
+    """The largest entries with EF21 up (Richtarik et al. 2021), signs with EF21-P down.
+
+    Attributes:
+      estimates: d_i of all clients.
+      heard: v.
+      kept: Entries of a message up.
+    """
+
+    def __init__(self, sent: np.ndarray, num_clients: int, *, kept: int, size: int | None = None):
+        self.heard, self.kept = sent.copy(), kept
+        self.estimates = np.zeros((num_clients, len(sent) if size is None else size))
+
+    def known(self, sent: np.ndarray) -> np.ndarray:
+        return self.heard
+
+    def report(self, client: int, progress: np.ndarray) -> np.ndarray:
+        estimate = self.estimates[client]
+        self.estimates[client] = estimate + largest(progress - estimate, self.kept)
+        return self.estimates[client].copy()
+
+    def publish(self, sent: np.ndarray) -> None:
+        self.heard = self.heard + signs(sent - self.heard)
+
+
+def largest(x: np.ndarray, kept: int) -> np.ndarray:
+    """Keep the entries of largest magnitude."""
+    result = np.zeros_like(x)
+    for place in np.argsort(-np.abs(x), kind="stable")[:kept]:
+        result[place] = x[place]
+    return result
+
+
+def signs(x: np.ndarray) -> np.ndarray:
+    """Send signs and the mean magnitude."""
+    return np.abs(x).mean() * np.where(x >= 0, 1.0, -1.0)
+
+
+PLAIN = Wire()
+
+
+def fedavg(rounds: Rounds, wire: Wire = PLAIN) -> Iterator[np.ndarray]:
     """McMahan et al. 2017, Algorithm 1."""
     x = rounds.start
     for cohort in rounds.listed():
-        x = sum(w * rounds.descend(x, i, k, before) for i, k, w, before in cohort)
+        known, moved = wire.known(x), np.zeros_like(x)
+        for i, k, w, before in cohort:
+            moved += w * wire.report(i, rounds.descend(known, i, k, before) - known)
+        x = x + moved
+        wire.publish(x)
+        yield x
+
+
+def powerofchoice(
+    rounds: Rounds, loss: Callable[[int, int, np.ndarray], float], *, num: int, wire: Wire = PLAIN
+) -> Iterator[np.ndarray]:
+    """Cho et al. 2020, cpow-d. loss: from client, k and model to the loss of its k-th batch."""
+    x = rounds.start
+    for cohort in rounds.listed():
+        known, moved = wire.known(x), np.zeros_like(x)
+        losses = [loss(i, before, known) for i, _, _, before in cohort]
+        for place in np.argsort(losses)[::-1][:num]:
+            i, k, _, before = cohort[place]
+            moved += wire.report(i, rounds.descend(known, i, k, before) - known) / num
+        x = x + moved
+        wire.publish(x)
         yield x
 
 
@@ -86,22 +173,29 @@ def fedprox(rounds: Rounds, *, mu: float) -> Iterator[np.ndarray]:
         yield w
 
 
-def scaffold(rounds: Rounds, *, server_lr: float, option: int) -> Iterator[np.ndarray]:
-    """Karimireddy et al. 2020, Algorithm 1; option 1 uses the gradient of the next mini-batch."""
+def scaffold(
+    rounds: Rounds, *, server_lr: float, option: int, wire: Wire = PLAIN
+) -> Iterator[np.ndarray]:
+    """Karimireddy et al. 2020, Algorithm 1; option 1 uses gradients at x."""
     x, c = rounds.start, np.zeros_like(rounds.start)
     controls = np.zeros((len(rounds.share), len(x)))
     for cohort in rounds.listed():
         moved, gained = np.zeros_like(x), np.zeros_like(x)
+        known, control = np.split(wire.known(np.concatenate([x, c])), 2)
         for i, k, w, before in cohort:
             c_i = controls[i].copy()
-            y = rounds.descend(x, i, k, before, lambda g, y, c_i=c_i, c=c: g - c_i + c)
-            new = rounds.gradient(i, before, x) if option == 1 else 0
+            change = lambda g, y, c_i=c_i, c=control: g - c_i + c  # noqa: E731
+            y = rounds.descend(known, i, k, before, change)
+            new = rounds.at_server(i, before, known) if option == 1 else 0
             if option == 2:
-                new = c_i - c + (x - y) / (k * rounds.lr)
-            moved = moved + w * (y - x)
-            gained = gained + rounds.share[i] * (new - c_i)
-            controls[i] = new
+                new = c_i - control + (known - y) / (k * rounds.lr)
+            message = wire.report(i, np.concatenate([y - known, new - c_i]))
+            delta_y, delta_c = np.split(message, 2)
+            moved = moved + w * delta_y
+            gained = gained + rounds.share[i] * delta_c
+            controls[i] = c_i + delta_c
         x, c = x + server_lr * moved, c + gained
+        wire.publish(np.concatenate([x, c]))
         yield x
 
 
@@ -168,30 +262,58 @@ def heavy_ball(*, beta: float) -> Callable[[np.ndarray], np.ndarray]:
     return follow
 
 
-def feddyn(rounds: Rounds, *, alpha: float) -> Iterator[np.ndarray]:
+def feddyn(rounds: Rounds, *, alpha: float, wire: Wire = PLAIN) -> Iterator[np.ndarray]:
     """Acar et al. 2021, Algorithm 1, with local steps."""
     theta, h = rounds.start, np.zeros_like(rounds.start)
     slopes = np.zeros((len(rounds.share), len(theta)))
     for cohort in rounds.listed():
-        mean, moved = np.zeros_like(theta), np.zeros_like(theta)
+        mean, moved, known = np.zeros_like(theta), np.zeros_like(theta), wire.known(theta)
         for i, k, w, before in cohort:
-            change = lambda g, y, i=i, x=theta: g - slopes[i] + alpha * (y - x)  # noqa: E731
-            y = rounds.descend(theta, i, k, before, change)
-            slopes[i] = slopes[i] - alpha * (y - theta)
-            mean, moved = mean + w * y, moved + rounds.share[i] * (y - theta)
+            change = lambda g, y, i=i, x=known: g - slopes[i] + alpha * (y - x)  # noqa: E731
+            y = known + wire.report(i, rounds.descend(known, i, k, before, change) - known)
+            slopes[i] = slopes[i] - alpha * (y - known)
+            mean, moved = mean + w * y, moved + rounds.share[i] * (y - known)
         h = h - alpha * moved
         theta = mean - h / alpha
+        wire.publish(theta)
         yield theta
 
 
-def mimelite(rounds: Rounds, *, beta: float) -> Iterator[np.ndarray]:
-    """Karimireddy et al. 2021, Algorithm 1, with SGD with momentum and mini-batch gradients."""
+def mimelite(rounds: Rounds, *, beta: float, wire: Wire = PLAIN) -> Iterator[np.ndarray]:
+    """Karimireddy et al. 2021, Algorithm 1, with SGD with momentum."""
     x, s = rounds.start, np.zeros_like(rounds.start)
     for cohort in rounds.listed():
-        use = lambda g, y, s=s: (1 - beta) * g + beta * s  # noqa: E731
+        known, used = np.split(wire.known(np.concatenate([x, s])), 2)
+        use = lambda g, y, s=used: (1 - beta) * g + beta * s  # noqa: E731
+        mean, slope = np.zeros_like(x), np.zeros_like(x)
+        for i, k, w, before in cohort:
+            y = rounds.descend(known, i, k, before, use)
+            message = np.concatenate([y - known, rounds.at_server(i, before, known)])
+            moved, gradient = np.split(wire.report(i, message), 2)
+            mean, slope = mean + w * (known + moved), slope + w * gradient
+        x, s = mean, (1 - beta) * slope + beta * s
+        wire.publish(np.concatenate([x, s]))
+        yield x
+
+
+def mimelite_with_adam(rounds: Rounds) -> Iterator[np.ndarray]:
+    """MimeLite whose base is Adam with corrected bias; a local step adds its gradient to both.
+
+    The first moment of the step and the second are those that Adam would have after it.
+    """
+    x, m, v = rounds.start, np.zeros_like(rounds.start), np.zeros_like(rounds.start)
+    for t, cohort in enumerate(rounds.listed(), start=1):
+
+        def moments(g: np.ndarray, m: np.ndarray = m, v: np.ndarray = v) -> Any:
+            return 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+
+        def use(g: np.ndarray, y: np.ndarray, t: int = t, moments: Any = moments) -> np.ndarray:
+            first, second = moments(g)
+            return first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+
         slope = sum(w * rounds.gradient(i, before, x) for i, _, w, before in cohort)
         x = sum(w * rounds.descend(x, i, k, before, use) for i, k, w, before in cohort)
-        s = (1 - beta) * slope + beta * s
+        m, v = moments(slope)
         yield x
 
 

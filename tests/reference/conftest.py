@@ -1,7 +1,8 @@
 """Fixtures of the reference tests: least squares, and its stochastic gradients by hand."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +21,25 @@ def problem(regression: Callable) -> Any:
         return regression(N, dtype="float64", noise=0.2)
 
 
-@pytest.fixture(scope="module")
-def gradients(problem: Any) -> Callable[..., Gradient]:
-    """Return a function that makes the k-th stochastic gradient of a client.
+class Stochastic(NamedTuple):
+    """The k-th stochastic gradient of a client, and the k-th loss."""
 
-    Gradients are those of least squares, on the batches and noise of the client's streams. Batches
-    come from shuffled epochs, or with `reshuffled` from a new shuffle for each update: its whole
+    gradient: Gradient
+    loss: Callable[[int, int, np.ndarray], float]
+
+
+@pytest.fixture(scope="module")
+def stochastic(problem: Any) -> Callable[..., Stochastic]:
+    """Return a function that makes the stochastic gradients and losses of clients.
+
+    They are those of least squares, on the batches and noise of the client's streams. Batches come
+    from shuffled epochs, or with `reshuffled` from a new shuffle for each update: its whole
     permutation is looked up and then divided into batches.
     """
     most = 200
 
-    def make(*, reshuffled: bool = False) -> Gradient:
+    @functools.cache
+    def make(*, reshuffled: bool = False) -> Stochastic:
         with jax.enable_x64(True):
             key = stream(stream(jax.random.key(SEED), "learning"), "local")
 
@@ -70,9 +79,19 @@ def gradients(problem: Any) -> Callable[..., Gradient]:
             x, y = inputs[client, batch(client, k)], targets[client, batch(client, k)]
             return x.T @ (x @ model - y) / BATCH + scale * noise[client, k]
 
-        return one
+        def loss(client: int, k: int, model: np.ndarray) -> float:
+            x, y = inputs[client, batch(client, k)], targets[client, batch(client, k)]
+            return float(np.mean((x @ model - y) ** 2) / 2 + scale * noise[client, k] @ model)
+
+        return Stochastic(one, loss)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def gradients(stochastic: Callable[..., Stochastic]) -> Callable[..., Gradient]:
+    """Return a function that makes the k-th stochastic gradient of a client."""
+    return lambda **how: stochastic(**how).gradient
 
 
 @pytest.fixture(scope="module")

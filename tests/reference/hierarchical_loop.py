@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.reference.cohort_loops import PLAIN, Wire
 from tests.reference.record import Record
 
 
@@ -24,6 +25,9 @@ class Group:
       steps: From a client to its local steps in an iteration, E.
       mu: Strength of the pull to the model that a client received.
       size: From a client to its weight in the group's mean, up to a common factor.
+      send: From a client and its progress in an iteration to what its local server decodes.
+      is_lost: From a client and the number of an iteration of the group, to whether the client's
+        model is lost.
     """
 
     def __init__(
@@ -35,9 +39,12 @@ class Group:
         steps: Callable[[int], int] = lambda client: 1,
         mu: float = 0.0,
         size: Callable[[int], float] = lambda client: 1.0,
+        send: Callable[[int, np.ndarray], np.ndarray] = lambda client, progress: progress,
+        is_lost: Callable[[int, int], bool] = lambda client, iteration: False,
     ):
         self.clients, self.lr, self.gradient, self.steps, self.mu = clients, lr, gradient, steps, mu
-        self.size = size
+        self.size, self.send, self.is_lost = size, send, is_lost
+        self.iterations = 0
         self.ever = dict.fromkeys(clients, 0)
         self.messages = 0
 
@@ -50,9 +57,12 @@ class Group:
                 slope = self.gradient(client, self.ever[client], model)
                 model = model - self.lr * (slope + self.mu * (model - edge))
                 self.ever[client] += 1
-            total, sizes = total + self.size(client) * model, sizes + self.size(client)
             self.messages += 1
-        return total / sizes
+            if not self.is_lost(client, self.iterations):
+                sent = edge + self.send(client, model - edge)
+                total, sizes = total + self.size(client) * sent, sizes + self.size(client)
+        self.iterations += 1
+        return total / sizes if sizes else edge
 
 
 def run(
@@ -66,6 +76,7 @@ def run(
     exchange: Callable[[int, int], float],
     combine: Callable[[np.ndarray, list[np.ndarray], list[int], list[float]], np.ndarray],
     least: int = 1,
+    wire: Wire = PLAIN,
 ) -> list[Record]:
     """Simulate global rounds.
 
@@ -80,11 +91,13 @@ def run(
       combine: From the server's model, the groups' models, numbers of iterations and weights to the
         next global model.
       least: Least number of iterations of a round.
+      wire: The messages between groups and the global server.
     """
     server, clock = start.copy(), 0.0
     records = []
     for number in range(num_rounds):
-        local = [server.copy() for _ in groups]
+        known = wire.known(server)
+        local = [known.copy() for _ in groups]
         counts = [0] * len(groups)
         done = [0.0] * len(groups)
         events = [(delay(number, i, 0), i) for i in range(len(groups))]
@@ -97,7 +110,9 @@ def run(
             if counts[i] < least or now < sync_time(number):
                 heapq.heappush(events, (now + delay(number, i, counts[i]), i))
         clock += max(done)
-        server = combine(server, local, counts, shares)
+        reports = [known + wire.report(i, model - known) for i, model in enumerate(local)]
+        server = server + combine(known, reports, counts, shares) - known
+        wire.publish(server)
         variance = sum(
             len(group.clients) * float(np.sum((model - server) ** 2))
             for group, model in zip(groups, local, strict=True)
@@ -146,6 +161,7 @@ def run_async(
     discount: Callable[[int], float],
     server_lr: float,
     is_divided: bool,
+    wire: Wire = PLAIN,
 ) -> list[Record]:
     """Simulate groups that report when they are done.
 
@@ -161,17 +177,19 @@ def run_async(
       discount: From the staleness of a report to a factor on its weight.
       server_lr: Learning rate of the global server.
       is_divided: Whether progress is divided by the iterations, or taken whole.
+      wire: The messages between groups and the global server.
     """
     server, version = start.copy(), 0
     events: list[tuple[float, int, Round]] = []
 
     def begin(i: int, number: int, now: float) -> None:
-        model, busy, count = server.copy(), 0.0, 0
+        known = wire.known(server)
+        model, busy, count = known.copy(), 0.0, 0
         while count == 0 or busy < sync_time:
             model = groups[i].iterate(model)
             busy += delay(number, i, count)
             count += 1
-        work = Round(number, version, server.copy(), model, count)
+        work = Round(number, version, known.copy(), model, count)
         heapq.heappush(events, (now + (busy + exchange(number, i)), i, work))
 
     for i in range(len(groups)):
@@ -187,9 +205,11 @@ def run_async(
             step = np.zeros_like(server)
             for j, each in buffer:
                 weight = len(groups) * shares[j] * discount(version - each.version) / buffer_size
-                step += weight * (each.model - each.base) / (each.count if is_divided else 1)
+                moved = wire.report(j, each.model - each.base)
+                step += weight * moved / (each.count if is_divided else 1)
             server, version = server + server_lr * step, version + 1
-        held[i] = server.copy()
+            wire.publish(server)
+        held[i] = wire.known(server).copy()
         begin(i, done.number + 1, now)
         if acts:
             records.append(

@@ -1,4 +1,4 @@
-"""FedAvg with compressed or private messages as a slow loop in plain NumPy."""
+"""FedAvg with private messages as a slow loop in plain NumPy."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,51 +26,6 @@ class Adaptive(NamedTuple):
     noise: float
     count_noise: float
     draw: Callable[[int], tuple[np.ndarray, float]]
-
-
-def largest(x: np.ndarray, kept: int) -> np.ndarray:
-    """Keep the entries of largest magnitude."""
-    result = np.zeros_like(x)
-    for place in np.argsort(-np.abs(x), kind="stable")[:kept]:
-        result[place] = x[place]
-    return result
-
-
-def signs(x: np.ndarray) -> np.ndarray:
-    """Send signs and the mean magnitude."""
-    return np.abs(x).mean() * np.where(x >= 0, 1.0, -1.0)
-
-
-def run_compressed(
-    *,
-    start: np.ndarray,
-    num_clients: int,
-    cohorts: list[list[int]],
-    num_steps: int,
-    lr: float,
-    gradient: Gradient,
-    kept: int,
-) -> list[np.ndarray]:
-    """Run rounds with error feedback on the largest entries up, and signs down.
-
-    Returns:
-      The server's model after each round.
-    """
-    server, known = start.copy(), start.copy()
-    estimates, ever, models = np.zeros((num_clients, start.size)), [0] * num_clients, []
-    for cohort in cohorts:
-        total = np.zeros_like(start)
-        for i in cohort:
-            model = known.copy()
-            for _ in range(num_steps):
-                model = model - lr * gradient(i, ever[i], model)
-                ever[i] += 1
-            estimates[i] += largest((model - known) - estimates[i], kept)
-            total += estimates[i] / len(cohort)
-        server = server + total
-        known = known + signs(server - known)
-        models.append(server)
-    return models
 
 
 def run_private(

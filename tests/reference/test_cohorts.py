@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim
 from fedjax_sim import Layout
+from fedjax_sim.compression import parse_compressor
 from tests.conftest import Regression, SplitRegression
 from tests.reference import cohort_loops as loops
 from tests.reference.draws import BATCH, LR, SEED, Gradient, N
@@ -164,6 +165,97 @@ def test_mimelite(learn: Callable, plain: fedjax_sim.Run, rounds: loops.Rounds) 
     found = models_of(learn("mimelite", {"momentum": [0.0, 0.8]}, gradient="minibatch"))
     np.testing.assert_allclose(found[0], models_of(plain)[0], rtol=0, atol=1e-12)
     assert_same(found[1], loops.mimelite(rounds, beta=0.8))
+
+
+@struct.dataclass
+class Whole(Regression):
+    """Least squares with the loss of all of a client's examples, without noise."""
+
+    def client_loss(self, params: jax.Array, client: jax.Array, key: jax.Array) -> jax.Array:
+        is_there = jnp.arange(self.targets.shape[1]) < self.counts[client]
+        residual = self.inputs[client] @ params - self.targets[client]
+        return jnp.where(is_there, residual, 0) @ residual / 2 / self.counts[client]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "mimelite"])
+def test_gradients_of_all_examples(
+    learn: Callable, rounds: loops.Rounds, problem: Any, name: str
+) -> None:
+    """SCAFFOLD's option I and MimeLite as published: an additional pass at the server's model."""
+    inputs, targets, counts = (
+        np.asarray(x) for x in (problem.inputs, problem.targets, problem.counts)
+    )
+
+    def whole(client: int, model: np.ndarray) -> np.ndarray:
+        x, y = (data[client, : counts[client]] for data in (inputs, targets))
+        return x.T @ (x @ model - y) / counts[client]
+
+    rounds, whole_problem = rounds._replace(whole=whole), Whole(**vars(problem))
+    if name == "scaffold":
+        run = learn(name, {"server_lr": [0.6]}, control="exact", problem=whole_problem)
+        assert_same(models_of(run)[0], loops.scaffold(rounds, server_lr=0.6, option=1))
+    else:
+        run = learn(name, {"momentum": [0.8]}, problem=whole_problem)
+        assert_same(models_of(run)[0], loops.mimelite(rounds, beta=0.8))
+
+
+def test_mimelite_with_adam(learn: Callable, rounds: loops.Rounds) -> None:
+    """The departures of its base: bias is corrected, and a step's own gradient counts in both."""
+    run = learn("mimelite", {"lr": [LR]}, gradient="minibatch", optimizer=optax.adam)
+    assert_same(models_of(run)[0], loops.mimelite_with_adam(rounds))
+
+
+def test_power_of_choice(learn: Callable, rounds: loops.Rounds, stochastic: Callable) -> None:
+    """Two of four candidates train, those whose next mini-batches have the largest losses.
+
+    If all are chosen, it is FedAvg with equal weights.
+    """
+    found = models_of(learn("powerofchoice", {"lr": [LR, 0.1]}, num_chosen=2))
+    loss = stochastic().loss
+    for lane, lr in enumerate([LR, 0.1]):
+        assert_same(found[lane], loops.powerofchoice(rounds._replace(lr=lr), loss, num=2))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "mimelite", "powerofchoice"])
+def test_compressed_messages(
+    learn: Callable, rounds: loops.Rounds, stochastic: Callable, name: str
+) -> None:
+    """Two thirds of the entries up, with error feedback, and signs down. FedAvg: test_reports.py.
+
+    Messages have a model, or a model and another vector.
+    """
+    x, zero = rounds.start, np.zeros(3)
+    both = loops.Compressed(np.concatenate([x, zero]), N, kept=4)
+    one = loops.Compressed(x, N, kept=2)
+    numbers = 6 if name in ("scaffold", "mimelite") else 3
+    lossy = {
+        "compression": parse_compressor(f"top_k:kept={2 * numbers // 3}"),
+        "error_feedback": True,
+        "downlink": parse_compressor("sign"),
+    }
+    settings, loop = {
+        "scaffold": (
+            {"server_lr": 0.7},
+            lambda: loops.scaffold(rounds, server_lr=0.7, option=2, wire=both),
+        ),
+        "feddyn": ({"alpha": 1.5}, lambda: loops.feddyn(rounds, alpha=1.5, wire=one)),
+        "mimelite": (
+            {"momentum": 0.8, "gradient": "minibatch"},
+            lambda: loops.mimelite(rounds, beta=0.8, wire=both),
+        ),
+        "powerofchoice": (
+            {"num_chosen": 2},
+            lambda: loops.powerofchoice(rounds, stochastic().loss, num=2, wire=one),
+        ),
+    }[name]
+    run = learn(name, {"lr": [LR]}, **settings, **lossy)
+    assert_same(models_of(run)[0], loop())
+    up, down = (np.diff(run.curves[f"{way}link_bits"].values.ravel()) for way in ("up", "down"))
+    sent = 2 * numbers // 3 * (64 + (3 if numbers == 6 else 2))  # floats and places
+    senders, losses = (2, 4 * 64) if name == "powerofchoice" else (4, 0)
+    assert up.tolist() == [senders * sent + losses] * TICKS
+    assert down[0] == 4 * 64 * numbers
+    assert 4 * (64 + numbers) <= down.min() < down[0]
 
 
 def watched(problem: Any, kind: type) -> Any:

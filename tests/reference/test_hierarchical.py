@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from fedjax_sim.compression import parse_compressor
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import complete_groups
+from fedjax_sim.timelines import complete_groups, draw_losses
 from fedjax_sim.timelines.group_rounds import exchange_times, iteration_times
 from tests.reference import hierarchical_loop as loop
+from tests.reference.cohort_loops import PLAIN, Compressed
 from tests.reference.draws import BATCH, LR, SEED, Gradient, assert_same, simulate
 
 SYNC, ASYNC = (fedjax_sim.SYSTEMS[name] for name in ("hierarchical", "async_hierarchical"))
@@ -158,11 +160,61 @@ def test_several_local_steps(
     assert last.uplink_bits == last.downlink_bits == ROUNDS * 4 * MODEL_BITS
 
 
-def test_asynchronous_groups(
+LOSSY = {
+    "error_feedback": True,
+    "edge_compression": parse_compressor("top_k:kept=2"),
+    "downlink": parse_compressor("sign"),
+}
+"""Messages between groups and the global server. They have the bits of two entries with places up,
+and those of three signs and a scale down."""
+LOSSY_BITS = 2 * (64 + 2), 64 + 3
+
+
+def test_compressed_and_lost_messages(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray
+) -> None:
+    """Clients do one local step, and send one entry of three with error feedback; some are lost.
+
+    Then both sides keep their estimate. A group whose models are all lost stays where it is.
+    """
+    clock = {"sync_time": 4.0, "mean": 1.5, "drop_rate": 0.4, "aggregation": "average"}
+    compression = {"compression": parse_compressor("top_k:kept=1"), **LOSSY}
+    hyper = small(SYNC, lr=LR, **SIZES, **clock, **compression)
+    drawn = delays_of(hyper)
+    with jax.enable_x64(True):
+        key = stream(stream(jax.random.key(SEED), "learning"), "members")
+        client, number = jnp.divmod(jnp.arange(7 * 200), 200)
+        share = jnp.asarray(0.4)
+        lost = np.asarray(jax.jit(draw_losses)(key, share, client, number)).reshape(7, 200)
+    members, wire = Compressed(start, 7, kept=1), Compressed(start, 4, kept=2)
+    records = loop.run(
+        start=start,
+        groups=groups_of(gradient, send=members.report, is_lost=lambda i, n: lost[i, n]),
+        shares=[1 / 7, 3 / 7, 2 / 7, 1 / 7],
+        num_rounds=ROUNDS,
+        sync_time=lambda number: 4.0,
+        delay=drawn.delay,
+        exchange=drawn.exchange,
+        combine=loop.averaged,
+        wire=wire,
+    )
+    run = simulate(SYNC, problem, hyper, ticks=ROUNDS)
+    assert_same(run, records, tolerance=1e-6)
+    assert lost[[0, 6], :ROUNDS].any() and not lost[[0, 6], :ROUNDS].all()
+    last, messages = run.curves.isel(eval=-1), ROUNDS * 4
+    assert (last.uplink_bits, last.downlink_bits) == tuple(messages * bits for bits in LOSSY_BITS)
+    iterations = np.array([record.steps for record in records]).sum(axis=0)
+    assert last.client_uplink_bits == iterations @ [1, 3, 2, 1] * (64 + 2)
+    assert last.client_downlink_bits == iterations @ [1, 3, 2, 1] * MODEL_BITS
+
+
+@pytest.mark.parametrize("messages", [{}, LOSSY], ids=["whole", "compressed"])
+def test_asynchronous_groups(
+    small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, messages: dict[str, Any]
 ) -> None:
     """Two local steps, a buffer of three, a discount of staleness, and division by iterations."""
     how = {"client_steps": 2, "num_reports": 3, "aggregation": "divide_by_steps", "server_lr": 0.7}
+    how |= messages
     clock = {"sync_time": 1.0, "shift": (0.3, 2.0, 1.0, 5.0), "mean": 0.3}
     clock |= {"exchange_shift": 0.5, "exchange_shift_per_group": 0.0}
     hyper = small(ASYNC, lr=LR, weighting="polynomial", **(SIZES | how | clock))
@@ -180,6 +232,7 @@ def test_asynchronous_groups(
         discount=lambda staleness: (1 + staleness) ** -0.5,
         server_lr=0.7,
         is_divided=True,
+        wire=Compressed(start, 4, kept=2) if messages else PLAIN,
     )
     assert any(len(set(record.clients)) < 3 for record in records)
     assert len({action - v for action, each in enumerate(records) for v in each.versions}) > 2
@@ -191,4 +244,9 @@ def test_asynchronous_groups(
     )
     last = run.curves.isel(eval=-1)
     assert last.client_uplink_bits == iterations @ [1, 3, 2, 1] * MODEL_BITS
-    assert last.uplink_bits == last.downlink_bits == ROUNDS * 3 * MODEL_BITS
+    up, down = LOSSY_BITS if messages else (MODEL_BITS, MODEL_BITS)
+    assert last.uplink_bits == ROUNDS * 3 * up
+    if not messages:
+        assert last.downlink_bits == ROUNDS * 3 * down
+    else:
+        assert ROUNDS * 3 * down <= last.downlink_bits < ROUNDS * 3 * MODEL_BITS

@@ -12,7 +12,7 @@ from fedjax_sim.compression import parse_compressor
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
-from tests.reference import reports_loop
+from tests.reference import cohort_loops, reports_loop
 from tests.reference.draws import LR, SEED, TICKS, Gradient, K, N, simulate
 
 
@@ -32,7 +32,10 @@ def models_of(run: Any) -> np.ndarray:
 def test_error_feedback_up_and_signs_down(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray
 ) -> None:
-    """The largest entries with EF21, and a compressed downlink."""
+    """The largest entries with EF21, and a compressed downlink.
+
+    `client_variance` is that of the models that clients received, and not of the server's.
+    """
     hyper = small(
         fedavg.system,
         lr=LR,
@@ -41,16 +44,20 @@ def test_error_feedback_up_and_signs_down(
         downlink=parse_compressor("sign"),
     )
     run = simulate(fedavg.system, problem, hyper)
-    expected = reports_loop.run_compressed(
-        start=start,
-        num_clients=N,
-        cohorts=members(run.timelines[0]),
-        num_steps=K,
-        lr=LR,
-        gradient=gradient,
-        kept=2,
+    cohorts = members(run.timelines[0])
+    wire = cohort_loops.Compressed(start, N, kept=2)
+    rounds = cohort_loops.Rounds(
+        start, cohorts, [[K] * 4] * TICKS, [[1 / 4] * 4] * TICKS, np.full(N, 1 / N), LR, gradient
     )
+    held, variances, known = np.stack([start] * N), [], start
+    expected = []
+    for cohort, model in zip(cohorts, cohort_loops.fedavg(rounds, wire), strict=True):
+        expected.append(model)
+        held[cohort] = known  # as much as the client knew when it began
+        known = wire.heard
+        variances.append(np.square(held - model).sum())
     np.testing.assert_allclose(models_of(run), expected, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(run.curves.client_variance[1:], variances, rtol=1e-9)
     # Three numbers: two with their places up; three signs and a scale down, or all of them.
     up, down = run.curves.uplink_bits.values, run.curves.downlink_bits.values
     assert np.diff(up).tolist() == [4 * 2 * (64 + 2)] * TICKS

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.clients import write_clients
 from fedjax_sim.server import aggregation
 from fedjax_sim.types import Event, Plan
 
@@ -71,7 +72,7 @@ def test_scaled_progress() -> None:
 
 def test_clients_rows_are_written_and_empty_slots_are_not() -> None:
     stack, new = models(5), models(3)
-    found = aggregation.write_clients(jax.tree.map(jnp.asarray, stack), jnp.array([4, -1, 1]), new)
+    found = write_clients(jax.tree.map(jnp.asarray, stack), jnp.array([4, -1, 1]), new)
     expected = {k: x.copy() for k, x in stack.items()}
     for name in expected:
         expected[name][[4, 1]] = new[name][[0, 2]]

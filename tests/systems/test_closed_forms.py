@@ -35,9 +35,9 @@ class Sized(Quadratic):
 
 
 def last_models(
-    name: str, settings: dict[str, list[Any]], *, ticks: int = 600, **fixed: Any
+    name: str, settings: dict[str, list[Any]], *, ticks: int = 600, keep: bool = False, **fixed: Any
 ) -> np.ndarray:
-    """Return the last models: `f64[values, 2]`."""
+    """Return the last models, `f64[values, 2]`, or all of them, `f64[values, T + 1, 2]`."""
     everyone = {"num_selected": N, "local_steps": K, "lr": LR, "batch_size": 1, "num_clients": N}
     with jax.enable_x64(True):
         problem = Sized.of(CENTERS, curvature=CURVATURE, start=np.array([2.0, -1.0]))
@@ -47,10 +47,11 @@ def last_models(
             SYSTEMS[name].Hyper(**(everyone | fixed)),
             settings=settings,
             num_ticks=ticks,
-            num_evals=1,
+            num_evals=ticks if keep else 1,
+            keep_models=keep,
             layout=Layout(fixed.get("num_selected", N), False, 1),
         )
-    return run.models
+    return run.samples if keep else run.models
 
 
 def mean(weight: np.ndarray) -> np.ndarray:
@@ -66,20 +67,29 @@ def share(rate: float, steps: Any = K, curvature: np.ndarray = CURVATURE) -> np.
 OPTIMUM = mean(CURVATURE)
 
 
-def test_fedprox_goes_from_fedavg_to_the_optimum() -> None:
-    """Client i moves by h_i / (h_i + mu) (1 - (1 - eta (h_i + mu))^K) of its way.
+def test_fedprox_goes_from_fedavg_to_gradient_descent() -> None:
+    """Client i moves by m_i = h_i / (h_i + mu) (1 - (1 - eta (h_i + mu))^K) of its way.
 
-    With mu = 0 that is FedAvg's bias. As mu grows, it becomes a multiple of h_i, and the fixed
-    point the optimum.
+    So the whole path is known. With mu = 0 it is FedAvg's, with its biased end. As mu grows, m_i
+    becomes h_i / mu, and the path that of gradient descent on the mean loss with steps of 1 / mu,
+    which ends at the optimum.
     """
-    pulls, rate, steps = [0.0, 1.0, 15.0], 0.05, 60
-    found = last_models("fedprox", {"proximal": pulls}, lr=rate, local_steps=steps)
+    pulls, rate, steps, ticks = [0.0, 1.0, 150.0], 0.006, 200, 600
+    start = np.array([2.0, -1.0])
+    run = last_models("fedprox", {"proximal": pulls}, lr=rate, local_steps=steps, keep=True)
     ends = []
-    for mu, model in zip(pulls, found, strict=True):
+    for mu, path in zip(pulls, run, strict=True):
         moved = CURVATURE / (CURVATURE + mu) * share(rate, steps, CURVATURE + mu)
-        np.testing.assert_allclose(model, mean(moved), rtol=0, atol=1e-9)
-        ends.append(np.abs(model - OPTIMUM).max())
-    assert ends[0] > 1.2 * ends[1] > 5 * ends[2]
+        fade = (1 - moved.mean()) ** np.arange(ticks + 1)[:, None]
+        expected = mean(moved) + fade * (start - mean(moved))
+        np.testing.assert_allclose(path, expected, rtol=0, atol=1e-9)
+        ends.append(np.abs(mean(moved) - OPTIMUM).max())
+    assert ends[0] > 1.1 * ends[1] > 5 * ends[2]
+    fade = (1 - CURVATURE.mean() / pulls[2]) ** np.arange(ticks + 1)[:, None]
+    descent = OPTIMUM + fade * (start - OPTIMUM)
+    # h / mu is at most 1.4 %.
+    assert np.abs(run[2] - descent).max() < 0.014 * np.abs(start - OPTIMUM).max()
+    assert np.abs(run[2, -1] - start).max() > 0.9 * np.abs(start - OPTIMUM).max()
 
 
 def test_fedavg_is_biased_and_scaffold_and_feddyn_are_not() -> None:

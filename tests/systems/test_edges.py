@@ -15,7 +15,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.server import edge_training
+from fedjax_sim.server import Memo, edge_training
 from fedjax_sim.systems import async_hierarchical, fedavg, hierarchical
 from fedjax_sim.timelines import complete_groups
 from tests.conftest import coordinates
@@ -120,7 +120,8 @@ def test_one_local_step_of_every_client_is_a_step_of_the_group(problem: Any) -> 
 
         def both(key: jax.Array) -> list[Any]:
             trains = [edge_training(problem, each, plan) for each in (hyper, short)]
-            return [train(key, event, start=start, extras=(pair,))[0] for train in trains]
+            starts = jnp.broadcast_to(start, (2, 3))
+            return [train(key, event, Memo(), starts=starts, draws=pair)[0] for train in trains]
 
         batch, separate = jax.jit(both)(key)
     np.testing.assert_allclose(separate, batch, rtol=0, atol=1e-14)

@@ -1,30 +1,39 @@
 """Every system whose clients report models takes compressed messages, and moves by them alone."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Plan
+from fedjax_sim import ConfigError, Plan
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.settings import check, fields, fixed, struct
 from fedjax_sim.types import full_precision_bits
-from tests.systems.hand_made import CLIENTS, STEPS, emptied, events_of
+from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
 
-SYSTEMS = {
-    name: system
-    for name, system in fedjax_sim.SYSTEMS.items()
-    if "error_feedback" in fields(system.Hyper)
-}
-WITHOUT = {"quafl", "hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"}
-"""QuAFL, FedEM and VR-FedEM have schemes of their own; the others send models as they are."""
+WITHOUT = {"quafl", "langevin", "em", "fedem", "vr_fedem"}
+"""QuAFL, FedEM and VR-FedEM have schemes of their own; FA-LD and EM send models as they are."""
+SYSTEMS = {name: each for name, each in fedjax_sim.SYSTEMS.items() if name not in WITHOUT}
+OPTIONS = ("compression", "error_feedback", "downlink")
+SAME_CODE = ("fedopt", "fedadagrad", "fedadam", "fedyogi")
+"""Systems of FedAvgM's code."""
 PLAN = Plan(rows=3, slots_at_once=4)
+MADE = {
+    "scaffold": {"control": "minibatch"},
+    "mimelite": {"gradient": "minibatch", "momentum": 0.0},
+}
+GROUPS = {"num_groups": 7, "aggregation": "average", "client_steps": 1}
+MADE |= {"hierarchical": GROUPS, "async_hierarchical": GROUPS | {"num_reports": 1}}
+"""Settings of some systems, which need no more of the problem than its gradients."""
+CORRECTED = ("scaffold", "feddyn")
+"""Systems whose local steps do not follow gradients alone."""
 
 
 @struct
@@ -37,13 +46,22 @@ class Silence(Compressor):
         """Return zeros."""
         return jnp.zeros_like(vector)
 
+    def pace(self, dim: int) -> float:
+        """Return 1: there is nothing to scale down."""
+        return 1.0
+
 
 def problem_for(name: str, regression: Callable) -> Any:
     return regression(is_split=True) if name == "fedper" else regression()
 
 
-def test_all_systems_that_average_models_are_here() -> None:
-    assert set(fedjax_sim.SYSTEMS) - set(SYSTEMS) <= WITHOUT
+def test_all_systems_that_average_models_have_all_options() -> None:
+    """Each of them: a compressor up, a compressor down, and error feedback."""
+    table = {
+        name: [each in fields(system.Hyper) for each in OPTIONS] for name, system in SYSTEMS.items()
+    }
+    assert len(table) == 21
+    assert {name for name, row in table.items() if not all(row)} == set()
     private = {name for name, system in SYSTEMS.items() if "privacy" in fields(system.Hyper)}
     assert private >= {"fedavg", "fedprox", "fedopt", "fedadam", "ditto"}
     assert not private & {"fedbuff", "fedasync", "fedstaleweight", "favano", "scaffold", "fednova"}
@@ -52,13 +70,11 @@ def test_all_systems_that_average_models_are_here() -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_option_at_once(name: str, regression: Callable, small: Callable) -> None:
     """A step keeps structure and types of the state; bits up are those of the compressor."""
-    system, known = SYSTEMS[name], fields(SYSTEMS[name].Hyper)
-    options = {
-        "compression": parse_compressor("sign"),
-        "error_feedback": True,
-        "downlink": parse_compressor("top_k"),
-    }
-    hyper = small(system, **{key: value for key, value in options.items() if key in known})
+    system = SYSTEMS[name]
+    sign, top_k = parse_compressor("sign"), parse_compressor("top_k")
+    options = {"compression": sign, "error_feedback": True, "downlink": top_k, **MADE.get(name, {})}
+    is_grouped = name in GROUPED
+    hyper = small(system, **options, **({"edge_compression": sign} if is_grouped else {}))
     check(hyper)
     problem = problem_for(name, regression)
     algorithm = system.algorithm(problem, hyper, PLAN)
@@ -67,7 +83,8 @@ def test_every_option_at_once(name: str, regression: Callable, small: Callable) 
     event = jax.tree.map(lambda leaf: leaf[0], events)
     after, _ = jax.eval_shape(algorithm.step, jax.random.key(0), first, event)
     chex.assert_trees_all_equal_shapes_and_dtypes(first, after)
-    assert jax.tree.leaves(first.memo.estimates)[0].shape[0] == 7
+    for kept in (first.memo.estimates, first.memo.members)[: 1 + is_grouped]:
+        assert {leaf.shape[0] for leaf in jax.tree.leaves(kept)} == {7}
     model = jax.eval_shape(problem.init, jax.random.key(0))
     plain, _ = system.messages.bits(model, small(system))
     up, _ = system.messages.bits(model, hyper)
@@ -76,32 +93,81 @@ def test_every_option_at_once(name: str, regression: Callable, small: Callable) 
     assert plain % full_precision_bits(model) == 0 or name == "fedper"
 
 
-def test_what_is_not_sent_does_not_move_the_server(regression: Callable, small: Callable) -> None:
+class Slope(NamedTuple):
+    """A problem whose gradient is 1 within a distance of the first model, 0, and NaN beyond.
+
+    Local models stay within it if clients start from there.
+    """
+
+    counts: jax.Array
+    reach: jax.Array
+
+    def init(self, key: jax.Array) -> jax.Array:
+        return jnp.zeros(2)
+
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        is_near = jnp.abs(jax.lax.stop_gradient(params)).max() <= self.reach
+        return jnp.where(is_near, 1, jnp.nan) * params.sum()
+
+
+@pytest.fixture(scope="module")
+def silenced(small: Callable) -> Callable[..., dict[str, tuple[jax.Array, jax.Array]]]:
+    """Return a function that runs ticks of systems with some messages that say nothing.
+
+    It returns the server's model and the gradients evaluated, by system.
+    """
+
+    def make(names: Any, ticks: int, **changes: Any) -> Any:
+        # Five steps of 0.05; those of SCAFFOLD and FedDyn may be up to twice as long.
+        problems = {
+            name: Slope(jnp.full(7, 4), jnp.float32(0.51 if name in CORRECTED else 0.255))
+            for name in names
+        }
+
+        @jax.jit
+        def run(problems: dict[str, Slope]) -> dict[str, tuple[jax.Array, jax.Array]]:
+            found = {}
+            for name, problem in problems.items():
+                system = SYSTEMS[name]
+                hyper = small(system, **(MADE.get(name, {}) | changes))
+                events = events_of(system, CLIENTS * 2, STEPS * 2)
+                events = jax.tree.map(lambda leaf: leaf[:ticks], events)
+                state, work = replay(system, PLAN, problem, hyper, jax.random.key(1), events)
+                found[name] = state.server, work.needed.sum()
+            return found
+
+        return jax.tree.map(np.asarray, run(problems))
+
+    return make
+
+
+def test_what_is_not_sent_does_not_move_the_server(silenced: Callable) -> None:
     """Clients train, but their messages are empty: the first tick leaves the server's model.
 
-    A system that used its clients' models instead of their messages would move.
+    A system that used its clients' models instead of their messages would move. Local servers may
+    hear nothing of their clients, or say nothing to the global one.
     """
-    names = ("fedbuff", "fedasync", "favano", "scaffold", "feddyn", "mimelite", "powerofchoice")
-    changes = {"scaffold": {"control": "minibatch"}, "mimelite": {"gradient": "minibatch"}}
-    problem = regression()
+    names = [name for name in SYSTEMS if name not in (*SAME_CODE, "fedper")]
+    found = silenced(names, 1, compression=Silence())
+    edges = silenced(GROUPED, 1, edge_compression=Silence())
+    for name, (server, needed) in [*found.items(), *edges.items()]:
+        assert needed > 0
+        np.testing.assert_allclose(server, 0, atol=1e-7, err_msg=name)
 
-    @jax.jit
-    def run() -> dict[str, tuple[jax.Array, jax.Array]]:
-        found = {}
-        for name in names:
-            hyper = small(SYSTEMS[name], compression=Silence(), **changes.get(name, {}))
-            algorithm = SYSTEMS[name].algorithm(problem, hyper, PLAN)
-            events = events_of(SYSTEMS[name], CLIENTS, STEPS)
-            event = jax.tree.map(lambda leaf: leaf[0], events)
-            state = algorithm.init(jax.random.key(0))
-            after, work = algorithm.step(jax.random.key(1), state, event)
-            found[name] = after.server, work.needed
-        return found
 
-    start = problem.init(jax.random.key(0))
-    for name, (server, needed) in run().items():
-        assert int(needed) > 0
-        np.testing.assert_allclose(server, start, rtol=1e-6, err_msg=name)
+def test_clients_start_from_what_they_have_heard(silenced: Callable) -> None:
+    """The server's messages are empty: clients begin at the first model, at every tick.
+
+    The server's model moves on, and from there clients would reach farther than from the first
+    model, where gradients are NaN. So they do in every system if the messages are heard.
+    """
+    names = [name for name in SYSTEMS if name not in (*SAME_CODE, "fedper")]
+    unheard = silenced(names, 24, downlink=Silence())
+    assert {name for name, (server, _) in unheard.items() if not np.isfinite(server).all()} == set()
+    heard = silenced(names, 24)
+    assert {name for name, (server, _) in heard.items() if np.isfinite(server).any()} == set()
 
 
 def test_padding_changes_nothing(regression: Callable, small: Callable) -> None:
@@ -130,3 +196,18 @@ def test_padding_changes_nothing(regression: Callable, small: Callable) -> None:
 
     for one, two in run():
         chex.assert_trees_all_equal(one, two)
+
+
+def test_estimates_behind_groups_that_report_twice_are_refused(small: Callable) -> None:
+    """A second round would need the estimates of the first, which is in the same tick."""
+    system, compression = SYSTEMS["async_hierarchical"], parse_compressor("sign")
+    hyper = small(system, compression=compression, error_feedback=True, num_reports=2)
+    with pytest.raises(ConfigError, match="error_feedback is True, but must be false with num_rep"):
+        check(hyper)
+
+
+def test_lossy_statistics_are_refused(small: Callable) -> None:
+    """Those of Adam: a second moment must not become negative."""
+    hyper = small(SYSTEMS["mimelite"], optimizer=optax.adam, downlink=parse_compressor("sign"))
+    with pytest.raises(ConfigError, match="downlink is 'sign', but must be identity unless the op"):
+        check(hyper)

@@ -151,8 +151,13 @@ def test_clients_drop_out(rounds: Callable) -> None:
     whole = rounds(num_ticks=1000, seeds=1)
     lost = rounds(drop_rate=0.3, num_ticks=1000, seeds=1)
     np.testing.assert_allclose(lost.time, whole.time, rtol=1e-12)
-    share = (lost.clients == EMPTY).mean()
-    assert abs(share - 0.3) < 5 * np.sqrt(0.21 / 4000)
+    is_lost = lost.clients == EMPTY
+    assert abs(is_lost.mean() - 0.3) < 5 * np.sqrt(0.21 / 4000)
+    np.testing.assert_array_equal(lost.clients, np.where(is_lost, EMPTY, whole.clients))
+    np.testing.assert_array_equal(lost.steps, np.where(is_lost, 0, 5))
+    for client in range(9):
+        of_client = is_lost[whole.clients == client]
+        assert abs(of_client.mean() - 0.3) < 5 * np.sqrt(0.21 / of_client.size)
     np.testing.assert_allclose(
         lost.weight.sum(axis=-1), (lost.clients != EMPTY).any(axis=-1), rtol=1e-12
     )

@@ -22,11 +22,13 @@ from fedjax_sim.timelines import (
     ClientQueues,
     ClientTable,
     Contacts,
+    GroupArrivals,
     Groups,
     Rounds,
     schedule_arrivals,
     schedule_client_queues,
     schedule_contacts,
+    schedule_group_arrivals,
     schedule_group_rounds,
     schedule_rounds,
 )
@@ -252,6 +254,44 @@ def test_iterations_of_groups_take_transfers(draw: Callable) -> None:
     np.testing.assert_allclose(schedule.time[0], (max(taken) + 10) * np.arange(1, 3))
 
 
+def test_groups_wait_for_clients_that_are_away(draw: Callable) -> None:
+    """In rounds of all groups, and for groups that report one by one. Losses take no time."""
+    certain = {"exchange_shift": 0.5, "exchange_shift_per_group": 0.0, "sync_time": 5.0}
+    certain |= {"exchange_mean": 0.0, "exchange_mean_per_group": 0.0, "delays": "client"}
+    sizes, members = {"num_groups": 2, "group_sizes": (2, 3)}, [[0, 1], [2, 3, 4]]
+
+    def round_of(group: int, start: float) -> tuple[float, int]:
+        """Return when a group that begins at a time has done its iterations, and their number."""
+        clock, count = start, 0
+        while count == 0 or clock - start < 5:
+            clock = max(work(i, clock, 1 / RATE[i] + TRANSFER[i])[1] for i in members[group])
+            count += 1
+        return clock, count
+
+    together = clients_of(Groups, drop_rate=SOME, **certain, **sizes)
+    schedule = jax.tree.map(lambda x: x[0], draw(schedule_group_rounds, together, num_ticks=8))
+    clock = 0.0
+    for t in range(8):
+        ends, counts = zip(*(round_of(group, clock) for group in (0, 1)), strict=True)
+        clock = max(ends) + 0.5
+        assert schedule.time[t] == clock
+        assert schedule.steps[t].tolist() == list(counts)
+    assert len({tuple(row) for row in schedule.steps.tolist()}) > 1
+
+    alone = clients_of(GroupArrivals, **certain, **sizes)
+    schedule = jax.tree.map(lambda x: x[0], draw(schedule_group_arrivals, alone, num_ticks=12))
+    reports = []
+    for group in (0, 1):
+        clock = 0.0
+        for _ in range(12):
+            end, count = round_of(group, clock)
+            clock = end + 0.5
+            reports.append((clock, group, count))
+    for t, (clock, group, count) in enumerate(sorted(reports)[:12]):
+        assert (schedule.time[t], schedule.clients[t, 0]) == (clock, group)
+        assert schedule.steps[t, 0] == count
+
+
 def test_messages_take_the_time_of_their_bits(regression: Callable, small: Callable) -> None:
     """A model of three 32-bit numbers goes down and up, and a compressed one up.
 
@@ -277,10 +317,6 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (
-            Groups(num_clients=2, delays="client", off_time=1.0),
-            "clients of groups is 'with breaks or losses",
-        ),
         (Groups(num_clients=2, off_time=1.0), "off_time is 1.0, but must be left at 0.0"),
         (Arrivals(restart="fresh", drop_rate=0.5), 'drop_rate is 0.5, but must be 0 under restart'),
         (

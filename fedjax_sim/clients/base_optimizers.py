@@ -1,0 +1,75 @@
+"""Base optimizers whose statistics belong to the server, for MIME and MimeLite.
+
+Karimireddy et al. (2021, arXiv 2008.03606) split an optimizer into an update U(g, s) and a rule
+V(g, s) for its statistics s. Here both are results of an optax optimizer's `update`. Local steps
+use U with the server's statistics and leave these as they are.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from fedjax_sim.clients.gradient_steps import LocalTraining, Training, local_steps, training_of
+from fedjax_sim.settings import real, struct
+from fedjax_sim.types import Event, Key, Params, Plan, Problem, Work
+
+
+@struct
+class BaseOptimizer(LocalTraining):
+    """Settings of local training with a base optimizer, by default SGD with momentum.
+
+    Momentum has the paper's form, U = V = beta s + (1 - beta) g.
+    """
+
+    momentum: float = real(
+        0.9, "Momentum of the base optimizer, beta, if it is sgd.", least=0, most=0.999
+    )
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the base is SGD with momentum, and not another optimizer."""
+        return self.optimizer is optax.sgd
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        found: dict[str, str] = super().decided()  # type: ignore[misc]
+        return found if self.has_momentum else found | {"momentum": "another optimizer"}
+
+    def local_optimizer(self) -> optax.GradientTransformation:
+        """Make the base optimizer."""
+        if not self.has_momentum:
+            return super().local_optimizer()
+        scale = optax.scale_by_learning_rate(self.lr * self.lr_scale)
+        return optax.chain(optax.scale(1 - self.momentum), optax.trace(self.momentum), scale)
+
+
+def frozen_training(
+    problem: Problem, hyper: BaseOptimizer, plan: Plan
+) -> Callable[[Key, Event, Params, Any], tuple[Params, Work]]:
+    """Bind local training: y <- y - lr U(g, s), as often as the event says.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      plan: The engine's plan.
+
+    Returns:
+      A function from the lane's learning key, the tick, the model that all slots start from and
+      the statistics s to the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
+    """
+    base, training = hyper.local_optimizer(), training_of(problem, hyper, plan)
+
+    def train(key: Key, event: Event, start: Params, statistics: Any) -> tuple[Params, Work]:
+        def step_with(g: Params, _: Any, y: Params) -> tuple[Params, Any]:
+            return base.update(g, statistics, y)[0], ()
+
+        def frozen(*slot: Any) -> Training:
+            optimizer = optax.GradientTransformation(lambda y: (), step_with)
+            return training(key, *slot)._replace(optimizer=optimizer, is_elementwise=False)
+
+        return local_steps(plan, event, frozen, start=start)
+
+    return train

@@ -1,0 +1,36 @@
+"""Rows of what is kept for clients, read and written for the slots of a tick.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array, Params
+
+
+def read_rows(models: Params, rows: Array) -> Params:
+    """Gather models: leaves `[S, ...]`. models: leaves `[R, ...]`; rows: `i32[S]`."""
+    return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), models)
+
+
+def read_clients(models: Params, clients: Array) -> Params:
+    """Read the rows of clients: leaves `[S, ...]`; those of client 0 in empty slots.
+
+    Args:
+      models: Leaves `[N, ...]`.
+      clients: `i32[S]`, negative for empty slots.
+    """
+    return read_rows(models, jnp.maximum(clients, 0))
+
+
+def write_clients(models: Params, clients: Array, new: Params) -> Params:
+    """Write new models into the rows of their clients; empty slots write nothing.
+
+    Args:
+      models: Leaves `[N, ...]`.
+      clients: `i32[S]`, negative for empty slots.
+      new: Leaves `[S, ...]`.
+    """
+    rows = jnp.where(clients < 0, jnp.iinfo(jnp.int32).max, clients)
+    return jax.tree.map(lambda leaf, x: leaf.at[rows].set(x, mode="drop"), models, new)
