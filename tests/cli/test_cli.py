@@ -49,6 +49,12 @@ def environment(tmp_path_factory):
     return os.environ | {"PYTHONPATH": str(ROOT), "FEDJAX_SIM_CACHE": str(cache)}
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Print as into a file, however wide the terminal of the tests is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def call(environment, tmp_path, monkeypatch, capsys):
     """Run `fedjax-sim` with words in an empty folder, and return what it printed.
