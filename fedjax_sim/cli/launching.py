@@ -20,7 +20,7 @@ from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}
-OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress"}
+OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
 OWN_FLAGS |= {"part", "parts", "launcher", "resources"}
 """Flags that are not handed on to parts as they are."""
 
@@ -102,8 +102,9 @@ def launch_parts(
     jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
     unfinished = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     finish_jobs(launcher, unfinished, within)
-    curves, config = read_parts([job.folder for job in jobs])
-    return curves, config, save_merged(folder, curves, config)
+    runs, config = read_parts([job.folder for job in jobs])
+    summary = save_merged(folder, runs, config)
+    return {name: run.curves for name, run in runs.items()}, config, summary
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

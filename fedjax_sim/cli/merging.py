@@ -17,6 +17,7 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: If the parts do not belong together, or one is missing or unfinished.
     """
     folder = comparison.find_folder(arguments, "results", resume=False)
-    curves, config = read_parts(arguments.parts)
+    runs, config = read_parts(arguments.parts)
     folder.open()
-    show_results(folder, curves, config, save_merged(folder, curves, config))
+    summary = save_merged(folder, runs, config)
+    show_results(folder, {name: run.curves for name, run in runs.items()}, config, summary)

@@ -285,6 +285,17 @@ def _add_training_flags(parser: Parser) -> None:
         "fields of the launcher in fedjax_sim.launch, such as timeout_min=120,gpus=1 of slurm",
     )
     _add(parser, "--progress", "FILE", "keep a line in a file that says how far the run is")
+    _add(
+        parser,
+        "--tracker",
+        "NAME,...",
+        "log metrics into the results folder during the run: csv, tensorboard, wandb, mlflow",
+    )
+    parser.add_argument(
+        "--keep-samples",
+        action="store_true",
+        help="keep the models of all evaluations (a sampler's samples) in samples.nc",
+    )
 
 
 def _add(parser: Parser, flag: str, metavar: str, meaning: str) -> None:

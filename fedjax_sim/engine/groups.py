@@ -17,9 +17,11 @@ import numpy as np
 
 from fedjax_sim.engine import step_cost
 from fedjax_sim.engine.checkpoint import Checkpoint
+from fedjax_sim.engine.chunks import replay_schedule
 from fedjax_sim.engine.curves import Part, collapsed_at, facts_of
 from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.drawing import request_timelines, settings_read
+from fedjax_sim.engine.early_stops import end_stopped_lanes
 from fedjax_sim.engine.lanes import (
     Lane,
     Lanes,
@@ -30,8 +32,8 @@ from fedjax_sim.engine.lanes import (
 )
 from fedjax_sim.engine.placement import Layout, Placement, choose
 from fedjax_sim.engine.processes import is_first
-from fedjax_sim.engine.progress import Progress
-from fedjax_sim.engine.replay import Curves, Program, Replay, replay_schedule
+from fedjax_sim.engine.progress import Shown, is_shown
+from fedjax_sim.engine.replay import Curves, Program, Replay
 from fedjax_sim.engine.schedule import (
     Schedule,
     begins_like,
@@ -40,6 +42,8 @@ from fedjax_sim.engine.schedule import (
     pad_evaluations,
     unpack_plan,
 )
+from fedjax_sim.engine.starts import stack_starts
+from fedjax_sim.engine.watching import OnEvaluation, Tracker, Watch
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.types import (
     EMPTY,
@@ -71,9 +75,17 @@ class Options:
     checkpoint: Path | None = None
     checkpoint_every: float = 20.0
     resume: bool = False
-    progress: bool | Path = False
+    progress: Shown = False
     precision: str = "float32"
+    on_evaluation: OnEvaluation | None = None
+    trackers: tuple[Tracker, ...] = ()
     devices: tuple[Any, ...] = ()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the host wants to see every evaluation."""
+        shows = self.progress is not False and is_shown(self.progress)
+        return shows or self.on_evaluation is not None or bool(self.trackers)
 
 
 SMALL = 1e6
@@ -117,7 +129,8 @@ class Planned(NamedTuple):
         """Put the lanes on their devices, or only describe their arrays."""
         num_evals, chunk = self.schedule.shape[1], self.program.chunk[0]
         padded = pad_evaluations(self.schedule, -num_evals % chunk)
-        return Replay(self.program, self.lanes, padded, is_described=is_described)
+        starts = stack_starts(self.group)
+        return Replay(self.program, self.lanes, padded, starts=starts, is_described=is_described)
 
 
 def schedules_of(system: System, group: list[Lane]) -> tuple[list[int], np.ndarray]:
@@ -207,8 +220,8 @@ def plan_group(
     )
     num_evals, per_eval = schedule.shape[1:]
     is_saved = options.checkpoint is not None
-    is_watched = is_saved or bool(options.progress)
-    chunk = min(options.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
+    is_stepwise = is_saved or options.is_watched
+    chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
     plan = _plan_of(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations * len(group) <= SMALL * num_examples
     program = Program(
@@ -220,6 +233,7 @@ def plan_group(
         _block_of(per_eval, placement) if is_saved and options.evals_per_chunk is None else 0,
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
+        can_stop=options.on_evaluation is not None,
     )
     told = [
         hyper.facts(schedule.ticks[i]) if hasattr(hyper, "facts") else {}
@@ -300,7 +314,10 @@ def run_group(
     saved = _checkpoint_of(system, group, options)
     if (known := saved.finished()) is not None:
         model = jax.eval_shape(group[0].problem.init, jax.random.key(0))
-        return Part.unpacked(known, jax.tree.structure(model))
+        part = Part.unpacked(known, jax.tree.structure(model))
+        if options.trackers and is_first():
+            _track_finished(system, group, part, options)
+        return part
     shorter = saved.shorter_budget()
     if shorter is None:
         plan = saved.planned()
@@ -369,10 +386,18 @@ def replay_group(
     """Replay a group and collect what its lanes return."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
     row = planned.row
-    watched = schedule.ticks[row], schedule.time[row]
-    is_shown = options.progress if is_first() else False
-    with Progress(system.name, *watched, enabled=is_shown) as shown:
-        curves = replay_schedule(replay, checkpoint=saved, report=shown.update)
+    plan = planned.program.plan
+    with Watch(
+        system.name,
+        group,
+        schedule.ticks[row],
+        schedule.time[row],
+        shown=options.progress if is_first() else False,
+        trackers=options.trackers if is_first() else (),
+        on_evaluation=options.on_evaluation,
+        is_batched=plan.lanes_at_once or plan.family_size > 1,
+    ) as watch:
+        curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
     num_evals = schedule.shape[1]
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
@@ -386,13 +411,26 @@ def replay_group(
         _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, cut[i])
         for lane, i in zip(group, row, strict=True)
     ]
-    return Part(
+    part = Part(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
         facts=facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)},
         timelines=[cut[i] for i in row],
         told=_stacked(planned.told, schedule.ticks.shape[1]),
     )
+    if options.on_evaluation is None:
+        return part
+    assert curves.stopped_at is not None
+    return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:
+    """Give trackers what lanes returned that finished in an earlier process."""
+    lane_at = {lane.place: lane for lane in group}
+    lanes, facts = [lane_at[place] for place in part.places], part.facts
+    watch = Watch(system.name, lanes, facts["ticks"], facts["time"], trackers=options.trackers)
+    num_evals = facts["ticks"].shape[1] - 1
+    watch.track(num_evals, part.curves.metrics, facts.get("stopped_at"))
 
 
 def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
@@ -455,7 +493,7 @@ def _checkpoint_of(system: System, group: list[Lane], options: Options) -> Check
     """
     assert options.checkpoint is not None
     distinct = {id(lane.problem): lane.problem for lane in group}
-    problems = {key: _digest_of_problem(problem) for key, problem in distinct.items()}
+    problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
     configuration = {
         "system": system.name,
         "seeds": [lane.seed for lane in group],
@@ -473,6 +511,10 @@ def _checkpoint_of(system: System, group: list[Lane], options: Options) -> Check
         "layout": options.layout._asdict(),
         "precision": options.precision,
     }
+    if options.on_evaluation is not None:
+        configuration["on_evaluation"] = "given"
+    if group[0].start is not None:
+        configuration["start"] = [_digest_of_tree(lane.start) for lane in group]
     return Checkpoint(
         options.checkpoint, configuration, resume=options.resume, every=options.checkpoint_every
     )
@@ -483,9 +525,9 @@ def _planned_of(replay: Replay) -> dict[str, Any]:
     return {"placement": replay.program.placement.layout(), **replay.digests()}
 
 
-def _digest_of_problem(problem: AnyProblem) -> str:
-    """Hash a problem: its class, its static fields as far as they have a text, and its arrays."""
-    leaves, structure = jax.tree.flatten(problem)
+def _digest_of_tree(tree: Any) -> str:
+    """Hash a problem or model: its class, static fields as far as they have a text, and arrays."""
+    leaves, structure = jax.tree.flatten(tree)
     digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
     for leaf in leaves:
         digest.update(_digest_of_array(leaf))

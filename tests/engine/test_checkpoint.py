@@ -24,8 +24,8 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine import checkpoint, groups
 from fedjax_sim.engine.checkpoint import Checkpoint
+from fedjax_sim.engine.chunks import _Pace
 from fedjax_sim.engine.groups import _text_of
-from fedjax_sim.engine.replay import _Pace
 from fedjax_sim.lifecycle import (
     STOPPED,
     FolderLock,
