@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,12 @@ def test_tensorboard_reads_its_events(logged: tuple[Any, Path]) -> None:
         assert found.Scalars("virtual_time")[-1].value == np.float32(lane.time[-1])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, by MLflow
 def test_mlflow_keeps_runs(
     logged: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
-    run, folder = logged
+    run, _ = logged
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     tracker = trackers.make_tracker("mlflow", tmp_path)
     log_again(tracker, run)
@@ -142,8 +144,13 @@ def test_weights_and_biases_works_offline(
     tracker = trackers.make_tracker("wandb", tmp_path)
     log_again(tracker, run.lane(lr=0.02, seed=5))
     (file,) = tmp_path.glob("wandb/wandb/offline-run-*/*.wandb")
-    content = file.read_bytes()
-    assert b"fedavg lr=0.02 seed=5" in content and b"virtual_time" in content
+    losses = [repr(float(loss)).encode() for loss in run.curves.loss.sel(lr=0.02, seed=5)]
+    expected = (b"fedavg lr=0.02 seed=5", b"virtual_time", *losses)
+    # A process of wandb writes the file, and may be a moment behind.
+    until = time.monotonic() + 20
+    while not all(words in file.read_bytes() for words in expected):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def log_again(tracker: trackers.Tracker, run: fedjax_sim.Run) -> None:

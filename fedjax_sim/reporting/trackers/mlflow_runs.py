@@ -1,5 +1,6 @@
 """Metrics as runs of MLflow."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ class MLflow:
         """
         load_extra("mlflow", "mlflow")
         self._client = load_extra("mlflow", "mlflow.tracking").MlflowClient(uri)
+        self._metric = load_extra("mlflow", "mlflow.entities").Metric
         known = self._client.get_experiment_by_name(experiment)
         self._experiment = (
             self._client.create_experiment(experiment) if known is None else known.experiment_id
@@ -36,8 +38,9 @@ class MLflow:
             self._runs[title] = run.info.run_id
             for name, value in lane.items():
                 self._client.log_param(self._runs[title], name, value)
-        for name, value in values.items():
-            self._client.log_metric(self._runs[title], name, value, step=ticks)
+        now = int(1000 * time.time())
+        metrics = [self._metric(name, value, now, ticks) for name, value in values.items()]
+        self._client.log_batch(self._runs[title], metrics=metrics)
 
     def close(self) -> None:
         """Mark all runs as finished."""
