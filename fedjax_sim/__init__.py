@@ -50,10 +50,9 @@ if TYPE_CHECKING:
     from fedjax_sim import types as types
     from fedjax_sim.engine.bad_lanes import CollapsedWarning, DivergedWarning, LaneWarning
     from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
-    from fedjax_sim.engine.runs import Run
-    from fedjax_sim.engine.saved_runs import load
+    from fedjax_sim.engine.runs import Run, load
     from fedjax_sim.engine.sweeps import simulate, sweep
-    from fedjax_sim.engine.watching import Progress, Tracker
+    from fedjax_sim.engine.watching import Progress
     from fedjax_sim.settings import ConfigError
     from fedjax_sim.systems import SYSTEMS
     from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
@@ -73,7 +72,6 @@ __all__ = [
     "Run",
     "System",
     "Timeline",
-    "Tracker",
     "__version__",
     "keep_compiled",
     "load",
@@ -111,10 +109,9 @@ _ROOMS = (
 _HOMES = {
     "fedjax_sim.engine.placement": ("Layout", "keep_compiled", "use_cores"),
     "fedjax_sim.engine.bad_lanes": ("CollapsedWarning", "DivergedWarning", "LaneWarning"),
-    "fedjax_sim.engine.runs": ("Run",),
-    "fedjax_sim.engine.saved_runs": ("load",),
+    "fedjax_sim.engine.runs": ("Run", "load"),
     "fedjax_sim.engine.sweeps": ("simulate", "sweep"),
-    "fedjax_sim.engine.watching": ("Progress", "Tracker"),
+    "fedjax_sim.engine.watching": ("Progress",),
     "fedjax_sim.settings": ("ConfigError",),
     "fedjax_sim.systems": ("SYSTEMS",),
     "fedjax_sim.types": ("Algorithm", "Event", "Plan", "Problem", "System", "Timeline"),

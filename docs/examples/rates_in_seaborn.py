@@ -16,10 +16,10 @@ for name in ("fedavg", "scaffold", "favano"):
     system = fedjax_sim.SYSTEMS[name]
     rates = {"lr": np.geomspace(0.01, 3, 8).tolist()}
     run = fedjax_sim.sweep(
-        system, problem, system.Hyper(**sizes), settings=rates, seeds=5, time_budget=2000
+        system, problem, system.Hyper(**sizes), settings=rates, seeds=5, time_budget=500
     )
     tables.append(run.to_dataframe())
 last = pd.concat(tables).groupby(["system", "lr", "seed"], as_index=False).last()
 axes = sns.lineplot(last, x="lr", y="accuracy", hue="system", style="system", markers=True)
-axes.set(xscale="log", xlabel="learning rate", ylabel="accuracy at time 2000")
+axes.set(xscale="log", xlabel="learning rate", ylabel="accuracy at time 500")
 axes.figure.savefig("rates.png")

@@ -28,11 +28,11 @@ from fedjax_sim.engine.placement import check_layout, check_precision, keep_comp
 from fedjax_sim.engine.processes import join_processes, on_first
 from fedjax_sim.engine.runs import Run
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
-from fedjax_sim.engine.watching import Tracker
 from fedjax_sim.launch.parts import lanes_of_part, read_part, save_part, write_runs
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Tracker
 
 
 def run(arguments: argparse.Namespace) -> None:

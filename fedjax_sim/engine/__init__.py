@@ -7,7 +7,7 @@ checks a caller's inputs, and `pieces` calls `groups` for as many lanes at a tim
 `held_models`. `lanes` and `placement` decide what runs together and on which device. `replay` runs
 the compiled program (phase two), `chunks` calls it, `watching` passes on what is known after each
 evaluation and lets a caller stop lanes, `starts` gives lanes their first models, and `curves`
-labels the results, which `runs` and `saved_runs` hold and keep. `division` divides the lanes among
+labels the results, which `runs` holds and `run_files` keeps. `division` divides the lanes among
 parts that run in several processes or on several machines. These modules use `checkpoint`,
 `progress`, `compile_meter` and `step_cost`.
 
@@ -23,10 +23,9 @@ records.
 
 from fedjax_sim.engine.bad_lanes import CollapsedWarning, DivergedWarning, LaneWarning
 from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
-from fedjax_sim.engine.runs import Run
-from fedjax_sim.engine.saved_runs import load
+from fedjax_sim.engine.runs import Run, load
 from fedjax_sim.engine.sweeps import simulate, sweep
-from fedjax_sim.engine.watching import Progress, Tracker
+from fedjax_sim.engine.watching import Progress
 
 __all__ = [
     "CollapsedWarning",
@@ -35,7 +34,6 @@ __all__ = [
     "Layout",
     "Progress",
     "Run",
-    "Tracker",
     "keep_compiled",
     "load",
     "simulate",

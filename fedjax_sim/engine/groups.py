@@ -43,7 +43,7 @@ from fedjax_sim.engine.schedule import (
     unpack_plan,
 )
 from fedjax_sim.engine.starts import stack_starts
-from fedjax_sim.engine.watching import OnEvaluation, Tracker, Watch
+from fedjax_sim.engine.watching import OnEvaluation, Watch
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.types import (
     EMPTY,
@@ -53,6 +53,7 @@ from fedjax_sim.types import (
     Plan,
     System,
     Timeline,
+    Tracker,
 )
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.curves import join_lanes, lengthen
+from fedjax_sim.engine.run_files import read_files, write_files
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import HyperT, Params, Timeline
 
@@ -117,14 +118,37 @@ class Run(Generic[HyperT]):
 
         Args:
           folder: The folder, which is made if it does not exist. Files of an earlier run in it are
-            replaced. What is in it says `fedjax_sim.engine.saved_runs`.
+            replaced. What is in it says `fedjax_sim.engine.run_files`.
 
         Raises:
           StorageError: If the disk refuses.
         """
-        from fedjax_sim.engine.saved_runs import save_run  # It needs this class.
+        write_files(Path(folder), self)
 
-        save_run(Path(folder), self)
+
+def load(folder: str | Path, system: str | None = None) -> Run:
+    """Read a run from a folder: what `sweep` or `simulate` returned.
+
+    Only read folders that you trust: settings are kept as a pickle, which can run any code.
+
+    Args:
+      folder: A folder that `Run.save` or `fedjax-sim run` wrote.
+      system: Name of the system; may be left out if the folder has only one.
+
+    Raises:
+      ConfigError: If it is no such folder, or lacks the system.
+    """
+    runs = load_runs(folder)
+    if system is None and len(runs) == 1:
+        return next(iter(runs.values()))
+    if system not in runs:
+        raise ConfigError("system", system, f"one of {', '.join(runs)}, as in {folder}")
+    return runs[system]
+
+
+def load_runs(folder: str | Path) -> dict[str, Run]:
+    """Read the runs of all systems from a folder; as `load`, by name of the system."""
+    return {name: Run(**kept) for name, kept in read_files(Path(folder)).items()}
 
 
 def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:

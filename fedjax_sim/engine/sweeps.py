@@ -25,10 +25,10 @@ from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
 from fedjax_sim.engine.runs import Run, join_lanes_of_trees
 from fedjax_sim.engine.starts import give_starts
-from fedjax_sim.engine.watching import OnEvaluation, Tracker
+from fedjax_sim.engine.watching import OnEvaluation
 from fedjax_sim.lifecycle import FolderLock
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import AnyProblem, HyperT, InfoT, Params, StateT, System
+from fedjax_sim.types import AnyProblem, HyperT, InfoT, Params, StateT, System, Tracker
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 

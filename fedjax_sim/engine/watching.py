@@ -7,7 +7,7 @@ one, `V` evaluations of the whole run.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.progress import Display, Shown
 from fedjax_sim.lifecycle import say
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Tracker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,23 +56,6 @@ class Progress:
 Stop = bool | Sequence[bool] | np.ndarray | None
 """Which lanes stop: all (True), none (False or None), or one answer for each lane."""
 OnEvaluation = Callable[[Progress], Stop]
-
-
-class Tracker(Protocol):
-    """Something that keeps metrics while a run goes on; see `fedjax_sim.reporting.trackers`."""
-
-    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Keep one evaluation of one lane.
-
-        Args:
-          lane: The system's name, the values of the swept settings and the seed, by name: the same
-            in all calls for one lane.
-          ticks: Server actions before the evaluation.
-          values: The metrics that are single numbers, and `evaluation` and `virtual_time`.
-        """
-
-    def close(self) -> None:
-        """Write what is not written yet. The caller of `sweep` closes its trackers."""
 
 
 class Watch:

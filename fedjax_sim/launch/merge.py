@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.engine.runs import Run, join_runs
-from fedjax_sim.engine.saved_runs import load_runs
+from fedjax_sim.engine.runs import Run, join_runs, load_runs
 from fedjax_sim.launch.parts import read_part, write_runs
 from fedjax_sim.reporting.results import Folder, Results, first_difference, load, summary
 from fedjax_sim.settings import ConfigError
@@ -65,8 +64,8 @@ def save_merged(
     from fedjax_sim.reporting import plots  # Slow to import.
 
     curves = {name: run.curves for name, run in runs.items()}
-    folder.write_arrays("results.nc", curves)
     write_runs(folder, runs)
+    folder.write_arrays("results.nc", curves)
     for name, figure in plots.metric_figures(curves).items():
         folder.write_figure(name, figure)
     content = summary(curves)

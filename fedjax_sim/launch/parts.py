@@ -12,8 +12,8 @@ import numpy as np
 import xarray as xr
 
 from fedjax_sim.engine.division import Unit, divide
+from fedjax_sim.engine.run_files import SETTINGS, arrays_of, settings_of
 from fedjax_sim.engine.runs import Run
-from fedjax_sim.engine.saved_runs import SETTINGS, arrays_of, settings_of
 from fedjax_sim.reporting.results import Folder, environment
 from fedjax_sim.settings import ConfigError
 

@@ -1,5 +1,6 @@
 """Runs written into a folder and read back, tables of them, and single lanes."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine.saved_runs import SETTINGS
+from fedjax_sim.engine.run_files import SETTINGS
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
 
@@ -134,6 +135,13 @@ def test_what_is_no_saved_run_is_one_sentence(run: fedjax_sim.Run, tmp_path: Pat
     run.save(tmp_path)
     with pytest.raises(ConfigError, match="system is 'favano', but must be one of fedavg"):
         fedjax_sim.load(tmp_path, "favano")
+    run.lane(num_selected=2, lr=0.02, seed=5).save(tmp_path / "other")
+    for name in ("models.nc", SETTINGS):
+        mixed = tmp_path / f"mixed {name}"
+        shutil.copytree(tmp_path / "other", mixed)
+        shutil.copy(tmp_path / name, mixed)
+        with pytest.raises(ConfigError, match="one whose files are all of one run"):
+            fedjax_sim.load(mixed)
     (tmp_path / SETTINGS).write_bytes(b"cno_such_module\nThing\n.")
     with pytest.raises(ConfigError, match=r"environment can read .No module named"):
         fedjax_sim.load(tmp_path)

@@ -17,7 +17,7 @@ import xarray as xr
 
 import fedjax_sim
 from fedjax_sim.cli.commands import main
-from fedjax_sim.engine.saved_runs import load_runs
+from fedjax_sim.engine.runs import load_runs
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
@@ -139,7 +139,8 @@ def test_parts_that_do_not_belong_together_are_refused(
     other_jax = changed("jax", lambda config: config["versions"].update(jax="0.1"))
     whole_run = changed("whole", lambda config: config.pop("part"))
     wrong_lanes = changed("lanes", lambda config: None)
-    shutil.copy(parts[0] / "results.nc", Path(wrong_lanes) / "results.nc")
+    for name in ("results.nc", "models.nc", "timelines.nc", "settings.pkl"):
+        shutil.copy(parts[0] / name, Path(wrong_lanes) / name)
     (tmp_path / "unfinished").mkdir()
     for folders, words in (
         ([first, third], "complete (missing: 1/3)"),

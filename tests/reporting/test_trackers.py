@@ -16,6 +16,7 @@ import xarray as xr
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.reporting import trackers
+from fedjax_sim.types import Tracker
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 LANES = [(lr, seed) for lr in (0.02, 0.05) for seed in (5, 2)]
@@ -153,7 +154,7 @@ def test_weights_and_biases_works_offline(
         time.sleep(0.05)
 
 
-def log_again(tracker: trackers.Tracker, run: fedjax_sim.Run) -> None:
+def log_again(tracker: Tracker, run: fedjax_sim.Run) -> None:
     """Log the curves of a run, which spares a sweep."""
     for lr, seed in LANES:
         if "lr" in run.curves.dims:

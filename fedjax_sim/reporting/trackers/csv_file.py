@@ -29,7 +29,7 @@ class CSV:
         self._writer.writerow(COLUMNS)
 
     def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Add the lines of one evaluation; see `fedjax_sim.Tracker`."""
+        """Add the lines of one evaluation; see `fedjax_sim.types.Tracker`."""
         own = ("system", "seed")
         swept = {name: value for name, value in lane.items() if name not in own}
         settings = json.dumps(swept, default=lambda value: getattr(value, "__name__", str(value)))

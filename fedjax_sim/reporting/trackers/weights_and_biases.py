@@ -30,7 +30,7 @@ class WandB:
         self._runs: dict[str, Any] = {}
 
     def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
-        """Log one evaluation; see `fedjax_sim.Tracker`."""
+        """Log one evaluation; see `fedjax_sim.types.Tracker`."""
         title = title_of(lane)
         if title not in self._runs:
             self._runs[title] = self._module.init(

@@ -1,4 +1,4 @@
-"""Runs in a folder: written by `Run.save` and by `fedjax-sim run`, read by `load`.
+"""The files of runs: written by `Run.save` and by `fedjax-sim run`, read by `fedjax_sim.load`.
 
     results.nc     curves
     models.nc      final models, one variable for each array, named by its place in the model
@@ -16,13 +16,12 @@ Each file is written under another name in its folder and then renamed.
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 import jax
 import numpy as np
 
-from fedjax_sim.engine.runs import Run
 from fedjax_sim.lifecycle import write_whole
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Timeline
@@ -35,7 +34,31 @@ TYPE = "jax_dtype"
 """Attribute of a variable whose type netCDF does not know, such as bfloat16: its bits are kept."""
 
 
-def save_run(folder: Path, run: Run) -> None:
+class Kept(Protocol):
+    """What is kept of a run; see `fedjax_sim.Run`."""
+
+    @property
+    def curves(self) -> "xr.Dataset":
+        """Labelled curves."""
+
+    @property
+    def models(self) -> Any:
+        """Final models."""
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """Schedules."""
+
+    @property
+    def hypers(self) -> list[Any]:
+        """Settings."""
+
+    @property
+    def samples(self) -> Any:
+        """Models of all evaluations, or None."""
+
+
+def write_files(folder: Path, run: Kept) -> None:
     """Write a run; see `Run.save`."""
     import xarray as xr
 
@@ -55,40 +78,22 @@ def _writer(tree: "xr.DataTree") -> Callable[[Path], Any]:
     return lambda path: tree.to_netcdf(path, engine="h5netcdf")
 
 
-def load(folder: str | Path, system: str | None = None) -> Run:
-    """Read a run from a folder: what `sweep` or `simulate` returned.
-
-    Only read folders that you trust: settings are kept as a pickle, which can run any code.
-
-    Args:
-      folder: A folder that `Run.save` or `fedjax-sim run` wrote.
-      system: Name of the system; may be left out if the folder has only one.
+def read_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read a folder: the attributes of the runs of all systems, by name of the system.
 
     Raises:
-      ConfigError: If it is no such folder, or lacks the system.
+      ConfigError: If it is no such folder, or its files are of different runs.
     """
-    runs = load_runs(folder)
-    if system is None and len(runs) == 1:
-        return next(iter(runs.values()))
-    if system not in runs:
-        raise ConfigError("system", system, f"one of {', '.join(runs)}, as in {folder}")
-    return runs[system]
-
-
-def load_runs(folder: str | Path) -> dict[str, Run]:
-    """Read the runs of all systems from a folder; as `load`, by name of the system."""
     import xarray as xr
 
-    path = Path(folder)
-
     def read(name: str) -> dict[str, xr.Dataset]:
-        with xr.open_datatree(path / name, engine="h5netcdf") as tree:
+        with xr.open_datatree(folder / name, engine="h5netcdf") as tree:
             return {str(key): node.to_dataset().load() for key, node in tree.children.items()}
 
     try:
         curves, models, timelines = (read(name) for name in (CURVES, "models.nc", "timelines.nc"))
-        samples = read("samples.nc") if (path / "samples.nc").exists() else {}
-        settings = pickle.loads((path / SETTINGS).read_bytes())
+        samples = read("samples.nc") if (folder / "samples.nc").exists() else {}
+        settings = pickle.loads((folder / SETTINGS).read_bytes())
     except (OSError, ValueError) as error:
         allowed = f"one of a saved run, with results.nc, models.nc, timelines.nc and {SETTINGS}"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -96,19 +101,28 @@ def load_runs(folder: str | Path) -> dict[str, Run]:
     except (AttributeError, ImportError, TypeError, pickle.UnpicklingError) as error:
         allowed = f"one whose {SETTINGS} this version and environment can read ({error})"
         raise ConfigError("folder", str(folder), allowed) from None
+    for name in {*curves, *models, *timelines, *settings}:
+        if any(name not in each for each in (curves, models, timelines, settings)) or (
+            len(settings[name]["hypers"]) != curves[name]["failed"].size
+            or not _coordinates(curves[name], _lane_dims(curves[name]))
+            == _coordinates(models[name], _lane_dims(curves[name]))
+        ):
+            raise ConfigError("folder", str(folder), "one whose files are all of one run")
     return {
-        name: Run(
-            data,
-            _tree_of(models[name], settings[name]["model"], data),
-            _timelines_of(timelines[name]),
-            settings[name]["hypers"],
-            _tree_of(samples[name], settings[name]["model"], data) if name in samples else None,
-        )
+        name: {
+            "curves": data,
+            "models": _tree_of(models[name], settings[name]["model"], data),
+            "timelines": _timelines_of(timelines[name]),
+            "hypers": settings[name]["hypers"],
+            "samples": (
+                _tree_of(samples[name], settings[name]["model"], data) if name in samples else None
+            ),
+        }
         for name, data in curves.items()
     }
 
 
-def arrays_of(runs: Mapping[str, Run]) -> dict[str, dict[str, "xr.Dataset"]]:
+def arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
     """Label what runs returned apart from their curves.
 
     Args:
@@ -126,7 +140,7 @@ def arrays_of(runs: Mapping[str, Run]) -> dict[str, dict[str, "xr.Dataset"]]:
     return files
 
 
-def settings_of(runs: Mapping[str, Run]) -> bytes:
+def settings_of(runs: Mapping[str, Kept]) -> bytes:
     """Write the content of settings.pkl."""
     content = {
         name: {"hypers": run.hypers, "model": _names_of(run.models)} for name, run in runs.items()
@@ -145,12 +159,12 @@ def _names_of(model: Any) -> Any:
     return jax.tree.unflatten(structure, list(names))
 
 
-def _labelled(run: Run, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
+def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
-    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
-    dims, data = (*run.lane_dims, *more_dims), {}
+    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
+    dims, data = (*_lane_dims(run.curves), *more_dims), {}
     names = jax.tree.leaves(_names_of(run.models))
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
         values = np.asarray(leaf)
@@ -161,14 +175,19 @@ def _labelled(run: Run, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
         values = values.reshape(*sizes, *values.shape[1:]) if sizes else values
         own = tuple(f"{name}.axis{i}" for i in range(values.ndim - len(dims)))
         data[name] = ((*dims, *own), values, attributes)
-    return xr.Dataset(data, _coordinates(run, dims), {"system": run.curves.attrs["system"]})
+    return xr.Dataset(data, _coordinates(run.curves, dims), {"system": run.curves.attrs["system"]})
 
 
-def _coordinates(run: Run, dims: tuple[str, ...]) -> dict[str, Any]:
+def _lane_dims(curves: "xr.Dataset") -> tuple[str, ...]:
+    """Return the dimensions of lanes."""
+    return tuple(str(dim) for dim in curves["failed"].dims)
+
+
+def _coordinates(data: "xr.Dataset", dims: tuple[str, ...]) -> dict[str, Any]:
     """Select the labels of some dimensions."""
     return {
-        str(name): each.variable
-        for name, each in run.curves.coords.items()
+        str(name): (each.dims, each.values.tolist())
+        for name, each in data.coords.items()
         if set(each.dims) <= set(dims)
     }
 
@@ -186,7 +205,7 @@ def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
     return jax.tree.map(leaf_of, names)
 
 
-def _labelled_timelines(run: Run) -> "xr.Dataset":
+def _labelled_timelines(run: Kept) -> "xr.Dataset":
     """Put the schedules one after another. Those with fewer slots are padded."""
     import xarray as xr
 
@@ -194,10 +213,10 @@ def _labelled_timelines(run: Run) -> "xr.Dataset":
     number = {key: i for i, key in enumerate(distinct)}
     each = list(distinct.values())
     row = np.array([number[id(timeline)] for timeline in run.timelines])
-    sizes = [run.curves.sizes[dim] for dim in run.lane_dims]
+    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
     slots = np.array([timeline.clients.shape[1] for timeline in each])
     data: dict[str, Any] = {
-        "row": (run.lane_dims, row.reshape(sizes)),
+        "row": (_lane_dims(run.curves), row.reshape(sizes)),
         "num_ticks": ("timeline", np.array([len(timeline.time) for timeline in each])),
         "num_slots": ("timeline", slots),
         "time": ("tick", np.concatenate([timeline.time for timeline in each])),
@@ -208,7 +227,7 @@ def _labelled_timelines(run: Run) -> "xr.Dataset":
             np.pad(leaf, ((0, 0), (0, slots.max() - leaf.shape[1])), mode="edge") for leaf in leaves
         ]
         data[name] = (("tick", "slot"), np.concatenate(padded))
-    found = xr.Dataset(data, _coordinates(run, run.lane_dims))
+    found = xr.Dataset(data, _coordinates(run.curves, _lane_dims(run.curves)))
     for name in Timeline._fields:
         found[name].encoding = {"zlib": True, "complevel": 1, "shuffle": True}
     return found
