@@ -4,12 +4,7 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
 
 import dataclasses
-import functools
-import hashlib
-import re
-import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +17,7 @@ from fedjax_sim.engine.curves import Part, collapsed_at, facts_of
 from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.drawing import request_timelines, settings_read
 from fedjax_sim.engine.early_stops import end_stopped_lanes
+from fedjax_sim.engine.identities import checkpoint_of, planned_of
 from fedjax_sim.engine.lanes import (
     Lane,
     Lanes,
@@ -30,9 +26,9 @@ from fedjax_sim.engine.lanes import (
     stack_problems,
     stack_settings,
 )
-from fedjax_sim.engine.placement import Layout, Placement, choose
+from fedjax_sim.engine.options import Options
+from fedjax_sim.engine.placement import Placement, choose
 from fedjax_sim.engine.processes import is_first
-from fedjax_sim.engine.progress import Shown, is_shown
 from fedjax_sim.engine.replay import Curves, Program, Replay
 from fedjax_sim.engine.schedule import (
     Schedule,
@@ -43,8 +39,8 @@ from fedjax_sim.engine.schedule import (
     unpack_plan,
 )
 from fedjax_sim.engine.starts import stack_starts
-from fedjax_sim.engine.watching import OnEvaluation, Watch
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.engine.watching import Watch
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     EMPTY,
     AnyProblem,
@@ -53,41 +49,7 @@ from fedjax_sim.types import (
     Plan,
     System,
     Timeline,
-    Tracker,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options of `sweep` that apply to all lanes; see there.
-
-    Attributes:
-      devices: Devices to compile for, if these are only described; () to run on the local ones.
-    """
-
-    time_budget: float | None
-    num_ticks: int | None
-    num_evals: int
-    layout: Layout
-    max_lanes: int | None = None
-    evals_per_chunk: int | None = None
-    client_variance: bool = False
-    keep_models: bool = False
-    checkpoint: Path | None = None
-    checkpoint_every: float = 20.0
-    resume: bool = False
-    progress: Shown = False
-    precision: str = "float32"
-    on_evaluation: OnEvaluation | None = None
-    trackers: tuple[Tracker, ...] = ()
-    devices: tuple[Any, ...] = ()
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether the host wants to see every evaluation."""
-        shows = self.progress is not False and is_shown(self.progress)
-        return shows or self.on_evaluation is not None or bool(self.trackers)
-
 
 SMALL = 1e6
 """Operations of one example of a local step, of all lanes together, up to which the program of the
@@ -312,7 +274,7 @@ def run_group(
         if not accept(planned):
             return None
         return replay_group(planned, planned.on_devices(), options, None)
-    saved = _checkpoint_of(system, group, options)
+    saved = checkpoint_of(system, group, options)
     if (known := saved.finished()) is not None:
         model = jax.eval_shape(group[0].problem.init, jax.random.key(0))
         part = Part.unpacked(known, jax.tree.structure(model))
@@ -327,7 +289,7 @@ def run_group(
         if not accept(planned):
             return None
         replay, new = planned.on_devices(), planned.packed() if plan is None else None
-        saved.open(_planned_of(replay), all_run=replay.all_run, plan=new)
+        saved.open(planned_of(replay), all_run=replay.all_run, plan=new)
     else:
         earlier = dataclasses.replace(options, **shorter)
         planned, replay = _go_on(system, group, earlier, options, saved)
@@ -355,8 +317,8 @@ def _go_on(
     """
     before = plan_group(system, group, earlier)
     old = before.on_devices()
-    known = _checkpoint_of(system, group, earlier)
-    known.open(_planned_of(old), all_run=old.all_run)
+    known = checkpoint_of(system, group, earlier)
+    known.open(planned_of(old), all_run=old.all_run)
     planned = plan_group(system, group, options, per_eval=before.schedule.shape[2])
     new = planned.on_devices()
     reason = ""
@@ -376,8 +338,8 @@ def _go_on(
             f"from there with these settings, because {reason}"
         )
         raise ConfigError(name, getattr(options, name), allowed)
-    known.go_on(saved, _planned_of(new), old.all_run)
-    saved.open(_planned_of(new), all_run=new.all_run, plan=planned.packed())
+    known.go_on(saved, planned_of(new), old.all_run)
+    saved.open(planned_of(new), all_run=new.all_run, plan=planned.packed())
     return planned, new
 
 
@@ -485,79 +447,3 @@ def _count_bits(
     return {"uplink_bits": up, "downlink_bits": down} | {
         name: so_far(each) for name, each in further.items()
     }
-
-
-def _checkpoint_of(system: System, group: list[Lane], options: Options) -> Checkpoint:
-    """Describe the checkpoints of a group by what must not change until it is resumed.
-
-    `_planned_of` tells the rest, which is known after planning only.
-    """
-    assert options.checkpoint is not None
-    distinct = {id(lane.problem): lane.problem for lane in group}
-    problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
-    configuration = {
-        "system": system.name,
-        "seeds": [lane.seed for lane in group],
-        "settings": [
-            {name: _text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
-            for lane in group
-        ],
-        "problems": [problems[id(lane.problem)] for lane in group],
-        "time_budget": options.time_budget,
-        "num_ticks": options.num_ticks,
-        "num_evals": options.num_evals,
-        "evals_per_chunk": options.evals_per_chunk,
-        "keep_models": options.keep_models,
-        "client_variance": options.client_variance,
-        "layout": options.layout._asdict(),
-        "precision": options.precision,
-    }
-    if options.on_evaluation is not None:
-        configuration["on_evaluation"] = "given"
-    if group[0].start is not None:
-        configuration["start"] = [_digest_of_tree(lane.start) for lane in group]
-    return Checkpoint(
-        options.checkpoint, configuration, resume=options.resume, every=options.checkpoint_every
-    )
-
-
-def _planned_of(replay: Replay) -> dict[str, Any]:
-    """Collect what planning has decided and must not change until a run is resumed."""
-    return {"placement": replay.program.placement.layout(), **replay.digests()}
-
-
-def _digest_of_tree(tree: Any) -> str:
-    """Hash a problem or model: its class, static fields as far as they have a text, and arrays."""
-    leaves, structure = jax.tree.flatten(tree)
-    digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
-    for leaf in leaves:
-        digest.update(_digest_of_array(leaf))
-    return digest.hexdigest()[:16]
-
-
-_DIGESTS: dict[int, tuple[weakref.ref, bytes]] = {}
-"""Digests of arrays by their identity, because problems and groups share large ones."""
-
-
-def _digest_of_array(leaf: Any) -> bytes:
-    """Hash the shape, the type and the content of an array."""
-    array = np.asarray(leaf)
-    kept = leaf if isinstance(leaf, jax.Array | np.ndarray) else array
-    known = _DIGESTS.get(id(kept))
-    if known is None or known[0]() is not kept:
-        content = np.ascontiguousarray(array).view(np.uint8).data if array.size else b""
-        digest = hashlib.sha256(repr((array.shape, str(array.dtype))).encode())
-        digest.update(content)
-        known = _DIGESTS[id(kept)] = weakref.ref(kept), digest.digest()
-    return known[1]
-
-
-def _text_of(value: Any) -> str:
-    """Write a setting as text that is the same in every process, unlike the repr of a function."""
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
-        return repr(value)
-    if isinstance(value, functools.partial):
-        words = [_text_of(each) for each in value.args]
-        words += [f"{name}={_text_of(each)}" for name, each in value.keywords.items()]
-        return f"{_text_of(value.func)}({', '.join(words)})"
-    return getattr(value, "__qualname__", type(value).__qualname__)

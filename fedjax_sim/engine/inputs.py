@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.curves import Grid
-from fedjax_sim.engine.groups import Options
 from fedjax_sim.engine.lanes import Lane
+from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, check_layout, check_precision
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System

@@ -18,9 +18,10 @@ from fedjax_sim.engine.bad_lanes import warn_of_lanes
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import label_curves, label_lanes
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.engine.groups import Options, plan_group, units_of
+from fedjax_sim.engine.groups import plan_group, units_of
 from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes
 from fedjax_sim.engine.lanes import Lane, groups_of
+from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
 from fedjax_sim.engine.runs import Run, join_lanes_of_trees
