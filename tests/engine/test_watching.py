@@ -24,7 +24,7 @@ RATES = [0.02, 0.05, 0.1]
 ENDS = {(0.05, 5): 1, (0.1, 2): 2}
 """At which evaluation lanes are stopped, by learning rate and seed."""
 STOPPED_AT = [[NEVER, NEVER], [1, NEVER], [NEVER, 2]]
-TURNS = Layout(4, False, 1)
+TURNS = Layout(4, False, 2)
 Sweep = Callable[..., fedjax_sim.Run]
 EVALUATED: list[None] = []
 
