@@ -210,6 +210,14 @@ def test_what_watchers_may_not_be(sweep: Sweep, options: dict[str, Any], words: 
         sweep(**options)
 
 
+def test_several_processes_cannot_ask_who_stops(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match="None with several processes, which could decide"):
+        sweep(on_evaluation=stop_some)
+
+
 def test_divergence_and_collapse_warn_once(sweep: Sweep) -> None:
     """With the settings and seed of each lane and the evaluation, from the line that called."""
     with pytest.warns(fedjax_sim.LaneWarning) as record:
