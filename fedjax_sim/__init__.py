@@ -48,8 +48,11 @@ if TYPE_CHECKING:
     from fedjax_sim import theory as theory
     from fedjax_sim import timelines as timelines
     from fedjax_sim import types as types
+    from fedjax_sim.engine.bad_lanes import CollapsedWarning, DivergedWarning, LaneWarning
     from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
-    from fedjax_sim.engine.sweeps import Run, simulate, sweep
+    from fedjax_sim.engine.runs import Run, load
+    from fedjax_sim.engine.sweeps import simulate, sweep
+    from fedjax_sim.engine.watching import Progress
     from fedjax_sim.settings import ConfigError
     from fedjax_sim.systems import SYSTEMS
     from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
@@ -57,16 +60,21 @@ if TYPE_CHECKING:
 __all__ = [
     "SYSTEMS",
     "Algorithm",
+    "CollapsedWarning",
     "ConfigError",
+    "DivergedWarning",
     "Event",
+    "LaneWarning",
     "Layout",
     "Plan",
     "Problem",
+    "Progress",
     "Run",
     "System",
     "Timeline",
     "__version__",
     "keep_compiled",
+    "load",
     "simulate",
     "sweep",
     "use_cores",
@@ -100,7 +108,10 @@ _ROOMS = (
 )
 _HOMES = {
     "fedjax_sim.engine.placement": ("Layout", "keep_compiled", "use_cores"),
-    "fedjax_sim.engine.sweeps": ("Run", "simulate", "sweep"),
+    "fedjax_sim.engine.bad_lanes": ("CollapsedWarning", "DivergedWarning", "LaneWarning"),
+    "fedjax_sim.engine.runs": ("Run", "load"),
+    "fedjax_sim.engine.sweeps": ("simulate", "sweep"),
+    "fedjax_sim.engine.watching": ("Progress",),
     "fedjax_sim.settings": ("ConfigError",),
     "fedjax_sim.systems": ("SYSTEMS",),
     "fedjax_sim.types": ("Algorithm", "Event", "Plan", "Problem", "System", "Timeline"),

@@ -443,6 +443,23 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     fit: Fit = Fit()
 
 
+class Tracker(Protocol):
+    """Something that keeps metrics while a run goes on; see `fedjax_sim.reporting.trackers`."""
+
+    def log(self, lane: Mapping[str, Any], ticks: int, values: Mapping[str, float]) -> None:
+        """Keep one evaluation of one lane.
+
+        Args:
+          lane: The system's name, the values of the swept settings and the seed, by name: the same
+            in all calls for one lane.
+          ticks: Server actions before the evaluation.
+          values: The metrics that are single numbers, and `evaluation` and `virtual_time`.
+        """
+
+    def close(self) -> None:
+        """Write what is not written yet. The caller of `sweep` closes its trackers."""
+
+
 class Model(Protocol):
     """A network: anything with `init` and `apply`, such as a flax module.
 

@@ -245,7 +245,6 @@ def _run(
         num_ticks=sizes.rounds,
         num_evals=sizes.rounds // sizes.every,
         keep_models=True,
-        progress=True,
         **kept,
     )
     found = {}

@@ -255,7 +255,6 @@ def runs(
                 time_budget=sizes.time_budget,
                 num_evals=NUM_EVALS,
                 client_variance=True,
-                progress=True,
                 **arguments.kept(f"{name} - {column}"),
             )
             curves[f"{name} | {column}"] = run.curves

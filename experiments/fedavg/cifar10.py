@@ -47,7 +47,6 @@ def run(arguments: Arguments) -> Outcome:
         seeds=seeds,
         num_ticks=rounds,
         num_evals=10,
-        progress=True,
         **arguments.kept("fedavg"),
     ).curves
     accuracy = 100 * curves.accuracy.mean("seed").values

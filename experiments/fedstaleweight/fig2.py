@@ -115,7 +115,6 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
             if name == ALG1
             else panel.num_ticks,
             num_evals=num_evals,
-            progress=True,
             **arguments.kept(f"panel {panel.claim} - {name}"),
         )
         curves[name] = with_groups(run.curves)

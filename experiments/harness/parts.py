@@ -19,7 +19,7 @@ import cloudpickle
 
 from experiments.harness.experiment import Arguments
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.engine.sweeps import Run, join_runs
+from fedjax_sim.engine.runs import Run, join_runs
 from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.settings import ConfigError
 

@@ -20,7 +20,7 @@ from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}
-OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress"}
+OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
 OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}
 """Flags that are not handed on to parts as they are."""
 
@@ -106,9 +106,10 @@ def launch_parts(
     jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
     unfinished = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     finish_jobs(launcher, unfinished, within)
-    curves, config = read_parts([job.folder for job in jobs])
+    runs, config = read_parts([job.folder for job in jobs])
+    curves = {name: run.curves for name, run in runs.items()}
     figures = metric_figures(curves, metrics, read_axes(arguments.against))
-    return curves, config, save_merged(folder, curves, config, figures)
+    return curves, config, save_merged(folder, runs, config, figures)
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

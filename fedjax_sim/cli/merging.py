@@ -17,7 +17,8 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: If the parts do not belong together, or one is missing or unfinished.
     """
     folder = comparison.find_folder(arguments, "results", resume=False)
-    curves, config = read_parts(arguments.folders)
+    runs, config = read_parts(arguments.folders)
     folder.open()
-    content = save_merged(folder, curves, config)
+    content = save_merged(folder, runs, config)
+    curves = {name: run.curves for name, run in runs.items()}
     show_results(folder, curves, config, content, as_json=arguments.json)

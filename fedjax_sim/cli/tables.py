@@ -128,6 +128,7 @@ def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
     ends = {
         "failed": "diverged (seeds {seeds}) and are left out of its means.",
         "collapsed": "ended at chance, without being better than a constant guess (seeds {seeds}).",
+        "stopped": "were stopped early, and count with their last values (seeds {seeds}).",
     }
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for lane in results.flagged(curves):

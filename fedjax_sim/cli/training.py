@@ -1,7 +1,9 @@
 """`fedjax-sim run`: train systems on one data set, compare them, and write the results folder."""
 
 import argparse
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,7 @@ import xarray as xr
 from fedjax_sim import __version__
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import (
+    check_name,
     read_axes,
     read_layout,
     read_number,
@@ -21,13 +24,16 @@ from fedjax_sim.cli.arguments import (
 from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
+from fedjax_sim.engine.bad_lanes import LaneWarning
 from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
 from fedjax_sim.engine.processes import join_processes, on_first
+from fedjax_sim.engine.runs import Run
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
-from fedjax_sim.launch.parts import lanes_of_part, read_part, save_part
-from fedjax_sim.reporting import results
+from fedjax_sim.launch.parts import lanes_of_part, read_part, save_part, write_runs
+from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Tracker
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_precision(precision)
     axes = read_axes(arguments.against)
     part, launcher = read_part(arguments.part), read_launcher(arguments)
+    tracker_names = _read_trackers(arguments)
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
     )
@@ -70,6 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
         "evals": num_evals,
         "layout": layout._asdict(),
         "client_variance": arguments.client_variance,
+        "keep_samples": arguments.keep_samples,
         "precision": precision,
         "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
     }
@@ -113,31 +121,39 @@ def run(arguments: argparse.Namespace) -> None:
             # Some errors show in the schedule alone. They shall come before any training.
             comparison.check_schedules(contender, seeds, time_budget)
     on_first(partial(_open, folder, identity))
-    curves = {}
-    for contender in contenders:
-        name = contender.system.name
-        if lanes is not None and name not in lanes:
-            continue
-        curves[name] = sweep(
-            contender.system,
-            problems[contender.hyper.num_clients],
-            contender.hyper,
-            seeds=seeds,
-            settings=contender.swept,
-            time_budget=time_budget,
-            num_evals=num_evals,
-            layout=layout,
-            max_lanes=max_lanes,
-            client_variance=arguments.client_variance,
-            precision=precision,
-            checkpoint=None if arguments.distributed or not folder else folder.checkpoints / name,
-            checkpoint_every=checkpoint_every,
-            resume=arguments.resume,
-            progress=arguments.progress or True,
-            lanes=None if lanes is None else lanes[name],
-        ).curves
+    runs: dict[str, Run] = {}
+    with _trackers(tracker_names, folder) as tracking, warnings.catch_warnings():
+        # The table names these lanes.
+        warnings.simplefilter("ignore", LaneWarning)
+        for contender in contenders:
+            name = contender.system.name
+            if lanes is not None and name not in lanes:
+                continue
+            is_saved = folder is not None and not arguments.distributed
+            runs[name] = sweep(
+                contender.system,
+                problems[contender.hyper.num_clients],
+                contender.hyper,
+                seeds=seeds,
+                settings=contender.swept,
+                time_budget=time_budget,
+                num_evals=num_evals,
+                layout=layout,
+                max_lanes=max_lanes,
+                client_variance=arguments.client_variance,
+                keep_models=arguments.keep_samples,
+                precision=precision,
+                checkpoint=folder.checkpoints / name if folder and is_saved else None,
+                checkpoint_every=checkpoint_every,
+                resume=arguments.resume,
+                progress=arguments.progress,
+                trackers=tracking,
+                lanes=None if lanes is None else lanes[name],
+            )
     if folder is None:
         return
+    curves = {name: each.curves for name, each in runs.items()}
+    write_runs(folder, runs)
     if part is not None:
         content = save_part(folder, part, curves, config)
         if arguments.json:
@@ -151,6 +167,36 @@ def run(arguments: argparse.Namespace) -> None:
     summary = results.save(folder, curves, config, figures, can_go_on=True)
     show_results(folder, curves, config, summary, as_json=arguments.json)
     _show_rates(arguments, defaults, curves)
+
+
+def _read_trackers(arguments: argparse.Namespace) -> list[str]:
+    """Read the names of the trackers.
+
+    Raises:
+      ConfigError: For an unknown one, and where parts are launched.
+    """
+    if arguments.tracker is None:
+        return []
+    if arguments.parts is not None or arguments.launcher is not None:
+        allowed = "left out with --parts and --launcher; run --part takes it"
+        raise ConfigError("tracker", arguments.tracker, allowed)
+    names = list(dict.fromkeys(arguments.tracker.split(",")))
+    for name in names:
+        trackers.check_tracker(check_name("tracker", name, trackers.TRACKERS))
+    return names
+
+
+@contextlib.contextmanager
+def _trackers(names: Sequence[str], folder: Folder | None) -> Iterator[list[Tracker]]:
+    """Make trackers that write into the results folder, and close them at the end."""
+    made: list[Tracker] = []
+    try:
+        if folder is not None:
+            made += [trackers.make_tracker(name, folder.path) for name in names]
+        yield made
+    finally:
+        for tracker in made:
+            tracker.close()
 
 
 def show_results(

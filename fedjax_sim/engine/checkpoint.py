@@ -33,7 +33,7 @@ from fedjax_sim.lifecycle import InputError, remove_scratch, say, write_whole
 from fedjax_sim.settings import ConfigError
 
 CONFIGURATION = "configuration.json"
-KINDS = ("metric", "model", "info")
+KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
 BUDGETS = ("time_budget", "num_ticks")
 """Entries of a configuration that a longer run changes."""

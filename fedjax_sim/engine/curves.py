@@ -52,7 +52,7 @@ class Part(NamedTuple):
       curves: What the replay returned.
       facts: What the schedules say of each lane: `COORDINATES` and further traffic, `i64[L, V + 1]`
         or `f64[L, V + 1]`, and the mean and the largest staleness, `f64[L]` and `i64[L]`; and
-        `collapsed_at`, `i64[L]`, see `label_curves`.
+        `collapsed_at`, `i64[L]`, and where lanes may be stopped `stopped_at`, see `label_curves`.
       timelines: The lanes' timelines, cut to their budgets.
       told: What their settings say about the ticks before each evaluation, such as the privacy
         spent: `f64[L, V + 1]` by name, NaN for a lane that says nothing.
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
     def packed(self) -> dict[str, np.ndarray]:
         """Turn the part into arrays by name, for a file."""
-        metrics, infos, models, samples = self.curves
+        metrics, infos, models, samples, _ = self.curves
         arrays = {"places": np.asarray(self.places)}
         leaves = {"model": jax.tree.leaves(models), "sample": jax.tree.leaves(samples)}
         kinds = {"metric": metrics, "info": infos, "fact": self.facts, "told": self.told}
@@ -138,7 +138,8 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
     Returns:
       Metrics with dimensions (settings..., seed, eval), facts of a lane without `eval`. `failed_at`
       is the first evaluation with a number that was not finite, `collapsed_at` the first from which
-      on the lane was at chance to its end, see `collapsed_at`; `NEVER` where there is none.
+      on the lane was at chance to its end, see `collapsed_at`, and `stopped_at` the one at which it
+      was stopped; `NEVER` where there is none.
     """
     import xarray as xr  # Slow to import.
 
@@ -174,15 +175,16 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
     for name in parts[0].curves.infos:
         totals = [part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts]
         data[name] = per_lane(totals)
-    for name in ("staleness_mean", "staleness_max", "collapsed_at"):
-        data[name] = per_lane([part.facts[name] for part in parts])
+    for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
+        if name in parts[0].facts:
+            data[name] = per_lane([part.facts[name] for part in parts])
     coords: dict[str, Any] = {
         name: per_eval([part.facts[name] for part in parts])
         for name, values in parts[0].facts.items()
         if values.ndim > 1
     }
     labels = {
-        name: [_label(value) for value in values]
+        name: [label_of_value(value) for value in values]
         for name, values in zip(grid.dims, grid.settings.values(), strict=True)
     }
     return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
@@ -207,7 +209,7 @@ def label_lanes(
     dims, at = (*grid.dims, "seed"), np.unravel_index(places, grid.shape)
     values = dict(zip(dims, (*grid.settings.values(), grid.seeds), strict=True))
     labels = {
-        name: ("lane", [_label(values[name][i]) for i in index])
+        name: ("lane", [label_of_value(values[name][i]) for i in index])
         for name, index in zip(dims, at, strict=True)
     }
     parts = [part._replace(places=np.searchsorted(places, part.places).tolist()) for part in parts]
@@ -281,7 +283,8 @@ def _known(named: Mapping[str, np.ndarray], name: str, like: np.ndarray) -> np.n
     return named[name] if name in named else np.full(like.shape, np.nan, "float32")
 
 
-def _label(value: Any) -> Any:
+def label_of_value(value: Any) -> Any:
+    """Return a value of a setting as it labels a dimension."""
     is_plain = isinstance(value, (bool, int, float, str))
     return value if is_plain else getattr(value, "__name__", str(value))
 

@@ -5,11 +5,7 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 
 import dataclasses
 import functools
-import hashlib
-import re
-import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +13,12 @@ import numpy as np
 
 from fedjax_sim.engine import step_cost
 from fedjax_sim.engine.checkpoint import Checkpoint
+from fedjax_sim.engine.chunks import replay_schedule
 from fedjax_sim.engine.curves import Part, collapsed_at, facts_of
 from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.drawing import request_timelines, settings_read
+from fedjax_sim.engine.early_stops import end_stopped_lanes
+from fedjax_sim.engine.identities import checkpoint_of, planned_of
 from fedjax_sim.engine.lanes import (
     Lane,
     Lanes,
@@ -29,10 +28,10 @@ from fedjax_sim.engine.lanes import (
     stack_settings,
 )
 from fedjax_sim.engine.longer_runs import begins_like, kept_rows, rearranged, store_axes
+from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, Placement, choose
 from fedjax_sim.engine.processes import is_first
-from fedjax_sim.engine.progress import Progress
-from fedjax_sim.engine.replay import Curves, Program, Replay, replay_schedule
+from fedjax_sim.engine.replay import Curves, Program, Replay
 from fedjax_sim.engine.schedule import (
     Schedule,
     lay_out,
@@ -40,7 +39,9 @@ from fedjax_sim.engine.schedule import (
     pad_evaluations,
     unpack_plan,
 )
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.engine.starts import stack_starts
+from fedjax_sim.engine.watching import Watch
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     EMPTY,
     AnyProblem,
@@ -50,31 +51,6 @@ from fedjax_sim.types import (
     System,
     Timeline,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options of `sweep` that apply to all lanes; see there.
-
-    Attributes:
-      devices: Devices to compile for, if these are only described; () to run on the local ones.
-    """
-
-    time_budget: float | None
-    num_ticks: int | None
-    num_evals: int
-    layout: Layout
-    max_lanes: int | None = None
-    evals_per_chunk: int | None = None
-    client_variance: bool = False
-    keep_models: bool = False
-    checkpoint: Path | None = None
-    checkpoint_every: float = 20.0
-    resume: bool = False
-    progress: bool | Path = False
-    precision: str = "float32"
-    devices: tuple[Any, ...] = ()
-
 
 SMALL = 1e6
 """Operations of one example of a local step, of all lanes together, up to which the program of the
@@ -123,7 +99,8 @@ class Planned(NamedTuple):
         """Put the lanes on their devices, or only describe their arrays."""
         num_evals, chunk = self.schedule.shape[1], self.program.chunk[0]
         padded = pad_evaluations(self.schedule, -num_evals % chunk)
-        return Replay(self.program, self.lanes, padded, is_described=is_described)
+        starts = stack_starts(self.group)
+        return Replay(self.program, self.lanes, padded, starts=starts, is_described=is_described)
 
 
 def schedules_of(system: System, group: list[Lane]) -> tuple[list[int], np.ndarray]:
@@ -215,8 +192,8 @@ def plan_group(
     )
     num_evals, per_eval = schedule.shape[1:]
     is_saved = options.checkpoint is not None
-    is_watched = is_saved or bool(options.progress)
-    chunk = min(options.evals_per_chunk or (1 if is_watched else num_evals), num_evals)
+    is_stepwise = is_saved or options.is_watched
+    chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
     plan = _plan_of(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations * len(group) <= SMALL * num_examples
     program = Program(
@@ -228,6 +205,7 @@ def plan_group(
         _block_of(per_eval, placement) if is_saved and options.evals_per_chunk is None else 0,
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
+        can_stop=options.on_evaluation is not None,
     )
     told = [
         dict(system.messages.facts(hyper, schedule.ticks[i]))
@@ -305,10 +283,13 @@ def run_group(
         if not accept(planned):
             return None
         return replay_group(planned, planned.on_devices(), options, None)
-    saved = _checkpoint_of(system, group, options)
+    saved = checkpoint_of(system, group, options)
     if (known := saved.finished()) is not None:
         model = jax.eval_shape(group[0].problem.init, jax.random.key(0))
-        return Part.unpacked(known, jax.tree.structure(model))
+        part = Part.unpacked(known, jax.tree.structure(model))
+        if options.trackers and is_first():
+            _track_finished(system, group, part, options)
+        return part
     shorter = saved.shorter_budget()
     if shorter is None:
         plan = saved.planned()
@@ -317,7 +298,7 @@ def run_group(
         if not accept(planned):
             return None
         replay, new = planned.on_devices(), planned.packed() if plan is None else None
-        saved.open(_planned_of(replay), all_run=replay.all_run, plan=new)
+        saved.open(planned_of(replay), all_run=replay.all_run, plan=new)
     else:
         earlier = dataclasses.replace(options, **shorter)
         planned, replay = _go_on(system, group, earlier, options, saved)
@@ -345,8 +326,8 @@ def _go_on(
     """
     before = plan_group(system, group, earlier)
     old = before.on_devices()
-    known = _checkpoint_of(system, group, earlier)
-    known.open(_planned_of(old), all_run=old.all_run)
+    known = checkpoint_of(system, group, earlier)
+    known.open(planned_of(old), all_run=old.all_run)
     per_eval, placement = before.schedule.shape[2], before.program.placement
     planned = plan_group(system, group, options, per_eval=per_eval)
     if planned.program.placement != placement:
@@ -390,8 +371,8 @@ def _go_on(
         rows = rows_at(done)
         return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
 
-    known.go_on(saved, _planned_of(new), old.all_run, turn)
-    saved.open(_planned_of(new), all_run=new.all_run, plan=planned.packed())
+    known.go_on(saved, planned_of(new), old.all_run, turn)
+    saved.open(planned_of(new), all_run=new.all_run, plan=planned.packed())
     return planned, new
 
 
@@ -401,10 +382,18 @@ def replay_group(
     """Replay a group and collect what its lanes return."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
     row = planned.row
-    watched = schedule.ticks[row], schedule.time[row]
-    is_shown = options.progress if is_first() else False
-    with Progress(system.name, *watched, enabled=is_shown) as shown:
-        curves = replay_schedule(replay, checkpoint=saved, report=shown.update)
+    plan = planned.program.plan
+    with Watch(
+        system.name,
+        group,
+        schedule.ticks[row],
+        schedule.time[row],
+        shown=options.progress if is_first() else False,
+        trackers=options.trackers if is_first() else (),
+        on_evaluation=options.on_evaluation,
+        is_batched=plan.lanes_at_once or plan.family_size > 1,
+    ) as watch:
+        curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
     num_evals = schedule.shape[1]
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
@@ -418,13 +407,26 @@ def replay_group(
         _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, cut[i])
         for lane, i in zip(group, row, strict=True)
     ]
-    return Part(
+    part = Part(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
         facts=facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)},
         timelines=[cut[i] for i in row],
         told=_stacked(planned.told, schedule.ticks.shape[1]),
     )
+    if options.on_evaluation is None:
+        return part
+    assert curves.stopped_at is not None
+    return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:
+    """Give trackers what lanes returned that finished in an earlier process."""
+    lane_at = {lane.place: lane for lane in group}
+    lanes, facts = [lane_at[place] for place in part.places], part.facts
+    watch = Watch(system.name, lanes, facts["ticks"], facts["time"], trackers=options.trackers)
+    num_evals = facts["ticks"].shape[1] - 1
+    watch.track(num_evals, part.curves.metrics, facts.get("stopped_at"))
 
 
 def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
@@ -478,75 +480,3 @@ def _count_bits(
     return {"uplink_bits": up, "downlink_bits": down} | {
         name: so_far(each) for name, each in further.items()
     }
-
-
-def _checkpoint_of(system: System, group: list[Lane], options: Options) -> Checkpoint:
-    """Describe the checkpoints of a group by what must not change until it is resumed.
-
-    `_planned_of` tells the rest, which is known after planning only.
-    """
-    assert options.checkpoint is not None
-    distinct = {id(lane.problem): lane.problem for lane in group}
-    problems = {key: _digest_of_problem(problem) for key, problem in distinct.items()}
-    configuration = {
-        "system": system.name,
-        "seeds": [lane.seed for lane in group],
-        "settings": [
-            {name: _text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
-            for lane in group
-        ],
-        "problems": [problems[id(lane.problem)] for lane in group],
-        "time_budget": options.time_budget,
-        "num_ticks": options.num_ticks,
-        "num_evals": options.num_evals,
-        "evals_per_chunk": options.evals_per_chunk,
-        "keep_models": options.keep_models,
-        "client_variance": options.client_variance,
-        "layout": options.layout._asdict(),
-        "precision": options.precision,
-    }
-    return Checkpoint(
-        options.checkpoint, configuration, resume=options.resume, every=options.checkpoint_every
-    )
-
-
-def _planned_of(replay: Replay) -> dict[str, Any]:
-    """Collect what planning has decided and must not change until a run is resumed."""
-    return {"placement": replay.program.placement.layout(), **replay.digests()}
-
-
-def _digest_of_problem(problem: AnyProblem) -> str:
-    """Hash a problem: its class, its static fields as far as they have a text, and its arrays."""
-    leaves, structure = jax.tree.flatten(problem)
-    digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
-    for leaf in leaves:
-        digest.update(_digest_of_array(leaf))
-    return digest.hexdigest()[:16]
-
-
-_DIGESTS: dict[int, tuple[weakref.ref, bytes]] = {}
-"""Digests of arrays by their identity, because problems and groups share large ones."""
-
-
-def _digest_of_array(leaf: Any) -> bytes:
-    """Hash the shape, the type and the content of an array."""
-    array = np.asarray(leaf)
-    kept = leaf if isinstance(leaf, jax.Array | np.ndarray) else array
-    known = _DIGESTS.get(id(kept))
-    if known is None or known[0]() is not kept:
-        content = np.ascontiguousarray(array).view(np.uint8).data if array.size else b""
-        digest = hashlib.sha256(repr((array.shape, str(array.dtype))).encode())
-        digest.update(content)
-        known = _DIGESTS[id(kept)] = weakref.ref(kept), digest.digest()
-    return known[1]
-
-
-def _text_of(value: Any) -> str:
-    """Write a setting as text that is the same in every process, unlike the repr of a function."""
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
-        return repr(value)
-    if isinstance(value, functools.partial):
-        words = [_text_of(each) for each in value.args]
-        words += [f"{name}={_text_of(each)}" for name, each in value.keywords.items()]
-        return f"{_text_of(value.func)}({', '.join(words)})"
-    return getattr(value, "__qualname__", type(value).__qualname__)

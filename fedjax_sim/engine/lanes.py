@@ -9,7 +9,8 @@ Dimension letters: `L` lanes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,12 +30,16 @@ class Lane(NamedTuple):
       hyper: The settings.
       problem: What is learnt.
       seed: The seed.
+      point: The values of the swept settings, by name.
+      start: The model that the lane starts from; None to draw it.
     """
 
     place: int
     hyper: Any
     problem: AnyProblem
     seed: int
+    point: Mapping[str, Any] = MappingProxyType({})
+    start: Any = None
 
 
 def groups_of(lanes: list[Lane]) -> list[list[Lane]]:

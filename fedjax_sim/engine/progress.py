@@ -1,35 +1,49 @@
-"""A progress line, on the terminal or in a file for others to read.
+"""Show how far lanes are: on a terminal, in a notebook, in lines, or in a file for others to read.
 
-Nothing is shown where standard error is no terminal.
+By default progress is shown where somebody looks, on a terminal and in a notebook, and nothing is
+written into pipes and files.
 """
 
 import contextlib
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+Shown = bool | Path | None
+"""None: on a terminal and in a notebook; True: also as lines elsewhere; False: nowhere; a path: in
+a file that always holds one line."""
+PAUSE = 5.0
+"""Least seconds between two lines in a pipe."""
 
-class Progress:
+
+class Display:
     """Shows ticks per second, virtual time, lanes that diverged, and the remaining time."""
 
-    def __init__(self, name: str, ticks: np.ndarray, time: np.ndarray, *, enabled: bool | Path):
+    def __init__(self, name: str, ticks: np.ndarray, time: np.ndarray, *, shown: Shown):
         """Prepare the line.
 
         Args:
           name: What runs.
           ticks: `i64[L, V + 1]`, ticks of each lane before each evaluation.
           time: `f64[L, V + 1]`, virtual time at each evaluation.
-          enabled: Whether to show the line on a terminal; or a file that always holds one line.
+          shown: Whether and where.
         """
-        self._name, self._file = name, enabled if isinstance(enabled, Path) else None
+        self._name, self._file = name, shown if isinstance(shown, Path) else None
         self._ticks, self._times, self._num_evals = ticks, time, ticks.shape[1] - 1
+        may_show = shown is None or shown is True
+        self._is_notebook = may_show and in_notebook()
+        is_terminal = may_show and sys.stderr.isatty()
+        self._has_lines = shown is True and not self._is_notebook and not is_terminal
+        self._cell: Any = None
+        self._said = self._began = -np.inf
+        self._before = 0
         columns = (
             TextColumn(name),
             BarColumn(),
@@ -41,39 +55,71 @@ class Progress:
             *columns,
             console=Console(file=sys.stderr),
             transient=True,
-            disable=not (enabled is True and sys.stderr.isatty()),
+            disable=self._is_notebook or not is_terminal,
         )
         self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Say that programs are being compiled."""
         self._bar.start()
         self._write("compiling")
         self._began = time.perf_counter()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def end(self) -> None:
+        """Take the bar off the terminal."""
         self._bar.stop()
 
-    def update(self, done: int, metrics: dict[str, np.ndarray]) -> None:
-        """Show that `done` evaluations of all lanes are done. metrics: `[L, V + 1]` each."""
-        done = min(done, self._num_evals)
-        rate = self._ticks[:, done].sum() / (time.perf_counter() - self._began)
+    def update(self, done: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Show that `done` evaluations of all lanes are done. metrics: `[L, V + 1, ...]` each."""
+        now = time.perf_counter()
+        ticks = self._ticks[:, done].sum() - self._ticks[:, self._before].sum()
+        seconds = max(now - self._began, 1e-9)
         failed = int((~metrics["finite"][:, : done + 1].all(axis=1)).sum())
-        facts = f"{rate:.0f} ticks/s, virtual time {self._times[:, done].mean():g}"
+        facts = f"{ticks / seconds:.0f} ticks/s, virtual time {self._times[:, done].mean():g}"
         if failed:
             facts += f", {failed} diverged"
         self._bar.update(self._task, completed=done, facts=facts)
-        self._write(f"{done} of {self._num_evals} evaluations, {facts}")
+        left = seconds * (self._num_evals - done) / max(done - self._before, 1)
+        if self._before == 0:
+            # The first stretch includes compilation, which later rates leave out.
+            self._before, self._began = done, now
+        self._write(f"{done} of {self._num_evals} evaluations, {facts}, about {left:.0f} s left")
 
     def _write(self, facts: str) -> None:
-        """Replace the line in the file. A file that cannot be written ends no run."""
+        """Replace the line of the notebook and of the file, and add one to a pipe.
+
+        A file that cannot be written ends no run.
+        """
+        line = f"{self._name}: {facts}"
+        if self._is_notebook:
+            self._show_in_notebook(line)
+        is_last = facts.startswith(f"{self._num_evals} of")
+        if self._has_lines and (is_last or time.perf_counter() - self._said >= PAUSE):
+            self._said = time.perf_counter()
+            print(line, file=sys.stderr, flush=True)
         if self._file is not None:
             with contextlib.suppress(OSError):
                 scratch = self._file.with_name(f"{self._file.name}.tmp")
-                scratch.write_text(f"{self._name}: {facts}\n")
+                scratch.write_text(f"{line}\n")
                 scratch.replace(self._file)
+
+    def _show_in_notebook(self, line: str) -> None:
+        """Show a line under the notebook's cell, in place of the one before."""
+        from IPython.display import display
+
+        content = {"text/plain": line}
+        if self._cell is None:
+            self._cell = display(content, raw=True, display_id=True)
+        else:
+            self._cell.update(content, raw=True)
+
+
+def is_shown(shown: Shown) -> bool:
+    """Tell whether anything is shown to anybody."""
+    return bool(shown) or (shown is None and (sys.stderr.isatty() or in_notebook()))
+
+
+def in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")

@@ -2,9 +2,7 @@
 
 In every lane a scan over evaluations contains a scan over the ticks between two of them. One call
 of the compiled program replays a chunk of all lanes: one or more evaluations or, where checkpoints
-are written, a stretch of any number of ticks up to the next evaluation. Stretches are chosen from
-the speed of the last one, so that they take some seconds. Between chunks the host shows progress,
-writes checkpoints, and stops if it was asked to.
+are written, a stretch of any number of ticks up to the next evaluation. `chunks` calls it.
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
@@ -12,7 +10,6 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 
 import contextlib
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,13 +23,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine import processes
-from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.drawing import COMPILED_QUICKLY
 from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_store, write_version
 from fedjax_sim.engine.lanes import Lanes
 from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
-from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.types import Algorithm, Array, Key, Params, Plan, Problem, System
@@ -52,6 +47,8 @@ class Program(NamedTuple):
       begins_quickly: Whether the program of the first evaluation is compiled quickly instead of
         well, because it has little to do.
       precision: Precision of matrix products, one of `PRECISIONS`.
+      can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
+        another.
     """
 
     system: System
@@ -62,6 +59,7 @@ class Program(NamedTuple):
     block: int = 0
     begins_quickly: bool = False
     precision: str = "float32"
+    can_stop: bool = False
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -80,12 +78,15 @@ class Curves(NamedTuple):
       infos: Each `[L, V]`, the algorithm's `Info` summed over the ticks between two evaluations.
       models: Final models, leaves `[L, ...]`.
       samples: Models of all evaluations, leaves `[L, V + 1, ...]`; None if they are not kept.
+      stopped_at: `i64[L]`, the evaluation at which a lane was stopped, -1 if it was not. Later
+        entries of its metrics and samples repeat that evaluation's. None if nobody kept it.
     """
 
     metrics: dict[str, np.ndarray]
     infos: dict[str, np.ndarray]
     models: Any
     samples: Any = None
+    stopped_at: np.ndarray | None = None
 
 
 class Tables(NamedTuple):
@@ -126,7 +127,13 @@ class Replay:
     """
 
     def __init__(
-        self, program: Program, lanes: Lanes, schedule: Schedule, *, is_described: bool = False
+        self,
+        program: Program,
+        lanes: Lanes,
+        schedule: Schedule,
+        *,
+        starts: Params | None = None,
+        is_described: bool = False,
     ):
         """Put lanes on their devices.
 
@@ -134,6 +141,7 @@ class Replay:
           program: The static arguments.
           lanes: L lanes.
           schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
+          starts: Models that the lanes start from, leaves `[L, ...]`; None to draw them.
           is_described: Whether to describe the arrays only, to compile programs and not to run
             them.
 
@@ -162,6 +170,8 @@ class Replay:
             processes.check_equal((repr(program.plan), lanes, schedule.stored, schedule.held))
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
         self.lanes = self._placed(lanes, lane_of)
+        self._lane_of = lane_of
+        self._starts = self._put(jax.tree.map(lambda leaf: leaf[lane_of], starts), self._split)
 
     def _placed(self, lanes: Lanes, lane_of: np.ndarray) -> Lanes:
         """Put what varies on the lanes' devices, and what is shared on all devices."""
@@ -257,11 +267,13 @@ class Replay:
 
     def begin(self) -> Any:
         """Compute initial carries and the first evaluation of all lanes."""
-        return self._begin(self.program, self.lanes, self.first_holders())
+        return self._begin(self.program, self.lanes, self.first_holders(), self._starts)
 
     def carries(self) -> Any:
         """Describe the carries: shapes, dtypes and devices."""
-        carries, _ = self._begin.eval_shape(self.program, self.lanes, self.first_holders())
+        carries, _ = self._begin.eval_shape(
+            self.program, self.lanes, self.first_holders(), self._starts
+        )
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
         )
@@ -274,7 +286,7 @@ class Replay:
         """
         if not begins:
             return [self.lower().compile()]
-        begin = self._begin.lower(self.program, self.lanes, self.first_holders())
+        begin = self._begin.lower(self.program, self.lanes, self.first_holders(), self._starts)
         with ThreadPoolExecutor(1) as worker:
             begun = worker.submit(begin.compile)
             return [self.lower().compile(), begun.result()]
@@ -282,20 +294,28 @@ class Replay:
     def lower(self) -> jax.stages.Lowered:
         """Lower the program of a chunk."""
         if self._lowered is None:
-            self._lowered = _advance.lower(
-                self.program, self.lanes, self.carries(), self.tables(0), self._place(0, 0)
-            )
+            inputs = self.tables(0), self._place(0, 0), self._running(None)
+            self._lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
         return self._lowered
 
-    def advance(self, carries: Any, begin: int, end: int) -> Any:
+    def advance(
+        self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
+    ) -> Any:
         """Replay the ticks from `begin` to `end`, a chunk. The carries are given away.
 
-        If the chunk ends between two evaluations, its metrics and models are zeros.
+        If the chunk ends between two evaluations, its metrics and models are zeros. If lanes can be
+        stopped, those that do not run (`bool[L]`) keep their carries and return zeros.
         """
         first = begin // self.program.chunk[1]
-        return _advance(
-            self.program, self.lanes, carries, self.tables(first), self._place(begin, end)
-        )
+        inputs = self.tables(first), self._place(begin, end), self._running(is_running)
+        return _advance(self.program, self.lanes, carries, *inputs)
+
+    def _running(self, is_running: np.ndarray | None) -> Any:
+        """Put on the devices which lanes run, all for None; None if no lane can be stopped."""
+        if not self.program.can_stop:
+            return None
+        lanes = np.ones(len(self.place_of), bool) if is_running is None else is_running
+        return self._put(lanes[self._lane_of], self._split)
 
     def _place(self, begin: int, end: int) -> Any:
         """Say where a chunk is: the first evaluation's number and, for a stretch, which ticks."""
@@ -328,139 +348,29 @@ class Replay:
         return hashlib.sha256(self.lower().as_text().encode()).hexdigest()
 
 
-def replay_schedule(
-    replay: Replay,
-    *,
-    checkpoint: Checkpoint | None = None,
-    report: Callable[[int, dict[str, np.ndarray]], None] = lambda done, metrics: None,
-) -> Curves:
-    """Run a schedule in chunks.
+def _begin(
+    program: Program, lanes: Lanes, holders: Array | None, starts: Params | None = None
+) -> Any:
+    """Compute initial carries and the first evaluation of all lanes.
 
     Args:
-      replay: The program with its inputs.
-      checkpoint: Opened; resumed from if it holds something, and written to between chunks.
-      report: Called after each evaluation with the number of evaluations done and the metrics so
-        far.
-
-    Raises:
-      Stopped: If a signal asked for it, after the chunk that was running and a checkpoint.
-    """
-    saved = None if checkpoint is None else checkpoint.load(replay.carries())
-    replay.compile(begins=saved is None)
-    seen = _Seen(replay.place_of, replay.num_evals)
-    per_eval, done = replay.program.chunk[1], 0
-    if saved is None:
-        carries, first = replay.begin()
-        seen.put(jax.tree.map(lambda leaf: processes.fetch(leaf)[:, None], first), 0)
-    else:
-        done, carries = saved.done, saved.states
-        seen.restore(saved.curves, 1 + done // per_eval)
-    pace = _Pace(replay)
-    with contextlib.nullcontext() if checkpoint is None else deferring_stops():
-        while done < replay.num_evals * per_eval:
-            end, began = pace.end_after(done), time.monotonic()
-            carries, (observed, info) = replay.advance(carries, done, end)
-            seen.add(info._asdict(), done // per_eval)
-            if end % per_eval == 0:
-                seen.put(observed, 1 + done // per_eval)
-            pace.note(done, end, time.monotonic() - began)
-            done = end
-            if done % per_eval == 0:
-                report(done // per_eval, seen.kinds["metric"])
-            if checkpoint is not None:
-                number = asked_to_stop()
-                # A longer run goes on from the tick up to which all lanes ran.
-                is_needed = number is not None or done == replay.all_run
-                checkpoint.save(done, carries, seen.kinds, now=is_needed)
-                if number is not None:
-                    raise Stopped(number, saved=True)
-    models = replay.final_models(carries)
-    samples = seen.samples(jax.tree.structure(models))
-    return Curves(seen.kinds["metric"], seen.kinds["info"], models, samples)
-
-
-class _Pace:
-    """Where chunks end: stretches of ticks that take about `SECONDS`, or whole evaluations."""
-
-    SECONDS = 10.0
-    """A third of what is promised, because ticks of equal work may take unequal time."""
-
-    def __init__(self, replay: Replay):
-        (num, per_eval), self._block = replay.program.chunk, replay.program.block
-        self._all_run, self._per_eval, self._whole = replay.all_run, per_eval, num * per_eval
-        self._work = np.concatenate([[0], np.cumsum(replay.work)]) if self._block else np.zeros(0)
-        self._per_second = 0.0
-
-    def end_after(self, done: int) -> int:
-        """Choose the tick with which the chunk after `done` ticks ends."""
-        if not self._block:
-            return done + self._whole
-        last = (1 + done // self._per_eval) * self._per_eval
-        if done < self._all_run < last:
-            last = self._all_run
-        within = self._work[done] + self._per_second * self.SECONDS
-        end = int(np.searchsorted(self._work, within, side="right")) - 1
-        return min(last, done + max(1, (end - done) // self._block) * self._block)
-
-    def note(self, begin: int, end: int, seconds: float) -> None:
-        """Learn from the seconds that a chunk took."""
-        if self._block:
-            self._per_second = (self._work[end] - self._work[begin]) / max(seconds, 1e-6)
-
-
-class _Seen:
-    """What evaluations returned so far, by kind and name.
-
-    Metrics and models are `[L, V + 1, ...]`, infos `[L, V]`.
+      program: The static arguments.
+      lanes: L lanes.
+      holders: `i32[D, H]`, who holds the initial model.
+      starts: Models to start from, leaves `[L, ...]`; None to draw them.
     """
 
-    def __init__(self, place_of: np.ndarray, num_evals: int):
-        """Take `place_of`, `i64[L]`: the row of the device's arrays in which each lane stands."""
-        self._place_of, self._num_evals = place_of, num_evals
-        self.kinds: dict[str, dict[str, np.ndarray]] = {"metric": {}, "model": {}, "info": {}}
-
-    def restore(self, kinds: dict[str, dict[str, np.ndarray]], known: int) -> None:
-        """Take over the first `known` evaluations of an earlier run, which may be a shorter one."""
-        for kind, named in kinds.items():
-            for name, values in named.items():
-                num = min(known, values.shape[1])
-                self._into(kind, name, values)[:, :num] = values[:, :num]
-
-    def put(self, observed: tuple[dict[str, Array], Any], at: int) -> None:
-        """Write evaluations from number `at` on, lanes in their order. Leaves `[>= L, C, ...]`."""
-        metrics, models = observed
-        leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(models))}
-        for kind, named in (("metric", metrics), ("model", leaves)):
-            for name, value in named.items():
-                into = self._into(kind, name, value)
-                into[:, at : at + value.shape[1]] = processes.fetch(value)[self._place_of]
-
-    def add(self, infos: dict[str, Array], at: int) -> None:
-        """Add what evaluations from number `at` on have counted. Leaves `[>= L, C]`."""
-        for name, value in infos.items():
-            into = self._into("info", name, value)
-            into[:, at : at + value.shape[1]] += processes.fetch(value)[self._place_of]
-
-    def samples(self, structure: Any) -> Any:
-        """Return the models in the structure of one model; None if they were not kept."""
-        leaves = self.kinds["model"]
-        if not leaves:
-            return None
-        return jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))])
-
-    def _into(self, kind: str, name: str, like: Any) -> np.ndarray:
-        """Find or make the array of a name, with entries of the shape and type of `[L, C, ...]`."""
-        if name not in self.kinds[kind]:
-            length = self._num_evals + (kind != "info")
-            shape = (len(self._place_of), length, *like.shape[2:])
-            self.kinds[kind][name] = np.zeros(shape, like.dtype)
-        return self.kinds[kind][name]
-
-
-def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
-    """Compute initial carries and the first evaluation of all lanes. holders: `i32[D, H]`."""
-
-    def begin(algorithm: Algorithm, problem: Problem, key: Key, row: Array, holders: Any) -> Any:
+    def begin(
+        algorithm: Algorithm,
+        problem: Problem,
+        key: Key,
+        row: Array,
+        holders: Any,
+        start: Params | None = None,
+    ) -> Any:
+        if start is not None:
+            # `of_lane` made this problem for this trace. Frozen structs refuse a plain assignment.
+            object.__setattr__(problem, "init", lambda key: start)
         state = algorithm.init(stream(key, "init"))
         carry = _Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
@@ -468,7 +378,8 @@ def _begin(program: Program, lanes: Lanes, holders: Array | None) -> Any:
             carry = _Carry(state, first_store(_received(algorithm, state), held.shape[0]))
         return carry, _observe(program, algorithm, problem, carry, held)
 
-    return _over_lanes(begin, program, lanes, tables=holders)
+    varying = () if starts is None else (starts,)
+    return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
 
 
 def _received(algorithm: Algorithm, state: Any) -> Params:
@@ -481,7 +392,14 @@ _begin_soon = jax.jit(_begin, static_argnums=0, compiler_options=COMPILED_QUICKL
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _advance(program: Program, lanes: Lanes, carries: Any, tables: Tables, place: Any) -> Any:
+def _advance(
+    program: Program,
+    lanes: Lanes,
+    carries: Any,
+    tables: Tables,
+    place: Any,
+    is_running: Array | None,
+) -> Any:
     """Replay a chunk.
 
     Args:
@@ -491,8 +409,15 @@ def _advance(program: Program, lanes: Lanes, carries: Any, tables: Tables, place
       tables: Their schedules.
       place: `i32[]`, the number of the chunk's first evaluation; for a stretch of ticks a tuple of
         this, its first tick and the tick after its last, counted from the evaluation before it.
+      is_running: `bool[L]`, which lanes are not stopped; None if none can be.
     """
     num_evals, per_eval = program.chunk
+
+    def advance_or_wait(*inputs: Any) -> Any:
+        *lane, carry, runs = inputs
+        advanced = jax.eval_shape(partial(advance, *lane), carry)[1]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
+        return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
 
     def advance(
         algorithm: Algorithm, problem: Problem, key: Key, row: Array, given: Any, carry: _Carry
@@ -544,7 +469,10 @@ def _advance(program: Program, lanes: Lanes, carries: Any, tables: Tables, place
         )
         return carry, jax.tree.map(lambda leaf: leaf[None], (observed, infos))
 
-    return _over_lanes(advance, program, lanes, tables=(tables, place), varying=(carries,))
+    both = (tables, place)
+    if is_running is None:
+        return _over_lanes(advance, program, lanes, tables=both, varying=(carries,))
+    return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
 
 
 def _summed(infos: Any) -> Any:

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xarray as xr
-
-from fedjax_sim.engine.curves import join_lanes
-from fedjax_sim.launch.parts import read_part
+from fedjax_sim.engine.runs import Run, join_runs, load_runs
+from fedjax_sim.launch.parts import read_part, write_runs
 from fedjax_sim.reporting.results import Folder, Results, first_difference, load, summary
 from fedjax_sim.settings import ConfigError
 
@@ -20,14 +18,14 @@ CHANGED = "-dirty"
 """How the commit ends if some file of the repository differs from it, be it only the README."""
 
 
-def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, xr.Dataset], dict[str, Any]]:
+def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, Any]]:
     """Read the results folders of all parts of a study, and put their lanes together.
 
     Args:
       paths: The folders, in any order.
 
     Returns:
-      The curves of the whole by system, and the content of config.json.
+      The runs of the whole by system, and the content of config.json.
 
     Raises:
       ConfigError: If a folder is not that of a finished part, or if parts do not belong together or
@@ -35,14 +33,15 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, xr.Dataset], dict
     """
     parts = [load(path) for path in paths]
     _check([*map(str, paths)], parts)
-    curves = {}
+    known = [load_runs(path) for path in paths]
+    runs = {}
     for name in parts[0].config["systems"]:
-        lanes = [part.curves[name] for part in parts if name in part.curves]
+        lanes = [part[name] for part in known if name in part]
         if not lanes:
             raise ConfigError("what the parts have", f"no lane of {name}", "all lanes")
-        curves[name] = join_lanes(lanes)
+        runs[name] = join_runs(lanes)
     commits = [part.config["commit"] for part in parts]
-    return curves, {
+    return runs, {
         **_common(parts[0]),
         "commit": next((commit for commit in commits if commit and CHANGED in commit), commits[0]),
         "device": _device([part.config["device"] for part in parts]),
@@ -51,7 +50,7 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, xr.Dataset], dict
 
 def save_merged(
     folder: Folder,
-    curves: Mapping[str, xr.Dataset],
+    runs: Mapping[str, Run],
     config: Mapping[str, Any],
     figures: Mapping[str, "Figure"] | None = None,
 ) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def save_merged(
 
     Args:
       folder: An open results folder.
-      curves: The curves of the whole by system.
+      runs: The runs of the whole by system.
       config: The content of config.json.
       figures: Pictures by file name; those of all metrics if None.
 
@@ -71,6 +70,8 @@ def save_merged(
     """
     from fedjax_sim.reporting import plots  # Slow to import.
 
+    curves = {name: run.curves for name, run in runs.items()}
+    write_runs(folder, runs)
     folder.write_arrays("results.nc", curves)
     for name, figure in (plots.metric_figures(curves) if figures is None else figures).items():
         folder.write_figure(name, figure)

@@ -12,6 +12,8 @@ import numpy as np
 import xarray as xr
 
 from fedjax_sim.engine.division import Unit, divide
+from fedjax_sim.engine.run_files import SETTINGS, arrays_of, settings_of
+from fedjax_sim.engine.runs import Run
 from fedjax_sim.reporting.results import Folder, environment
 from fedjax_sim.settings import ConfigError
 
@@ -60,6 +62,21 @@ def lanes_of_part(
     for name, lane in divide(units, part[1])[part[0]]:
         found.setdefault(name, []).append(lane)
     return found
+
+
+def write_runs(folder: Folder, runs: Mapping[str, Run]) -> None:
+    """Write what runs returned, apart from their curves, for `fedjax_sim.load`.
+
+    Args:
+      folder: An open results folder.
+      runs: The runs, whole or of some lanes, by system.
+
+    Raises:
+      StorageError: If the disk refuses.
+    """
+    for name, groups in arrays_of(runs).items():
+        folder.write_arrays(name, groups)
+    folder.write_bytes(SETTINGS, settings_of(runs))
 
 
 def save_part(

@@ -11,8 +11,10 @@ from fedjax_sim.launch.watch import finish_jobs
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
     from fedjax_sim.engine.placement import Layout
-    from fedjax_sim.engine.sweeps import ProblemT, Run
-    from fedjax_sim.types import HyperT, InfoT, StateT, System
+    from fedjax_sim.engine.runs import Run
+    from fedjax_sim.engine.sweeps import ProblemT
+    from fedjax_sim.engine.watching import OnEvaluation
+    from fedjax_sim.types import HyperT, InfoT, Params, StateT, System
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
@@ -43,6 +45,8 @@ def sweep(
     resume: bool = False,
     progress: bool = True,
     precision: str = "float32",
+    start: "Run | Params | None" = None,
+    on_evaluation: "OnEvaluation | None" = None,
 ) -> "Run[HyperT]":
     """Run a sweep in parts, each in a process that a launcher starts.
 
@@ -69,9 +73,13 @@ def sweep(
         first call.
       progress: Whether to show the progress of all parts.
       precision: As in `fedjax_sim.sweep`.
+      start: As in `fedjax_sim.sweep`.
+      on_evaluation: As in `fedjax_sim.sweep`, but called in the parts' processes, each with its own
+        lanes; anything that `cloudpickle` can carry there.
 
     Returns:
-      What `fedjax_sim.sweep` would have returned.
+      What `fedjax_sim.sweep` would have returned. There are no trackers: several processes cannot
+      share one.
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process.
@@ -79,8 +87,9 @@ def sweep(
     """
     import cloudpickle
 
+    from fedjax_sim.engine.bad_lanes import warn_of_lanes
     from fedjax_sim.engine.placement import Layout
-    from fedjax_sim.engine.sweeps import join_runs
+    from fedjax_sim.engine.runs import join_runs
     from fedjax_sim.settings import ConfigError
 
     where = Path(folder).absolute()
@@ -109,12 +118,16 @@ def sweep(
             "keep_models": keep_models,
             "checkpoint_every": checkpoint_every,
             "precision": precision,
+            "start": start,
+            "on_evaluation": on_evaluation,
         }
         _write_call(where, arguments)
     jobs = [_job(where, i, num_parts) for i in range(num_parts)]
     unfinished = [job for job in jobs if not (job.folder / RUN).is_file()]
     finish_jobs(launcher, unfinished, where, show=progress)
-    return join_runs([cloudpickle.loads((job.folder / RUN).read_bytes()) for job in jobs])
+    run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes()) for job in jobs])
+    warn_of_lanes(run.curves)
+    return run
 
 
 def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:

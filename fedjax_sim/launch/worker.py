@@ -4,12 +4,14 @@ python -m fedjax_sim.launch.worker CALL I/N FOLDER [--resume]
 """
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import cloudpickle
 import jax
 
+from fedjax_sim.engine.bad_lanes import LaneWarning
 from fedjax_sim.engine.placement import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.launch.jobs import RESUME
@@ -37,6 +39,8 @@ def _run(words: Sequence[str]) -> None:
         jax.config.update(name, value)
     keep_compiled()
     use_cores()
+    # The process that launched this one warns of the lanes of all parts.
+    warnings.simplefilter("ignore", LaneWarning)
     run = sweep(
         **arguments,
         part=part,

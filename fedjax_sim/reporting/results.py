@@ -3,6 +3,8 @@
     results.nc     all curves, one netCDF group per system: systems differ in evaluations, swept
                    settings and metrics, so that shared dimensions would be mostly padding;
                    `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
+    models.nc, samples.nc, timelines.nc, settings.pkl
+                   the rest of what `sweep` returned; `fedjax_sim.load(folder, "fedavg")` reads all
     summary.json   final values, see `summary`
     config.json    resolved settings, versions, commit, device
     *.png          pictures
@@ -234,6 +236,10 @@ class Folder:
         tree = xr.DataTree.from_dict(dict(groups))
         self._put(name, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file of the given name."""
+        self._put(name, lambda path: path.write_bytes(content))
+
     def write_figure(self, name: str, figure: "Figure") -> None:
         """Write a figure as a PNG file of the given name."""
         self._put(name, lambda path: figure.savefig(path, dpi=160, format="png"))
@@ -342,8 +348,9 @@ def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
 
     Returns:
       A mapping with `lanes`, `failed_lanes`, `collapsed_lanes`, `flagged`, `seconds` and `systems`.
-      `flagged` lists the failed and the collapsed lanes, see `flagged`. A system has one entry or,
-      if settings were swept, a list of entries under `settings`, each with its values under `set`.
+      `flagged` lists the failed, the collapsed and the stopped lanes, see `flagged`. A system has
+      one entry or, if settings were swept, a list of entries under `settings`, each with its values
+      under `set`.
     """
     lanes = sum(data["failed"].size for data in curves.values())
     failed = sum(int(data["failed"].sum()) for data in curves.values())
@@ -370,20 +377,20 @@ def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
 
 
 def flagged(curves: Mapping[str, xr.Dataset]) -> list[dict[str, Any]]:
-    """List the lanes that failed (some number was not finite) or collapsed to chance.
+    """List the lanes that failed (some number was not finite), collapsed to chance or were stopped.
 
     Args:
       curves: The curves of `sweep`, by system.
 
     Returns:
       For each such lane its `system`, the values of swept settings (`set`), its `seed`, `what`
-      happened to it ("failed" or "collapsed"), and at which `evaluation`, `tick` and
-      `virtual_time` this showed first.
+      happened to it ("failed" or "collapsed", or that it was "stopped"), and at which `evaluation`,
+      `tick` and `virtual_time` this showed first.
     """
     found = []
     for system, data in curves.items():
         for point, lanes in settings_of(data):
-            for what in ("failed", "collapsed"):
+            for what in ("failed", "collapsed", "stopped"):
                 if f"{what}_at" not in lanes:
                     continue
                 for i in np.flatnonzero(lanes[f"{what}_at"].values >= 0):

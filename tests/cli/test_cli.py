@@ -392,15 +392,25 @@ def test_the_swept_local_steps_are_not_the_steps_received(call, tmp_path):
     )
 
 
-def test_diverged_lanes_are_reported_and_left_out(call, tmp_path):
+def test_diverged_lanes_are_reported_and_everything_is_kept(call, tmp_path):
     words = [word for word in QUICK if word not in ("--seeds", "2")]
-    out = call("run", "fedavg", *words, "--seeds", "3,7", "--set", "lr=0.1,1e38")
+    kept = ["--tracker", "csv,tensorboard", "--keep-samples"]
+    out = call("run", "fedavg", *words, *kept, "--seeds", "3,7", "--set", "lr=0.1,1e38")
     assert "fedavg lr=1e+38: 2 of 2 lanes diverged (seeds 3, 7)" in out
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())
     assert (summary["lanes"], summary["failed_lanes"]) == (4, 2)
     good, bad = summary["systems"]["fedavg"]["settings"]
     assert bad["final"]["accuracy"] == {"mean": None, "std": None}
     assert 0 <= good["final"]["accuracy"]["mean"] <= 1
+    # What was asked for is there, with labels.
+    run = fedjax_sim.load(tmp_path / "results")
+    assert run.curves.equals(groups(tmp_path / "results")["fedavg"])
+    assert [hyper.lr for hyper in run.hypers] == [0.1, 0.1, 1e38, 1e38]
+    ends = jax.tree.map(lambda leaf: leaf[:, -1], run.samples)
+    jax.tree.map(np.testing.assert_array_equal, ends, run.models)
+    lines = (tmp_path / "results" / "log.csv").read_text().splitlines()
+    assert sum(",accuracy," in line for line in lines) == 4 * run.curves.sizes["eval"]
+    assert len([*(tmp_path / "results" / "tensorboard").glob("fedavg lr=* seed=*/events*")]) == 4
 
 
 def test_a_users_data_with_partition_and_trace(call, tmp_path):

@@ -24,8 +24,8 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine import checkpoint, groups, longer_runs
 from fedjax_sim.engine.checkpoint import Checkpoint
-from fedjax_sim.engine.groups import _text_of
-from fedjax_sim.engine.replay import _Pace
+from fedjax_sim.engine.chunks import _Pace
+from fedjax_sim.engine.identities import text_of
 from fedjax_sim.lifecycle import (
     STOPPED,
     FolderLock,
@@ -504,4 +504,4 @@ def test_functions_among_the_settings_have_lasting_names() -> None:
         "text",
         None,
     ):
-        assert " at 0x" not in _text_of(value)
+        assert " at 0x" not in text_of(value)

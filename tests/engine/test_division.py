@@ -15,7 +15,7 @@ import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.engine.curves import join_lanes
 from fedjax_sim.engine.division import MOST_UNEVEN, Unit, divide
-from fedjax_sim.engine.sweeps import join_runs
+from fedjax_sim.engine.runs import join_runs
 from fedjax_sim.settings import ConfigError
 
 FAVANO, FEDBUFF = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff"))

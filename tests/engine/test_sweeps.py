@@ -14,8 +14,9 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Layout, datasets, models, partition, problems
 from fedjax_sim.engine.curves import NEVER, collapsed_at
-from fedjax_sim.engine.groups import Options, plan_group
+from fedjax_sim.engine.groups import plan_group
 from fedjax_sim.engine.lanes import Lane, stack_problems
+from fedjax_sim.engine.options import Options
 from fedjax_sim.types import EMPTY, LatentProblem
 
 FAVANO, FEDBUFF, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff", "fedavg"))

@@ -32,6 +32,8 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
         "num_evals": 3,
         "layout": Layout(slots_at_once=4, lanes_at_once=False, client_devices=1),
         "keep_models": True,
+        "start": np.full(3, 0.5),
+        "on_evaluation": lambda progress: [seed == 1 for seed in progress.seeds],
     }
     given: dict[str, Any] = {"folder": tmp_path / "study", "parts": 2, "progress": False}
 
@@ -43,6 +45,8 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
         run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
         again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
     assert run.models.dtype == np.float64
+    assert (run.samples[:, 0] == 0.5).all()
+    assert run.curves.stopped_at.values.tolist() == [[-1, 1]] * 3
     assert_equal_runs(run, whole)
     assert_equal_runs(again, whole)
     with pytest.raises(ConfigError, match="new or empty, or else resumed"):

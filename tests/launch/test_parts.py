@@ -11,11 +11,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import chex
 import pytest
 import xarray as xr
 
 import fedjax_sim
 from fedjax_sim.cli.commands import main
+from fedjax_sim.engine.runs import load_runs
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
@@ -76,6 +78,12 @@ def assert_equal_folders(ours: Path, theirs: Path) -> None:
     # Processes have other numbers of devices, and whoever works on the repository changes a commit.
     ours_config, theirs_config = ({**each[2], "device": 0, "commit": 0} for each in (a, b))
     assert json.dumps(ours_config) == json.dumps(theirs_config)
+    runs, others = load_runs(ours), load_runs(theirs)
+    for name, run in runs.items():
+        chex.assert_trees_all_equal(run.models, others[name].models)
+        chex.assert_trees_all_equal(run.timelines, others[name].timelines)
+        chex.assert_trees_all_equal(run.hypers, others[name].hypers)
+        assert len(run.hypers) == run.curves.failed.size
     for picture in ours.glob("*.png"):
         assert picture.read_bytes() == (theirs / picture.name).read_bytes()
 
@@ -131,7 +139,8 @@ def test_parts_that_do_not_belong_together_are_refused(
     other_jax = changed("jax", lambda config: config["versions"].update(jax="0.1"))
     whole_run = changed("whole", lambda config: config.pop("part"))
     wrong_lanes = changed("lanes", lambda config: None)
-    shutil.copy(parts[0] / "results.nc", Path(wrong_lanes) / "results.nc")
+    for name in ("results.nc", "models.nc", "timelines.nc", "settings.pkl"):
+        shutil.copy(parts[0] / name, Path(wrong_lanes) / name)
     (tmp_path / "unfinished").mkdir()
     for folders, words in (
         ([first, third], "complete (missing: 1/3)"),

@@ -94,18 +94,20 @@ def test_summary_leaves_failed_lanes_out():
     assert none_left["systems"]["x"]["final"]["accuracy"] == {"mean": None, "std": None}
 
 
-def test_summary_names_failed_and_collapsed_lanes():
-    """A collapsed lane stays in the means, because its numbers are finite."""
+def test_summary_names_failed_collapsed_and_stopped_lanes():
+    """Collapsed and stopped lanes stay in the means, because their numbers are finite."""
     data = curves(
         [[0.1, np.nan, np.nan], [0.1, 0.6, 0.1], [0.1, 0.8, 0.8]], failed=[True, False, False]
     )
     data = data.assign(failed_at=("seed", [1, -1, -1]), collapsed_at=("seed", [-1, 2, -1]))
+    data = data.assign(stopped_at=("seed", [-1, -1, 1]))
     summary = results.summary({"x": data})
     assert (summary["failed_lanes"], summary["collapsed_lanes"]) == (1, 1)
     entry = {"system": "x", "set": {}}
     assert summary["flagged"] == [
         entry | {"seed": 0, "what": "failed", "evaluation": 1, "tick": 1, "virtual_time": 10.0},
         entry | {"seed": 1, "what": "collapsed", "evaluation": 2, "tick": 2, "virtual_time": 20.0},
+        entry | {"seed": 2, "what": "stopped", "evaluation": 1, "tick": 1, "virtual_time": 10.0},
     ]
     assert summary["systems"]["x"]["final"]["accuracy"]["mean"] == pytest.approx(0.45)
     assert failures({"x": data}) == [
@@ -113,6 +115,8 @@ def test_summary_names_failed_and_collapsed_lanes():
         "It showed first at evaluation 1.",
         "x: 1 of 3 lanes ended at chance, without being better than a constant guess (seeds 1). "
         "It showed first at evaluation 2.",
+        "x: 1 of 3 lanes were stopped early, and count with their last values (seeds 2). "
+        "It showed first at evaluation 1.",
     ]
 
 

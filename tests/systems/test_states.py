@@ -70,9 +70,9 @@ def test_old_versions_in_the_compiled_program(
     system, carried = fedjax_sim.SYSTEMS[name], []
     advance = replay.Replay.advance
 
-    def noted(self: replay.Replay, carries: Any, begin: int, end: int) -> Any:
+    def noted(self: replay.Replay, carries: Any, *inputs: Any) -> Any:
         carried.append([leaf.shape for leaf in jax.tree.leaves(carries)])
-        return advance(self, carries, begin, end)
+        return advance(self, carries, *inputs)
 
     monkeypatch.setattr(replay.Replay, "advance", noted)
     for client_variance in (False, True):

@@ -1,0 +1,161 @@
+"""Check what the caller of a sweep gives, and list the lanes."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.engine.curves import Grid
+from fedjax_sim.engine.lanes import Lane
+from fedjax_sim.engine.options import Options
+from fedjax_sim.engine.placement import Layout, check_layout, check_precision
+from fedjax_sim.settings import ConfigError, check, fields
+from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System
+
+
+def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
+    """List seeds and the values of settings."""
+    numbers = range(seeds) if isinstance(seeds, (int, np.integer)) else seeds
+    values = {name: _listed(f"values of {name}", each) for name, each in (settings or {}).items()}
+    return Grid(values, _listed("seeds", numbers))
+
+
+def list_lanes(
+    system: System, problem: Any, hyper: Any, grid: Grid, options: Options
+) -> list[Lane]:
+    """Check the inputs and list the lanes: settings as given, then seeds."""
+    seeds, settings = list(grid.seeds), grid.settings
+    _check_run(system, seeds, settings, options)
+    hyper = system.Hyper() if hyper is None else hyper
+    points = [
+        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
+    ]
+    hypers = [dataclasses.replace(hyper, **point) for point in points]
+    for each in hypers:
+        check(each)
+    problems = _problems_of(problem, seeds)
+    _check_kind(system, problems)
+    _check_clients(hypers, problems)
+    completed = _completed(system, hypers, problems)
+    return [
+        Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
+        for p in range(len(points))
+        for s, seed in enumerate(seeds)
+    ]
+
+
+def _problems_of(problem: Any, seeds: list[int]) -> list[AnyProblem]:
+    """Return one problem per seed."""
+    if isinstance(problem, AnyProblem):
+        return [problem] * len(seeds)
+    if callable(problem):
+        return [problem(seed) for seed in seeds]
+    if len(problem) != len(seeds):
+        raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
+    return list(problem)
+
+
+def _check_kind(system: System, problems: list[AnyProblem]) -> None:
+    kind = system.fit.learns
+    for problem in _distinct(problems):
+        if not isinstance(problem, kind):
+            allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
+            raise ConfigError("problem", type(problem).__name__, allowed)
+
+
+def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:
+    """Leave out repetitions of an object; thousands of seeds often have one problem."""
+    return list({id(problem): problem for problem in problems}.values())
+
+
+def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
+    for hyper, problem in itertools.product(hypers, _distinct(problems)):
+        num_clients = problem.counts.shape[0]
+        if hyper.num_clients != num_clients:
+            raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
+
+
+def _completed(
+    system: System[HyperT, Any, Any], hypers: list[HyperT], problems: list[AnyProblem]
+) -> list[list[HyperT]]:
+    """Complete each point's settings from each seed's problem, once for each distinct problem."""
+    found: dict[tuple[int, int], HyperT] = {}
+    for (p, hyper), problem in itertools.product(enumerate(hypers), problems):
+        if (p, id(problem)) not in found:
+            found[p, id(problem)] = _with_message_bits(
+                system, system.fit.complete(hyper, problem), problem
+            )
+    return [[found[p, id(problem)] for problem in problems] for p in range(len(hypers))]
+
+
+def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> HyperT:
+    """Set how many bits messages have, if the clock needs to know."""
+    this: Any = hyper
+    if not getattr(this, "needs_message_bits", False):
+        return hyper
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    return this.with_message_bits(*system.messages.bits(model, hyper))
+
+
+def _listed(field: str, values: Any) -> list[Any]:
+    """Make a list of a user's sequence."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(field, values, "a list")
+    return list(values)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Tell whether a value is a whole number that is large enough."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and int(value) >= least
+
+
+def _check_run(
+    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], options: Options
+) -> None:
+    """Check everything that can be checked without problems and timelines."""
+    if not isinstance(system, System):
+        raise ConfigError("system", system, "a System, such as fedjax_sim.SYSTEMS['favano']")
+    is_valid = all(is_whole(seed, 0) and seed < 2**31 for seed in seeds)
+    if not seeds or not is_valid or len(set(seeds)) < len(seeds):
+        allowed = f"different whole numbers from 0 to {2**31 - 1}, at least one"
+        raise ConfigError("seeds", seeds, allowed)
+    budget = options.time_budget
+    if (budget is None) == (options.num_ticks is None):
+        raise ConfigError("time_budget", budget, "given, or else num_ticks, but not both")
+    if budget is not None and not (np.isfinite(budget) and budget > 0):
+        raise ConfigError("time_budget", budget, "a finite number above 0")
+    for name in ("num_ticks", "num_evals", "max_lanes", "evals_per_chunk"):
+        value = getattr(options, name)
+        if value is not None and not is_whole(value, 1):
+            raise ConfigError(name, value, "a whole number of at least 1")
+    if options.checkpoint is not None and jax.process_count() > 1:
+        allowed = "None with several processes, which cannot write one"
+        raise ConfigError("checkpoint", str(options.checkpoint), allowed)
+    if options.on_evaluation is not None and jax.process_count() > 1:
+        allowed = "None with several processes, which could decide differently"
+        raise ConfigError("on_evaluation", options.on_evaluation, allowed)
+    if options.on_evaluation is not None and not callable(options.on_evaluation):
+        raise ConfigError(
+            "on_evaluation", options.on_evaluation, "a function of a Progress, or None"
+        )
+    for tracker in options.trackers:
+        if not callable(getattr(tracker, "log", None)):
+            allowed = "trackers, such as fedjax_sim.reporting.trackers.CSV(FILE)"
+            raise ConfigError("trackers", tracker, f"a list of {allowed}")
+    check_precision(options.precision)
+    if not isinstance(options.layout, Layout):
+        raise ConfigError("layout", options.layout, "a fedjax_sim.Layout")
+    check_layout(options.layout)
+    if options.client_variance and system.fit.learns is LatentProblem:
+        allowed = f"False for {system.name}, whose clients hold statistics and no models"
+        raise ConfigError("client_variance", True, allowed)
+    known = fields(system.Hyper)
+    for name, values in settings.items():
+        if name not in known:
+            raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
+        if not values or len({repr(value) for value in values}) < len(values):
+            raise ConfigError(f"values of {name}", values, "at least one, all different")

@@ -1,0 +1,42 @@
+"""The options of a sweep that apply to all of its lanes."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.engine.placement import Layout
+from fedjax_sim.engine.progress import Shown, is_shown
+from fedjax_sim.engine.watching import OnEvaluation
+from fedjax_sim.types import Tracker
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `sweep` that apply to all lanes; see there.
+
+    Attributes:
+      devices: Devices to compile for, if these are only described; () to run on the local ones.
+    """
+
+    time_budget: float | None
+    num_ticks: int | None
+    num_evals: int
+    layout: Layout
+    max_lanes: int | None = None
+    evals_per_chunk: int | None = None
+    client_variance: bool = False
+    keep_models: bool = False
+    checkpoint: Path | None = None
+    checkpoint_every: float = 20.0
+    resume: bool = False
+    progress: Shown = False
+    precision: str = "float32"
+    on_evaluation: OnEvaluation | None = None
+    trackers: tuple[Tracker, ...] = ()
+    devices: tuple[Any, ...] = ()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the host wants to see every evaluation."""
+        shows = self.progress is not False and is_shown(self.progress)
+        return shows or self.on_evaluation is not None or bool(self.trackers)

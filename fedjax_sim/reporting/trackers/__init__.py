@@ -1,0 +1,26 @@
+"""Trackers: keep the metrics of lanes while they run, for TensorBoard and other tools.
+
+    sweep(..., trackers=[trackers.CSV("log.csv"), trackers.TensorBoard("logs")])
+    fedjax-sim run favano --tracker csv,tensorboard --out results
+
+A tracker is anything with the methods `log` and `close` of `fedjax_sim.types.Tracker`. Each
+evaluation of each lane is logged once. A resumed run logs everything from its beginning again, so
+that its log is whole. The packages behind TensorBoard, Weights & Biases and MLflow are extras, such
+as `pip install "fedjax-sim[tensorboard]"`, and are loaded when such a tracker is made.
+"""
+
+from fedjax_sim.reporting.trackers.catalogue import TRACKERS, check_tracker, make_tracker
+from fedjax_sim.reporting.trackers.csv_file import CSV
+from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
+from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard
+from fedjax_sim.reporting.trackers.weights_and_biases import WandB
+
+__all__ = [
+    "CSV",
+    "TRACKERS",
+    "MLflow",
+    "TensorBoard",
+    "WandB",
+    "check_tracker",
+    "make_tracker",
+]

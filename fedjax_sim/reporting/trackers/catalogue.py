@@ -1,0 +1,53 @@
+"""Trackers by name."""
+
+import os
+import shutil
+from pathlib import Path
+
+from fedjax_sim.reporting.trackers.csv_file import CSV
+from fedjax_sim.reporting.trackers.labels import load_extra
+from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
+from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard
+from fedjax_sim.reporting.trackers.weights_and_biases import WandB
+from fedjax_sim.types import Tracker
+
+TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
+"""Names on the command line, and the package behind each."""
+
+
+def check_tracker(name: str) -> None:
+    """Check that the package behind a tracker is installed.
+
+    Args:
+      name: One of `TRACKERS`.
+
+    Raises:
+      ConfigError: If it is not.
+    """
+    load_extra(name, TRACKERS[name])
+
+
+def make_tracker(name: str, folder: str | Path) -> Tracker:
+    """Make a tracker that writes into a results folder, and remove its older log there.
+
+    MLflow writes to where MLFLOW_TRACKING_URI says instead, if that is set.
+
+    Args:
+      name: One of `TRACKERS`.
+      folder: The results folder; the tracker's files get its name there.
+
+    Raises:
+      ConfigError: If a package is not installed.
+    """
+    within = Path(folder).absolute() / name
+    if name == "csv":
+        return CSV(within.with_name("log.csv"))
+    if name == "tensorboard":
+        made: Tracker = TensorBoard(within)
+        shutil.rmtree(within, ignore_errors=True)
+        return made
+    if name == "wandb":
+        return WandB(within, os.environ.get("WANDB_PROJECT", "fedjax-sim"))
+    within.mkdir(parents=True, exist_ok=True)
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{within / 'mlflow.db'}"
+    return MLflow(uri)

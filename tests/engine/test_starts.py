@@ -1,0 +1,122 @@
+"""Runs that start from a given model, or from the models of another run."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import ConfigError, Layout
+from fedjax_sim.types import LatentProblem, Plan
+
+FEDAVG, FEDEM, LANGEVIN = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "fedem", "langevin"))
+OPTIONS: dict[str, Any] = {"num_ticks": 4, "num_evals": 2, "layout": Layout(4, False, 1)}
+
+
+@pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
+def test_every_system_draws_its_model_by_the_problems_init(
+    name: str, regression: Callable, noisy_mean: Callable, small: Callable
+) -> None:
+    """So that a problem whose `init` returns a given model lets the system start from it."""
+    system = fedjax_sim.SYSTEMS[name]
+    is_latent = system.fit.learns is LatentProblem
+    problem = noisy_mean(start=None) if is_latent else regression(is_split=name == "fedper")
+    hyper = system.fit.complete(small(system), problem)
+    shapes = jax.eval_shape(problem.init, jax.random.key(0))
+    start = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.375, leaf.dtype), shapes)
+    object.__setattr__(problem, "init", lambda key: start)
+    algorithm = system.algorithm(problem, hyper, Plan(rows=3))
+    model = algorithm.model(algorithm.init(jax.random.key(1)))
+    # The model of FedPer is a mean over clients.
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), model, start)
+
+
+def test_lanes_start_from_the_same_lane_of_a_run(regression: Callable, small: Callable) -> None:
+    """By labels, not by position; settings that the first run did not sweep share a lane."""
+    problem, hyper = regression(), small(FEDAVG)
+
+    def run(**options: Any) -> fedjax_sim.Run:
+        return fedjax_sim.sweep(FEDAVG, problem, hyper, **{**OPTIONS, **options})
+
+    first = run(settings={"lr": [0.02, 0.05]}, seeds=[5, 2])
+    again = run(settings={"lr": [0.05, 0.02]}, seeds=[2, 5], start=first)
+    np.testing.assert_array_equal(
+        [again.curves[f"w{i}"][:, :, 0] for i in range(3)],
+        [first.curves[f"w{i}"][::-1, ::-1, -1] for i in range(3)],
+    )
+    assert (again.curves.loss[..., -1] < first.curves.loss[..., -1].values[::-1, ::-1]).any()
+    one = first.lane(lr=0.05, seed=2)
+    np.testing.assert_array_equal(one.models, first.models[3])
+    for start in (one, np.asarray(one.models, "float64")):
+        shared = run(settings={"lr": [0.02, 0.05]}, seeds=[0, 1], start=start)
+        for i in range(3):
+            assert (shared.curves[f"w{i}"][..., 0] == one.models[i]).all()
+    # A lane of a run that swept less is the start of several.
+    wider = fedjax_sim.sweep(
+        *(FEDAVG, problem, small(FEDAVG, lr=0.05)),
+        **OPTIONS,
+        settings={"weighting": ["equal", "examples"]},
+        seeds=[5, 2],
+        start=first,
+    )
+    np.testing.assert_array_equal(wider.curves.w0[:, :, 0], [first.curves.w0[1, :, -1].values] * 2)
+
+
+def test_systems_of_expectation_maximisation_start_from_statistics(
+    noisy_mean: Callable, small: Callable
+) -> None:
+    """Its final models are statistics, and a second run begins with them."""
+    problem = noisy_mean(start=None)
+    first = fedjax_sim.sweep(FEDEM, problem, small(FEDEM), seeds=2, **OPTIONS)
+    again = fedjax_sim.sweep(FEDEM, problem, small(FEDEM), seeds=2, start=first, **OPTIONS)
+    for i in range(first.models.shape[1]):
+        np.testing.assert_array_equal(again.curves[f"w{i}"][:, 0], first.models[:, i])
+    assert (again.models != first.models).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (np.zeros(4), r"start at the model is 'float\d\d\[4\]', but must be float32\[3\], as in"),
+        (np.zeros(3, complex), r"start at the model is 'complex"),
+        ({"w": np.zeros(3)}, "structure of start is"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(
+    start: Any, words: str, regression: Callable, small: Callable, compiled: list[str]
+) -> None:
+    problem, hyper = regression(), small(FEDAVG)
+    compiled.clear()
+    with pytest.raises(ConfigError, match=words):
+        fedjax_sim.sweep(FEDAVG, problem, hyper, start=start, **OPTIONS)
+    assert not [name for name in compiled if "advance" in name]
+
+
+def test_a_chain_goes_on_with_the_bits_of_the_longer_one(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """All samples, from Python; the start is part of what a resumed run must have in common."""
+    problem, hyper = regression(), small(LANGEVIN)
+
+    def run(**options: Any) -> fedjax_sim.Run:
+        chosen = {"seeds": 2, "settings": {"temperature": [1e-3, 1e-2]}, "keep_models": True}
+        return fedjax_sim.sweep(
+            LANGEVIN, problem, hyper, layout=OPTIONS["layout"], **{**chosen, **options}
+        )
+
+    start = np.full(3, 0.5, "float32")
+    run(num_ticks=6, num_evals=3, checkpoint=tmp_path, start=start)
+    longer = run(num_ticks=12, num_evals=3, checkpoint=tmp_path, resume=True, start=start)
+    expected = run(num_ticks=12, num_evals=6, start=start)
+    np.testing.assert_array_equal(longer.samples, expected.samples)
+    np.testing.assert_array_equal(longer.curves.loss, expected.curves.loss)
+    assert (longer.samples[:, 0] == 0.5).all() and longer.samples.shape[1] == 7
+    with pytest.raises(ConfigError, match="differs in start"):
+        run(num_ticks=12, num_evals=3, checkpoint=tmp_path, resume=True, start=2 * start)
+    with pytest.raises(ConfigError, match=r"one with a lane of temperature=0.001, seed=2, or for"):
+        run(num_ticks=6, num_evals=3, seeds=[2], start=longer)
