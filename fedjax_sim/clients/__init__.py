@@ -27,7 +27,7 @@ from fedjax_sim.clients.optimizer_states import (
     first_optimizers,
     lasting_training,
 )
-from fedjax_sim.clients.personal import PersonalLeaves, join, personal_metrics
+from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
 from fedjax_sim.clients.whole_gradients import check_exact, gradients_at
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "check_exact",
     "first_optimizers",
     "gradients_at",
-    "join",
     "lasting_training",
     "local_expectation",
     "local_steps",

@@ -20,6 +20,7 @@ from fedjax_sim.engine.curves import Grid, join_lanes, label_curves, label_lanes
 from fedjax_sim.engine.division import Unit, divide
 from fedjax_sim.engine.groups import Options, plan_group, units_of
 from fedjax_sim.engine.lanes import Lane, groups_of
+from fedjax_sim.engine.metric_names import describe_metrics
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import (
     Layout,
@@ -52,7 +53,8 @@ class Run(Generic[HyperT]):
     Lanes are in the order of the flattened dimensions: settings as given, then seeds.
 
     Attributes:
-      curves: Metrics with dimensions (swept names..., seed, eval). Coordinates: time, ticks,
+      curves: Metrics with dimensions (swept names..., seed, eval), and further ones that a metric
+        names, see `fedjax_sim.types.Problem.evaluate`. Coordinates: time, ticks,
         local_steps, uplink_bits, downlink_bits, and further traffic that the system counts (see
         `fedjax_sim.types.Messages`). Per lane: staleness_mean and staleness_max in
         server versions, the algorithm's `Info` (gradient evaluations executed and needed), and
@@ -277,6 +279,7 @@ def sweep(
         curves = label_curves(parts, grid, system.name)
     else:
         curves = label_lanes(parts, grid, system.name, places)
+    curves = describe_metrics(curves, [lane.problem for lane in whole])
     curves.attrs |= {
         "seconds_compile": meter.seconds,
         "seconds_run": time.perf_counter() - began - meter.seconds,
@@ -483,6 +486,7 @@ def _lanes_of(system: System, problem: Any, hyper: Any, grid: Grid, options: Opt
     problems = _problems_of(problem, seeds)
     _check_kind(system, problems)
     _check_clients(hypers, problems)
+    _check_models(problems)
     completed = _completed(system, hypers, problems)
     return [
         Lane(p * len(seeds) + s, completed[p][s], problems[s], seed)
@@ -520,6 +524,30 @@ def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
         num_clients = problem.counts.shape[0]
         if hyper.num_clients != num_clients:
             raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
+
+
+def _check_models(problems: list[AnyProblem]) -> None:
+    """Check that models and metrics of all problems have one form, so that lanes fit together."""
+    first: dict[str, Any] = {}
+    distinct = {_form_of(problem): problem for problem in _distinct(problems)}
+    for problem in distinct.values() if len(distinct) > 1 else ():
+        model = jax.eval_shape(problem.init, jax.random.key(0))
+        metrics: Any = jax.eval_shape(problem.evaluate, model)
+        found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
+        for name, shapes in found.items():
+            if shapes != first.setdefault(name, shapes):
+                allowed = f"those of another problem in the same call, {first[name]}"
+                raise ConfigError(f"shapes of a problem's {name}", shapes, allowed)
+
+
+def _form_of(problem: AnyProblem) -> Any:
+    leaves, structure = jax.tree.flatten(problem)
+    return structure, tuple(np.shape(leaf) for leaf in leaves)
+
+
+def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
 
 
 def _completed(

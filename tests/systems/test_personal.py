@@ -10,11 +10,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Plan
-from fedjax_sim.clients import join
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
+from fedjax_sim.trees import join
 
 FEDPER = fedjax_sim.SYSTEMS["fedper"]
 

@@ -11,8 +11,14 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedjax_sim.reporting.plots.fairness import clients_figure
 from fedjax_sim.reporting.plots.style import COLORS, FACE, LABELS, STYLES, TITLES, dress
-from fedjax_sim.reporting.results import label_of, metrics_of, settings_of
+from fedjax_sim.reporting.results import (
+    client_metrics_of,
+    label_of,
+    metrics_of,
+    settings_of,
+)
 
 GRID_POINTS = 101
 LOG_SPAN = 100
@@ -39,7 +45,8 @@ def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
 def metric_figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
     """Draw a picture of every metric, by file name.
 
-    Metrics that are one of many, such as the weight of a mixture's component, are left out.
+    Metrics that are one of many, such as the weight of a mixture's component, are left out, and so
+    are those with dimensions, except for metrics of clients, of which a histogram is drawn.
 
     Args:
       curves: The curves of `sweep`, by system.
@@ -51,7 +58,10 @@ def metric_figures(curves: Mapping[str, xr.Dataset]) -> dict[str, Figure]:
     metrics = dict.fromkeys(
         metric for data in curves.values() for metric in metrics_of(data) if not is_entry(metric)
     )
-    return {f"{metric}.png": curves_figure(curves, metric) for metric in metrics}
+    of_clients = dict.fromkeys(name for data in curves.values() for name in client_metrics_of(data))
+    return {f"{metric}.png": curves_figure(curves, metric) for metric in metrics} | {
+        f"{metric}.png": clients_figure(curves, metric) for metric in of_clients
+    }
 
 
 def curves_figure(
