@@ -36,7 +36,8 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     """
     from flax import nnx
 
-    graph, params, rest = nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+    parts: Any = nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+    graph, params, rest = parts
     for variable in jax.tree.leaves(rest, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
         if not isinstance(variable, nnx.RngState):
             allowed = "parameters and random streams only"

@@ -3,6 +3,7 @@
 Dimension letters: those of `supervision`; `F` features, `D` numbers that are predicted.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack, overload
@@ -202,16 +203,7 @@ def supervised(
     data, num = _arrays("data", data)
     if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
         raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
-    if (split is None) == (clients is None):
-        raise ConfigError("split", split, "a partition, or else left out and `clients` given")
-    names: tuple[Hashable, ...] | None = None
-    if clients is not None:
-        clients = list(clients)
-        _check_length("clients", len(clients), num)
-        split, names = partition_by_ids(clients)
-    partitions = split if isinstance(split, list) else [split]
-    for partition in partitions:
-        check_partition(partition, num)
+    partitions, names = _owners(split, clients, num)
     owned: list[Partition] | None = None
     if isinstance(test, float | int):
         pairs = [hold_out(partition, test, seed) for partition in partitions]
@@ -228,10 +220,7 @@ def supervised(
         counts=jnp.ones(1, "int32"),
         model=model,
         loss_of=loss,
-        metrics=tuple(
-            (name, each if isinstance(each, Metric) else Metric(each))
-            for name, each in (metrics or {}).items()
-        ),
+        metrics=tuple((name, _metric(each)) for name, each in (metrics or {}).items()),
         mask_of=mask,
         prepare=Preparation(prepare),
         augmentation=augment,
@@ -241,6 +230,7 @@ def supervised(
         test_block=test_block,
     )
     made = assign_examples(with_start(problem, start, frozen), partitions, owned)
+    _check_mask(problem)
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])
     return made if isinstance(split, list) else made[0]
@@ -289,6 +279,19 @@ def assign_examples(
         each.replace(test_index=index, test_counts=counts)
         for each, (index, counts) in zip(made, own, strict=True)
     ]
+
+
+def _check_mask(problem: Supervised) -> None:
+    """Check that every example has an entry that counts, because a mini-batch may be of one."""
+    mask_of = problem.mask_of
+    if mask_of is None:
+        return
+    for name, data in (("data", problem.data), ("test", problem.test_data)):
+        mask = np.asarray(mask_of(problem.prepare(data)[1]))
+        empty = np.flatnonzero(~mask.reshape(len(mask), -1).any(axis=1))
+        if len(empty):
+            allowed = "true of at least one of its entries"
+            raise ConfigError(f"mask of example {empty[0]} of {name}", False, allowed)
 
 
 def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
@@ -467,14 +470,39 @@ def _check_options(model: Any, prior_precision: float | None, test_block: int) -
         raise ConfigError("test_block", test_block, "a whole number of at least 1")
 
 
+def _owners(
+    split: Partition | list[Partition] | None, clients: Iterable[Hashable] | None, num: int
+) -> tuple[list[Partition], tuple[Hashable, ...] | None]:
+    """List the partitions that are given, or make the one that ids tell; return clients' names."""
+    if clients is not None and split is None:
+        ids = list(clients)
+        _check_length("clients", len(ids), num)
+        partition, names = partition_by_ids(ids)
+        return [partition], names
+    if split is None or clients is not None:
+        raise ConfigError("split", split, "a partition, or else left out and `clients` given")
+    partitions = split if isinstance(split, list) else [split]
+    for partition in partitions:
+        check_partition(partition, num)
+    return partitions, None
+
+
+def _metric(given: PerExample | Metric) -> Metric:
+    """Make a hashable metric."""
+    metric = given if isinstance(given, Metric) else Metric(given)
+    dims = (metric.dims,) if isinstance(metric.dims, str) else tuple(metric.dims)
+    return metric._replace(dims=dims, labels=tuple(tuple(each) for each in metric.labels))
+
+
 def _arrays(name: str, data: Any) -> tuple[Any, int]:
     """Put a pytree of arrays on the device; return it and the number of examples."""
-    try:
-        arrays = jax.tree.map(jnp.asarray, data)
-        lengths = {leaf.shape[0] for leaf in jax.tree.leaves(arrays)}
-    except (TypeError, ValueError, IndexError) as error:
-        allowed = f"arrays with examples first ({_first_line(error)})"
-        raise ConfigError(name, type(data).__name__, allowed) from error
+    given, structure = jax.tree.flatten(data)
+    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in given]
+    for leaf in leaves:
+        if np.ndim(leaf) < 1 or np.dtype(leaf.dtype).kind not in "biuf":
+            raise ConfigError(f"an array of {name}", _form(leaf), "numbers, with examples first")
+    arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+    lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
     for path, leaf in zip(trees.paths_of(arrays), jax.tree.leaves(arrays), strict=True):
@@ -513,7 +541,8 @@ def _test_on_held_out(made: list[Supervised], tests: Sequence[Partition]) -> lis
     ]
     most = max(len(row) for row in rows)
     return [
-        problem.replace(
+        dataclasses.replace(
+            problem,
             test_rows=jnp.asarray(np.pad(row, (0, most - len(row))), "int32"),
             num_tests=jnp.int32(len(row)),
         )

@@ -247,9 +247,7 @@ def make_classifications(
         metrics=(("accuracy", Metric(is_right)), *classes),
         prepare=Normalisation(jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")),
         augmentation=None if augmentation is None else OfImages(augmentation),
-        prior_precision=None
-        if prior_precision is None
-        else jnp.asarray(prior_precision, "float32"),
+        prior_precision=prior,
         per_client=per_client,
     )
     tests = None if test_partition is None else [test_partition]

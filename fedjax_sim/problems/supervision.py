@@ -174,9 +174,8 @@ class Supervised:
           key: As in `loss`.
         """
         losses, mask = self._losses(params, rows, key)
-        if mask is None:
-            return losses.mean() + self._penalty(params)
-        return _mean_among(losses, mask) + self._penalty(params)
+        mean = losses.mean() if mask is None else _mean_among(losses, mask)
+        return mean if self.prior_precision is None else mean + self._penalty(params)
 
     def alone(self, client: Array) -> "OneClient":
         """Look up the losses of one client.
@@ -316,8 +315,8 @@ class Supervised:
         options: dict[str, Any] = {"train": True, "rngs": rngs} if takes_train(self.model) else {}
         inputs, targets = self.prepare(batch)
         outputs = self.model.apply(self.parameters(params), inputs, **options)
-        losses = self.loss_of(outputs, targets)
         mask = None if self.mask_of is None else self.mask_of(targets)
+        losses = self.loss_of(outputs, targets)
         chex.assert_shape(losses, rows.shape if mask is None else mask.shape)
         return losses, mask
 
@@ -363,7 +362,7 @@ class Supervised:
         }
 
     def _penalty(self, params: Params) -> Array | float:
-        """Compute the prior's part of one example's loss."""
+        """Compute the prior's part of one example's loss; 0 without a prior."""
         if self.prior_precision is None:
             return 0.0
         per_example = self.prior_precision / (2 * self.counts.sum())
@@ -417,6 +416,5 @@ def _along(flags: Array, like: Array) -> Array:
 
 
 def _mean_among(losses: Array, mask: Array) -> Array:
-    """Average losses over the entries that count; 0 if none does."""
-    total = jnp.where(mask, losses, 0).sum()
-    return total / jnp.maximum(mask.sum(), 1).astype(losses.dtype)
+    """Average losses over the entries that count."""
+    return jnp.where(mask, losses, 0).sum() / mask.sum().astype(losses.dtype)
