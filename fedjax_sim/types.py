@@ -248,7 +248,11 @@ class SeparableProblem(Problem, Protocol):
 
 
 class PersonalProblem(Problem, Protocol):
-    """A problem that can evaluate the models of single clients."""
+    """A problem that can evaluate the models of single clients.
+
+    Systems with such models report the means over clients. If the problem also has an attribute
+    `per_client` that is true, they report every client's metrics as well.
+    """
 
     def evaluate_clients(self, model_of: Callable[[Array], Params]) -> Mapping[str, Array]:
         """Compute metrics of every client's model on examples like the client's own.

@@ -1,10 +1,10 @@
 """What is learnt: clients' data and a loss, as `fedjax_sim.types.Problem` asks for.
 
-`supervised` (in `building`) builds a problem from any network, loss and data; `supervision` has the
-problem itself, `losses` the usual losses and metrics. Images (`classification`, with the random
-changes of `augmentation`) and texts (`next_character`) are cases of it. Problems with a known
-answer are in `quadratic` (known optimum) and `gaussian` (known posterior),
-Bayesian regression in `logistic`. `latent` has latent-variable models for expectation
+`supervised` (in `building`) builds a problem from any network, loss and data, and `checking` checks
+their shapes; `supervision` has the problem itself, `losses` the usual losses and metrics. Images
+(`classification`, with the random changes of `augmentation`) and texts (`next_character`) are cases
+of it. Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known
+posterior), Bayesian regression in `logistic`. `latent` has latent-variable models for expectation
 maximisation. `client_data` checks and pads partitions for all of them.
 """
 

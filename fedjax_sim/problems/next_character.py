@@ -16,7 +16,8 @@ from flax import struct
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import losses
-from fedjax_sim.problems.building import assign_examples, check_shapes, with_start
+from fedjax_sim.problems.building import assign_examples, with_start
+from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.client_data import check_partition
 from fedjax_sim.problems.losses import Metric, cross_entropy
 from fedjax_sim.problems.supervision import Preparation, Supervised
