@@ -10,6 +10,10 @@ FACE, GREY = "#333333", "#888888"
 LABELS = {
     "accuracy": "test accuracy",
     "loss": "test loss (nats)",
+    "client_accuracy": "accuracy on each client's test examples",
+    "client_loss": "loss on each client's test examples (nats)",
+    "personal_client_accuracy": "accuracy of each client's model on its test examples",
+    "personal_client_loss": "loss of each client's model on its test examples (nats)",
     "client_variance": "client variance",
     "objective": "objective F",
     "mean_field": "||h(S)||²",
