@@ -12,10 +12,9 @@ import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.systems import fedavg
 
-sources = [inspect.getsource(module)[:4000] for module in (argparse, json, pprint, textwrap)]
+sources = [inspect.getsource(module)[:6000] for module in (argparse, json, pprint, textwrap)]
 words = [" ".join(source.replace(":", ";").split()) for source in sources]
-play = "\n\n".join(f"M{i}:\n{w}" for i, w in enumerate(words))
-text = datasets.from_text(play, sequence_length=32, name="sources")
+text = datasets.from_text("\n\n".join(f"M{i}:\n{w}" for i, w in enumerate(words)), name="sources")
 split = partition.natural(text.train_speakers, client_ids=text.train_clients, num_clients=4, seed=0)
 hyper = fedavg.Hyper(num_clients=4, num_selected=2, batch_size=8, lr=0.003, optimizer=optax.adam)
 start = None

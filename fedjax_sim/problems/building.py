@@ -192,7 +192,7 @@ def supervised(
     """
     _check_options(model, prior_precision, test_block)
     if isinstance(data, Examples):
-        clients = data.clients if clients is None else clients
+        clients = data.clients if clients is None and split is None else clients
         data = (data.inputs, data.targets)
     if isinstance(test, Examples):
         test_clients = test.clients if test_clients is None else test_clients
