@@ -6,6 +6,7 @@ or with `simulate`, which runs one. Where to look for the rest:
     types            the words used here (tick, slot, lane), and what the parts agree on
     settings         typed, documented and checked settings of systems
     streams          named streams of random numbers
+    trees            parts of models, chosen by the paths of their leaves
     batching         one function for every slot of a tick or every lane, batched or in turn
     timelines        when the server acts and whose work it receives
     clients, server  what happens on each side; compression: what they send to each other;
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fedjax_sim import targets as targets
     from fedjax_sim import theory as theory
     from fedjax_sim import timelines as timelines
+    from fedjax_sim import trees as trees
     from fedjax_sim import types as types
     from fedjax_sim.engine.bad_lanes import CollapsedWarning, DivergedWarning, LaneWarning
     from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
@@ -104,6 +106,7 @@ _ROOMS = (
     "targets",
     "theory",
     "timelines",
+    "trees",
     "types",
 )
 _HOMES = {

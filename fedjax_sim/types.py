@@ -13,7 +13,7 @@ models, `L` lanes, `P` parameters, `B` examples of a mini-batch, `q` numbers of 
 statistic.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
@@ -160,7 +160,7 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
       step: From key, state and event to the next state and the tick's `Info`, whose fields are
         numbers that the engine sums between two evaluations.
       model: From a state to the model that is evaluated, sampled and returned.
-      metrics: From a state to further metrics, each a scalar.
+      metrics: From a state to further metrics, named as those of `Problem.evaluate`.
       client_models: From a state to models that clients hold, leaves `[M, ...]`, and how many
         clients hold each, `[M]`; None if every client holds a server version. Only the opt-in
         metric `client_variance` calls it.
@@ -217,7 +217,13 @@ class Problem(Protocol):
         """
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Compute the metrics of a model, each a scalar."""
+        """Compute the metrics of a model.
+
+        Returns:
+          Scalars, `f[]`, by name. A metric that has dimensions names them in brackets, such as
+          "error[client]", `f[N]`, or "hits[class, client]"; curves call it "error", with the
+          dimension "client". There nan stands for nothing to measure, and is no failure.
+        """
 
 
 class ExactProblem(Problem, Protocol):
@@ -245,7 +251,11 @@ class SeparableProblem(Problem, Protocol):
 
 
 class PersonalProblem(Problem, Protocol):
-    """A problem that can evaluate the models of single clients."""
+    """A problem that can evaluate the models of single clients.
+
+    Systems with such models report the means over clients. If the problem also has an attribute
+    `per_client` that is true, they report every client's metrics as well.
+    """
 
     def evaluate_clients(self, model_of: Callable[[Array], Params]) -> Mapping[str, Array]:
         """Compute metrics of every client's model on examples like the client's own.
@@ -268,6 +278,19 @@ class GuessableProblem(Protocol):
         More must be better in these metrics. A lane that is no better in all of them has collapsed,
         or has not learnt; results name such lanes.
         """
+
+
+@runtime_checkable
+class DescribedProblem(Protocol):
+    """A problem that says more about its metrics than their names."""
+
+    @property
+    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+        """Labels along dimensions of metrics, by the dimension's name; others are numbered."""
+
+    @property
+    def less_is_better(self) -> Collection[str]:
+        """Names of the metrics of which small values are good ones; of others large ones are."""
 
 
 @runtime_checkable

@@ -123,11 +123,10 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
 
 def with_groups(curves: xr.Dataset) -> xr.Dataset:
     """Add the mean accuracies over the labels of the slow and of the fast clients."""
-    names = [f"accuracy_{label}" for label in range(10)]
-    slow, fast = names[:SLOW_LABELS], names[SLOW_LABELS:]
+    of_label = curves.class_accuracy
     return curves.assign(
-        accuracy_slow_labels=sum(curves[name] for name in slow) / len(slow),
-        accuracy_fast_labels=sum(curves[name] for name in fast) / len(fast),
+        accuracy_slow_labels=of_label[..., :SLOW_LABELS].mean("class"),
+        accuracy_fast_labels=of_label[..., SLOW_LABELS:].mean("class"),
     )
 
 

@@ -29,7 +29,7 @@ from fedjax_sim.clients.optimizer_states import (
     first_optimizers,
     lasting_training,
 )
-from fedjax_sim.clients.personal import PersonalLeaves, join, personal_metrics
+from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
 from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
 from fedjax_sim.clients.whole_gradients import WholeGradients, gradients_at
 
@@ -51,7 +51,6 @@ __all__ = [
     "first_optimizers",
     "frozen_training",
     "gradients_at",
-    "join",
     "lasting_training",
     "local_expectation",
     "local_steps",

@@ -22,7 +22,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from fedjax_sim.batching import look_ahead, map_slots, replicate, split_over_devices
 from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.privacy import clip_updates
-from fedjax_sim.settings import choice, count, real, static, struct
+from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, ClientLosses, Event, Key, Params, Plan, Problem, Work
 
@@ -44,6 +44,10 @@ def _optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
 
 
 def _makes_optimizers(value: Any) -> bool:
+    if isinstance(value, str):
+        function = value if hasattr(optax, value) else "adam"
+        allowed = f"a function such as optax.{function}; only the command line takes names"
+        raise ConfigError("optimizer", value, allowed)
     return isinstance(value, Hashable) and _makes_steps(value)
 
 

@@ -6,15 +6,9 @@ from typing import Any
 
 import jax
 
+from fedjax_sim import trees
 from fedjax_sim.settings import Checked, ConfigError, static, struct
 from fedjax_sim.types import Array, Params
-
-
-def _is_predicate(value: Any) -> bool:
-    try:
-        return callable(value) or bool(re.compile(value))
-    except (re.error, TypeError):
-        return False
 
 
 @struct
@@ -24,29 +18,23 @@ class PersonalLeaves(Checked):
     personal: Any = static(
         "",
         "a regular expression, or a function from a path to whether its leaf is personal",
-        _is_predicate,
+        trees.is_predicate,
         meaning="Which leaves are personal, found in paths such as params/Dense_1/kernel; by "
         "default those of the last dense layer.",
     )
 
     def are_personal(self, model: Params) -> Any:
         """Tell which leaves of a model are personal: bools in the model's structure."""
-        leaves, structure = jax.tree.flatten_with_path(model)
-        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-        is_personal = self.personal
-        if not is_personal:
-            layers = [path.rpartition("/")[0] for path in paths if "Dense" in path]
+        chosen = self.personal
+        if not chosen:
+            layers = [path.rpartition("/")[0] for path in trees.paths_of(model) if "Dense" in path]
             last = max(layers, key=lambda layer: (len(layer), layer), default="")
-            is_personal = f"^{re.escape(last)}/"
-        if not callable(is_personal):
-            is_personal = re.compile(is_personal).search
-        return jax.tree.unflatten(structure, [bool(is_personal(path)) for path in paths])
+            chosen = f"^{re.escape(last)}/"
+        return trees.leaves_that(chosen, model)
 
     def split(self, model: Params) -> tuple[Params, Params]:
         """Split a model, or models, into shared and personal leaves; the others are None."""
-        flags = self.are_personal(model)
-        shared = jax.tree.map(lambda leaf, is_own: None if is_own else leaf, model, flags)
-        return shared, jax.tree.map(lambda leaf, is_own: leaf if is_own else None, model, flags)
+        return trees.split(model, self.are_personal(model))
 
     def completed(self, problem: Any) -> Any:
         """Check that some leaves are personal and others are shared.
@@ -62,25 +50,22 @@ class PersonalLeaves(Checked):
         return super().completed(problem)
 
 
-def join(shared: Params, own: Params) -> Params:
-    """Put shared and personal leaves together, as `PersonalLeaves.split` makes them."""
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, shared, own, is_leaf=lambda leaf: leaf is None
-    )
-
-
 def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[str, Array]:
-    """Average over clients what the problem measures of each client's own model.
+    """Report what the problem measures of each client's own model.
 
     Args:
       problem: What is learnt.
       model_of: From the number of a client, `i32[]`, to its model.
 
     Returns:
-      Metrics such as "personal_accuracy", each a scalar; none if the problem is no
-      `fedjax_sim.types.PersonalProblem`.
+      Means over clients such as "personal_accuracy", and, if the problem reports clients one by
+      one, "personal_client_accuracy[client]" and so on: `f[N]`. Nothing if the problem has no
+      examples of single clients, see `fedjax_sim.types.PersonalProblem`.
     """
     if not hasattr(problem, "evaluate_clients"):
         return {}
     values = problem.evaluate_clients(model_of)
-    return {f"personal_{name}": value.mean() for name, value in values.items()}
+    metrics = {f"personal_{name}": value.mean() for name, value in values.items()}
+    if getattr(problem, "per_client", False):
+        metrics |= {f"personal_client_{name}[client]": value for name, value in values.items()}
+    return metrics

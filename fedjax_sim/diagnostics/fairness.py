@@ -1,9 +1,9 @@
 """How equally clients take part in a schedule.
 
 Everything is computed on the host from the timeline of one lane, without any learning; only
-`group_accuracy` needs accuracies. The timeline must end where its lane ends, like those of
-`fedjax_sim.engine.Run`. Empty slots do not count. Symbols of FedStaleWeight (Ma, Tu, Chen, Reddi,
-arXiv 2406.02877, Sec. 4), and the functions that compute them:
+`group_accuracy`, `worst_decile` and `summarise_clients` need metrics of models. The timeline must
+end where its lane ends, like those of `fedjax_sim.engine.Run`. Empty slots do not count. Symbols of
+FedStaleWeight (Ma, Tu, Chen, Reddi, arXiv 2406.02877, Sec. 4), and the functions that compute them:
 
     I_i, alpha(p_i) p_i            `influence`
     p_i                            `update_share`
@@ -298,6 +298,56 @@ def group_accuracy(per_class: np.ndarray, label_shares: np.ndarray) -> np.ndarra
     per_class, shares = np.asarray(per_class, float)[..., None, :], np.asarray(label_shares, float)
     chex.assert_shape(shares, (None, per_class.shape[-1]))
     return np.where(shares > 0, per_class * shares, 0).sum(axis=-1)
+
+
+def worst_decile(values: np.ndarray, *, less_is_better: bool = False) -> np.ndarray:
+    """Average the worst tenth of the clients, as q-FFL's Table 1 reports it.
+
+    Source: Li, Sanjabi, Beirami and Smith 2020, arXiv 1905.10497.
+
+    Args:
+      values: `f[..., N]`, a metric of each client. Clients whose value is nan do not count.
+      less_is_better: Whether the largest values are the worst ones.
+
+    Returns:
+      `f[...]`, the mean of the ceil(N / 10) worst values; nan if none counts.
+    """
+    values = np.asarray(values, float) * (1 if less_is_better else -1)
+    worst_first = -np.sort(-np.where(np.isnan(values), -np.inf, values), axis=-1)
+    num = np.ceil(np.sum(~np.isnan(values), axis=-1) / 10)
+    counted = np.arange(values.shape[-1]) < num[..., None]
+    with np.errstate(invalid="ignore"):
+        mean = np.where(counted, worst_first, 0).sum(axis=-1) / num
+    return mean if less_is_better else -mean
+
+
+class ClientFigures(NamedTuple):
+    """A metric of single clients in three numbers.
+
+    Attributes:
+      mean: `f64[...]`, the mean over clients.
+      worst_decile: `f64[...]`, the mean of the worst tenth, see `worst_decile`.
+      spread: `f64[...]`, the standard deviation over clients.
+    """
+
+    mean: np.ndarray
+    worst_decile: np.ndarray
+    spread: np.ndarray
+
+
+def summarise_clients(values: np.ndarray, *, less_is_better: bool = False) -> ClientFigures:
+    """Compute mean, worst decile and spread of a metric over clients.
+
+    Args:
+      values: `f[..., N]`, a metric of each client; nan where there is none.
+      less_is_better: Whether small values are good ones, as they are of a loss.
+
+    Returns:
+      The three numbers, `f64[...]` each.
+    """
+    values = np.asarray(values, float)
+    worst = worst_decile(values, less_is_better=less_is_better)
+    return ClientFigures(np.nanmean(values, axis=-1), worst, np.nanstd(values, axis=-1))
 
 
 class _Received(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim.engine.metric_names import read_name
 from fedjax_sim.engine.replay import Curves
 from fedjax_sim.engine.schedule import Schedule
 from fedjax_sim.settings import ConfigError
@@ -136,7 +137,8 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
       system: Name of the system, an attribute of the dataset.
 
     Returns:
-      Metrics with dimensions (settings..., seed, eval), facts of a lane without `eval`. `failed_at`
+      Metrics with dimensions (settings..., seed, eval) and those that they name, see
+      `fedjax_sim.engine.metric_names`; facts of a lane without `eval`. `failed_at`
       is the first evaluation with a number that was not finite, `collapsed_at` the first from which
       on the lane was at chance to its end, see `collapsed_at`, and `stopped_at` the one at which it
       was stopped; `NEVER` where there is none.
@@ -154,21 +156,25 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
             whole[part.places] = value
         return lane_dims, whole.reshape(grid.shape)
 
-    def per_eval(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
-        """Put each part's `[L, V]` on the grid."""
-        whole = np.empty((num_lanes, num_evals), np.result_type(*values))
+    def per_eval(
+        values: list[np.ndarray], dims: tuple[str, ...] = ()
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        """Put each part's `[L, V, *dims]` on the grid."""
+        whole = np.empty((num_lanes, num_evals, *values[0].shape[2:]), np.result_type(*values))
         for part, value in zip(parts, values, strict=True):
-            padding = ((0, 0), (0, num_evals - value.shape[1]))
-            whole[part.places] = np.pad(value, padding, mode="edge")
-        return (*lane_dims, "eval"), whole.reshape(*grid.shape, num_evals)
+            whole[part.places] = lengthen(value, num_evals)
+        return (*lane_dims, "eval", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
 
     finite = [part.curves.metrics["finite"] for part in parts]
     data: dict[str, Any] = {}
     for named in ([part.curves.metrics for part in parts], [part.told for part in parts]):
         for name in dict.fromkeys(name for each in named for name in each):
             if name != "finite":
+                variable, dims = read_name(name)
+                sizes = next(each[name].shape[2:] for each in named if name in each)
                 pairs = zip(named, finite, strict=True)
-                data[name] = per_eval([_known(each, name, like) for each, like in pairs])
+                known = [_known(each, name, (*like.shape, *sizes)) for each, like in pairs]
+                data[variable] = per_eval(known, dims)
     failed_at = [np.where(each.all(axis=1), NEVER, each.argmin(axis=1)) for each in finite]
     data["failed"] = per_lane([each != NEVER for each in failed_at])
     data["failed_at"] = per_lane(failed_at)
@@ -261,15 +267,22 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         for axis, (name, size) in enumerate(sizes.items())
     }
     coords = dict.fromkeys(str(name) for part in richest_first for name in part.coords)
-    facts = {name: whole(name) for name in coords if name not in (*sizes, "lane")}
+    others = {
+        str(name): values
+        for part in richest_first
+        for name, values in part.coords.items()
+        if "lane" not in values.dims
+    }
+    facts = {name: whole(name) for name in coords if name not in (*sizes, "lane", *others)}
     names = dict.fromkeys(str(name) for part in richest_first for name in part.data_vars)
-    data = {name: whole(name) for name in names}
+    attrs = {str(name): values.attrs for part in parts for name, values in part.data_vars.items()}
+    data = {name: (*whole(name), attrs[name]) for name in names}
     spent = {
         name: sum(np.asarray(part.attrs[name]).item() for part in parts)
         for name in SPENT
         if name in first.attrs
     }
-    return xr.Dataset(data, {**labels, **facts}, {"system": system, **spent})
+    return xr.Dataset(data, {**labels, **facts, **others}, {"system": system, **spent})
 
 
 def _described(places: set[int]) -> str:
@@ -278,9 +291,9 @@ def _described(places: set[int]) -> str:
     return f"lanes {shown}{', ...' if len(places) > 5 else ''}" if places else ""
 
 
-def _known(named: Mapping[str, np.ndarray], name: str, like: np.ndarray) -> np.ndarray:
-    """Look up values of all lanes, NaN where the part lacks them: `f[L, V + 1]`, shaped `like`."""
-    return named[name] if name in named else np.full(like.shape, np.nan, "float32")
+def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Look up values of all lanes, NaN where the part lacks them: `f[L, V + 1, ...]`."""
+    return named[name] if name in named else np.full(shape, np.nan, "float32")
 
 
 def label_of_value(value: Any) -> Any:

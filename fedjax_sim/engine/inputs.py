@@ -39,6 +39,7 @@ def list_lanes(
     problems = _problems_of(problem, seeds)
     _check_kind(system, problems)
     _check_clients(hypers, problems)
+    _check_models(problems)
     completed = _completed(system, hypers, problems)
     return [
         Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
@@ -76,6 +77,30 @@ def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
         num_clients = problem.counts.shape[0]
         if hyper.num_clients != num_clients:
             raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
+
+
+def _check_models(problems: list[AnyProblem]) -> None:
+    """Check that models and metrics of all problems have one form, so that lanes fit together."""
+    first: dict[str, Any] = {}
+    distinct = {_form_of(problem): problem for problem in _distinct(problems)}
+    for problem in distinct.values() if len(distinct) > 1 else ():
+        model = jax.eval_shape(problem.init, jax.random.key(0))
+        metrics: Any = jax.eval_shape(problem.evaluate, model)
+        found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
+        for name, shapes in found.items():
+            if shapes != first.setdefault(name, shapes):
+                allowed = f"those of another problem in the same call, {first[name]}"
+                raise ConfigError(f"shapes of a problem's {name}", shapes, allowed)
+
+
+def _form_of(problem: AnyProblem) -> Any:
+    leaves, structure = jax.tree.flatten(problem)
+    return structure, tuple(np.shape(leaf) for leaf in leaves)
+
+
+def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
 
 
 def _completed(

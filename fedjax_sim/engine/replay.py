@@ -26,6 +26,7 @@ from fedjax_sim.engine import processes
 from fedjax_sim.engine.drawing import COMPILED_QUICKLY
 from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_store, write_version
 from fedjax_sim.engine.lanes import Lanes
+from fedjax_sim.engine.metric_names import check_metrics, scalars_of
 from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
 from fedjax_sim.streams import stream
@@ -74,7 +75,8 @@ class Curves(NamedTuple):
     """What a replay returns.
 
     Attributes:
-      metrics: Each `[L, V + 1, ...]`, the initial evaluation included.
+      metrics: Each `[L, V + 1, ...]`, the initial evaluation included, by name; names tell further
+        dimensions, see `fedjax_sim.engine.metric_names`.
       infos: Each `[L, V]`, the algorithm's `Info` summed over the ticks between two evaluations.
       models: Final models, leaves `[L, ...]`.
       samples: Models of all evaluations, leaves `[L, V + 1, ...]`; None if they are not kept.
@@ -502,7 +504,8 @@ def _observe(
         if algorithm.client_models is not None:
             models, holders = algorithm.client_models(carry.state)
         metrics["client_variance"] = client_variance(models, holders, model)
-    numbers = [*jax.tree.leaves(model), *metrics.values()]
+    check_metrics(metrics)
+    numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
     metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
     return metrics, model if program.keep_models else None
 

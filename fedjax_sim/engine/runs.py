@@ -26,7 +26,8 @@ class Run(Generic[HyperT]):
     Lanes are in the order of the flattened dimensions: settings as given, then seeds.
 
     Attributes:
-      curves: Metrics with dimensions (swept names..., seed, eval). Coordinates: time, ticks,
+      curves: Metrics with dimensions (swept names..., seed, eval), and further ones that a
+        metric names, see `fedjax_sim.types.Problem.evaluate`. Coordinates: time, ticks,
         local_steps, uplink_bits, downlink_bits, and further traffic that the system counts (see
         `fedjax_sim.types.Messages`). Per lane: staleness_mean and staleness_max in
         server versions, the algorithm's `Info` (gradient evaluations executed and needed), and

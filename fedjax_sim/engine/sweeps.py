@@ -21,6 +21,7 @@ from fedjax_sim.engine.division import Unit, divide
 from fedjax_sim.engine.groups import plan_group, units_of
 from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes
 from fedjax_sim.engine.lanes import Lane, groups_of
+from fedjax_sim.engine.metric_names import describe_metrics
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
@@ -264,6 +265,7 @@ def sweep(
         curves = label_curves(parts, grid, system.name)
     else:
         curves = label_lanes(parts, grid, system.name, places)
+    curves = describe_metrics(curves, [lane.problem for lane in whole])
     curves.attrs |= {
         "seconds_compile": meter.seconds,
         "seconds_run": time.perf_counter() - began - meter.seconds,

@@ -1,18 +1,26 @@
 """What is learnt: clients' data and a loss, as `fedjax_sim.types.Problem` asks for.
 
-Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known posterior),
-Bayesian regression in `logistic`, and problems with a network in `classification` (images, with
-the random changes of `augmentation`) and `next_character` (texts). `latent` has latent-variable
-models for expectation maximisation. `client_data` checks and pads partitions for all of them.
+`supervised` (in `building`) builds a problem from any network, loss and data, and `checking` checks
+their shapes; `supervision` has the problem itself, `losses` the usual losses and metrics. Images
+(`classification`, with the random changes of `augmentation`) and texts (`next_character`) are cases
+of it. Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known
+posterior), Bayesian regression in `logistic`. `latent` has latent-variable models for expectation
+maximisation. `client_data` checks and pads partitions for all of them.
 """
 
 from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
+from fedjax_sim.problems.building import Examples, from_dataframe, supervised
 from fedjax_sim.problems.classification import (
     Classification,
     make_classification,
     make_classifications,
 )
-from fedjax_sim.problems.client_data import check_partition, pad_partitions
+from fedjax_sim.problems.client_data import (
+    check_partition,
+    hold_out,
+    pad_partitions,
+    partition_by_ids,
+)
 from fedjax_sim.problems.gaussian import (
     GaussianClients,
     OneGaussian,
@@ -20,24 +28,47 @@ from fedjax_sim.problems.gaussian import (
     quadratic_form,
 )
 from fedjax_sim.problems.logistic import Logistic, make_logistic
+from fedjax_sim.problems.losses import (
+    Metric,
+    absolute_error,
+    accuracy_of_classes,
+    binary_cross_entropy,
+    cross_entropy,
+    is_right,
+    squared_error,
+)
 from fedjax_sim.problems.next_character import NextCharacter, make_next_characters
 from fedjax_sim.problems.quadratic import Quadratic
+from fedjax_sim.problems.supervision import Supervised
 
 __all__ = [
     "AUGMENTATIONS",
     "Augmentation",
     "Classification",
+    "Examples",
     "GaussianClients",
     "Logistic",
+    "Metric",
     "NextCharacter",
     "OneGaussian",
     "Quadratic",
+    "Supervised",
+    "absolute_error",
+    "accuracy_of_classes",
+    "binary_cross_entropy",
     "check_partition",
+    "cross_entropy",
+    "from_dataframe",
+    "hold_out",
+    "is_right",
     "make_classification",
     "make_classifications",
     "make_gaussian_clients",
     "make_logistic",
     "make_next_characters",
     "pad_partitions",
+    "partition_by_ids",
     "quadratic_form",
+    "squared_error",
+    "supervised",
 ]

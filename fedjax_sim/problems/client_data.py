@@ -1,4 +1,4 @@
-"""Clients' examples as positions in shared arrays.
+"""Clients' examples as positions in shared arrays, from partitions or from an id per example.
 
 Examples lie on the device once, whatever the number of clients, seeds and problems. A client's
 examples are positions in them, padded so that all clients, and all partitions of a sweep, have the
@@ -7,13 +7,14 @@ same number of places.
 Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import chex
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.partition import Partition
+from fedjax_sim.partition.parts import gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array
 
@@ -66,3 +67,66 @@ def pad_partitions(partitions: Sequence[Partition], num_examples: int) -> list[t
         index = np.pad(np.asarray(partition.index, "int32"), padding)
         padded.append((jnp.asarray(index), jnp.asarray(partition.counts, "int32")))
     return padded
+
+
+def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable, ...]]:
+    """Give every example to the client that it names.
+
+    Args:
+      ids: The client of each of n examples: strings, numbers, tuples, or anything else that can be
+        a key of a dict.
+
+    Returns:
+      The partition, and the names of its clients, in the order in which they first appear.
+
+    Raises:
+      ConfigError: If an id cannot be a key, or is missing (None or nan).
+    """
+    number: dict[Hashable, int] = {}
+    owners = []
+    for place, name in enumerate(ids):
+        if not isinstance(name, Hashable) or name is None or name != name:
+            allowed = "given, as something that can be a key of a dict"
+            raise ConfigError(f"client of example {place}", name, allowed)
+        owners.append(number.setdefault(name, len(number)))
+    if not owners:
+        raise ConfigError("number of clients' ids", 0, "the number of examples")
+    owner = np.array(owners)
+    return gather_by_owner(np.arange(len(owner)), owner, len(number)), tuple(number)
+
+
+def hold_out(partition: Partition, share: float, seed: int) -> tuple[Partition, Partition]:
+    """Keep a share of every client's examples for testing.
+
+    Args:
+      partition: Every client's examples.
+      share: The share, rounded down for each client to a whole number, but to at least 1.
+      seed: Seed of the choice, a whole number of at least 0.
+
+    Returns:
+      The examples to train on, and those to test on. Clients with one example keep it for training.
+
+    Raises:
+      ConfigError: If the share is not between 0 and 1, or nothing is left to test on.
+    """
+    if not isinstance(share, int | float) or not 0 < share < 1:
+        raise ConfigError("test", share, "data, or a share above 0 and below 1")
+    random = make_generator(seed)
+    owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    for row, count in zip(np.asarray(partition.index), np.asarray(partition.counts), strict=True):
+        mixed = random.permutation(row[:count])
+        num = min(max(1, int(share * count)), count - 1)
+        owner["test"].append(np.sort(mixed[:num]))
+        owner["train"].append(np.sort(mixed[num:]))
+    if not any(len(rows) for rows in owner["test"]):
+        raise ConfigError("examples of the largest client", 1, "at least 2, for one to test on")
+    return _padded(owner["train"]), _padded(owner["test"])
+
+
+def _padded(rows: Sequence[np.ndarray]) -> Partition:
+    """Make a partition of the examples of each client."""
+    counts = np.array([len(row) for row in rows], "int32")
+    index = np.zeros((len(rows), counts.max()), "int32")
+    for place, row in enumerate(rows):
+        index[place, : len(row)] = row
+    return Partition(index, counts)

@@ -31,6 +31,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from fedjax_sim.diagnostics.fairness import summarise_clients
 from fedjax_sim.lifecycle import LOCK, FolderLock, remove_scratch, say, write_whole
 from fedjax_sim.settings import ConfigError
 
@@ -339,7 +340,9 @@ def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     An entry has the means over seeds of the final metrics, with their standard deviations (of the
     lanes, with divisor n, not of the mean), and of virtual time, ticks, local steps and bits, the
     last three rounded to whole numbers. Failed lanes are counted, and left out of the metrics,
-    which are null if no other lane is left.
+    which are null if no other lane is left. Of a metric of single clients the mean, the worst
+    decile and the spread over clients are given, as means over seeds, see
+    `fedjax_sim.diagnostics.fairness.summarise_clients`.
 
     Args:
       curves: The curves of `sweep`, by system.
@@ -437,15 +440,30 @@ def label_of(system: str, point: Mapping[str, Any]) -> str:
 
 
 def metrics_of(data: xr.Dataset) -> list[str]:
-    """List the metrics of a system's curves: the variables with a dimension eval."""
-    return [str(name) for name, values in data.data_vars.items() if "eval" in values.dims]
+    """List the metrics of a system's curves that are numbers: the variables along eval."""
+    return [name for name, dims in _dimensions(data).items() if not dims]
+
+
+def client_metrics_of(data: xr.Dataset) -> list[str]:
+    """List the metrics with one number per client: the variables along eval and client."""
+    return [name for name, dims in _dimensions(data).items() if dims == ("client",)]
+
+
+def _dimensions(data: xr.Dataset) -> dict[str, tuple[str, ...]]:
+    """Find the dimensions of each metric that follow after eval."""
+    found = {}
+    for name, values in data.data_vars.items():
+        dims = [str(dim) for dim in values.dims]
+        if "eval" in dims:
+            found[str(name)] = tuple(dims[dims.index("eval") + 1 :])
+    return found
 
 
 def _final(lanes: xr.Dataset) -> dict[str, Any]:
     """Summarise the last evaluation of the lanes of one point."""
     last = lanes.isel(eval=-1)
     good = ~last["failed"].values
-    final = {}
+    final: dict[str, dict[str, float | None]] = {}
     for name in metrics_of(lanes):
         values = last[name].values[good].astype(float)
         is_known = good.any() and bool(np.isfinite(values).all())
@@ -454,6 +472,19 @@ def _final(lanes: xr.Dataset) -> dict[str, Any]:
             if is_known
             else {"mean": None, "std": None}
         )
+    for name in client_metrics_of(lanes):
+        is_less = bool(lanes[name].attrs.get("less_is_better", 0))
+        values = last[name].values[good].astype(float)
+        if not good.any():
+            final[name] = dict.fromkeys(("mean", "std", "worst_decile", "spread"))
+            continue
+        mean, worst, spread = summarise_clients(values, less_is_better=is_less)
+        final[name] = {
+            "mean": float(mean.mean()),
+            "std": float(mean.std()),
+            "worst_decile": float(worst.mean()),
+            "spread": float(spread.mean()),
+        }
     whole = {
         name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
     }

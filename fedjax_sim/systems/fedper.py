@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import LocalTraining, PersonalLeaves, join, local_training, personal_metrics
+from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics
 from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.settings import count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
+from fedjax_sim.trees import join
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 
 

@@ -17,8 +17,10 @@ from fedjax_sim.diagnostics.fairness import (
     influence_per_time,
     jain_index,
     share_without,
+    summarise_clients,
     time_to_first,
     update_share,
+    worst_decile,
 )
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.types import EMPTY, Timeline
@@ -191,3 +193,14 @@ def test_influence_of_slow_clients_if_slots_are_independent() -> None:
         error = np.std(values, ddof=1) / np.sqrt(len(values))
         assert error < 0.003
         assert abs(np.mean(values) - expected[name]) < 5 * error + 0.002
+
+
+def test_the_worst_decile_is_the_mean_of_a_tenth_rounded_up() -> None:
+    """Clients without a value do not count; less may be better."""
+    values = np.arange(12.0)
+    assert worst_decile(values) == pytest.approx(0.5)
+    assert worst_decile(values, less_is_better=True) == pytest.approx(10.5)
+    gaps = np.array([[3.0, np.nan, 1.0, 2.0], [np.nan] * 4])
+    np.testing.assert_allclose(worst_decile(gaps), [1.0, np.nan])
+    mean, worst, spread = summarise_clients(gaps[:1], less_is_better=True)
+    np.testing.assert_allclose([mean, worst, spread], [[2.0], [3.0], [np.sqrt(2 / 3)]])

@@ -84,13 +84,13 @@ def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
             params,
             jnp.asarray((np.asarray(images) / 255 - np.array(mean)) / np.array(std), "float32"),
         )
-        picked = jax.nn.log_softmax(logits)[jnp.arange(3), plain.labels[rows]]
+        picked = jax.nn.log_softmax(logits)[jnp.arange(3), plain.data[1][rows]]
         return -picked.mean()
 
     np.testing.assert_allclose(
         plain.loss(params, client, examples, key), loss(images[rows]), rtol=1e-5
     )
-    seen = changed.augmentation(stream(key, "augmentation"), jnp.asarray(images)[rows])
+    seen = Augmentation(pad=1)(stream(key, "augmentation"), jnp.asarray(images)[rows])
     np.testing.assert_allclose(changed.loss(params, client, examples, key), loss(seen), rtol=1e-5)
     assert not np.allclose(
         changed.loss(params, client, examples, key),

@@ -1,7 +1,5 @@
 """Classification: evaluation, the prior, random streams of models, and a Bayesian perceptron."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,7 @@ from fedjax_sim.targets import tracing_for
 KEY = jax.random.key(0)
 
 
-def test_evaluation_in_batches_is_evaluation_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_in_batches_is_evaluation_of_the_whole() -> None:
     """Batches whose size does not divide the test set still count every example once."""
     digits = datasets.load("digits")
     problem = problems.make_classification(
@@ -34,8 +32,7 @@ def test_evaluation_in_batches_is_evaluation_of_the_whole(monkeypatch: pytest.Mo
     assert whole["accuracy"] == np.float32((np.argmax(logits, 1) == digits.test_labels).mean())
     picked = jax.nn.log_softmax(logits)[np.arange(360), digits.test_labels]
     np.testing.assert_allclose(whole["loss"], -picked.mean(), rtol=1e-5)
-    monkeypatch.setattr(sys.modules[problems.Classification.__module__], "EVALUATED_AT_ONCE", 100)
-    batches = problem.evaluate(params)
+    batches = problem.replace(test_block=100).evaluate(params)
     assert batches["accuracy"] == whole["accuracy"]
     np.testing.assert_allclose(batches["loss"], whole["loss"], rtol=1e-5)
 
@@ -162,9 +159,9 @@ def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
     with tracing_for("gpu"):
         of_one = evaluation.LARGEST // at_once()
         assert 4 * (16 + 5 + 10) <= of_one <= 4 * 20 * (16 + 5 + 10)
-        assert problem._test_places(params).shape == (1, 10)
+        assert problem._test_places(params, 10).shape == (1, 10)
         monkeypatch.setattr(evaluation, "LARGEST", 3 * of_one)
-        assert problem._test_places(params).shape == (4, 3)
+        assert problem._test_places(params, 10).shape == (4, 3)
         found = problem.evaluate(params)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6)

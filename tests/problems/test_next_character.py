@@ -12,7 +12,6 @@ import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
 from fedjax_sim.datasets import text as texts
-from fedjax_sim.problems import next_character
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.datasets.plays import PLAY
@@ -83,15 +82,12 @@ def test_loss_and_metrics_by_hand(play: datasets.Text) -> None:
     assert float(problem.evaluate(predicts_unknown)["accuracy"]) == 0
 
 
-def test_evaluation_in_batches_is_the_same(
-    play: datasets.Text, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_in_batches_is_the_same(play: datasets.Text) -> None:
     problem = problems.make_next_characters(Bigrams(play.num_classes), play, [speakers_of(play)])[0]
     params = problem.init(jax.random.key(3))
     whole = problem.evaluate(params)
-    monkeypatch.setattr(next_character, "EVALUATED_AT_ONCE", 4)
     assert len(play.test_sequences) == 6
-    for name, value in problem.evaluate(params).items():
+    for name, value in problem.replace(test_block=4).evaluate(params).items():
         assert float(value) == pytest.approx(float(whole[name]), rel=1e-6)
 
 
@@ -114,14 +110,15 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
 
 
 def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> None:
-    for model in (
-        models.MLP((3,), play.num_classes),
-        models.LeNet(play.num_classes),
-        models.CharacterRNN(play.num_classes + 1),
+    for model, words in (
+        (
+            models.MLP((3,), 8),
+            r"shape of the outputs is \(2, 8\), but must be \(2, 4\) as of",
+        ),
+        (models.LeNet(8), r"model is 'LeNet', but must be a network that takes inputs int32\[2, 4"),
+        (models.CharacterRNN(9), "model is 'CharacterRNN', but must be one with 8 logits for each"),
     ):
-        with pytest.raises(
-            ConfigError, match=r"model is .*, but must be one with logits of shape \(1, 4, 8\)"
-        ):
+        with pytest.raises(ConfigError, match=words):
             problems.make_next_characters(model, play, [speakers_of(play)])
     bad = partition.Partition(np.array([[100]]), np.array([1]))
     with pytest.raises(ConfigError, match=r"partition\.index is 100"):
@@ -145,7 +142,10 @@ def test_the_command_line_takes_a_text(
         "num_selected=2",
     ]
     for words, message in (
-        (["--model", "mlp32"], "model is 'MLP', but must be one with logits of shape (1, 80, 7)"),
+        (
+            ["--model", "mlp32"],
+            "shape of the outputs is (2, 7), but must be (2, 80) as of the targets",
+        ),
         (["--augmentation", "flip"], "augmentation is 'flip', but must be none with a text"),
         (["--set", "local_steps=0"], "local_steps"),
         (["--dataset", "missing.txt"], "second --dataset"),

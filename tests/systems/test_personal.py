@@ -10,11 +10,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Plan
-from fedjax_sim.clients import join
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
+from fedjax_sim.trees import join
 
 FEDPER = fedjax_sim.SYSTEMS["fedper"]
 
@@ -87,7 +87,7 @@ def test_own_models_are_evaluated_on_test_examples_of_the_clients_classes(
     of_class = []
     for i in range(3):
         mine = jax.tree.map(lambda leaf, i=i: leaf[i], models)
-        logits = np.asarray(images.model.apply(mine, images.test_images))
+        logits = np.asarray(images.model.apply(mine, images.test_data[0]))
         losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(20), images.test_labels]
         is_right = logits.argmax(axis=1) == images.test_labels
         masks = [np.asarray(images.test_labels) == c for c in (0, 1)]

@@ -1,12 +1,13 @@
 """Pictures, as matplotlib figures in one style.
 
 `curves` draws metrics of each seed or with bands, `timelines` who computed when, `fairness` how
-much each client counts, `posterior` how calibrated predictions are, `holdings` who holds which
-examples. `style` has what they share: `styled` and `look` are for further pictures.
+much each client counts and how good a model is for each, `posterior` how calibrated predictions
+are, `holdings` who holds which examples. `style` has what they share: `styled` and `look` are for
+further pictures.
 """
 
 from fedjax_sim.reporting.plots.curves import curves_figure, drawable, metric_figures, on_grid
-from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
+from fedjax_sim.reporting.plots.fairness import ClientShares, clients_figure, influence_figure
 from fedjax_sim.reporting.plots.holdings import holdings_figure
 from fedjax_sim.reporting.plots.posterior import reliability_figure
 from fedjax_sim.reporting.plots.style import (
@@ -31,6 +32,7 @@ __all__ = [
     "OPEN",
     "ClientShares",
     "Row",
+    "clients_figure",
     "curves_figure",
     "drawable",
     "holdings_figure",

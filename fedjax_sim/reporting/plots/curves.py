@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from fedjax_sim.reporting.plots.fairness import clients_figure
 from fedjax_sim.reporting.plots.style import (
     TITLES,
     count_bits,
@@ -18,7 +19,7 @@ from fedjax_sim.reporting.plots.style import (
     name_beside,
     styled,
 )
-from fedjax_sim.reporting.results import AXES, label_of, metrics_of, settings_of
+from fedjax_sim.reporting.results import AXES, client_metrics_of, label_of, metrics_of, settings_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100
@@ -63,7 +64,7 @@ def metric_figures(
     metrics: Sequence[str] | None = None,
     against: Sequence[str] = ("time",),
 ) -> dict[str, Figure]:
-    """Draw pictures of metrics, by file name.
+    """Draw pictures of metrics, by file name; of metrics of clients a histogram.
 
     Args:
       curves: The curves of `sweep`, by system.
@@ -71,13 +72,18 @@ def metric_figures(
       against: Names of horizontal axes, of `fedjax_sim.reporting.results.AXES`. File names say
         which, unless it is "time".
     """
-    found = dict.fromkeys(name for data in curves.values() for name in drawable(data))
-    return {
+    names = dict.fromkeys(name for data in curves.values() for name in drawable(data))
+    of_clients = dict.fromkeys(name for data in curves.values() for name in client_metrics_of(data))
+    pictures = {
         f"{metric}.png" if axis == "time" else f"{metric}_{axis}.png": curves_figure(
             curves, metric, against=AXES[axis]
         )
-        for metric in (found if metrics is None else metrics)
+        for metric in (names if metrics is None else metrics)
         for axis in against
+    }
+    return pictures | {
+        f"{metric}.png": clients_figure(curves, metric)
+        for metric in (of_clients if metrics is None else ())
     }
 
 

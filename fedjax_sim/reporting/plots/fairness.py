@@ -1,4 +1,4 @@
-"""Draw how much each client counts.
+"""Draw how much each client counts, and how good a model is for each client.
 
 Dimension letters: `N` clients.
 """
@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
 from matplotlib.figure import Figure
 
-from fedjax_sim.reporting.plots.style import GREY, look, name_beside, styled
+from fedjax_sim.diagnostics.fairness import summarise_clients
+from fedjax_sim.reporting.plots.style import GREY, LABELS, look, name_beside, styled
+from fedjax_sim.reporting.results import label_of, settings_of
 
 
 class ClientShares(NamedTuple):
@@ -55,6 +58,58 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
         xlabel="share of the updates received",
         ylabel="share of the influence on the server's model",
         title="Each mark is a client",
+    )
+    name_beside(figure, axes)
+    return figure
+
+
+BINS = 20
+"""Bins of a histogram."""
+
+
+@styled()
+def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
+    """Draw a histogram of a metric over clients, at the end of the run.
+
+    All lanes that did not fail are counted together. Below the histogram a dot marks each
+    system's mean, and a triangle its worst decile, as means over seeds.
+
+    Args:
+      curves: The curves of `sweep`, by system; systems without the metric are left out.
+      metric: A metric with the dimension client, such as "client_loss".
+
+    Returns:
+      The figure.
+    """
+    groups = []
+    for name, data in curves.items():
+        for point, lanes in settings_of(data) if metric in data else ():
+            good = lanes[metric].isel(eval=-1, seed=~lanes["failed"].values)
+            if good.sizes["seed"]:
+                is_less = bool(lanes[metric].attrs.get("less_is_better", 0))
+                groups.append((label_of(name, point), good.values.astype(float), is_less))
+    figure = Figure(figsize=(7, 4.8))
+    axes = figure.subplots()
+    pooled = [values[np.isfinite(values)] for _, values, _ in groups]
+    edges = np.histogram_bin_edges(np.concatenate([*pooled, np.zeros(0)]), bins=BINS)
+    for i, ((label, values, is_less), found) in enumerate(zip(groups, pooled, strict=True)):
+        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), look(i)
+        axes.stairs(
+            shares,
+            edges,
+            color=line["color"],
+            linestyle=line["linestyle"],
+            linewidth=1.8,
+            label=label,
+        )
+        mean, worst, _ = summarise_clients(values, less_is_better=is_less)
+        below = -0.03 * (1 + i)
+        for place, marker in ((mean.mean(), "o"), (worst.mean(), "<" if not is_less else ">")):
+            axes.plot(place, below, marker, color=line["color"], markersize=6, clip_on=False)
+    axes.set(
+        xlabel=LABELS.get(metric, metric.replace("_", " ")),
+        ylabel="share of clients",
+        title="Dots are means, triangles worst deciles",
     )
     name_beside(figure, axes)
     return figure

@@ -51,6 +51,8 @@ SHEET = {
 LABELS = {
     "accuracy": "test accuracy (share of examples)",
     "brier": "Brier score",
+    "client_accuracy": "accuracy on each client's test examples",
+    "client_loss": "loss on each client's test examples (nats)",
     "client_variance": "client variance (squared distance)",
     "downlink_bits": "sent to clients",
     "ece": "expected calibration error",
@@ -66,6 +68,8 @@ LABELS = {
     "memory_error": "squared error of memories, mean ‖V_i - h_i(S)‖²",
     "objective": "objective F (nats per example)",
     "personal_accuracy": "accuracy of personal models (share of examples)",
+    "personal_client_accuracy": "accuracy of each client's model on its test examples",
+    "personal_client_loss": "loss of each client's model on its test examples (nats)",
     "personal_loss": "loss of personal models (nats per example)",
     "ticks": "server steps (rounds)",
     "time": "virtual time (units)",

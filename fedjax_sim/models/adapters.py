@@ -1,0 +1,180 @@
+"""Networks of flax nnx, equinox and haiku as objects with `init` and `apply`.
+
+flax linen modules need no adapter. Each library is imported when its adapter is called. What a
+network remembers from call to call, such as the running statistics of batch normalisation, is
+refused: it would be averaged with the parameters without being trained.
+
+Dimension letters: `B` examples of a mini-batch.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Key, Model, Params
+
+
+def from_nnx(make: Callable[[Any], Any]) -> Model:
+    """Adapt a flax nnx module.
+
+    Example: `from_nnx(lambda rngs: nnx.Linear(4, 1, rngs=rngs))`.
+
+    Args:
+      make: From `nnx.Rngs` to the module, which takes inputs with examples first.
+
+    Returns:
+      A network whose parameters are nested dicts of the module's `nnx.Param`s. In local steps the
+      module is in training mode and draws from a new key; in evaluations it is in evaluation mode.
+
+    Raises:
+      ConfigError: If the module has variables that are neither parameters nor random streams.
+    """
+    from flax import nnx
+
+    parts: Any = nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+    graph, params, rest = parts
+    for variable in jax.tree.leaves(rest, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        if not isinstance(variable, nnx.RngState):
+            allowed = "parameters and random streams only"
+            raise ConfigError("variable of the nnx module", type(variable).__name__, allowed)
+    return _Nnx(make, graph, jax.tree.structure(params), rest)
+
+
+def from_equinox(make: Callable[[Key], Any]) -> Model:
+    """Adapt an equinox module.
+
+    Example: `from_equinox(lambda key: eqx.nn.MLP(4, 1, 32, 2, key=key))`.
+
+    Args:
+      make: From a key to the module, which takes one example, as equinox has it.
+
+    Returns:
+      A network whose parameters are the module's floating-point arrays. Mini-batches are mapped
+      over by `vmap`. In local steps a module that takes `key` gets one for each example; in
+      evaluations it is in inference mode.
+
+    Raises:
+      ConfigError: If a state comes with the module.
+    """
+    import equinox as eqx
+
+    module = make(jax.random.key(0))
+    if isinstance(module, tuple):  # What `eqx.nn.make_with_state` returns.
+        raise ConfigError("equinox module", type(module).__name__, "one without a state")
+    fixed = eqx.partition(module, eqx.is_inexact_array)[1]
+    takes_key = "key" in inspect.signature(module).parameters
+    return _Equinox(make, takes_key, fixed)
+
+
+def from_haiku(function: Callable[..., Any]) -> Model:
+    """Adapt a function that calls haiku modules.
+
+    Example: `from_haiku(lambda x: hk.nets.MLP([32, 1])(x))`.
+
+    Args:
+      function: From inputs with examples first to outputs, as `hk.transform` takes it. If it has
+        a parameter `train`, this is True in local steps and False in evaluations.
+
+    Returns:
+      A network whose parameters are haiku's. In local steps there is a random key for
+      `hk.next_rng_key`; in evaluations there is none.
+    """
+    return _Haiku(function, "train" in inspect.signature(function).parameters)
+
+
+def _dropout_key(train: bool, rngs: Any) -> Key | None:
+    """Return the key of local steps, None in evaluations."""
+    return rngs["dropout"] if train else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nnx:
+    """See `from_nnx`. Everything that follows from `make` is left out of comparisons."""
+
+    make: Callable[[Any], Any]
+    graph: Any = dataclasses.field(compare=False)
+    structure: Any = dataclasses.field(compare=False)
+    rest: Any = dataclasses.field(compare=False)
+
+    def init(self, key: Key, x: Any) -> Params:
+        """Draw the parameters."""
+        from flax import nnx
+
+        return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
+
+    def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
+        """Compute the outputs of `[B, ...]`."""
+        from flax import nnx
+
+        key = _dropout_key(train, rngs)
+        leaves, structure = jax.tree.flatten(self.rest)
+        if key is not None:
+            for i, leaf in enumerate(leaves):
+                if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                    leaves[i] = jax.random.fold_in(key, i)
+        # Put together anew, because variables belong to the trace in which they were made.
+        states = (
+            jax.tree.unflatten(self.structure, jax.tree.leaves(params)),
+            jax.tree.unflatten(structure, leaves),
+        )
+        module = nnx.merge(self.graph, *states)
+        if train:
+            module.train()
+        else:
+            module.eval()
+        return module(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Equinox:
+    """See `from_equinox`. Everything that follows from `make` is left out of comparisons."""
+
+    make: Callable[[Key], Any]
+    takes_key: bool
+    fixed: Any = dataclasses.field(compare=False)
+
+    def init(self, key: Key, x: Any) -> Params:
+        """Draw the parameters."""
+        import equinox as eqx
+
+        return eqx.filter(self.make(key), eqx.is_inexact_array)
+
+    def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
+        """Compute the outputs of `[B, ...]`."""
+        import equinox as eqx
+
+        module = eqx.combine(params, self.fixed)
+        key = _dropout_key(train, rngs)
+        if key is None:
+            return jax.vmap(eqx.nn.inference_mode(module))(x)
+        if not self.takes_key:
+            return jax.vmap(module)(x)
+        keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
+        return jax.vmap(lambda x, key: module(x, key=key))(x, keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Haiku:
+    """See `from_haiku`."""
+
+    function: Callable[..., Any]
+    takes_train: bool
+
+    def _transformed(self) -> Any:
+        import haiku as hk
+
+        return hk.transform(self.function)
+
+    def init(self, key: Key, x: Any) -> Params:
+        """Draw the parameters."""
+        return self._transformed().init(key, x)
+
+    def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
+        """Compute the outputs of `[B, ...]`."""
+        options = {"train": train} if self.takes_train else {}
+        return self._transformed().apply(params, _dropout_key(train, rngs), x, **options)

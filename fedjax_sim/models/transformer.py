@@ -1,0 +1,100 @@
+"""A small transformer for text, which predicts the character that follows each character.
+
+Inputs are character codes `i[..., L]`, outputs logits `[..., L, num_classes]`; the logits at a
+position are those of the next character. Layers are normalised first, as in GPT-2.
+
+With a rank, the projections of queries and values have low-rank changes (LoRA, Hu et al. 2021,
+arXiv 2106.09685, Sec. 4.2, W x + (alpha / r) B A x with alpha = r): A starts as a normal
+distribution and B as zero, so that the network starts as the one without. To train the changes
+alone, start from parameters of the network without rank and freeze all leaves but those whose paths
+contain "lora".
+
+Letters: `L` characters in a sequence, `W` width, `H` heads.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedjax_sim.types import Array
+
+
+class CharacterTransformer(nn.Module):
+    """Embeddings of characters and places, blocks of attention and dense layers, and logits.
+
+    Attributes:
+      num_classes: Number of character codes.
+      width: Numbers that stand for a character, W; a multiple of the heads.
+      blocks: Number of blocks.
+      heads: Heads of attention in each, H.
+      longest: Longest sequence.
+      rank: Rank of the low-rank changes; 0 for none.
+    """
+
+    num_classes: int
+    width: int = 64
+    blocks: int = 2
+    heads: int = 4
+    longest: int = 128
+    rank: int = 0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Compute the logits `[..., L, num_classes]` of character codes `i[..., L]`."""
+        length = x.shape[-1]
+        places = self.param("places", nn.initializers.normal(0.02), (self.longest, self.width))
+        y = nn.Embed(self.num_classes, self.width)(x) + places[:length].reshape(
+            (1,) * (x.ndim - 1) + (length, self.width)
+        )
+        for i in range(self.blocks):
+            y = y + Attention(self.heads, self.rank, name=f"attention_{i}")(nn.LayerNorm()(y))
+            wide = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(y)))
+            y = y + nn.Dense(self.width)(wide)
+        return nn.Dense(self.num_classes)(nn.LayerNorm()(y))
+
+
+class Attention(nn.Module):
+    """Causal attention: every place sees itself and those before it.
+
+    Attributes:
+      heads: Number of heads, H.
+      rank: Rank of the changes to the projections of queries and values; 0 for none.
+    """
+
+    heads: int
+    rank: int = 0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Compute `[..., L, W]` of the same shape."""
+        length, width = x.shape[-2:]
+        split = (*x.shape[:-1], self.heads, width // self.heads)
+        query, key, value = (
+            Adapted(width, rank, name=name)(x).reshape(split)
+            for name, rank in (("query", self.rank), ("key", 0), ("value", self.rank))
+        )
+        is_seen = jnp.tril(jnp.ones((length, length), bool))
+        is_seen = is_seen.reshape((1,) * (x.ndim - 1) + is_seen.shape)
+        mixed = nn.dot_product_attention(query, key, value, mask=is_seen)
+        return nn.Dense(width, name="out")(mixed.reshape(x.shape))
+
+
+class Adapted(nn.Module):
+    """A dense layer with a low-rank change.
+
+    Attributes:
+      features: Number of outputs.
+      rank: Rank of the change; 0 for none.
+    """
+
+    features: int
+    rank: int = 0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Compute `[..., features]` of inputs `[..., W]`."""
+        y = nn.Dense(self.features, name="dense")(x)
+        if self.rank == 0:
+            return y
+        down = self.param("lora_a", nn.initializers.normal(0.02), (x.shape[-1], self.rank))
+        up = self.param("lora_b", nn.initializers.zeros, (self.rank, self.features))
+        return y + (x @ down) @ up

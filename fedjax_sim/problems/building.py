@@ -1,0 +1,429 @@
+"""Build problems of supervised learning from a user's network, loss and data, and check them.
+
+Dimension letters: those of `supervision`; `F` features, `D` numbers that are predicted.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import trees
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems.checking import check_shapes, form_of
+from fedjax_sim.problems.client_data import (
+    check_partition,
+    hold_out,
+    pad_partitions,
+    partition_by_ids,
+)
+from fedjax_sim.problems.losses import Metric, PerExample
+from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array, Key, Model, Params
+
+
+class Examples(NamedTuple):
+    """Examples and whose they are.
+
+    Attributes:
+      inputs: What the network is given: a pytree of arrays `[n, ...]`.
+      targets: What the loss compares its outputs with: a pytree of arrays `[n, ...]`.
+      clients: The client of each example, n ids of any hashable kind; None if that is not known.
+    """
+
+    inputs: Any
+    targets: Any
+    clients: Sequence[Hashable] | None = None
+
+
+def from_dataframe(
+    table: Any,
+    *,
+    target: str | Sequence[str],
+    client: str | None = None,
+    features: Sequence[str] | None = None,
+) -> Examples:
+    """Take examples from the rows of a pandas DataFrame.
+
+    Args:
+      table: The DataFrame, of n rows.
+      target: Column to predict, or several columns.
+      client: Column that names each row's client, by text or anything else hashable.
+      features: Columns that the network is given; by default all others.
+
+    Returns:
+      Inputs `f32[n, F]`, targets `[n]`, or `[n, D]` for a list of columns, and the clients. Targets
+      are float32, and int32 if all of them are whole numbers or bools.
+
+    Raises:
+      ConfigError: If a column does not exist, is no number where one is needed, or lacks a value.
+    """
+    targets = [target] if isinstance(target, str) else list(target)
+    taken = {*targets, client}
+    columns = list(features or (name for name in table.columns if name not in taken))
+    for name in [*columns, *targets, *([] if client is None else [client])]:
+        if name not in table.columns:
+            raise ConfigError("column", name, "one of " + ", ".join(map(str, table.columns)))
+    if not columns:
+        raise ConfigError("features", columns, "at least one column")
+    inputs = np.stack([_numbers(table, name) for name in columns], axis=1).astype(np.float32)
+    values = np.stack([_numbers(table, name) for name in targets], axis=1)
+    kind = np.int32 if values.dtype.kind in "biu" else np.float32
+    found = values.astype(kind) if not isinstance(target, str) else values[:, 0].astype(kind)
+    return Examples(inputs, found, None if client is None else table[client].tolist())
+
+
+def _numbers(table: Any, name: str) -> np.ndarray:
+    """Return a column of finite numbers."""
+    values = np.asarray(table[name])
+    if values.dtype.kind not in "biuf":
+        raise ConfigError(f"type of column {name}", str(table[name].dtype), "a kind of number")
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ConfigError(f"row {at} of column {name}", float(values[at]), "a finite number")
+    return values
+
+
+class Options(TypedDict, total=False):
+    """The options of `supervised`."""
+
+    clients: Iterable[Hashable] | None
+    test: Any
+    test_clients: Iterable[Hashable] | None
+    metrics: Mapping[str, PerExample | Metric] | None
+    mask: Callable[[Any], Array] | None
+    prepare: Callable[[Any], tuple[Any, Any]] | None
+    augment: Callable[[Key, Any], Any] | None
+    per_client: bool
+    start: Params | None
+    frozen: str | Callable[[str], bool] | None
+    prior_precision: float | None
+    test_block: int
+    seed: int
+
+
+@overload
+def supervised(
+    model: Model,
+    loss: PerExample,
+    data: Any,
+    split: list[Partition],
+    **options: Unpack[Options],
+) -> list[Supervised]: ...
+
+
+@overload
+def supervised(
+    model: Model,
+    loss: PerExample,
+    data: Any,
+    split: Partition | None = None,
+    **options: Unpack[Options],
+) -> Supervised: ...
+
+
+def supervised(
+    model: Model,
+    loss: PerExample,
+    data: Any,
+    split: Partition | list[Partition] | None = None,
+    *,
+    clients: Iterable[Hashable] | None = None,
+    test: Any = 0.2,
+    test_clients: Iterable[Hashable] | None = None,
+    metrics: Mapping[str, PerExample | Metric] | None = None,
+    mask: Callable[[Any], Array] | None = None,
+    prepare: Callable[[Any], tuple[Any, Any]] | None = None,
+    augment: Callable[[Key, Any], Any] | None = None,
+    per_client: bool = False,
+    start: Params | None = None,
+    frozen: str | Callable[[str], bool] | None = None,
+    prior_precision: float | None = None,
+    test_block: int = EVALUATED_AT_ONCE,
+    seed: int = 0,
+) -> Supervised | list[Supervised]:
+    """Build a problem from a network, a loss and data.
+
+    The loss of a mini-batch is the mean of `loss` over its examples; local steps follow its
+    gradient. Example, a regression whose clients have names:
+
+        problem = problems.supervised(
+            models.MLP((32,), 1), problems.squared_error, (inputs, targets), clients=names
+        )
+
+    Args:
+      model: A network: anything with `init(key, inputs)` and `apply(params, inputs)`, such as a
+        flax module; `fedjax_sim.models.from_nnx`, `from_equinox` and `from_haiku` make one of
+        others.
+      loss: From the network's outputs and the targets of B examples to their losses, `f[B]`; with
+        a mask, one for each of its entries. `fedjax_sim.problems` has the usual ones.
+      data: The examples: a pair of inputs and targets, each a pytree of arrays `[n, ...]`;
+        `Examples`, which may name clients; or with `prepare` any pytree of arrays `[n, ...]`.
+      split: Who holds which example: a partition, such as those of `fedjax_sim.partition`, or a
+        list of several, for a sweep with one per seed. Leave it out if clients are named.
+      clients: The client of each of the n examples: strings, or any other hashable ids.
+      test: Examples to test on, in the form of `data`; or the share of every client's examples
+        that is held out for it, at least one of each client that has two.
+      test_clients: The clients of examples in `test`, by the ids in `clients`.
+      metrics: What else is measured on test examples, by name: functions like `loss`, whose means
+        are reported, or `Metric`s.
+      mask: From the targets to which of their entries count: `bool[B, ...]`. Means of losses and
+        metrics are taken over these entries, so that long sequences weigh more.
+      prepare: From a mini-batch of the data to inputs and targets, such as a change of scale.
+      augment: From a key and a mini-batch of the data to changed data, in local steps.
+      per_client: Whether metrics are also measured on every client's own test examples.
+      start: Parameters to start from, or some of them: the others are drawn anew for each seed.
+      frozen: Which parameters are not trained, nor averaged or sent: a function of a path such as
+        "params/Dense_0/kernel", or a regular expression found in it. They must be in `start`.
+      prior_precision: Precision of a Gaussian prior on the trained parameters; None for none.
+      test_block: Test examples that a CPU evaluates together; fewer need less memory.
+      seed: Seed of the choice of test examples.
+
+    Returns:
+      The problem; a list of problems for a list of partitions, which share the data.
+
+    Raises:
+      ConfigError: If an argument is not allowed, if the data are not of one length, or if the
+        network, the loss or a metric does not take the data or has a result of the wrong shape.
+    """
+    _check_options(model, prior_precision, test_block)
+    if isinstance(data, Examples):
+        clients = data.clients if clients is None and split is None else clients
+        data = (data.inputs, data.targets)
+    if isinstance(test, Examples):
+        test_clients = test.clients if test_clients is None else test_clients
+        test = (test.inputs, test.targets)
+    data, num = _arrays("data", data)
+    if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
+        raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
+    partitions, names = _owners(split, clients, num)
+    owned: list[Partition] | None = None
+    if isinstance(test, float | int):
+        pairs = [hold_out(partition, test, seed) for partition in partitions]
+        partitions, owned = [train for train, _ in pairs], [test for _, test in pairs]
+        test_data = data
+    else:
+        test_data, num_tests = _arrays("test", test)
+        if test_clients is not None:
+            owned = [_owners_in(names, list(test_clients), num_tests)]
+    problem = Supervised(
+        data=data,
+        test_data=test_data,
+        index=jnp.zeros((1, 1), "int32"),
+        counts=jnp.ones(1, "int32"),
+        model=model,
+        loss_of=loss,
+        metrics=tuple((name, _metric(each)) for name, each in (metrics or {}).items()),
+        mask_of=mask,
+        prepare=Preparation(prepare),
+        augmentation=augment,
+        prior_precision=None if prior_precision is None else jnp.float32(prior_precision),
+        per_client=per_client,
+        client_ids=names,
+        test_block=test_block,
+    )
+    made = assign_examples(with_start(problem, start, frozen), partitions, owned)
+    _check_mask(problem)
+    if isinstance(test, float | int):
+        made = _test_on_held_out(made, owned or [])
+    return made if isinstance(split, list) else made[0]
+
+
+def assign_examples(
+    problem: Any, partitions: Sequence[Partition], tests: Sequence[Partition] | None = None
+) -> list[Any]:
+    """Build one problem per partition, all with the data of one problem, and check them.
+
+    Args:
+      problem: A `Supervised` problem whose `index` and `counts` do not matter.
+      partitions: Partitions of its training examples.
+      tests: Partitions of its test examples, one or as many; None if these are nobody's own.
+
+    Returns:
+      One problem per partition, in the same order.
+
+    Raises:
+      ConfigError: If a partition does not fit, if clients without test examples are to be
+        evaluated one by one, or if a shape is wrong, see `check_shapes`.
+    """
+    check_shapes(problem)
+    num, num_tests = (
+        jax.tree.leaves(data)[0].shape[0] for data in (problem.data, problem.test_data)
+    )
+    made = [
+        problem.replace(index=index, counts=counts)
+        for index, counts in pad_partitions(partitions, num)
+    ]
+    if tests is None:
+        if problem.per_client and not problem.has_tests_of_clients:
+            allowed = "False, unless test examples are held out or have clients"
+            raise ConfigError("per_client", True, allowed)
+        return made
+    poorest = min(int(each.counts.min()) for each in tests)
+    if poorest == 0:
+        if problem.per_client:
+            at = int(np.argmin(tests[0].counts))
+            name = problem.client_ids[at] if problem.client_ids is not None else at
+            allowed = "at least 1 with per_client; a client with two examples can keep one"
+            raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
+        return made
+    own = pad_partitions(list(tests), num_tests) * (len(made) if len(tests) == 1 else 1)
+    return [
+        each.replace(test_index=index, test_counts=counts)
+        for each, (index, counts) in zip(made, own, strict=True)
+    ]
+
+
+def _check_mask(problem: Supervised) -> None:
+    """Check that every example has an entry that counts, because a mini-batch may be of one."""
+    mask_of = problem.mask_of
+    if mask_of is None:
+        return
+    for name, data in (("data", problem.data), ("test", problem.test_data)):
+        mask = np.asarray(mask_of(problem.prepare(data)[1]))
+        empty = np.flatnonzero(~mask.reshape(len(mask), -1).any(axis=1))
+        if len(empty):
+            allowed = "true of at least one of its entries"
+            raise ConfigError(f"mask of example {empty[0]} of {name}", False, allowed)
+
+
+def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
+    """Give a `Supervised` problem parameters to start from, some of which may be frozen.
+
+    Args:
+      problem: The problem.
+      start: As in `supervised`.
+      frozen: As in `supervised`.
+
+    Raises:
+      ConfigError: If `start` does not fit the network, or lacks a frozen leaf.
+    """
+    if start is None and frozen is None:
+        return problem
+    drawn = jax.eval_shape(problem.init, jax.random.key(0))
+    names, leaves = trees.paths_of(drawn), jax.tree.leaves(drawn)
+    given = dict(zip(trees.paths_of(start), jax.tree.leaves(start), strict=True))
+    for name in given.keys() - set(names):
+        raise ConfigError("leaf of start", name, "one of " + ", ".join(names))
+    for name, leaf in zip(names, leaves, strict=True):
+        if name in given and np.shape(given[name]) != leaf.shape:
+            found = np.shape(given[name])
+            raise ConfigError(f"shape of {name} in start", found, f"{leaf.shape}, as in the model")
+    flags = [False] * len(names)
+    if frozen is not None:
+        if not trees.is_predicate(frozen):
+            allowed = "a regular expression, or a function from a path to whether it is frozen"
+            raise ConfigError("frozen", frozen, allowed)
+        flags = jax.tree.leaves(trees.leaves_that(frozen, drawn))
+        for name, is_frozen in zip(names, flags, strict=True):
+            if is_frozen and name not in given:
+                raise ConfigError("frozen leaf", name, "in start")
+        if all(flags) or not any(flags):
+            found = ", ".join(names)
+            raise ConfigError("frozen", frozen, f"true of some, but not all of {found}")
+
+    def part(is_frozen: bool) -> Params:
+        chosen = [
+            jnp.asarray(given[name], leaf.dtype) if name in given and flag == is_frozen else None
+            for name, leaf, flag in zip(names, leaves, flags, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(drawn), chosen)
+
+    return problem.replace(start=part(False), frozen=part(True) if frozen is not None else None)
+
+
+def _check_options(model: Any, prior_precision: float | None, test_block: int) -> None:
+    """Check what needs no data."""
+    if not (hasattr(model, "init") and hasattr(model, "apply")) or isinstance(model, type):
+        allowed = "an object with init and apply; see fedjax_sim.models.from_nnx and others"
+        raise ConfigError("model", getattr(model, "__name__", type(model).__name__), allowed)
+    if not isinstance(model, Hashable):
+        raise ConfigError("model", type(model).__name__, "hashable")
+    if prior_precision is not None and not (np.isfinite(prior_precision) and prior_precision >= 0):
+        raise ConfigError("prior_precision", prior_precision, "None, or a finite number from 0")
+    if isinstance(test_block, bool) or not isinstance(test_block, int) or test_block < 1:
+        raise ConfigError("test_block", test_block, "a whole number of at least 1")
+
+
+def _owners(
+    split: Partition | list[Partition] | None, clients: Iterable[Hashable] | None, num: int
+) -> tuple[list[Partition], tuple[Hashable, ...] | None]:
+    """List the partitions that are given, or make the one that ids tell; return clients' names."""
+    if clients is not None and split is None:
+        ids = list(clients)
+        _check_length("clients", len(ids), num)
+        partition, names = partition_by_ids(ids)
+        return [partition], names
+    if split is None or clients is not None:
+        raise ConfigError("split", split, "a partition, or else left out and `clients` given")
+    partitions = split if isinstance(split, list) else [split]
+    for partition in partitions:
+        check_partition(partition, num)
+    return partitions, None
+
+
+def _metric(given: PerExample | Metric) -> Metric:
+    """Make a hashable metric."""
+    metric = given if isinstance(given, Metric) else Metric(given)
+    dims = (metric.dims,) if isinstance(metric.dims, str) else tuple(metric.dims)
+    return metric._replace(dims=dims, labels=tuple(tuple(each) for each in metric.labels))
+
+
+def _arrays(name: str, data: Any) -> tuple[Any, int]:
+    """Put a pytree of arrays on the device; return it and the number of examples."""
+    given, structure = jax.tree.flatten(data)
+    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in given]
+    for leaf in leaves:
+        if np.ndim(leaf) < 1 or np.dtype(leaf.dtype).kind not in "biuf":
+            raise ConfigError(f"an array of {name}", form_of(leaf), "numbers, with examples first")
+    arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+    lengths = {leaf.shape[0] for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
+    for path, leaf in zip(trees.paths_of(arrays), jax.tree.leaves(arrays), strict=True):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
+            raise ConfigError(f"{name}/{path}", "an array with nan or inf", "finite")
+    return arrays, lengths.pop()
+
+
+def _check_length(name: str, found: int, num: int) -> None:
+    if found != num:
+        raise ConfigError(f"length of {name}", found, f"{num}, the number of examples")
+
+
+def _owners_in(names: tuple[Hashable, ...] | None, ids: Sequence[Hashable], num: int) -> Partition:
+    """Give test examples to the clients that they name."""
+    if names is None:
+        raise ConfigError("test_clients", "given", "left out, unless `clients` names the clients")
+    _check_length("test_clients", len(ids), num)
+    own, found = partition_by_ids(ids)
+    unknown = [name for name in found if name not in set(names)]
+    if unknown:
+        raise ConfigError("client in test_clients", unknown[0], "one that has training examples")
+    place = {name: row for row, name in enumerate(found)}
+    index = np.zeros((len(names), own.index.shape[1]), "int32")
+    counts = np.zeros(len(names), "int32")
+    for number, name in enumerate(names):
+        if name in place:
+            index[number], counts[number] = own.index[place[name]], own.counts[place[name]]
+    return Partition(index, counts)
+
+
+def _test_on_held_out(made: list[Supervised], tests: Sequence[Partition]) -> list[Supervised]:
+    """Evaluate on the held-out examples of all clients."""
+    rows = [
+        np.concatenate([row[:count] for row, count in zip(*each, strict=True)]) for each in tests
+    ]
+    most = max(len(row) for row in rows)
+    return [
+        dataclasses.replace(
+            problem,
+            test_rows=jnp.asarray(np.pad(row, (0, most - len(row))), "int32"),
+            num_tests=jnp.int32(len(row)),
+        )
+        for problem, row in zip(made, rows, strict=True)
+    ]

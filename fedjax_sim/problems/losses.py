@@ -1,0 +1,178 @@
+"""Losses and metrics of single examples, as `supervised` takes them.
+
+Each is a function of what a network computes for some examples and of their targets, and returns
+one number per example; for sequences whose targets are masked, one per entry. `Metric` is for
+numbers with dimensions of their own, such as one accuracy per class.
+
+Dimension letters: `B` examples, `K` classes, `D` numbers that are predicted for an example.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array
+
+PerExample = Callable[[Any, Any], Array]
+"""From outputs and targets of B examples to one number for each, `[B]` or `[B, ...]`."""
+
+
+class Metric(NamedTuple):
+    """A mean over examples, or several along named dimensions.
+
+    Attributes:
+      values: From outputs and targets to numbers, one per example (per entry, if there is a mask)
+        and per place along the dimensions: `[B, *dims]`.
+      among: From the same to bools of the same shape: over which entries a mean is taken. By
+        default all.
+      dims: Names of the dimensions.
+      labels: For each dimension the labels of its places; by default they are numbered.
+      less_is_better: Whether small values are good ones, as they are of a loss.
+    """
+
+    values: PerExample
+    among: PerExample | None = None
+    dims: tuple[str, ...] = ()
+    labels: tuple[tuple[Any, ...], ...] = ()
+    less_is_better: bool = False
+
+
+def cross_entropy(logits: Array, labels: Array) -> Array:
+    """Compute the cross-entropy of classes.
+
+    Args:
+      logits: `f[B, ..., K]`.
+      labels: `i[B, ...]`, classes from 0.
+
+    Returns:
+      `f[B, ...]`, in nats.
+
+    Raises:
+      ConfigError: If the labels are no whole numbers, or the shapes do not match.
+    """
+    _check_classes(logits, labels)
+    # Not with integer labels: the gradient of a look-up is a scatter, slow on accelerators.
+    hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return optax.softmax_cross_entropy(logits, hot)
+
+
+def is_right(logits: Array, labels: Array) -> Array:
+    """Tell whether the largest logit is that of the right class; its mean is the accuracy.
+
+    Args:
+      logits: `f[B, ..., K]`.
+      labels: `i[B, ...]`, classes from 0.
+
+    Returns:
+      `bool[B, ...]`.
+
+    Raises:
+      ConfigError: As `cross_entropy`.
+    """
+    _check_classes(logits, labels)
+    return jnp.argmax(logits, axis=-1) == labels
+
+
+@functools.cache
+def accuracy_of_classes(num_classes: int) -> Metric:
+    """Make a metric of the accuracy on the examples of each class.
+
+    Args:
+      num_classes: K.
+
+    Returns:
+      A metric with the dimension `class`, of which the accuracy is nan for a class without test
+      examples.
+    """
+
+    def values(logits: Array, labels: Array) -> Array:
+        right = is_right(logits, labels)[..., None]
+        return jnp.broadcast_to(right, (*labels.shape, num_classes))
+
+    def among(logits: Array, labels: Array) -> Array:
+        classes = jnp.arange(num_classes).reshape((1,) * labels.ndim + (-1,))
+        return labels[..., None] == classes
+
+    return Metric(values, among, ("class",), (tuple(range(num_classes)),))
+
+
+def squared_error(outputs: Array, targets: Array) -> Array:
+    """Compute the squared error of predicted numbers, the mean over an example's numbers.
+
+    Args:
+      outputs: `f[B, ...]`; of one number per example also `f[B, 1]`.
+      targets: `f[B, ...]`.
+
+    Returns:
+      `f[B]`.
+
+    Raises:
+      ConfigError: If the shapes do not match.
+    """
+    return _mean_of_example(jnp.square(_difference(outputs, targets)))
+
+
+def absolute_error(outputs: Array, targets: Array) -> Array:
+    """Compute the absolute error of predicted numbers, the mean over an example's numbers.
+
+    Args:
+      outputs: As `squared_error`.
+      targets: As `squared_error`.
+
+    Returns:
+      `f[B]`.
+
+    Raises:
+      ConfigError: If the shapes do not match.
+    """
+    return _mean_of_example(jnp.abs(_difference(outputs, targets)))
+
+
+def binary_cross_entropy(logits: Array, labels: Array) -> Array:
+    """Compute the cross-entropy of labels that are there or not, the mean over an example's labels.
+
+    Args:
+      logits: `f[B, K]`, one for each label.
+      labels: `[B, K]`, 0 or 1.
+
+    Returns:
+      `f[B]`, in nats.
+
+    Raises:
+      ConfigError: If the shapes do not match.
+    """
+    if logits.shape != labels.shape:
+        raise ConfigError(
+            "shape of the outputs", logits.shape, f"that of the targets, {labels.shape}"
+        )
+    return _mean_of_example(optax.sigmoid_binary_cross_entropy(logits, labels))
+
+
+def _check_classes(logits: Array, labels: Array) -> None:
+    """Check that there are logits for each label, and that labels are classes."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        allowed = "whole numbers, the classes from 0"
+        raise ConfigError("dtype of the targets", str(labels.dtype), allowed)
+    if logits.shape[:-1] != labels.shape:
+        allowed = f"{labels.shape} as of the targets, and then the number of classes"
+        raise ConfigError("shape of the outputs", logits.shape, allowed)
+
+
+def _difference(outputs: Array, targets: Array) -> Array:
+    """Subtract targets without broadcasting. Outputs of one number may have an axis for it."""
+    if outputs.shape == (*targets.shape, 1):
+        outputs = outputs.reshape(targets.shape)
+    if outputs.shape != targets.shape:
+        allowed = f"that of the targets, {targets.shape}"
+        raise ConfigError("shape of the outputs", outputs.shape, allowed)
+    return outputs - targets
+
+
+def _mean_of_example(values: Array) -> Array:
+    """Average over all axes but the first."""
+    return values.reshape(values.shape[0], -1).mean(axis=1)

@@ -1,0 +1,64 @@
+"""Leaves of a model by their paths: some are personal, some are frozen, some are given.
+
+A part of a model has the model's structure, with None in place of the leaves that it lacks. JAX
+does not count these, so that a part can be trained, averaged and sent like a model.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_sim.types import Params
+
+
+def paths_of(model: Params) -> list[str]:
+    """List the paths of a model's leaves, such as "params/Dense_1/kernel"."""
+    leaves, _ = jax.tree.flatten_with_path(model)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+
+def is_predicate(value: Any) -> bool:
+    """Tell whether a value can choose leaves: a function of a path, or a regular expression."""
+    try:
+        return callable(value) or bool(re.compile(value))
+    except (re.error, TypeError):
+        return False
+
+
+def leaves_that(chosen: str | Callable[[str], Any], model: Params) -> Any:
+    """Tell which leaves of a model are chosen.
+
+    Args:
+      chosen: A function from a path to whether its leaf is chosen, or a regular expression that is
+        found in the paths of the chosen leaves.
+      model: The model, or models.
+
+    Returns:
+      Bools in the model's structure.
+    """
+    is_chosen = chosen if callable(chosen) else re.compile(chosen).search
+    flags = [bool(is_chosen(path)) for path in paths_of(model)]
+    return jax.tree.unflatten(jax.tree.structure(model), flags)
+
+
+def split(model: Params, flags: Any) -> tuple[Params, Params]:
+    """Split a model, or models, into the leaves whose flag is False and those whose flag is True.
+
+    Args:
+      model: Leaves `[...]`.
+      flags: Bools in the model's structure, as `leaves_that` returns them.
+
+    Returns:
+      Two parts.
+    """
+    rest = jax.tree.map(lambda leaf, is_chosen: None if is_chosen else leaf, model, flags)
+    return rest, jax.tree.map(lambda leaf, is_chosen: leaf if is_chosen else None, model, flags)
+
+
+def join(part: Params, other: Params) -> Params:
+    """Put two parts together. Where both have a leaf it is that of the first."""
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
+    )
