@@ -26,6 +26,9 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: If there is no system of a name.
     """
     console = make_console()
+    if arguments.systems == ["datasets"]:
+        console.print(_fetch_table())
+        return
     for name in [check_name("system", name, SYSTEMS) for name in arguments.systems]:
         console.print(_settings_table(name))
     if not arguments.systems:
@@ -48,6 +51,17 @@ def _settings_table(name: str) -> Table:
     for field in fields(system.Hyper).values():
         meaning, allowed = field.metadata["meaning"], field.metadata["allowed"]
         table.add_row(field.name, _default(field), f"{meaning} Allowed: {allowed}.")
+    return table
+
+
+def _fetch_table() -> Table:
+    """Tabulate the data sets that are fetched: size, licence, host and names of the raw files."""
+    table = Table(title="data sets to fetch", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    rows = datasets.what_to_fetch()
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
