@@ -40,7 +40,7 @@ shares use the partition "dirichlet", for CIFAR-100 by Pachinko allocation "pach
 
 from fedjax_sim.datasets.arrays import Dataset, from_arrays
 from fedjax_sim.datasets.catalogue import is_text, load, load_text, names, what_to_fetch
-from fedjax_sim.datasets.synthetic import synthetic
+from fedjax_sim.datasets.synthetic import make_synthetic
 from fedjax_sim.datasets.text import Text, from_text
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
     "is_text",
     "load",
     "load_text",
+    "make_synthetic",
     "names",
-    "synthetic",
     "what_to_fetch",
 ]

@@ -31,7 +31,7 @@ HELD_OUT = 0.1
 """Share of each client's examples, at the end, that is kept for testing."""
 
 
-def synthetic(
+def make_synthetic(
     alpha: float, beta: float, *, num_clients: int = 30, seed: int = 0, is_iid: bool = False
 ) -> Dataset:
     """Draw the data of Synthetic(alpha, beta), whose clients the partition "natural" keeps.
@@ -98,9 +98,9 @@ def from_name(name: str) -> Dataset:
       ConfigError: If the name is neither.
     """
     if name == "synthetic_iid":
-        return synthetic(0, 0, is_iid=True)
+        return make_synthetic(0, 0, is_iid=True)
     number = r"(\d+(?:\.\d+)?)"
     found = re.fullmatch(f"synthetic_{number}_{number}", name)
     if found is None:
         raise ConfigError("dataset", name, "synthetic_iid or a name such as synthetic_0.5_0.5")
-    return synthetic(float(found[1]), float(found[2]))
+    return make_synthetic(float(found[1]), float(found[2]))

@@ -16,7 +16,7 @@ def inputs_of(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
 def test_inputs_have_the_laws_of_the_paper() -> None:
     """With N clients, B_k ~ N(0, beta^2), v_k ~ N(B_k, 1) and Sigma_jj = j^-1.2."""
     beta, num_clients = 2.0, 400
-    data = datasets.synthetic(0.0, beta, num_clients=num_clients, seed=1)
+    data = datasets.make_synthetic(0.0, beta, num_clients=num_clients, seed=1)
     x, clients = inputs_of(data)
     counts = np.bincount(clients)
     means = np.stack([np.bincount(clients, weights=x[:, j]) for j in range(60)], axis=1)
@@ -36,7 +36,7 @@ def test_inputs_have_the_laws_of_the_paper() -> None:
 
 
 def test_sizes_are_lognormal_and_a_tenth_is_held_out() -> None:
-    data = datasets.synthetic(1.0, 1.0, num_clients=400, seed=2)
+    data = datasets.make_synthetic(1.0, 1.0, num_clients=400, seed=2)
     _, clients = inputs_of(data)
     train = np.bincount(clients)
     # n - floor(n / 10) examples remain of n, so that n is known up to one.
@@ -50,7 +50,7 @@ def test_sizes_are_lognormal_and_a_tenth_is_held_out() -> None:
 
 def test_alpha_changes_no_label() -> None:
     """The mean u_k adds the same number to the logits of all classes, so it shows in rounding."""
-    small, large = (datasets.synthetic(alpha, 0.0, seed=3) for alpha in (0.0, 5.0))
+    small, large = (datasets.make_synthetic(alpha, 0.0, seed=3) for alpha in (0.0, 5.0))
     np.testing.assert_array_equal(small.train_images, large.train_images)
     assert np.mean(small.train_labels == large.train_labels) > 0.999
 
@@ -72,7 +72,7 @@ def test_names_are_those_of_fedproxs_code() -> None:
     data = datasets.load("synthetic_0.5_1")
     assert data.name == "synthetic_0.5_1" and data.num_classes == 10
     assert data.train_images.shape[1:] == (1, 1, 60)
-    same = datasets.synthetic(0.5, 1)
+    same = datasets.make_synthetic(0.5, 1)
     assert all(np.array_equal(a, b) for a, b in zip(data[:4], same[:4], strict=True))
     part = partition.natural(
         data.train_labels, client_ids=inputs_of(data)[1], num_clients=30, seed=0
@@ -95,4 +95,4 @@ def test_names_are_those_of_fedproxs_code() -> None:
 )
 def test_bad_values_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        datasets.synthetic(**{"alpha": 1.0, "beta": 1.0} | options)
+        datasets.make_synthetic(**{"alpha": 1.0, "beta": 1.0} | options)
