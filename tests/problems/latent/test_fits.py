@@ -166,7 +166,7 @@ def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
             problem = latent.make_estimation(model, IRIS.astype("float32"), CLIENTS)
             hyper = fedem.Hyper(num_clients=4, participation=0.5, gamma=0.03, batch_size=5)
             run = fedjax_sim.sweep(
-                fedem.system, problem, hyper, seeds=16, num_ticks=300, num_evals=3
+                fedem.system, problem, hyper, seeds=16, num_ticks=200, num_evals=2
             )
         failed[prior] = int(run.curves.failed.sum())
         if not prior:
@@ -191,8 +191,8 @@ def test_one_coordinate_may_have_one_axis() -> None:
     np.testing.assert_array_equal(
         found.score_samples(IRIS[:, 2]), found.score_samples(IRIS[:, 2:3])
     )
-    # The short petals are those of one species.
-    np.testing.assert_array_equal(found.predict(IRIS[:, 2]), np.arange(150) >= 50)
+    # Short petals are one component.
+    np.testing.assert_array_equal(found.predict(IRIS[:, 2]), IRIS[:, 2] > 3)
 
 
 def test_k_means_plus_plus_draws_by_squared_distances() -> None:
@@ -230,20 +230,16 @@ def test_factor_analysis_is_rubin_and_thayers() -> None:
     np.testing.assert_allclose(
         found.noise, np.diag(sample - expected @ beta @ sample), rtol=1e-9, atol=1e-12
     )
-    y = random.normal(size=(150, 2)) @ random.normal(size=(2, 6)) + random.normal(size=(150, 6))
-    problem = latent.make_estimation(latent.FactorAnalysis(2), y, CLIENTS)
-    end = problem.maximise(fit(problem, problem.init(jax.random.key(0)), 1000))
+    y = random.normal(size=(150, 1)) * random.uniform(1, 2, 6) + random.normal(size=(150, 6))
+    problem = latent.make_estimation(latent.FactorAnalysis(1), y, CLIENTS)
+    end = problem.maximise(fit(problem, problem.init(jax.random.key(0)), 300))
     ours = latent.Fitted(problem.model, end, 0, 0.0, True, 1)
-    reference = ReferenceFactors(2, tol=1e-8, max_iter=3000, svd_method="lapack").fit(y)
+    reference = ReferenceFactors(1, tol=1e-8, max_iter=3000, svd_method="lapack").fit(y)
     assert ours.score(y) == pytest.approx(reference.score(y), rel=1e-6)
-    np.testing.assert_allclose(
-        np.linalg.norm(ours.transform(y), axis=1),
-        np.linalg.norm(reference.transform(y), axis=1),
-        rtol=1e-3,
-    )
-    # 12 loadings less a rotation, 6 means and 6 variances.
-    assert ours.bic(y) == pytest.approx(23 * np.log(150) - 300 * ours.score(y))
-    wild = random.normal(size=(20, 15)) * 9
+    np.testing.assert_allclose(np.abs(ours.transform(y)), np.abs(reference.transform(y)), atol=1e-4)
+    # 6 loadings, 6 means and 6 variances.
+    assert ours.bic(y) == pytest.approx(18 * np.log(150) - 300 * ours.score(y))
+    wild = random.normal(size=(20, 7)) * 9
     natural = jax.vmap(lambda s: problem.natural(problem.maximise(s)))(wild)
     assert np.isfinite(natural).all()
 
