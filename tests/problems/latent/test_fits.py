@@ -139,7 +139,7 @@ def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any
     options = {"participation": 0.5, "sampling": "full", "gamma": 0.05, "batch_size": 70}
     hyper = fedem.Hyper(num_clients=4, compression=parse_compressor("block:block=4"), **options)
     run = fedjax_sim.sweep(fedem.system, given, hyper, seeds=2, num_ticks=3000, num_evals=10)
-    found = latent.fitted(run, given, tolerance=1e-7)
+    found = latent.fitted(run, given, tolerance=1e-5)
     assert found.score(y) == pytest.approx(reference_of("full", 400, y).score(y), rel=1e-6)
     assert found.converged_ and 0 < found.n_iter_ < 3000
     assert found.objective == run.curves.objective.values[:, -1].min()
