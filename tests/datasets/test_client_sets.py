@@ -275,6 +275,16 @@ def test_the_table_of_what_to_fetch_stands_in_the_docstring() -> None:
         assert " ".join(row[column] for column in columns) in lines
 
 
+def test_the_command_line_prints_what_to_fetch(capsys) -> None:
+    from fedjax_sim.cli.commands import main
+
+    assert main(["list", "datasets"]) == 0
+    printed = capsys.readouterr().out
+    for row in datasets.what_to_fetch():
+        assert row["data set"] in printed
+        assert all(file in printed for file in row["raw files"].split(", "))
+
+
 def test_sequences_of_words_train_a_network(load, tmp_path) -> None:
     import jax
 

@@ -29,10 +29,14 @@ in all, with the mean m and the second moment M_2 of all data,
     R(theta) = -tau sum_g E[log(pi_g N(y; mu_g, Sigma_g))]
 
 where E is the mean over all data. For statistics that are means of expected statistics this is the
-exact M-step of the penalised likelihood, and Sigma_g >= r_g Cov, where Cov is the covariance of all
-data and r_g = tau / (s1_g + tau); G tau / (1 + G tau) if tied. For other statistics negative s1 are
-taken as 0, and the covariance is raised to this bound, so that T is defined for all statistics. The
-covariance of all data must be positive definite.
+exact M-step of the penalised likelihood, and with Cov, the covariance of all data,
+
+    0 <= s1_g <= 1,  (mu_gd - m_d)^2 <= h_g Cov_dd,  l_g Cov <= Sigma_g <= h_g Cov
+    l_g = tau / (s1_g + tau),  h_g = (1 + tau) / (s1_g + tau);  if tied, Sigma has the bounds
+    G tau / (1 + G tau) and 1
+
+For other statistics s1, mu and Sigma are moved to these bounds, so that T is defined, and bounded,
+for all statistics. The covariance of all data must be positive definite.
 
 Dimension letters: `B` examples, `G` components, `D` coordinates of an example, `F` features, `q`
 numbers of a statistic. Examples `f[B]` are taken as having one coordinate.
@@ -175,7 +179,7 @@ class GaussianMixture:
         first, second = self._split(statistics)
         total = 1.0
         if self.prior:
-            first = jnp.maximum(first, 0) + self.prior
+            first = jnp.clip(first, 0, 1) + self.prior
             second = second + self.prior * self._mean_features()[None]
             total = 1 + self.components * self.prior
         elif self.guard:
@@ -184,6 +188,9 @@ class GaussianMixture:
             first = jnp.where(first > 0, first, jnp.nan)
         dim = self.second_moment.shape[0]
         means, moments = jnp.split(second / first[:, None], [dim], axis=1)
+        if self.prior:
+            most = jnp.sqrt((1 + self.prior) / first)[:, None] * jnp.sqrt(self._spread())[None]
+            means = self.mean[None] + jnp.clip(means - self.mean[None], -most, most)
         covariance = self.covariance
         if self.covariance_type == "full":
             covariance = _unpack(moments, dim) - means[:, :, None] * means[:, None, :]
@@ -196,9 +203,10 @@ class GaussianMixture:
             between = jnp.einsum("g,gd,ge->de", first, means, means, precision="highest")
             covariance = self.second_moment - (between / total if self.prior else between)
         if self.prior:
-            is_tied = self.covariance_type == "tied"
-            share = jnp.asarray(1 - 1 / total, first.dtype) if is_tied else self.prior / first
-            covariance = self._raise(covariance, share)
+            bounds = (self.prior / first, (1 + self.prior) / first)
+            if self.covariance_type == "tied":
+                bounds = (jnp.asarray(1 - 1 / total, first.dtype), jnp.ones((), first.dtype))
+            covariance = self._bound(covariance, *bounds)
         return Mixture(first / first.sum(), means, covariance)
 
     def unknown(self, params: Mixture) -> tuple[Array, ...]:
@@ -354,34 +362,38 @@ class GaussianMixture:
             return jnp.full(num, jnp.trace(covariance) / dim)
         return covariance
 
-    def _raise(self, covariance: Array, share: Array) -> Array:
-        """Raise covariances to at least a share of that of all data.
+    def _spread(self) -> Array:
+        """Compute the variances of all data: `f[D]`."""
+        return jnp.diag(self.second_moment) - jnp.square(self.mean)
+
+    def _bound(self, covariance: Array, least: Array, most: Array) -> Array:
+        """Move covariances between two multiples of that of all data.
 
         Args:
           covariance: In the form of `Mixture.covariance`.
-          share: `f[G]`; `f[]` if tied.
+          least: `f[G]`, the lower multiples; `f[]` if tied.
+          most: As `least`, the upper ones.
 
         Returns:
-          As `covariance`, which is unchanged where it is large enough.
+          As `covariance`, which is unchanged where it lies between.
         """
         of_all = self.second_moment - jnp.outer(self.mean, self.mean)
         if self.covariance_type in ("diag", "spherical"):
-            least = self._shaped(of_all)
-            return jnp.maximum(covariance, share.reshape(-1, *(1,) * (least.ndim - 1)) * least)
+            whole = self._shaped(of_all)
+            low, high = (x.reshape(-1, *(1,) * (whole.ndim - 1)) * whole for x in (least, most))
+            return jnp.clip(covariance, low, high)
         factor = jnp.linalg.cholesky(of_all)
 
-        def raised(one: Array, least: Array) -> Array:
+        def bounded(one: Array, low: Array, high: Array) -> Array:
             half = solve_triangular(factor, one, lower=True)
             values, vectors = jnp.linalg.eigh(solve_triangular(factor, half.T, lower=True))
+            is_within = (values[0] >= low) & (values[-1] <= high)
             spread = jnp.matmul(factor, vectors, precision="highest")
-            lacking = jnp.maximum(least - values, 0)
-            return one + jnp.matmul(spread * lacking[None], spread.T, precision="highest")
+            scaled = spread * jnp.clip(values, low, high)[None]
+            return jnp.where(is_within, one, jnp.matmul(scaled, spread.T, precision="highest"))
 
-        return (
-            jax.vmap(raised)(covariance, share)
-            if covariance.ndim == 3
-            else raised(covariance, share)
-        )
+        each = jax.vmap(bounded) if covariance.ndim == 3 else bounded
+        return each(covariance, least, most)
 
     def _split(self, vector: Array) -> tuple[Array, Array]:
         """Split s or phi into its two parts: `f[G]`, `f[G, F]`."""

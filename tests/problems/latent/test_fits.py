@@ -120,11 +120,13 @@ def test_prior_keeps_t_in_its_domain(kind: str) -> None:
     natural = jax.vmap(problem.natural)(wild)
     assert np.isfinite(natural).all() and (wild.weights > 0).all()
     np.testing.assert_allclose(wild.weights.sum(axis=1), 1, rtol=1e-12)
-    # The bound holds for statistics of EM, so that raising to it leaves these as they are.
-    free = problem.model.replace(second_moment=problem.model.second_moment)
-    raised = problem.maximise(start)
-    object.__setattr__(free, "_raise", lambda covariance, share: covariance)
-    np.testing.assert_allclose(raised.covariance, free.maximise(start).covariance, rtol=1e-9)
+    # Statistics of EM are within the bounds: T gives the means of data with a few more examples.
+    first, second = np.split(np.asarray(start), [3])
+    first, second = first + PRIOR, second.reshape(3, -1)[:, :4] + PRIOR * IRIS.mean(axis=0)
+    bound, free = problem.maximise(start), problem.model.replace(mean=problem.model.mean)
+    np.testing.assert_allclose(bound.means, second / first[:, None], rtol=1e-12)
+    object.__setattr__(free, "_bound", lambda covariance, least, most: covariance)
+    np.testing.assert_allclose(bound.covariance, free.maximise(start).covariance, rtol=1e-9)
     # Without a prior nearly all of them leave the domain.
     bare, _ = problem_of(kind)
     lost = jax.vmap(lambda s: bare.natural(bare.maximise(s)))(start[None] + noise)
