@@ -74,6 +74,15 @@ TEXT = Defaults(
 """Any text: the network and the number of clients of hierarchical FL's Fig. 11 (arXiv 2302.04851).
 Learning rates have not been tuned."""
 
+SYNTHETIC = Defaults(
+    model="logistic",
+    time_budget=20_000.0,
+    settings={"num_clients": 30, "batch_size": 10, "lr": 0.01, "temperature": 0.05},
+    partition="natural",
+)
+"""FedProx's experiments on Synthetic(alpha, beta) (arXiv 1812.06127, Sec. 5.1): the model, the
+number of clients, the batches and the learning rate."""
+
 DEFAULTS: dict[str, Defaults] = {
     # 1437 training images are too few for the papers' 100 clients: with two classes each, a
     # client would hold 14 images. Kept from FAVANO's experiment are the learning rate 0.5, the
@@ -99,6 +108,9 @@ DEFAULTS: dict[str, Defaults] = {
     ),
     "cifar10": CIFAR10,
     "cifar10_jpeg": CIFAR10,
+    "cifar100": CIFAR10._replace(partition="pachinko"),
+    "federated_cifar100": CIFAR10._replace(partition="natural"),
+    "celeba": OTHERS._replace(model="cnn_small", partition="natural"),
     "tiny_imagenet": TINY_IMAGENET,
     "tinyimagenet_subset_jpeg": TINY_IMAGENET,
 }
@@ -113,5 +125,7 @@ def defaults_of(dataset: str) -> Defaults:
     """
     if is_text(dataset):
         return TEXT
+    if dataset.startswith("synthetic_"):
+        return SYNTHETIC
     name = Path(dataset.removeprefix("npz:")).stem if dataset.endswith(".npz") else dataset
     return DEFAULTS.get(name, OTHERS)

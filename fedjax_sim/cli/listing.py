@@ -2,7 +2,7 @@
 
 import argparse
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: If there is no system of a name.
     """
+    if arguments.systems == ["datasets"]:
+        rows = datasets.what_to_fetch()
+        print_json(rows) if arguments.json else make_console().print(_fetch_table(rows))
+        return
     if arguments.json:
         print_json(_settings(arguments.systems) if arguments.systems else _everything())
         return
@@ -81,6 +85,16 @@ def _settings(names: Sequence[str]) -> dict[str, Any]:
         }
         found[name] = {"summary": system.summary, "settings": settings}
     return found
+
+
+def _fetch_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Tabulate the data sets that are fetched: size, licence, host and names of the raw files."""
+    table = Table(title="data sets to fetch", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
 
 
 def _default(field: Field) -> str:

@@ -21,8 +21,9 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: For input that is not allowed.
     """
     defaults = defaults_of(arguments.dataset or "digits")
-    if arguments.dataset is not None and not arguments.dataset.endswith((".npz", ".txt")):
-        check_name("dataset", arguments.dataset, datasets.names())
+    name = arguments.dataset
+    if name and not (name.endswith((".npz", ".txt")) or name.startswith("synthetic_")):
+        check_name("dataset", name, datasets.names())
     seeds = read_seeds(arguments.seeds)
     time_budget = comparison.read_time_budget(arguments, defaults)
     contenders = comparison.resolve_contenders(

@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
-from fedjax_sim.datasets.fetched import SOURCES, TEXTS, fetch, fetch_text
+from fedjax_sim.datasets.fetched import CLIENT_TEXTS, SOURCES, TEXTS, fetch, fetch_text
+from fedjax_sim.datasets.synthetic import from_name
 from fedjax_sim.datasets.text import Text, from_file
 from fedjax_sim.settings import ConfigError
 
@@ -23,11 +25,32 @@ def names() -> dict[str, str]:
         "bundled",
         "breast_cancer": "scikit-learn's breast cancer, 426 + 143 examples of 30 standardised "
         "features, 2 classes, bundled",
-        **{name: source.summary for name, source in (SOURCES | TEXTS).items()},
+        **{name: source.summary for name, source in (SOURCES | TEXTS | CLIENT_TEXTS).items()},
+        "synthetic_A_B": "FedProx's Synthetic(A, B), 60 features, 10 classes, 30 clients, such as "
+        "synthetic_0.5_0.5, or synthetic_iid, computed",
         "npz:PATH": "your own .npz file with the arrays " + ", ".join(ARRAYS),
         "text:PATH": "your own .txt file with the speeches of a play, separated by empty lines, "
         "each under a line NAME:",
     }
+
+
+def what_to_fetch() -> list[dict[str, str]]:
+    """List what a user needs to fetch, or lets be downloaded, for the sets that are not bundled.
+
+    Returns:
+      For each set its name ("data set"), the size of its raw files ("to fetch"), "licence", "from"
+      (the address of the raw files; of a page if they must be fetched by hand) and "raw files".
+    """
+    return [
+        {
+            "data set": name,
+            "to fetch": source.size + (", by hand" if source.by_hand else ""),
+            "licence": source.licence,
+            "from": urlsplit(source.url).netloc,
+            "raw files": ", ".join(source.raw_files),
+        }
+        for name, source in (SOURCES | TEXTS | CLIENT_TEXTS).items()
+    ]
 
 
 def is_text(name: str) -> bool:
@@ -39,7 +62,7 @@ def is_text(name: str) -> bool:
     Returns:
       Whether it is the name of a fetched text, starts with `text:` or ends in `.txt`.
     """
-    return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
+    return name in TEXTS | CLIENT_TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
 def load(
@@ -54,8 +77,7 @@ def load(
     does not need TensorFlow.
 
     The test set of `tiny_imagenet` is its validation set, because its test images have no public
-    labels. No checksums are registered for the raw files of `tiny_imagenet` and
-    `federated_emnist`, so a smaller file of the same form is accepted too.
+    labels.
 
     Args:
       name: One of `names()`. For your own file, give its path; the prefix `npz:` may be left out
@@ -81,6 +103,8 @@ def load(
         raise ConfigError("dataset", name, "a set of images, not a text")
     if name in SOURCES:
         return fetch(name, *_resolve_folders(data_dir, cache_dir))
+    if name.startswith("synthetic_"):
+        return from_name(name)
     if name.startswith("npz:") or name.endswith(".npz"):
         return from_npz(Path(name.removeprefix("npz:")).expanduser())
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
@@ -92,10 +116,11 @@ def load_text(
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Text:
-    """Load a text by name, cut into sequences with the default options of `from_text`.
+    """Load a text by name; plays are cut into sequences with the default options of `from_text`.
 
     Args:
-      name: "tiny_shakespeare", or the path of a `.txt` file with or without the prefix `text:`.
+      name: "tiny_shakespeare", "shakespeare", "stackoverflow", or the path of a `.txt` file with or
+        without the prefix `text:`.
       data_dir: Folder with the raw files of a fetched text, as for `load`.
       cache_dir: Folder in which fetched texts are kept, as for `load`.
 
@@ -106,10 +131,12 @@ def load_text(
       ConfigError: If the name is not that of a text; if a file is missing, damaged or not UTF-8; if
         a download fails; if the cache cannot be written to; or if `from_text` refuses the text.
     """
-    if name in TEXTS:
+    if name in TEXTS | CLIENT_TEXTS:
         return fetch_text(name, *_resolve_folders(data_dir, cache_dir))
     if not is_text(name):
-        raise ConfigError("dataset", name, "one of " + ", ".join(TEXTS) + ", or a .txt file")
+        raise ConfigError(
+            "dataset", name, "one of " + ", ".join(TEXTS | CLIENT_TEXTS) + ", or a .txt file"
+        )
     return from_file(Path(name.removeprefix("text:")).expanduser())
 
 

@@ -1,8 +1,9 @@
 """Data sets that are fetched: downloaded or read from a folder of raw files, then cached.
 
 tensorflow-datasets prepares a set in its standard format, without TensorFlow. The decoded arrays
-are then written next to it into one .npz file (a text into one .txt file), which all later calls
-read. Raw files, downloaded or given, are read only if they have the digests noted here.
+are then written next to it into one .npz file (a play into one .txt file), which all later calls
+read. Texts by clients go straight into an .npz file. Raw files, downloaded or given, are read only
+if they have the digests noted here.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +23,18 @@ import numpy as np
 from fedjax_sim.datasets.arrays import Dataset, from_npz
 from fedjax_sim.datasets.raw_files import (
     Raw,
+    read_celeba,
     read_cifar10,
+    read_cifar100,
+    read_federated_cifar100,
     read_federated_emnist,
     read_idx,
+    read_shakespeare,
+    read_stackoverflow,
     read_tiny_imagenet,
 )
 from fedjax_sim.datasets.text import Text, from_file
+from fedjax_sim.datasets.text import from_npz as text_from_npz
 from fedjax_sim.settings import ConfigError
 
 
@@ -39,23 +46,30 @@ class Source(NamedTuple):
 
     Attributes:
       summary: Description of one line.
-      url: Address of the raw files, without their names.
+      licence: Licence of the data, or the conditions under which it is published.
+      size: Size of the raw files, such as "170 MB". If the publisher does not name it, a question
+        mark and the memory that the arrays take.
+      url: Address of the raw files, without their names; of a page, if they are fetched by hand.
       raw_files: Names of the raw files.
       sha256: SHA-256 of each raw file, in hexadecimal digits.
-      read: Reader that takes the paths of the raw files, in that order. It returns `Raw`, or a
-        string for a text.
+      read: Reader that takes the paths of the raw files, in that order. It returns `Raw`. For a
+        play it returns a string, and for a text by clients arrays.
       image_shape: Shape `(H, W, C)` of an image if tensorflow-datasets does not know the set; None
         if it does.
       has_clients: Whether each training example belongs to a client.
+      by_hand: Whether a user must fetch the raw files, because their publisher wants it so.
     """
 
     summary: str
+    licence: str
+    size: str
     url: str
     raw_files: tuple[str, ...]
     sha256: tuple[str, ...]
-    read: Callable[..., Raw | str]
+    read: Callable[..., Raw | str | dict[str, np.ndarray]]
     image_shape: tuple[int, int, int] | None = None
     has_clients: bool = False
+    by_hand: bool = False
 
 
 _IDX_FILES = (
@@ -68,6 +82,8 @@ _IDX_FILES = (
 SOURCES: dict[str, Source] = {
     "mnist": Source(
         "handwritten digits, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
+        "CC BY-SA 3.0",
+        "12 MB",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
         _IDX_FILES,
         (
@@ -80,6 +96,8 @@ SOURCES: dict[str, Source] = {
     ),
     "fashion_mnist": Source(
         "pieces of clothing, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
+        "MIT",
+        "31 MB",
         # The same bucket as the http address that tensorflow-datasets knows.
         "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
         _IDX_FILES,
@@ -94,6 +112,8 @@ SOURCES: dict[str, Source] = {
     "cifar10": Source(
         "animals and vehicles, 50000 + 10000 colour images of 32x32, 10 classes, "
         "fetched or from the raw file",
+        "none stated",
+        "170 MB",
         "https://www.cs.toronto.edu/~kriz/",
         ("cifar-10-binary.tar.gz",),
         ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
@@ -102,6 +122,8 @@ SOURCES: dict[str, Source] = {
     "tiny_imagenet": Source(
         "things of all kinds, 100000 + 10000 colour images of 64x64 (its validation set as test "
         "set), 200 classes, fetched or from the raw file",
+        "non-commercial",
+        "248 MB",
         "https://cs231n.stanford.edu/",
         ("tiny-imagenet-200.zip",),
         ("6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",),
@@ -111,12 +133,54 @@ SOURCES: dict[str, Source] = {
     "federated_emnist": Source(
         "handwritten characters by 3400 writers, 671585 + 77483 images of 28x28, 62 classes, "
         "fetched or from the raw file",
+        "none stated, by NIST",
+        "?, 587 MB held",
         "https://storage.googleapis.com/tff-datasets-public/",
         ("fed_emnist.tar.bz2",),
         ("fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",),
         read_federated_emnist,
         image_shape=(28, 28, 1),
         has_clients=True,
+    ),
+    "cifar100": Source(
+        "things of a hundred classes, 50000 + 10000 colour images of 32x32, for the partition "
+        "pachinko, fetched or from the raw file",
+        "none stated",
+        "169 MB",
+        "https://www.cs.toronto.edu/~kriz/",
+        ("cifar-100-binary.tar.gz",),
+        ("58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",),
+        read_cifar100,
+        image_shape=(32, 32, 3),
+    ),
+    "federated_cifar100": Source(
+        "CIFAR-100 by the 500 clients of TensorFlow Federated's Pachinko allocation, "
+        "fetched or from the raw file",
+        "none stated",
+        "?, 184 MB held",
+        "https://storage.googleapis.com/tff-datasets-public/",
+        ("fed_cifar100.tar.bz2",),
+        ("e8575e22c038ecef1ce6c7d492d7abee7da13b1e1ba9b70a7fc18531ba7590de",),
+        read_federated_cifar100,
+        image_shape=(32, 32, 3),
+        has_clients=True,
+    ),
+    "celeba": Source(
+        "faces of 9343 celebrities, 200288 colour images of 84x84 (4.2 GB in memory), smiling or "
+        "not, a celebrity is a client, from raw files",
+        "non-commercial",
+        "1.5 GB",
+        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+        ("img_align_celeba.zip", "list_attr_celeba.txt", "identity_CelebA.txt"),
+        (
+            "46fb89443c578308acf364d7d379fe1b9efb793042c0af734b6112e4fd3a8c74",
+            "f0e5da289d5ccf75ffe8811132694922b60f2af59256ed362afa03fefba324d0",
+            "c6143857c3e2630ac2da9f782e9c1232e5e59be993a9d44e8a7916c78a6158c0",
+        ),
+        read_celeba,
+        image_shape=(84, 84, 3),
+        has_clients=True,
+        by_hand=True,
     ),
 }
 """Sets of images that are fetched, by name."""
@@ -125,13 +189,44 @@ TEXTS: dict[str, Source] = {
     "tiny_shakespeare": Source(
         "40,000 lines of plays, next-character prediction, a speaker is a client, "
         "fetched or from the raw file",
+        "public domain",
+        "1 MB",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
         ("input.txt",),
         ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",),
         lambda path: path.read_text(encoding="utf-8"),
     ),
 }
-"""Texts that are fetched, by name."""
+"""Plays that are fetched, by name."""
+
+CLIENT_TEXTS: dict[str, Source] = {
+    "shakespeare": Source(
+        "LEAF's Shakespeare, 16068 + 2356 speeches by 715 roles, next-character prediction, "
+        "fetched or from the raw file",
+        "public domain",
+        "?, 5 MB held",
+        "https://storage.googleapis.com/tff-datasets-public/",
+        ("shakespeare.tar.bz2",),
+        ("0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",),
+        read_shakespeare,
+        has_clients=True,
+    ),
+    "stackoverflow": Source(
+        "the first 128 sentences of each of 342477 users, 10000 "
+        "words, next-word prediction, fetched or from raw files",
+        "CC BY-SA 3.0",
+        "?, 1.9 GB held",
+        "https://storage.googleapis.com/tff-datasets-public/",
+        ("stackoverflow.tar.bz2", "stackoverflow.word_count.tar.bz2"),
+        (
+            "99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
+            "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
+        ),
+        read_stackoverflow,
+        has_clients=True,
+    ),
+}
+"""Texts by clients that are fetched, by name."""
 
 _BLOCK = 1000
 """Number of examples decoded at a time, so that a large set is not held in memory twice."""
@@ -159,8 +254,8 @@ def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
     """Read a text from the cache, after preparing it there if necessary.
 
     Args:
-      name: A name in `TEXTS`.
-      data_dir: Folder with the raw file, or None to download it.
+      name: A name in `TEXTS` or `CLIENT_TEXTS`.
+      data_dir: Folder with the raw files, or None to download them.
       cache: Folder of the cache.
 
     Returns:
@@ -169,6 +264,9 @@ def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
     Raises:
       ConfigError: As `fetch`.
     """
+    if name in CLIENT_TEXTS:
+        decoded = _find_or_prepare(CLIENT_TEXTS, name, data_dir, cache / f"{name}.npz")
+        return text_from_npz(decoded, name)
     return from_file(_find_or_prepare(TEXTS, name, data_dir, cache / f"{name}.txt"), name)
 
 
@@ -196,7 +294,8 @@ def _find_or_prepare(
                     text = _prepare_text(name, data_dir, cache)
                     complete.write_text(text, encoding="utf-8", newline="")
                 else:
-                    np.savez(complete, allow_pickle=False, **_prepare_images(name, data_dir, cache))
+                    prepare = _prepare_sequences if name in CLIENT_TEXTS else _prepare_images
+                    np.savez(complete, allow_pickle=False, **prepare(name, data_dir, cache))
                 complete.replace(decoded)
         except OSError as error:
             raise ConfigError(
@@ -240,7 +339,7 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> str:
     class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
             """Do what the stock builder does, which reads the file with TensorFlow."""
-            text = source.read(*_find_raw_files(name, source, data_dir, dl_manager))
+            text: Any = source.read(*_find_raw_files(name, source, data_dir, dl_manager))
             cuts = [0, int(len(text) * 0.9)]
             cuts += [cuts[1] + int((len(text) - cuts[1]) * 0.5), len(text)]
             parts = zip(("train", "validation", "test"), itertools.pairwise(cuts), strict=True)
@@ -257,6 +356,21 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> str:
     return "".join(
         splits[split][0]["text"].decode("utf-8") for split in ("train", "validation", "test")
     )
+
+
+def _prepare_sequences(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
+    """Prepare a text by clients and return its arrays.
+
+    They are not written in the format of tensorflow-datasets, which would take hours for the
+    millions of sentences of Stack Overflow; it only downloads.
+    """
+    import tensorflow_datasets as tfds
+
+    source: Any = CLIENT_TEXTS[name]
+    with _report_failure(name, source, data_dir, cache):
+        folder = cache / "tensorflow_datasets" / "downloads" / name
+        manager = None if data_dir else tfds.download.DownloadManager(download_dir=folder)
+        return source.read(*_find_raw_files(name, source, data_dir, manager))
 
 
 def _find_raw_files(
@@ -342,21 +456,45 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
 def _run_builder(
     name: str, source: Source, make_builder: Callable[[], Any], data_dir: Path | None, cache: Path
 ) -> Any:
-    """Let tensorflow-datasets prepare a set, check its checksums, and return its builder."""
+    """Let tensorflow-datasets prepare a set, and return its builder."""
+    import tensorflow_datasets as tfds
+
+    builder = make_builder()
+    if builder.data_path.exists():
+        return builder
+    config = tfds.download.DownloadConfig(try_download_gcs=False)
+    with _report_failure(name, source, data_dir, cache):
+        try:
+            builder.download_and_prepare(download_config=config, file_format="array_record")
+        except (tfds.download.DownloadError, OSError):
+            if not builder.data_path.exists():
+                raise
+            # Another process has prepared the set in the meantime.
+            return make_builder()
+    return builder
+
+
+@contextlib.contextmanager
+def _report_failure(
+    name: str, source: Source, data_dir: Path | None, cache: Path
+) -> Iterator[None]:
+    """Turn the errors of a download into one sentence, and send its output to standard error."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
-    builder = make_builder()
-    config = tfds.download.DownloadConfig(try_download_gcs=False)
+    files = ", ".join(source.raw_files)
     tfds.display_progress_bar(sys.stderr.isatty())
     try:
-        if data_dir is None and not builder.data_path.exists():
+        if data_dir is None:
+            if source.by_hand:
+                allowed = f"a folder with {files}, which you fetch by hand from {source.url}"
+                raise ConfigError("data_dir", None, allowed)
             # Try once, quickly: without a network tensorflow-datasets would retry for minutes.
             urllib.request.urlopen(
                 urllib.request.Request(source.url + source.raw_files[-1], method="HEAD"), timeout=30
             ).close()
         with contextlib.redirect_stdout(sys.stderr):
-            builder.download_and_prepare(download_config=config, file_format="array_record")
+            yield
     except (ConfigError, NonMatchingChecksumError) as error:
         if data_dir is None:
             # The downloaded file is damaged; if it stayed, the next attempt would use it again.
@@ -366,14 +504,7 @@ def _run_builder(
             raise
         raise _other_checksum(name, "a file", data_dir) from None
     except (tfds.download.DownloadError, OSError) as error:
-        if builder.data_path.exists():
-            # Another process has prepared the set in the meantime.
-            return make_builder()
         if data_dir is not None:
             raise
-        allowed = (
-            f"a folder with {', '.join(source.raw_files)}, "
-            f"because {name} cannot be downloaded ({error})"
-        )
+        allowed = f"a folder with {files}, because {name} cannot be downloaded ({error})"
         raise ConfigError("data_dir", None, allowed) from None
-    return builder

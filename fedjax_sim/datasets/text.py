@@ -1,4 +1,8 @@
-"""Plays as sequences of characters, each with its speaker, for next-character prediction.
+"""Texts as sequences of characters or words, each with its speaker, to predict the next one.
+
+Texts that were published by clients, such as LEAF's Shakespeare and Stack Overflow, are made of
+speeches or sentences (`make_encoder`, `pack_clients`) and cached as arrays (`from_npz`). A play
+is read from text (`from_text`, `from_file`).
 
 A play is plain text made of speeches, separated by empty lines. The first line of a speech names
 the speaker, followed by a colon:
@@ -6,13 +10,16 @@ the speaker, followed by a colon:
     First Citizen:
     Before we proceed any further, hear me speak.
 
-Letters: `n` sequences; `L` characters to predict in a sequence.
+Letters: `n` sequences; `L` characters or words to predict in a sequence.
 """
 
 import re
+import zipfile
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +35,10 @@ MOST_CHARACTERS = 254
 """Largest number of different characters, because codes are bytes."""
 
 
+ENDS = ("<beginning>", "<end>")
+"""The beginning and the end of a speech or sentence, for texts that were published by clients."""
+
+
 class Text(NamedTuple):
     """Sequences of character codes for training and testing, each with its speaker.
 
@@ -35,12 +46,12 @@ class Text(NamedTuple):
     follows each input.
 
     Attributes:
-      train_sequences: `u8[n, L + 1]`. A code is PADDING, UNKNOWN, or FIRST_CHARACTER plus the
-        character's position in `characters`.
+      train_sequences: `u8[n, L + 1]`, or `u16` with many words. A code is PADDING, UNKNOWN, or
+        FIRST_CHARACTER plus the position in `characters`.
       train_speakers: `i32[n]`, positions in `speakers`.
       test_sequences: As `train_sequences`, with its own number of sequences.
       test_speakers: As `train_speakers`, one for each test sequence.
-      characters: The characters that have a code.
+      characters: The characters, or words, that have a code.
       speakers: Names of the speakers.
       name: Name of the text, used in tables and pictures.
     """
@@ -49,7 +60,7 @@ class Text(NamedTuple):
     train_speakers: np.ndarray
     test_sequences: np.ndarray
     test_speakers: np.ndarray
-    characters: str
+    characters: str | tuple[str, ...]
     speakers: tuple[str, ...]
     name: str
 
@@ -175,6 +186,94 @@ def from_file(path: Path, name: str | None = None) -> Text:
     return from_text(text, name=name or path.stem)
 
 
+def make_encoder(
+    vocabulary: Sequence[str], *, length: int, is_cut: bool = False
+) -> Callable[[Iterable[str]], np.ndarray]:
+    """Make a function that turns a speech or a sentence into sequences of codes.
+
+    The first codes after UNKNOWN are those of the beginning and of the end of a speech, before
+    those of the vocabulary.
+
+    Args:
+      vocabulary: The characters, or words, that have a code.
+      length: Symbols to predict in a sequence, L.
+      is_cut: Whether only the first L symbols of a speech are kept, in one sequence. The end is
+        then predicted only in shorter speeches. By default a speech goes on in further sequences.
+
+    Returns:
+      A function from the symbols of a speech to `u8[n, L + 1]` or, with more than
+      `MOST_CHARACTERS` codes, `u16[n, L + 1]`. Each symbol is predicted once, and so is the end.
+    """
+    first = FIRST_CHARACTER + len(ENDS)
+    code = {symbol: first + i for i, symbol in enumerate(vocabulary)}
+    dtype = np.uint8 if first + len(vocabulary) <= 256 else np.uint16
+
+    def encode(symbols: Iterable[str]) -> np.ndarray:
+        codes = [code.get(symbol, UNKNOWN) for symbol in symbols]
+        whole = np.array([FIRST_CHARACTER, *codes, FIRST_CHARACTER + 1], dtype)
+        return _cut(whole[: length + 1] if is_cut else whole, length)
+
+    return encode
+
+
+def pack_clients(
+    train: Iterator[tuple[str, np.ndarray]],
+    test: Iterator[tuple[str, np.ndarray]],
+    vocabulary: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """Gather clients' sequences into the arrays that `from_npz` reads.
+
+    Args:
+      train: Names of the training clients, each with its sequences `[n, L + 1]`.
+      test: The same for testing, with a client once at most. Clients without training sequences
+        count as the client -1.
+      vocabulary: The symbols that were given to `make_encoder`.
+
+    Returns:
+      The first four arrays of `Text` by name, `characters` and `speakers`.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    speaker: dict[str, int] = {}
+    for split, clients in (("train", train), ("test", test)):
+        sequences, speakers = [], []
+        for name, rows in clients:
+            if split == "train":
+                speaker[name] = len(speaker)
+            sequences.append(rows)
+            speakers.append(np.full(len(rows), speaker.get(name, -1), np.int32))
+        arrays[f"{split}_sequences"] = np.concatenate(sequences)
+        arrays[f"{split}_speakers"] = np.concatenate(speakers)
+    return arrays | {
+        "characters": np.array([*ENDS, *vocabulary]),
+        "speakers": np.array(list(speaker)),
+    }
+
+
+def from_npz(path: Path, name: str) -> Text:
+    """Read a text from the arrays that `pack_clients` made.
+
+    Args:
+      path: File with the arrays.
+      name: Name of the text.
+
+    Returns:
+      The sequences for training and testing.
+
+    Raises:
+      ConfigError: If the file is damaged or incomplete.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays: Any = {field: file[field] for field in Text._fields[:6]}
+            for field in ("characters", "speakers"):
+                arrays[field] = tuple(arrays[field].tolist())
+            return Text(**arrays, name=name)
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile, zlib.error):
+        raise ConfigError(
+            "npz file", str(path), "an undamaged file with the sequences of a text"
+        ) from None
+
+
 def speeches(text: str) -> dict[str, str]:
     """Join the speeches of each speaker.
 
@@ -201,7 +300,7 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def _cut(codes: np.ndarray, length: int) -> np.ndarray:
-    """Cut codes `u8[m]`, m at least 2, into overlapping sequences `u8[n, length + 1]`.
+    """Cut codes `[m]`, m at least 2, into overlapping sequences `[n, length + 1]`.
 
     Each sequence begins with the last code of the one before it; the last one is padded.
     """

@@ -6,23 +6,27 @@ from the same seed. Where to look:
 
 - `catalogue`: the names of all partitions, and `make`, which makes one by name.
 - `schemes`: the usual ways to split data (random, Dirichlet, shards, natural clients).
-- `by_label`: ways that give a client few classes, or groups of clients different classes.
+- `by_label`: ways that give a client few classes, or groups of clients different classes;
+  Pachinko allocation.
 - `parts`: `Partition`, the result of all of them, and what they share.
 
 `fedjax_sim.reporting.plots.holdings_figure` draws who holds what.
 """
 
 from fedjax_sim.partition.by_label import (
+    CIFAR100_SUPERCLASSES,
     classes_per_client,
     dirichlet_groups,
     disjoint_groups,
     label_groups,
+    pachinko,
 )
 from fedjax_sim.partition.catalogue import PARTITIONS, make
 from fedjax_sim.partition.parts import Partition, label_histogram
 from fedjax_sim.partition.schemes import TRIES_BEFORE_TOP_UP, dirichlet, iid, natural, shards
 
 __all__ = [
+    "CIFAR100_SUPERCLASSES",
     "PARTITIONS",
     "TRIES_BEFORE_TOP_UP",
     "Partition",
@@ -35,5 +39,6 @@ __all__ = [
     "label_histogram",
     "make",
     "natural",
+    "pachinko",
     "shards",
 ]

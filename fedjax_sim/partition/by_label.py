@@ -1,4 +1,4 @@
-"""Partitions by label: few classes for each client, or different classes for groups of clients.
+"""Partitions by label: few classes for each client, or different ones for groups of clients.
 
 A group is a run of clients with consecutive numbers; `group_sizes` gives the length of each run, as
 in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` classes.
@@ -18,6 +18,15 @@ from fedjax_sim.partition.parts import (
     sort_by_label,
 )
 from fedjax_sim.settings import ConfigError
+
+CIFAR100_SUPERCLASSES = (
+    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
+    *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
+    *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
+    *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
+    *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
+"""Superclass of each class of CIFAR-100, both in alphabetical order."""
 
 
 def classes_per_client(
@@ -237,6 +246,71 @@ def disjoint_groups(
         owner.append(first_client + np.repeat(np.arange(size), counts))
         first_client += size
     return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
+
+
+def pachinko(
+    labels: np.ndarray,
+    *,
+    num_clients: int,
+    alpha: float = 0.1,
+    beta: float = 10.0,
+    superclasses: tuple[int, ...] = CIFAR100_SUPERCLASSES,
+    seed: int,
+) -> Partition:
+    """Give clients equally many examples by Pachinko allocation: a superclass, then a class in it.
+
+    A client draws its shares of the superclasses from a Dirichlet distribution with concentration
+    alpha and, within each superclass, shares of the classes with concentration beta. It then draws
+    its examples one by one without replacement. A class without examples leaves the shares, and so
+    does a superclass without classes. The remainder of n / N is left out. Source: adaptive
+    federated optimisation (arXiv 2003.00295), appendix C.1, for CIFAR-100 with N = 500.
+
+    Args:
+      labels: Class of each training example, integers `[n]` of at least 0.
+      num_clients: Number of clients, N, at most n.
+      alpha: Concentration over superclasses, above 0; 0.1 in the source.
+      beta: Concentration over the classes of a superclass, above 0; 10 in the source.
+      superclasses: Superclass of each class, by default those of CIFAR-100.
+      seed: Whole number of at least 0.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: If an argument is not allowed, or if a label has no superclass.
+    """
+    labels, rng = check_labels(labels), make_generator(seed)
+    check_whole("num_clients", num_clients, most=len(labels))
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        check_alpha(value, name)
+    num_classes = int(labels.max()) + 1
+    if superclasses is CIFAR100_SUPERCLASSES and num_classes != len(superclasses):
+        allowed = f"given for data with {num_classes} classes; the default is that of CIFAR-100"
+        raise ConfigError("superclasses", None, allowed)
+    if len(superclasses) < num_classes:
+        raise ConfigError("superclasses", superclasses, f"{num_classes} numbers, one per class")
+    coarse = np.unique(superclasses, return_inverse=True)[1]
+    children = [np.flatnonzero(coarse == group) for group in range(coarse.max() + 1)]
+    examples = [list(rng.permutation(np.flatnonzero(labels == c))) for c in range(len(coarse))]
+    size = len(labels) // num_clients
+    index = np.empty((num_clients, size), np.int32)
+    left = np.array([len(each) for each in examples])
+    for client in range(num_clients):
+        shares = rng.dirichlet(np.full(len(children), alpha))
+        within = [rng.dirichlet(np.full(len(each), beta)) for each in children]
+        for place in range(size):
+            group = _draw(rng, shares, np.bincount(coarse, weights=left) > 0)
+            c = children[group][_draw(rng, within[group], left[children[group]] > 0)]
+            index[client, place] = examples[c].pop()
+            left[c] -= 1
+    return pack_equal_rows(index)
+
+
+def _draw(rng: np.random.Generator, shares: np.ndarray, is_left: np.ndarray) -> int:
+    """Draw a position with probabilities in proportion to shares, of those that are left."""
+    # Shares of a small alpha can all vanish in 64 bits; all that is left is then equally likely.
+    sums = np.cumsum(np.maximum(shares, np.finfo(float).tiny) * is_left)
+    return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
 
 
 def _check_groups(group_sizes: tuple[int, ...], num_clients: int) -> None:

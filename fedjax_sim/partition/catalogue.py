@@ -11,6 +11,7 @@ from fedjax_sim.partition.by_label import (
     dirichlet_groups,
     disjoint_groups,
     label_groups,
+    pachinko,
 )
 from fedjax_sim.partition.parts import Partition
 from fedjax_sim.partition.schemes import dirichlet, iid, natural, shards
@@ -44,6 +45,11 @@ PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
         disjoint_groups,
         "groups of clients that share no label, a few labels per client "
         "(options group_sizes, classes)",
+    ),
+    "pachinko": (
+        pachinko,
+        "a superclass, then a class in it, in Dirichlet proportions of each client, for CIFAR-100 "
+        "(options alpha, 0.1 by default, and in Python beta and superclasses)",
     ),
     "natural": (
         natural,

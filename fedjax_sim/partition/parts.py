@@ -95,12 +95,12 @@ def check_whole(field: str, value: int, *, least: int = 1, most: int | None = No
         )
 
 
-def check_alpha(alpha: Any) -> None:
+def check_alpha(alpha: Any, name: str = "alpha") -> None:
     """Raise ConfigError unless a value can be the concentration of a Dirichlet distribution."""
     if not isinstance(alpha, (int, float, np.integer, np.floating)) or not (
         np.isfinite(alpha) and alpha > 0
     ):
-        raise ConfigError("alpha", alpha, "a finite number above 0")
+        raise ConfigError(name, alpha, "a finite number above 0")
 
 
 def cut_classes_until_enough(

@@ -388,7 +388,9 @@ def flagged(curves: Mapping[str, xr.Dataset]) -> list[dict[str, Any]]:
     Returns:
       For each such lane its `system`, the values of swept settings (`set`), its `seed`, `what`
       happened to it ("failed" or "collapsed", or that it was "stopped"), and at which `evaluation`,
-      `tick` and `virtual_time` this showed first.
+      `tick` and `virtual_time` this showed first. For failed lanes also the last finite values of
+      metrics whose names begin with "least_", which measure how far a lane was from failing; None
+      if there are none.
     """
     found = []
     for system, data in curves.items():
@@ -402,7 +404,13 @@ def flagged(curves: Mapping[str, xr.Dataset]) -> list[dict[str, Any]]:
                     then = lane.isel(eval=at)
                     entry = {"system": system, "set": point, "seed": int(lane["seed"])}
                     entry |= {"what": what, "evaluation": at, "tick": int(then["ticks"])}
-                    found.append(entry | {"virtual_time": float(then["time"])})
+                    entry |= {"virtual_time": float(then["time"])}
+                    for name in lane if what == "failed" else ():
+                        if str(name).startswith("least_"):
+                            values = lane[name].values[: at + 1]
+                            finite = values[np.isfinite(values)]
+                            entry[str(name)] = float(finite[-1]) if finite.size else None
+                    found.append(entry)
     return found
 
 

@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 from PIL import Image
 
@@ -143,10 +144,33 @@ def register(monkeypatch, folder):
         digests = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
         return source._replace(sha256=tuple(digests))
 
-    for table in ("SOURCES", "TEXTS"):
+    for table in ("SOURCES", "TEXTS", "CLIENT_TEXTS"):
         known = getattr(fetched, table)
         sources = {name: noted(source) for name, source in known.items()}
         monkeypatch.setattr(fetched, table, sources)
+
+
+def write_hdf5(path: Path, files: dict[str, dict[str, dict]]) -> None:
+    """Write a tar of HDF5 files in TensorFlow Federated's form.
+
+    Args:
+      path: File to write.
+      files: Arrays or lists of bytes, by file, client and name.
+    """
+    with tarfile.open(path, "w:bz2") as tar:
+        for name, clients in files.items():
+            file = io.BytesIO()
+            with h5py.File(file, "w") as h5:
+                for client, arrays in clients.items():
+                    for key, array in arrays.items():
+                        h5[f"examples/{client}/{key}"] = array
+            add_member(tar, name, file.getvalue())
+
+
+def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
 
 
 def rows(images, labels):

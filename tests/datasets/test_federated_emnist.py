@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim import datasets, partition
 from fedjax_sim.settings import ConfigError
-from tests.datasets.small_files import register
+from tests.datasets.small_files import add_member, register
 
 WRITERS = {"f0002_01": 5, "f0001_41": 3, "f0003_07": 4}
 
@@ -31,9 +31,7 @@ def write_emnist(path, **changes) -> dict[str, dict[str, tuple[np.ndarray, np.nd
             content[split] = examples
             data = changes.get(split, file.getvalue())
             if data is not None:
-                info = tarfile.TarInfo(f"fed_emnist_{split}.h5")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+                add_member(tar, f"fed_emnist_{split}.h5", data)
     return content
 
 

@@ -22,7 +22,7 @@ from tests.datasets.small_files import (
     write_idx,
 )
 
-EVERY_SOURCE = fetched.SOURCES | fetched.TEXTS
+EVERY_SOURCE = fetched.SOURCES | fetched.TEXTS | fetched.CLIENT_TEXTS
 RAW_DATA = os.environ.get("FEDJAX_SIM_RAW_DATA")
 
 
@@ -160,14 +160,18 @@ def test_downloads_are_encrypted():
 
 
 def test_digests_are_those_that_tensorflow_datasets_knows():
-    """It lists four of the sets, one of them at another address."""
+    """It lists six of the sets, one of them at another address."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import checksums
 
     text = tfds.builder_cls("tiny_shakespeare").url_infos
-    known = {info.checksum for info in (checksums.get_all_url_infos() | text).values()}
+    faces = tfds.builder_cls("celeb_a").url_infos
+    known = {info.checksum for info in (checksums.get_all_url_infos() | text | faces).values()}
     listed = {name for name, each in EVERY_SOURCE.items() if known.issuperset(each.sha256)}
-    assert listed == {"mnist", "fashion_mnist", "cifar10", "tiny_shakespeare"}
+    assert listed == {
+        *("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba"),
+        "tiny_shakespeare",
+    }
 
 
 def test_raw_files_with_another_checksum_are_refused(raw, tmp_path):
@@ -203,18 +207,20 @@ def test_missing_raw_file_or_folder_is_named(raw, tmp_path):
         datasets.load("mnist", data_dir=tmp_path / "nowhere", cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", fetched.SOURCES)
+@pytest.mark.parametrize("name", fetched.SOURCES | fetched.CLIENT_TEXTS)
 def test_failed_download_says_what_to_do(tmp_path, monkeypatch, name):
     def no_network(*_, **__):
         raise OSError("no route to host")
 
     monkeypatch.setattr(fetched.urllib.request, "urlopen", no_network)
-    file = fetched.SOURCES[name].raw_files[0]
+    source = EVERY_SOURCE[name]
+    end = f"by hand from {source.url}" if source.by_hand else f"{name} .*no route to host"
+    load = datasets.load_text if datasets.is_text(name) else datasets.load
     with pytest.raises(
         ConfigError,
-        match=rf"data_dir is None, but must be a folder with {file}.*{name} .*no route to host",
+        match=rf"data_dir is None, but must be a folder with {source.raw_files[0]}.*{end}",
     ):
-        datasets.load(name, cache_dir=tmp_path)
+        load(name, cache_dir=tmp_path)
     assert not (tmp_path / f"{name}.npz").exists()
 
 

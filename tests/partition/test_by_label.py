@@ -201,3 +201,98 @@ def test_slot_without_an_example_is_refused():
     ).counts.tolist() == [3, 3, 3]
     with pytest.raises(ConfigError, match="num_clients is 4, but must be small enough"):
         partition.classes_per_client(labels, num_clients=4, classes=3, seed=0)
+
+
+CIFAR100 = """
+beaver dolphin otter seal whale
+aquarium_fish flatfish ray shark trout
+orchid poppy rose sunflower tulip
+bottle bowl can cup plate
+apple mushroom orange pear sweet_pepper
+clock keyboard lamp telephone television
+bed chair couch table wardrobe
+bee beetle butterfly caterpillar cockroach
+bear leopard lion tiger wolf
+bridge castle house road skyscraper
+cloud forest mountain plain sea
+camel cattle chimpanzee elephant kangaroo
+fox porcupine possum raccoon skunk
+crab lobster snail spider worm
+baby boy girl man woman
+crocodile dinosaur lizard snake turtle
+hamster mouse rabbit shrew squirrel
+maple_tree oak_tree palm_tree pine_tree willow_tree
+bicycle bus motorcycle pickup_truck train
+lawn_mower rocket streetcar tank tractor
+"""
+"""Classes of the superclasses of CIFAR-100, as its page lists them."""
+
+
+def test_superclasses_are_those_of_cifar100():
+    groups = [line.split() for line in CIFAR100.strip().splitlines()]
+    pairs = sorted((name, group) for group, names in enumerate(groups) for name in names)
+    assert tuple(group for _, group in pairs) == partition.CIFAR100_SUPERCLASSES
+
+
+def test_pachinko_draws_superclasses_and_classes_with_the_dirichlets_variances():
+    """A share of k under Dirichlet(a) has mean 1/k and variance (1/k)(1 - 1/k) / (k a + 1).
+
+    Each client's first example is drawn before anything runs out. So is the whole of a client if
+    there are far more examples than its own.
+    """
+    superclasses, size, draws = (0, 1, 0, 1, 1, 0), 40, 300
+    labels = labels_of([2000] * 6)
+    parts = [
+        partition.pachinko(
+            labels,
+            num_clients=len(labels) // size,
+            alpha=0.5,
+            beta=3.0,
+            superclasses=superclasses,
+            seed=seed,
+        )
+        for seed in range(draws // 30)
+    ]
+    held = (
+        np.stack([partition.label_histogram(part, labels, 6)[:30] for part in parts]).reshape(-1, 6)
+        / size
+    )
+    coarse = held[:, np.array(superclasses) == 0].sum(axis=1)
+    # Draws of single examples add (mean of p (1 - p)) / size to the variance of a share p.
+    spread = 1 / 4 / (2 * 0.5 + 1)
+    variance = spread + (1 / 4 - spread) / size
+    assert abs(coarse.mean() - 1 / 2) < 5 * np.sqrt(variance / draws)
+    squares = (coarse - 1 / 2) ** 2
+    assert abs(squares.mean() - variance) < 5 * squares.std() / np.sqrt(draws)
+    rich = coarse * size >= 10
+    within = held[rich, 0] / coarse[rich]
+    spread = (1 / 3) * (2 / 3) / (3 * 3.0 + 1)
+    variance = spread + (2 / 9 - spread) * np.mean(1 / (coarse[rich] * size))
+    assert abs(within.mean() - 1 / 3) < 5 * np.sqrt(variance / rich.sum())
+    squares = (within - 1 / 3) ** 2
+    assert abs(squares.mean() - variance) < 5 * squares.std() / np.sqrt(rich.sum())
+
+
+def test_pachinko_gives_away_everything_even_with_a_tiny_alpha():
+    labels = np.random.default_rng(0).permutation(labels_of([30] * 6))
+    part = partition.pachinko(
+        labels, num_clients=9, alpha=1e-3, superclasses=(0, 0, 1, 1, 2, 2), seed=1
+    )
+    assert_disjoint(part, len(labels))
+    assert part.counts.tolist() == [20] * 9
+    # With so small an alpha a client stays in one superclass until that has run out.
+    first = labels[part.index[0]]
+    assert len(set(first // 2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "superclasses is None, but must be given for data with 10 classes"),
+        ({"superclasses": (0, 1)}, "superclasses is .0, 1., but must be 10 numbers"),
+        ({"superclasses": (0,) * 10, "beta": 0.0}, "beta is 0.0"),
+    ],
+)
+def test_pachinko_refuses(options, words):
+    with pytest.raises(ConfigError, match=words):
+        partition.make("pachinko", labels_of([60] * 10), num_clients=10, seed=0, **options)

@@ -17,6 +17,7 @@ CALLS = {
     "label_groups": {"slow_labels": 3, "held_out": 0.25},
     "dirichlet_groups": {"group_sizes": (3, 7), "alpha": 0.5},
     "disjoint_groups": {"group_sizes": (3, 7)},
+    "pachinko": {"superclasses": (0, 1, 2, 3, 4) * 2},
     "natural": {"client_ids": np.repeat(np.arange(20), 30)},
 }
 

@@ -78,7 +78,7 @@ def test_wrong_shapes_are_refused() -> None:
         lambda: make_classification(
             LogisticRegression(2), DATA._replace(test_labels=LABELS), PARTITION
         ),
-        lambda: latent.make_estimation(latent.GaussianMixture(2), np.ones(6), PARTITION),
+        lambda: latent.make_estimation(latent.GaussianMixture(2), np.ones((6, 1, 1)), PARTITION),
         lambda: quadratic.loss(jnp.zeros(1), 0, EXAMPLES, KEY),
         lambda: gaussian.client_loss(jnp.zeros(1), 0, KEY),
         lambda: logistic.loss(jnp.zeros((5, 1)), 0, EXAMPLES, KEY),

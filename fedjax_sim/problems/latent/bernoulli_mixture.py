@@ -26,7 +26,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from fedjax_sim.problems.latent.mixtures import component_logits, expected_statistics
+from fedjax_sim.problems.latent.mixtures import (
+    component_logits,
+    expected_statistics,
+    responsibilities,
+)
 from fedjax_sim.types import Array, Key
 
 
@@ -117,6 +121,18 @@ class BernoulliMixture:
     def metrics(self, statistics: Array, params: Mixture) -> Mapping[str, Array]:
         """Return the weights of the components, "pi_0", "pi_1" and so on."""
         return {f"pi_{g}": params.weights[g] for g in range(self.components)}
+
+    def log_density(self, params: Mixture, examples: Array) -> Array:
+        """Compute log p(y; theta) of examples `f[B, D]`: `f[B]`."""
+        return -self.loss(params, examples)
+
+    def responsibilities(self, params: Mixture, examples: Array) -> Array:
+        """Compute the probability of each component given each example: `f[B, G]`."""
+        return responsibilities(self._logits(self.natural(params), examples)).T
+
+    def num_free(self, params: Mixture) -> int:
+        """Count the free parameters."""
+        return self.components - 1 + params.means.size
 
     def _split(self, vector: Array) -> tuple[Array, Array]:
         """Split s or phi into its two parts: `f[G]`, `f[G, D]`."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
+from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import LatentModel
@@ -72,6 +73,21 @@ MODELS: dict[str, Entry] = {
     "gaussian_mixture": Entry(
         "Gaussians with one covariance, on the images' principal components",
         lambda num: GaussianMixture(num),
+        principal_components,
+    ),
+    "gaussian_mixture_full": Entry(
+        "Gaussians with their own covariances and a prior of 0.001, on principal components",
+        lambda num: GaussianMixture(num, covariance_type="full", prior=1e-3, starts="k-means++"),
+        principal_components,
+    ),
+    "gaussian_mixture_diag": Entry(
+        "Gaussians with their own variances and a prior of 0.001, on principal components",
+        lambda num: GaussianMixture(num, covariance_type="diag", prior=1e-3, starts="k-means++"),
+        principal_components,
+    ),
+    "factor_analysis": Entry(
+        "a Gaussian with factors (in place of components), on the images' principal components",
+        lambda num: FactorAnalysis(num),
         principal_components,
     ),
     "bernoulli_mixture": Entry(

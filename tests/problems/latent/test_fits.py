@@ -1,0 +1,260 @@
+"""Kinds of covariances, the prior, factor analysis, and what comes after a fit, by scikit-learn."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
+from sklearn.decomposition import FactorAnalysis as ReferenceFactors
+from sklearn.mixture import GaussianMixture as Reference
+
+import fedjax_sim
+from fedjax_sim import ConfigError
+from fedjax_sim.compression import parse_compressor
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems import latent
+from fedjax_sim.problems.latent import factor_analysis, mixtures
+from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
+from fedjax_sim.reporting import results
+from fedjax_sim.systems import fedem
+
+IRIS = load_iris().data
+COUNTS = np.array([70, 10, 40, 30])
+"""The species follow one another, so that clients differ."""
+FIRST = np.concatenate([[0], np.cumsum(COUNTS)[:-1]])
+CLIENTS = Partition(FIRST[:, None] + np.minimum(np.arange(70)[None], COUNTS[:, None] - 1), COUNTS)
+PRIOR = 0.05
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_64_bits() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+@jax.jit
+def fit(problem: Any, start: jax.Array, steps: int) -> jax.Array:
+    """Take steps of EM in the space of statistics."""
+
+    def step(_: int, statistics: jax.Array) -> jax.Array:
+        natural = problem.natural(problem.maximise(statistics))
+        return problem.client_statistics(natural).mean(axis=0)
+
+    return jax.lax.fori_loop(0, steps, step, start)
+
+
+def start_of(kind: str, y: np.ndarray = IRIS) -> tuple[Mixture, dict[str, Any]]:
+    """Return equal weights, an iris of each species, and the covariance of all; twice."""
+    covariance = np.cov(y.T)
+    matrices, variances = np.stack([covariance] * 3), np.stack([np.diag(covariance)] * 3)
+    made, precisions = {
+        "tied": (covariance, np.linalg.inv(covariance)),
+        "full": (matrices, np.linalg.inv(matrices)),
+        "diag": (variances, 1 / variances),
+        "spherical": (variances.mean(axis=1), 1 / variances.mean(axis=1)),
+    }[kind]
+    weights, means = np.full(3, 1 / 3), y[[20, 70, 120]]
+    given = {"weights_init": weights, "means_init": means, "precisions_init": precisions}
+    return Mixture(weights, means, made), given
+
+
+def problem_of(
+    kind: str, y: np.ndarray = IRIS, **options: Any
+) -> tuple[latent.Estimation, jax.Array]:
+    """Make a problem, and the statistics under `start_of`."""
+    model = latent.GaussianMixture(3, covariance_type=kind, **options)
+    problem = latent.make_estimation(model, y, CLIENTS)
+    natural = problem.natural(jax.tree.map(jnp.asarray, start_of(kind, y)[0]))
+    return problem, problem.client_statistics(natural).mean(axis=0)
+
+
+def reference_of(kind: str, iterations: int, y: np.ndarray = IRIS) -> Reference:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Reference(
+            3, covariance_type=kind, max_iter=iterations, tol=0, reg_covar=0, **start_of(kind, y)[1]
+        ).fit(y)
+
+
+@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
+def test_em_is_scikit_learns(kind: str) -> None:
+    """Parameters after four iterations, the likelihood after many, and all that follows a fit."""
+    problem, start = problem_of(kind)
+    four = latent.Fitted(problem.model, problem.maximise(fit(problem, start, 3)), 0, 0.0, True, 4)
+    reference = reference_of(kind, 4)
+    for name in ("weights_", "means_", "covariances_"):
+        np.testing.assert_allclose(getattr(four, name), getattr(reference, name), rtol=1e-7)
+    np.testing.assert_allclose(four.score_samples(IRIS), reference.score_samples(IRIS), rtol=1e-7)
+    np.testing.assert_allclose(four.predict_proba(IRIS), reference.predict_proba(IRIS), atol=1e-7)
+    np.testing.assert_array_equal(four.predict(IRIS), reference.predict(IRIS))
+    assert four.bic(IRIS) == pytest.approx(reference.bic(IRIS), rel=1e-9)
+    assert four.aic(IRIS) == pytest.approx(reference.aic(IRIS), rel=1e-9)
+    last = four._replace(params=problem.maximise(fit(problem, start, 149)))
+    assert last.score(IRIS) == pytest.approx(reference_of(kind, 150).score(IRIS), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["tied", "full"])
+def test_prior_is_a_penalty_whose_minimum_t_finds(kind: str) -> None:
+    """Where EM stands still, the gradient of F is 0 but for the constraint on the weights."""
+    problem, start = problem_of(kind, prior=PRIOR)
+    end = fit(problem, start, 1000)
+    gradient = jax.grad(problem.objective)(problem.maximise(end))
+    assert jnp.abs(gradient.means).max() < 1e-7
+    assert jnp.abs(gradient.covariance).max() < 1e-6
+    assert jnp.ptp(gradient.weights) < 1e-7
+    # And F falls on the way there.
+    path = [problem.objective(problem.maximise(fit(problem, start, k))) for k in (0, 1, 2, 5)]
+    assert np.all(np.diff(path) < 0)
+
+
+@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
+def test_prior_keeps_t_in_its_domain(kind: str) -> None:
+    """T is finite and definite for any statistics, and changes nothing for those of EM."""
+    problem, start = problem_of(kind, prior=PRIOR)
+    noise = np.random.default_rng(0).normal(size=(50, start.size)) * np.abs(start) * 3
+    wild = jax.vmap(problem.maximise)(start[None] + noise)
+    natural = jax.vmap(problem.natural)(wild)
+    assert np.isfinite(natural).all() and (wild.weights > 0).all()
+    np.testing.assert_allclose(wild.weights.sum(axis=1), 1, rtol=1e-12)
+    # Statistics of EM are within the bounds: T gives the means of data with a few more examples.
+    first, second = np.split(np.asarray(start), [3])
+    first, second = first + PRIOR, second.reshape(3, -1)[:, :4] + PRIOR * IRIS.mean(axis=0)
+    bound, free = problem.maximise(start), problem.model.replace(mean=problem.model.mean)
+    np.testing.assert_allclose(bound.means, second / first[:, None], rtol=1e-12)
+    object.__setattr__(free, "_bound", lambda covariance, least, most: covariance)
+    np.testing.assert_allclose(bound.covariance, free.maximise(start).covariance, rtol=1e-9)
+    # Without a prior nearly all of them leave the domain.
+    bare, _ = problem_of(kind)
+    lost = jax.vmap(lambda s: bare.natural(bare.maximise(s)))(start[None] + noise)
+    assert np.mean(np.isnan(lost).any(axis=1)) > 0.9
+
+
+def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any) -> None:
+    """With all examples, half of the clients and compressed messages; the tolerance is met."""
+    y = PCA(2, whiten=True).fit_transform(IRIS)
+    problem, start = problem_of("full", y)
+    given = problem.replace(start=start)  # type: ignore[attr-defined]
+    options = {"participation": 0.5, "sampling": "full", "gamma": 0.05, "batch_size": 70}
+    hyper = fedem.Hyper(num_clients=4, compression=parse_compressor("block:block=4"), **options)
+    run = fedjax_sim.sweep(fedem.system, given, hyper, seeds=2, num_ticks=3000, num_evals=10)
+    found = latent.fitted(run, given, tolerance=1e-5)
+    assert found.score(y) == pytest.approx(reference_of("full", 400, y).score(y), rel=1e-6)
+    assert found.converged_ and 0 < found.n_iter_ < 3000
+    assert found.objective == run.curves.objective.values[:, -1].min()
+    second = latent.fitted(run, [given, given], lane=1, tolerance=0.0)
+    assert second.lane == 1 and not second.converged_ and second.n_iter_ == 3000
+    found.save(tmp_path / "fit.npz")
+    again = latent.load_fit(tmp_path / "fit.npz")
+    np.testing.assert_array_equal(again.predict_proba(y), found.predict_proba(y))
+    assert again[2:] == found[2:] and again.bic(y) == found.bic(y)
+    (tmp_path / "fit.npz").write_bytes((tmp_path / "fit.npz").read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=r"file of the fit is .*fit\.npz"):
+        latent.load_fit(tmp_path / "fit.npz")
+    for lane, words in ((2, "lane is 2, but must be from 0 to 1"), (-1, "lane is -1")):
+        with pytest.raises(ConfigError, match=words):
+            latent.fitted(run, given, lane=lane)
+
+
+def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
+    """At gamma = 0.03 with p = 0.5, of 16 lanes."""
+    failed = {}
+    for prior in (0.0, 1e-3):
+        with jax.enable_x64(False):
+            model = latent.GaussianMixture(3, prior=prior)
+            problem = latent.make_estimation(model, IRIS.astype("float32"), CLIENTS)
+            hyper = fedem.Hyper(num_clients=4, participation=0.5, gamma=0.03, batch_size=5)
+            run = fedjax_sim.sweep(
+                fedem.system, problem, hyper, seeds=16, num_ticks=200, num_evals=2
+            )
+        failed[prior] = int(run.curves.failed.sum())
+        if not prior:
+            for lane in results.flagged({"fedem": run.curves}):
+                assert lane["what"] == "failed"
+                assert np.isfinite([lane["least_weight"], lane["least_eigenvalue"]]).all()
+            with pytest.raises(ConfigError, match="lane is None, but must be given"):
+                swept = run.curves.expand_dims(gamma=[0.03, 0.1])
+                latent.fitted(run.__class__(swept, run.models, [], []), problem)
+    assert failed[0.0] >= 3 and failed[1e-3] == 0
+
+
+def test_one_coordinate_may_have_one_axis() -> None:
+    one = Partition(CLIENTS.index, CLIENTS.counts)
+    flat = latent.make_estimation(latent.GaussianMixture(2), IRIS[:, 2], one)
+    column = latent.make_estimation(latent.GaussianMixture(2), IRIS[:, 2:3], one)
+    np.testing.assert_array_equal(flat.init(jax.random.key(1)), column.init(jax.random.key(1)))
+    theta = Mixture(jnp.full(2, 0.5), jnp.array([[1.5], [5.0]]), jnp.ones((1, 1)))
+    end = fit(flat, flat.client_statistics(flat.natural(theta)).mean(axis=0), 100)
+    found = latent.Fitted(flat.model, flat.maximise(end), 0, 0.0, True, 1)
+    assert found.covariances_.shape == (1, 1)
+    np.testing.assert_array_equal(
+        found.score_samples(IRIS[:, 2]), found.score_samples(IRIS[:, 2:3])
+    )
+    # Short petals are one component.
+    np.testing.assert_array_equal(found.predict(IRIS[:, 2]), IRIS[:, 2] > 3)
+
+
+def test_k_means_plus_plus_draws_by_squared_distances() -> None:
+    """Of the points 0, 1 and 3 with equal weights, the second is drawn in proportion to d^2."""
+    points, weight = jnp.array([[0.0], [1.0], [3.0]]), jnp.full(3, 1 / 3)
+    draws = 4000
+    drawn = jax.vmap(lambda key: mixtures.spread_examples(key, points, weight, 2))(
+        jax.random.split(jax.random.key(0), draws)
+    )[..., 0]
+    expected = {(0, 1): 1 / 10, (0, 3): 9 / 10, (1, 0): 1 / 5, (1, 3): 4 / 5, (3, 0): 9 / 13}
+    for (first, second), share in expected.items():
+        is_first = drawn[:, 0] == first
+        found = float((drawn[is_first, 1] == second).mean())
+        error = 5 * np.sqrt(share * (1 - share) / int(is_first.sum()))
+        assert abs(found - share) < error
+    problem, _ = problem_of("diag", starts="k-means++")
+    assert np.isfinite(problem.init(jax.random.key(2))).all()
+
+
+def test_factor_analysis_is_rubin_and_thayers() -> None:
+    """A step of EM equals the closed form, and the fit scikit-learn's."""
+    centred = IRIS - IRIS.mean(axis=0)
+    sample = centred.T @ centred / len(IRIS)
+    random = np.random.default_rng(1)
+    loadings, noise = random.normal(size=(4, 2)), random.uniform(0.5, 1, 4)
+    # Rubin and Thayer 1982, eqs. for Phi = beta with an identity factor covariance.
+    beta = loadings.T @ np.linalg.inv(loadings @ loadings.T + np.diag(noise))
+    second = np.eye(2) - beta @ loadings + beta @ sample @ beta.T
+    expected = sample @ beta.T @ np.linalg.inv(second)
+    problem = latent.make_estimation(latent.FactorAnalysis(2), IRIS, CLIENTS)
+    theta = factor_analysis.Factors(jnp.asarray(loadings), jnp.asarray(noise))
+    start = problem.client_statistics(problem.natural(theta)).mean(axis=0)
+    found = problem.maximise(start)
+    np.testing.assert_allclose(found.loadings, expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        found.noise, np.diag(sample - expected @ beta @ sample), rtol=1e-9, atol=1e-12
+    )
+    y = random.normal(size=(150, 1)) * random.uniform(1, 2, 6) + random.normal(size=(150, 6))
+    problem = latent.make_estimation(latent.FactorAnalysis(1), y, CLIENTS)
+    end = problem.maximise(fit(problem, problem.init(jax.random.key(0)), 300))
+    ours = latent.Fitted(problem.model, end, 0, 0.0, True, 1)
+    reference = ReferenceFactors(1, tol=1e-8, max_iter=3000, svd_method="lapack").fit(y)
+    assert ours.score(y) == pytest.approx(reference.score(y), rel=1e-6)
+    np.testing.assert_allclose(np.abs(ours.transform(y)), np.abs(reference.transform(y)), atol=1e-4)
+    # 6 loadings, 6 means and 6 variances.
+    assert ours.bic(y) == pytest.approx(18 * np.log(150) - 300 * ours.score(y))
+    wild = random.normal(size=(20, 7)) * 9
+    natural = jax.vmap(lambda s: problem.natural(problem.maximise(s)))(wild)
+    assert np.isfinite(natural).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"covariance_type": "block"}, "covariance_type is 'block', but must be one of tied, full"),
+        ({"starts": "kmeans"}, "starts is 'kmeans', but must be one of random, k-means"),
+        ({"prior": -1.0}, "prior is -1.0"),
+        ({"covariance": np.eye(2), "prior": 0.1}, "covariance is 'given', but must be None"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        latent.GaussianMixture(2, **options)
