@@ -41,7 +41,7 @@ ALLOWED = {
     "problems": "types settings targets streams models datasets partition compression diagnostics",
     "systems": "types settings streams batching timelines compression clients server",
     "engine": "types lifecycle settings targets streams batching",
-    "theory": "types timelines diagnostics",
+    "theory": "types settings timelines privacy diagnostics",
     "__init__": "types settings systems engine",
     "reporting": "types lifecycle settings diagnostics __init__",
     "launch": "types lifecycle settings engine reporting",

@@ -21,7 +21,7 @@ from fedjax_sim.clients.gradient_steps import (
     local_training,
     training_of,
 )
-from fedjax_sim.clients.langevin_noise import add_langevin_noise
+from fedjax_sim.clients.langevin_noise import add_langevin_noise, add_momentum, precondition
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,
@@ -40,6 +40,7 @@ __all__ = [
     "Train",
     "Training",
     "add_langevin_noise",
+    "add_momentum",
     "batch_gradient",
     "batch_loss",
     "check_batch_size",
@@ -52,5 +53,6 @@ __all__ = [
     "local_steps",
     "local_training",
     "personal_metrics",
+    "precondition",
     "training_of",
 ]

@@ -1,6 +1,7 @@
 """Measures of results that are computed after a run or from its schedule alone.
 
 - `predictions`: accuracy, likelihood, Brier score and calibration of class probabilities.
+- `samples`: samples and predictions in ArviZ's groups and dimensions.
 - `posterior`: averaged predictions of a sampler's samples, and whether its chains have mixed.
 - `gaussians`: Gaussian laws and the Wasserstein distance between two of them.
 - `fairness`: how equally clients take part in a schedule.
@@ -40,6 +41,7 @@ from fedjax_sim.diagnostics.predictions import (
     reliability,
     score_predictions,
 )
+from fedjax_sim.diagnostics.samples import predictive, to_arviz
 
 __all__ = [
     "FairnessReport",
@@ -65,11 +67,13 @@ __all__ = [
     "influence_per_time",
     "jain_index",
     "negative_log_likelihood",
+    "predictive",
     "reliability",
     "score_predictions",
     "share_without",
     "thin_samples",
     "time_to_first",
+    "to_arviz",
     "update_share",
     "wasserstein2",
 ]

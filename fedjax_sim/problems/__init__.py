@@ -1,9 +1,10 @@
 """What is learnt: clients' data and a loss, as `fedjax_sim.types.Problem` asks for.
 
 Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known posterior),
-Bayesian regression in `logistic`, and problems with a network in `classification` (images, with
-the random changes of `augmentation`) and `next_character` (texts). `latent` has latent-variable
-models for expectation maximisation. `client_data` checks and pads partitions for all of them.
+Bayesian regression in `logistic`, any posterior given by its log-density in `log_density`, and
+problems with a network in `classification` (images, with the random changes of `augmentation`) and
+`next_character` (texts). `latent` has latent-variable models for expectation maximisation.
+`client_data` checks and pads partitions for all of them.
 """
 
 from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
@@ -19,6 +20,7 @@ from fedjax_sim.problems.gaussian import (
     make_gaussian_clients,
     quadratic_form,
 )
+from fedjax_sim.problems.log_density import LogDensity, from_logdensity
 from fedjax_sim.problems.logistic import Logistic, make_logistic
 from fedjax_sim.problems.next_character import NextCharacter, make_next_characters
 from fedjax_sim.problems.quadratic import Quadratic
@@ -28,11 +30,13 @@ __all__ = [
     "Augmentation",
     "Classification",
     "GaussianClients",
+    "LogDensity",
     "Logistic",
     "NextCharacter",
     "OneGaussian",
     "Quadratic",
     "check_partition",
+    "from_logdensity",
     "make_classification",
     "make_classifications",
     "make_gaussian_clients",
