@@ -252,6 +252,12 @@ def _add_training_flags(parser: Parser) -> None:
         "its old models in memory",
     )
     parser.add_argument(
+        "--keep-samples",
+        action="store_true",
+        help="keep the models of all evaluations in samples.nc, as ArviZ reads them, and draw how "
+        "calibrated their averaged predictions are",
+    )
+    parser.add_argument(
         "--precision",
         default="float32",
         metavar="TYPE",

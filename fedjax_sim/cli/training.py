@@ -9,7 +9,7 @@ import jax
 import xarray as xr
 
 from fedjax_sim import __version__
-from fedjax_sim.cli import comparison
+from fedjax_sim.cli import comparison, samples
 from fedjax_sim.cli.arguments import read_layout, read_number, read_seeds, read_settings, read_whole
 from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     checkpoint_every = read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
     layout = read_layout(arguments.layout)
     check_precision(arguments.precision)
+    samples.check_flags(arguments)
     part, launcher = read_part(arguments.part), read_launcher(arguments)
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
         "evals": num_evals,
         "layout": layout._asdict(),
         "client_variance": arguments.client_variance,
+        "keep_samples": arguments.keep_samples,
         "precision": arguments.precision,
         "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
     }
@@ -103,12 +105,12 @@ def run(arguments: argparse.Namespace) -> None:
             # Some errors show in the schedule alone. They shall come before any training.
             comparison.check_schedules(contender, seeds, time_budget)
     on_first(partial(_open, folder, identity))
-    curves = {}
+    runs = {}
     for contender in contenders:
         name = contender.system.name
         if lanes is not None and name not in lanes:
             continue
-        curves[name] = sweep(
+        runs[name] = sweep(
             contender.system,
             problems[contender.hyper.num_clients],
             contender.hyper,
@@ -119,13 +121,15 @@ def run(arguments: argparse.Namespace) -> None:
             layout=layout,
             max_lanes=max_lanes,
             client_variance=arguments.client_variance,
+            keep_models=arguments.keep_samples,
             precision=arguments.precision,
             checkpoint=None if arguments.distributed or not folder else folder.checkpoints / name,
             checkpoint_every=checkpoint_every,
             resume=arguments.resume,
             progress=arguments.progress or True,
             lanes=None if lanes is None else lanes[name],
-        ).curves
+        )
+    curves = {name: ran.curves for name, ran in runs.items()}
     if folder is None:
         return
     if part is not None:
@@ -134,7 +138,12 @@ def run(arguments: argparse.Namespace) -> None:
         return
     from fedjax_sim.reporting import plots  # Slow to import.
 
-    summary = results.save(folder, curves, config, plots.metric_figures(curves), can_go_on=True)
+    figures = plots.metric_figures(curves)
+    if arguments.keep_samples:
+        samples.write_samples(folder, runs)
+        of_system = {each.system.name: problems[each.hyper.num_clients] for each in contenders}
+        figures |= samples.calibration_figures(runs, of_system)
+    summary = results.save(folder, curves, config, figures, can_go_on=True)
     show_results(folder, curves, config, summary)
     _show_rates(arguments, defaults, curves)
 

@@ -41,7 +41,12 @@ from fedjax_sim.diagnostics.predictions import (
     reliability,
     score_predictions,
 )
-from fedjax_sim.diagnostics.samples import predictive, to_arviz
+from fedjax_sim.diagnostics.samples import (
+    averaged_predictions,
+    calibration,
+    predictive,
+    to_arviz,
+)
 
 __all__ = [
     "FairnessReport",
@@ -52,7 +57,9 @@ __all__ = [
     "Reliability",
     "accuracy",
     "average_predictions",
+    "averaged_predictions",
     "brier_score",
+    "calibration",
     "client_staleness",
     "compare_chains",
     "deviation",

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_sim.diagnostics.predictions import BINS, Reliability, reliability
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
 
@@ -84,8 +85,7 @@ def to_arviz(run: Any, problem: Any = None, *, burn_in: int = 1, thin: int = 1) 
     groups = {"posterior": posterior.isel(draw=kept), "sample_stats": stats.isel(draw=kept)}
     if problem is not None:
         models, dims = _models(groups["posterior"], problem)
-        found = _over_samples(problem.log_likelihoods, models, dims)
-        groups["log_likelihood"] = _dataset({"y": (found, ("example",))}, dims)
+        groups["log_likelihood"] = _likelihoods(problem.log_likelihoods, models, dims)
     return xr.DataTree.from_dict(groups)
 
 
@@ -147,10 +147,11 @@ def predictive(
     groups = {"posterior_predictive": _dataset(found, dims)}
     if targets is not None:
         examples = (inputs, jnp.asarray(targets))
-        of_targets = _over_samples(
-            lambda model: problem.log_likelihoods(model, examples), models, dims
-        )
-        groups["log_likelihood"] = _dataset({"y": (of_targets, ("example",))}, dims)
+
+        def of_targets(model: Params) -> Array:
+            return problem.log_likelihoods(model, examples)
+
+        groups["log_likelihood"] = _likelihoods(of_targets, models, dims)
         groups["observed_data"] = xr.Dataset(
             {"y": (("example", *_further(targets, 1)), np.asarray(targets))}
         )
@@ -192,6 +193,12 @@ def _over_samples(compute: Any, models: Any, dims: dict[str, Any]) -> Any:
     return found.reshape(*_sizes(dims), *found.shape[1:])
 
 
+def _likelihoods(compute: Any, models: Any, dims: dict[str, Any]) -> xr.Dataset:
+    """Compute log-likelihoods of examples; ArviZ's Pareto smoothing needs 64 bits."""
+    found = _over_samples(compute, models, dims).astype("float64")
+    return _dataset({"y": (found, ("example",))}, dims)
+
+
 def _sizes(dims: dict[str, Any]) -> list[int]:
     return [len(values) for values in dims.values()]
 
@@ -206,3 +213,37 @@ def _dataset(found: dict[str, Any], dims: dict[str, Any]) -> xr.Dataset:
     return xr.Dataset(
         {name: ((*dims, *names), value) for name, (value, names) in found.items()}, dims
     )
+
+
+def calibration(predicted: xr.DataTree, *, bins: int = BINS) -> Reliability:
+    """Group predictions, averaged over all samples, by confidence.
+
+    Args:
+      predicted: What `predictive` returned for classes with targets, of one setting.
+      bins: Number of bins.
+
+    Returns:
+      What `fedjax_sim.reporting.plots.reliability_figure` draws; `score_predictions` of the same
+      averages has accuracy, likelihood, Brier score and expected calibration error.
+
+    Raises:
+      ConfigError: If there are no class probabilities or no targets, or several settings, which are
+        never pooled.
+    """
+    return reliability(*averaged_predictions(predicted), bins=bins)
+
+
+def averaged_predictions(predicted: xr.DataTree) -> tuple[Array, Array]:
+    """Return class probabilities averaged over all samples `f[m, K]`, and targets `i32[m]`.
+
+    The arguments and errors are those of `calibration`.
+    """
+    if "probability" not in predicted["posterior_predictive"] or "observed_data" not in predicted:
+        raise ConfigError("predictions", "without classes or targets", "of classes, with targets")
+    found = predicted["posterior_predictive"]["probability"].mean(SAMPLE)
+    settings = [str(dim) for dim in found.dims if dim not in ("example", "class")]
+    if settings:
+        allowed = f"of one setting, such as predicted.sel({settings[0]}=...)"
+        raise ConfigError("predictions", "of several of " + ", ".join(settings), allowed)
+    labels = predicted["observed_data"]["y"].values.astype("int32")
+    return jnp.asarray(found.values), jnp.asarray(labels)

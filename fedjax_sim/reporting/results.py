@@ -5,6 +5,7 @@
                    `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
     summary.json   final values, see `summary`
     config.json    resolved settings, versions, commit, device
+    samples.nc     models of all evaluations, if they were asked for: ArviZ's groups by system
     *.png          pictures
     checkpoint/    from which an unfinished run is resumed, and a longer one goes on
 
