@@ -20,8 +20,8 @@ posterior = problems.from_logdensity(
     lambda key: jax.random.normal(key, (5,)),
     probabilities=lambda w, inputs: jax.nn.softmax(jax.numpy.array([0.0, inputs @ w])),
 )
-hyper = langevin.Hyper(num_clients=4, step_size=1e-2, local_steps=5, gradient="exact")
-how = {"num_ticks": 1500, "num_evals": 500, "keep_models": True}
+hyper = langevin.Hyper(num_clients=4, step_size=1e-3, local_steps=5, gradient="exact")
+how = {"num_ticks": 4000, "num_evals": 500, "keep_models": True}
 run = fedjax_sim.sweep(langevin.system, posterior, hyper, seeds=4, **how)
 samples = diagnostics.to_arviz(run, posterior, burn_in=100)
 print(az.summary(samples), az.loo(samples), sep="\n")

@@ -74,6 +74,7 @@ def add_momentum(
     def update(
         updates: Params, state: optax.OptState, params: Params | None = None
     ) -> tuple[Params, optax.OptState]:
+        assert params is not None
         model, velocity = params
         move, after = moves.update(updates[0], state, model)
         kept = jax.tree.map(lambda v: v * jnp.asarray(1 - friction, v.dtype), velocity)

@@ -58,13 +58,13 @@ def to_arviz(run: Any, problem: Any = None, *, burn_in: int = 1, thin: int = 1) 
     settings = [str(name) for name in curves["failed"].dims if name != "seed"]
     lanes = [curves.sizes[name] for name in (*settings, "seed")]
     num = curves.sizes["eval"]
-    for name, value, least, most in (
+    for name, number, least, most in (
         ("burn_in", burn_in, 0, num - 1),
         ("thin", thin, 1, num),
     ):
-        if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        if not isinstance(number, (int, np.integer)) or not least <= number <= most:
             allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
-            raise ConfigError(name, value, allowed)
+            raise ConfigError(name, number, allowed)
     metrics = {str(name): curves[name] for name in curves if "eval" in curves[name].dims}
     stats = xr.Dataset(metrics).reset_coords(drop=True).assign(ticks=curves["ticks"].variable)
     stats = stats.rename({"log_density": "lp"} if "log_density" in stats else {})
@@ -124,7 +124,8 @@ def predictive(
         raise ConfigError("problem", "without probabilities and simulate", "made with one of them")
     tree = run if isinstance(run, xr.DataTree) else to_arviz(run, burn_in=burn_in, thin=thin)
     models, dims = _models(tree["posterior"].to_dataset(), problem)
-    key, found = jax.random.key(seed), {}
+    key = jax.random.key(seed)
+    found: dict[str, Any] = {}
     if problem.probabilities is not None:
 
         def probabilities(model: Params) -> Array:
@@ -245,5 +246,5 @@ def averaged_predictions(predicted: xr.DataTree) -> tuple[Array, Array]:
     if settings:
         allowed = f"of one setting, such as predicted.sel({settings[0]}=...)"
         raise ConfigError("predictions", "of several of " + ", ".join(settings), allowed)
-    labels = predicted["observed_data"]["y"].values.astype("int32")
-    return jnp.asarray(found.values), jnp.asarray(labels)
+    labels: Any = predicted["observed_data"]["y"].values
+    return jnp.asarray(found.values), jnp.asarray(labels, "int32")

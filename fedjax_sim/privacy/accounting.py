@@ -12,7 +12,7 @@ so that it is given z / 2; its PLD accountant doubles the change itself and is g
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,8 +24,8 @@ SELECTIONS = ("uniform", "poisson")
 """Samplings of clients that accountants cover: cohorts of fixed size, and Poisson sampling."""
 
 
-class Accounted(Protocol):
-    """What is done again and again, in a way that an accountant covers. It can be hashed."""
+class Accounted(Hashable, Protocol):
+    """What is done again and again, in a way that an accountant covers."""
 
     @property
     def accountant(self) -> str:

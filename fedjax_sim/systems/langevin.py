@@ -243,14 +243,15 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     has_momentum = not is_known(hyper.friction, 1)
     has_memory = not is_known(hyper.memory, 0)
     is_scaled = hyper.preconditioner != "none"
-    slope_at = gradients_at(problem, hyper, plan, is_exact=is_exact)
-    whole_slope_at = gradients_at(problem, hyper, plan, is_exact=True)
+    batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
+    slope_at = gradients_at(problem, batches, plan, is_exact=is_exact)
+    whole_slope_at = gradients_at(problem, batches, plan, is_exact=True)
     tau = hyper.temperature * hyper.friction if has_momentum else hyper.temperature
 
     def eta(k: Array) -> Array:
         return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
 
-    def noise(key: Key, tau: Array, first: Array) -> optax.GradientTransformation:
+    def noise(key: Key, tau: Array | float, first: Array) -> optax.GradientTransformation:
         return add_langevin_noise(key, eta, tau, first=first)
 
     def init(key: Key) -> State:
@@ -288,7 +289,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
                 exact_gradient(client_key, client, first)
                 if is_exact
                 else batch_gradient(
-                    problem, hyper, key, client, first, most_steps=plan.most_steps, is_alone=True
+                    problem, batches, key, client, first, most_steps=plan.most_steps, is_alone=True
                 )
             )
             scale = factor[client]

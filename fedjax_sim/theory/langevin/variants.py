@@ -225,13 +225,13 @@ class Messages(NamedTuple):
 def _several(factors: Numbers, noise: Numbers, num: int) -> tuple[Numbers, Numbers]:
     """Compute F_c^K, and the covariance of the noise of K steps of all clients."""
     n, dim = factors.shape[:2]
-    whole = np.zeros((n, dim, n, dim))
-    whole[np.arange(n), :, np.arange(n), :] = factors
-    whole = whole.reshape(n * dim, n * dim)
+    blocks = np.zeros((n, dim, n, dim))
+    blocks[np.arange(n), :, np.arange(n), :] = factors
+    whole = blocks.reshape(n * dim, n * dim)
     total = np.zeros_like(noise)
     for _ in range(num):
         total = whole @ total @ whole.T + noise
-    return np.linalg.matrix_power(factors, num), total
+    return np.asarray(np.linalg.matrix_power(factors, num), float), total
 
 
 def _step_noise(target: GaussianTarget, step_size: float, rho: float, tau: Numbers) -> Numbers:
