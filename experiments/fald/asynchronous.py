@@ -233,13 +233,13 @@ def run(arguments: Arguments) -> Outcome:
                 conditional_laws(target, each, start, **how, is_fresh=True) for each in schedules
             ]
             stale_law, fresh_law = at_rest(laws), at_rest(fresh)
-            errors = [float(wasserstein2(*law, *goal)) for law in (stale_law, fresh_law)]
+            off = [float(wasserstein2(*law, *goal)) for law in (stale_law, fresh_law)]
             growth = float(np.trace(stale_law.covariance) / np.trace(fresh_law.covariance))
             delay = curvature * eta * LOCAL_STEPS * staleness
             expected = (1 + np.sin(delay)) / np.cos(delay) if delay < np.pi / 2 else np.inf
             far[f"Z = {size}, eta = {eta:g}"] = deviation(whitened(models[i], laws))
-            found[size, eta] = (*errors, staleness, growth)
-            cells = [f"{value:.3g}" for value in (staleness, *errors, growth, expected)]
+            found[size, eta] = (*off, staleness, growth)
+            cells = [f"{value:.3g}" for value in (staleness, *off, growth, expected)]
             rows.append([size, f"{eta:g}", *cells])
         curves[f"buffer {size}"] = ran.curves
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -249,8 +249,8 @@ def run(arguments: Arguments) -> Outcome:
         [drawn] = left.plot(sizes.step_sizes, errors[:, 0], marker="o", markersize=3)
         drawn.set_label(f"Z = {size}, staleness {found[size, sizes.step_sizes[0]][2]:.1f}")
         left.plot(sizes.step_sizes, errors[:, 1], linestyle=":", color=drawn.get_color())
-        growth = [found[size, eta][3] for eta in sizes.step_sizes]
-        right.plot(sizes.step_sizes, growth, marker="o", markersize=3, color=drawn.get_color())
+        ratios = [found[size, eta][3] for eta in sizes.step_sizes]
+        right.plot(sizes.step_sizes, ratios, marker="o", markersize=3, color=drawn.get_color())
     left.set(xlabel="step size", ylabel="W2 at rest", xscale="log", yscale="log")
     left.set_title("dotted: fresh models on the same schedules", fontsize=9)
     left.legend(fontsize=8)

@@ -25,11 +25,9 @@ from fedjax_sim.diagnostics.fairness import (
 )
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.diagnostics.posterior import (
-    Mixing,
     Predictive,
     Predictor,
     average_predictions,
-    compare_chains,
     thin_samples,
 )
 from fedjax_sim.diagnostics.predictions import (
@@ -51,7 +49,6 @@ from fedjax_sim.diagnostics.samples import (
 __all__ = [
     "FairnessReport",
     "Gaussian",
-    "Mixing",
     "Predictive",
     "Predictor",
     "Reliability",
@@ -61,7 +58,6 @@ __all__ = [
     "brier_score",
     "calibration",
     "client_staleness",
-    "compare_chains",
     "deviation",
     "entropy",
     "evenness",

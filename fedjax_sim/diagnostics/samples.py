@@ -105,7 +105,8 @@ def predictive(
       run: What `sweep` or `simulate` returned with `keep_models=True`, or the tree of `to_arviz`,
         whose samples are all used.
       problem: A problem of `fedjax_sim.problems.from_logdensity` with `probabilities` or
-        `simulate`; its examples are then pairs (inputs, target).
+        `simulate`, whose examples are pairs (inputs, target), or `log_density_of` a problem of
+        classes.
       inputs: Inputs of the examples, a pytree of leaves `[m, ...]`.
       targets: Their targets `[m, ...]`, if they are known.
       burn_in: As in `to_arviz`.

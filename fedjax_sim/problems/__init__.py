@@ -20,7 +20,7 @@ from fedjax_sim.problems.gaussian import (
     make_gaussian_clients,
     quadratic_form,
 )
-from fedjax_sim.problems.log_density import LogDensity, from_logdensity
+from fedjax_sim.problems.log_density import LogDensity, from_logdensity, log_density_of
 from fedjax_sim.problems.logistic import Logistic, make_logistic
 from fedjax_sim.problems.next_character import NextCharacter, make_next_characters
 from fedjax_sim.problems.quadratic import Quadratic
@@ -37,6 +37,7 @@ __all__ = [
     "Quadratic",
     "check_partition",
     "from_logdensity",
+    "log_density_of",
     "make_classification",
     "make_classifications",
     "make_gaussian_clients",

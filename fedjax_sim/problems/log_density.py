@@ -25,10 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import optax
 from flax import struct
 
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
@@ -188,6 +191,59 @@ def from_logdensity(
         draw,
         probabilities,
         simulate,
+    )
+
+
+def log_density_of(problem: Classification | Logistic) -> LogDensity:
+    """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
+
+    Runs of the problem can then predict new inputs, and have pointwise likelihoods. What a
+    classification does in local steps alone (augmentation, dropout) is left out.
+
+    Args:
+      problem: A classification, whose prior is flat without `prior_precision`, or a logistic
+        regression, whose inputs have the constant 1 as their last number.
+
+    Returns:
+      The same posterior. Examples are pairs of an input and a label.
+
+    Raises:
+      ConfigError: If the problem is of another kind.
+    """
+    data: Any
+    if isinstance(problem, Logistic):
+        data = (problem.inputs, problem.labels.astype("int32"))
+
+        def logits(params: Params, inputs: Array) -> Array:
+            return jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params])
+
+    elif isinstance(problem, Classification):
+        data = (problem.images, problem.labels)
+
+        def logits(params: Params, inputs: Array) -> Array:
+            return problem.model.apply(params, problem._inputs(inputs[None]))[0]
+
+    else:
+        allowed = "a Classification or a Logistic; make others with from_logdensity"
+        raise ConfigError("problem", type(problem).__name__, allowed)
+    precision = 0.0 if problem.prior_precision is None else problem.prior_precision
+
+    def log_likelihood(params: Params, example: Any) -> Array:
+        inputs, label = example
+        return jax.nn.log_softmax(logits(params, inputs))[label]
+
+    def log_prior(params: Params) -> Array:
+        return -precision / 2 * optax.tree.norm(params, squared=True)
+
+    return LogDensity(
+        data,
+        problem.index,
+        problem.counts,
+        (),
+        log_likelihood,
+        log_prior,
+        problem.init,
+        lambda params, inputs: jax.nn.softmax(logits(params, inputs)),
     )
 
 

@@ -12,8 +12,15 @@ from blackjax.sgmcmc.gradients import grad_estimator, logdensity_estimator
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.datasets.arrays import Dataset
+from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems import LogDensity, from_logdensity, make_logistic
+from fedjax_sim.problems import (
+    LogDensity,
+    from_logdensity,
+    log_density_of,
+    make_classification,
+    make_logistic,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import langevin
 
@@ -97,6 +104,8 @@ def test_it_is_the_logistic_problem() -> None:
         w = jnp.array([0.4, -1.0, 0.2])
         params = {"slope": w[:2], "bias": w[2]}
         np.testing.assert_array_equal(make().index, ours.index)
+        same = log_density_of(usual)
+        np.testing.assert_allclose(same.log_density(w), ours.log_density(params), rtol=1e-12)
         rows = jnp.array([1, 3])
         for c in range(3):
             client = jnp.int32(c)
@@ -106,6 +115,24 @@ def test_it_is_the_logistic_problem() -> None:
             )
             for found, expected in pairs:
                 np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_classifications_are_log_densities() -> None:
+    """With a prior, the energy is that of the problem's losses, and predictions are its own."""
+    images = RANDOM.integers(256, size=(NUM, 2, 2, 1)).astype("uint8")
+    data = Dataset(images, Y.astype(int), images[:7], Y[:7].astype(int), num_classes=2, name="made")
+    index = np.arange(NUM).reshape(3, 10)
+    usual = make_classification(
+        MLP((3,), 2), data, Partition(index, np.full(3, 10)), std=0.5, prior_precision=4.0
+    )
+    ours, key = log_density_of(usual), jax.random.key(1)
+    params = jax.jit(usual.init)(key)
+    energy = 10 * sum(jax.jit(usual.client_loss)(params, jnp.int32(c), key) for c in range(3))
+    np.testing.assert_allclose(ours.log_density(params), -energy, rtol=1e-5)
+    found = jax.vmap(ours.probabilities, (None, 0))(params, images[:7])
+    np.testing.assert_allclose(found, usual.predict(params), rtol=1e-5)
+    with pytest.raises(ConfigError, match="problem is 'LogDensity', but must be"):
+        log_density_of(ours)
 
 
 def test_chains_may_start_apart() -> None:

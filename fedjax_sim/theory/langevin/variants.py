@@ -245,4 +245,4 @@ def _step_noise(target: GaussianTarget, step_size: float, rho: float, tau: Numbe
     noise = np.kron(2 * step_size * tau * mixing, np.eye(dim)).reshape(n, dim, n, dim)
     gradient = step_size**2 * np.broadcast_to(target.gradient_noise, target.hessians.shape)
     noise[np.arange(n), :, np.arange(n), :] += gradient
-    return noise.reshape(n * dim, n * dim)
+    return np.asarray(noise.reshape(n * dim, n * dim), float)
