@@ -311,33 +311,19 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
 
         start = (state.server, state.velocity) if has_momentum else state.server
         clients = jnp.maximum(event.clients, 0)
-        control = {
-            "none": (),
-            "client": (read_rows(slopes, clients),),
-            "global": (replicate(slopes, clients.shape[0]),),
-        }[hyper.control]
+        control: Any = ()
+        if hyper.control != "none":
+            is_own = hyper.control == "client"
+            control = read_rows(slopes, clients) if is_own else replicate(slopes, len(clients))
+            control = (control,)
         local, work = local_steps(plan, event, training, start=start, extras=control)
         if control:
             work = jax.tree.map(lambda evaluations: 2 * evaluations, work)
-        memory, kept = state.memory, None
+        # p_c, 1/S, or j/S for a client drawn j times
+        mean, memory = weighted_sum(event.weight, local), state.memory
         if not isinstance(hyper.compression, Identity):
-            reference = replicate(without_data(dynamics(*is_shared), start), clients.shape[0])
-            known = read_rows(memory, clients) if has_memory else ()
-            if has_memory:
-                reference = jax.tree.map(jnp.add, reference, known)
-            local = decode_messages(hyper.compression, key, event, reference, local)
-            if has_memory:
-                sent = jax.tree.map(jnp.subtract, local, reference)
-                moved = jax.tree.map(
-                    lambda h, u: h + jnp.asarray(hyper.memory, h.dtype) * u, known, sent
-                )
-                memory = write_clients(memory, event.clients, moved)
-                if hyper.participation != "full":  # the server's memory is of all clients
-                    kept = optax.tree.sub(
-                        weighted_sum(share, state.memory), weighted_sum(event.weight, known)
-                    )
-        mean = weighted_sum(event.weight, local)  # p_c, 1/S, or j/S for a client drawn j times
-        mean = mean if kept is None else optax.tree.add(mean, kept)
+            reference = without_data(dynamics(*is_shared), start)
+            mean, memory = decoded_mean(key, event, memory, reference, local)
         server, velocity = mean if has_momentum else (mean, ())
         after = State(server, velocity, memory, anchor, slopes, square)
         return keep_if_empty(plan, event, after, state), sum_of(work, spent, more)
@@ -369,8 +355,6 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
             shapes = jax.eval_shape(move)[2]
             return state.anchor, state.slopes, optax.tree.zeros_like(shapes)
 
-        if is_known(hyper.control_rounds, 1):
-            return move()
         rounds = jnp.asarray(hyper.control_rounds, "int32")
         return jax.lax.cond(event.tick % rounds == 0, move, stay)
 
@@ -390,6 +374,26 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
             return decay.astype(v.dtype) * v + (1 - decay).astype(v.dtype) * jnp.square(g)
 
         return jax.tree.map(move, state.square, slope), work
+
+    def decoded_mean(
+        key: Key, event: Event, memory: Params, reference: Params, local: Params
+    ) -> tuple[Params, Params]:
+        """Average what the server decodes, and move the memories h_c of those who send."""
+        references = replicate(reference, event.clients.shape[0])
+        if not has_memory:
+            local = decode_messages(hyper.compression, key, event, references, local)
+            return weighted_sum(event.weight, local), memory
+        known = read_rows(memory, jnp.maximum(event.clients, 0))
+        references = jax.tree.map(jnp.add, references, known)
+        local = decode_messages(hyper.compression, key, event, references, local)
+        sent = jax.tree.map(jnp.subtract, local, references)
+        mean = weighted_sum(event.weight, local)
+        if hyper.participation != "full" or not plan.all_filled:
+            # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
+            kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))
+            mean = optax.tree.add(mean, kept)
+        moved = jax.tree.map(lambda h, u: h + jnp.asarray(hyper.memory, h.dtype) * u, known, sent)
+        return mean, write_clients(memory, event.clients, moved)
 
     def without_data(moves: optax.GradientTransformation, start: Params) -> Params:
         """Return the model that a client without data reaches, which the server knows."""
