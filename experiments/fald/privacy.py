@@ -214,7 +214,7 @@ def run(arguments: Arguments) -> Outcome:
             axes.plot(values, line, marker="o", markersize=3, label=label)
         axes.set(xlabel=words[name], yscale="log", xscale="linear" if name == "rho" else "log")
     panels[0].set_ylabel("epsilon of the whole run")
-    panels[0].legend(fontsize=8)
+    panels[0].legend(fontsize=7, loc="upper left")
     for label, line in (
         ("Theorem 6.1, outsider", epsilons["rho"][0]),
         ("RDP, server", served["rho"][1]),
@@ -224,7 +224,7 @@ def run(arguments: Arguments) -> Outcome:
             panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
     panels[4].set_title("rho next to its points")
-    panels[4].legend(fontsize=8)
+    panels[4].legend(fontsize=7, loc="lower left", framealpha=0.4)
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
     ]
