@@ -84,8 +84,9 @@ def to_arviz(run: Any, problem: Any = None, *, burn_in: int = 1, thin: int = 1) 
     kept = slice(burn_in, None, thin)
     groups = {"posterior": posterior.isel(draw=kept), "sample_stats": stats.isel(draw=kept)}
     if problem is not None:
+        _check_kind(problem)
         models, dims = _models(groups["posterior"], problem)
-        groups["log_likelihood"] = _likelihoods(problem.log_likelihoods, models, dims)
+        groups["log_likelihood"] = _likelihoods(problem, models, dims)
     return xr.DataTree.from_dict(groups)
 
 
@@ -121,6 +122,7 @@ def predictive(
     Raises:
       ConfigError: If the problem has neither function, or the run kept no models.
     """
+    _check_kind(problem)
     if problem.probabilities is None and problem.simulate is None:
         raise ConfigError("problem", "without probabilities and simulate", "made with one of them")
     tree = run if isinstance(run, xr.DataTree) else to_arviz(run, burn_in=burn_in, thin=thin)
@@ -129,31 +131,27 @@ def predictive(
     found: dict[str, Any] = {}
     if problem.probabilities is not None:
 
-        def probabilities(model: Params) -> Array:
+        def probabilities(model: Params, problem: Any, inputs: Any) -> Array:
             return jax.vmap(problem.probabilities, (None, 0))(model, inputs)
 
-        classes = _over_samples(probabilities, models, dims)
+        classes = _over_samples(probabilities, models, dims, problem, inputs)
         found["probability"] = (classes, ("example", "class"))
         drawn = jax.random.categorical(key, jnp.log(classes))
     else:
         num = len(jax.tree.leaves(inputs)[0])
 
-        def simulate(given: tuple[Params, Array]) -> Array:
+        def simulate(given: tuple[Params, Array], problem: Any, inputs: Any) -> Array:
             model, number = given
             keys = jax.random.split(jax.random.fold_in(key, number), num)
             return jax.vmap(problem.simulate, (0, None, 0))(keys, model, inputs)
 
         numbers = jnp.arange(int(np.prod(_sizes(dims))), dtype="int32")
-        drawn = _over_samples(simulate, (models, numbers), dims)
+        drawn = _over_samples(simulate, (models, numbers), dims, problem, inputs)
     found["y"] = (np.asarray(drawn), ("example", *_further(drawn, len(dims) + 1)))
     groups = {"posterior_predictive": _dataset(found, dims)}
     if targets is not None:
         examples = (inputs, jnp.asarray(targets))
-
-        def of_targets(model: Params) -> Array:
-            return problem.log_likelihoods(model, examples)
-
-        groups["log_likelihood"] = _likelihoods(of_targets, models, dims)
+        groups["log_likelihood"] = _likelihoods(problem, models, dims, examples)
         groups["observed_data"] = xr.Dataset(
             {"y": (("example", *_further(targets, 1)), np.asarray(targets))}
         )
@@ -189,15 +187,35 @@ def _models(posterior: xr.Dataset, problem: Any) -> tuple[Params, dict[str, Any]
     return jax.tree.unflatten(jax.tree.structure(like), leaves), dims
 
 
-def _over_samples(compute: Any, models: Any, dims: dict[str, Any]) -> Any:
-    """Compute something of every model `[R, ...]`, one after another: `[*dims, ...]`."""
-    found = np.asarray(jax.jit(lambda models: jax.lax.map(compute, models))(models))
+def _check_kind(problem: Any) -> None:
+    """Check that a problem knows the likelihoods of single examples."""
+    if not hasattr(problem, "log_likelihoods"):
+        allowed = "one of problems.from_logdensity or problems.log_density_of"
+        raise ConfigError("problem", type(problem).__name__, allowed)
+
+
+def _over_samples(compute: Any, models: Any, dims: dict[str, Any], *shared: Any) -> Any:
+    """Compute something of every model `[R, ...]`, one after another: `[*dims, ...]`.
+
+    `shared` are further arguments, pytrees which the program would otherwise hold as constants.
+    """
+
+    def over(models: Any, *shared: Any) -> Array:
+        return jax.lax.map(lambda model: compute(model, *shared), models)
+
+    found = np.asarray(jax.jit(over)(models, *shared))
     return found.reshape(*_sizes(dims), *found.shape[1:])
 
 
-def _likelihoods(compute: Any, models: Any, dims: dict[str, Any]) -> xr.Dataset:
+def _likelihoods(
+    problem: Any, models: Any, dims: dict[str, Any], examples: Any = None
+) -> xr.Dataset:
     """Compute log-likelihoods of examples; ArviZ's Pareto smoothing needs 64 bits."""
-    found = _over_samples(compute, models, dims).astype("float64")
+
+    def of_model(model: Params, problem: Any, examples: Any) -> Array:
+        return problem.log_likelihoods(model, examples)
+
+    found = _over_samples(of_model, models, dims, problem, examples).astype("float64")
     return _dataset({"y": (found, ("example",))}, dims)
 
 

@@ -193,5 +193,7 @@ def test_what_is_refused(run: Any, tree: xr.DataTree) -> None:
             to_arviz(run, **options)
     with pytest.raises(ConfigError, match="keep_models=True"):
         to_arviz(dataclasses.replace(run, samples=None))
+    with pytest.raises(ConfigError, match="problem is 'dict', but must be one of problems"):
+        to_arviz(run, {})
     with pytest.raises(ConfigError, match="made with one of them"):
         predictive(tree, make(), X)

@@ -62,8 +62,8 @@ def test_residuals_of_another_law_are_seen() -> None:
 def test_small_study(tmp_path: Path) -> None:
     """Chains follow their laws, and staleness makes the variance larger than fresh models would."""
     done = asynchronous.run(Arguments(smoke=True, out=str(tmp_path)))
-    assert max(done.config["standard errors off"].values()) < 5
+    assert max(done.config["standard errors off"].values()) < 4.5
     rows = [line.split("|") for line in done.text.splitlines() if line.startswith("| 2")]
     ratios = {row[2].strip(): float(row[6]) for row in rows}
-    assert ratios["0.04"] > ratios["0.01"] > 1.1
+    assert ratios["0.04"] > ratios["0.02"] > 1.1
     assert set(done.figures) == {"asynchronous.png"} and not done.verdicts
