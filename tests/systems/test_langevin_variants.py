@@ -58,9 +58,8 @@ def chains(
         )
 
 
-def assert_law(run: Any, law: Gaussian) -> None:
+def assert_law(models: np.ndarray, law: Gaussian) -> None:
     """Compare means and covariances with exact ones; errors come from fourth moments."""
-    models = np.asarray(run.models)
     mean, covariance = law.mean[:2], law.covariance[:2, :2]
     apart = models - models.mean(axis=0)
     products = apart[:, :, None] * apart[:, None, :]
@@ -71,25 +70,30 @@ def assert_law(run: Any, law: Gaussian) -> None:
     np.testing.assert_array_less(np.abs(products.mean(axis=0) - covariance) / errors, 5)
 
 
-@pytest.mark.parametrize(
-    ("local_steps", "rho", "memory"), [(1, 1.0, 0.0), (3, 0.6, 0.4)], ids=["qlsd", "qlsd++"]
-)
-def test_sparse_messages(local_steps: int, rho: float, memory: float) -> None:
-    """QLSD has the server's noise and no memory; the other has both noises and memories."""
-    ticks = 5
-    run = chains(ticks, local_steps=local_steps, rho=rho, memory=memory, compression=SPARSE)
-    exact = variants.Messages(clients(), ETA, local_steps, rho, 0.4, memory)
-    law = exact.rounds(exact.first(START), ticks)
-    assert_law(run, law)
-    plain = exact._replace(keep=1.0, memory=0.0)
-    without = plain.rounds(plain.first(START), ticks)
-    assert law.covariance[0, 0] > 1.1 * without.covariance[0, 0]
+def test_sparse_messages_at_rest() -> None:
+    """QLSD (one step, the server's noise, no memory), and with three steps and memories.
+
+    After 120 rounds the laws are at rest. What is lost makes variances larger.
+    """
+    ticks, num, values = 120, 2000, {"local_steps": [1, 3], "memory": [0.0, 0.4]}
+    run = chains(ticks, num=num, swept=values, compression=SPARSE, rho=1.0)
+    models = run.models.reshape(2, 2, num, 2)
+    for i in np.ndindex(2, 2):
+        local_steps, memory = (each[n] for each, n in zip(values.values(), i, strict=True))
+        exact = variants.Messages(clients(), ETA, local_steps, 1.0, 0.4, memory)
+        law = exact.rounds(exact.first(START), ticks)
+        assert_law(models[i], law)
+        later = exact.rounds(law, 10)
+        np.testing.assert_allclose(later.covariance[:2, :2], law.covariance[:2, :2], rtol=0.01)
+        plain = exact._replace(keep=1.0, memory=0.0)
+        without = plain.rounds(plain.first(START), ticks)
+        assert law.covariance[0, 0] > 1.1 * without.covariance[0, 0]
+        taken = exact_laws.one_round(clients(), step_size=ETA, local_steps=local_steps, rho=1.0)
+        usual = exact_laws.iterate_rounds(taken, exact_laws.point(START), ticks)
+        np.testing.assert_allclose(without.mean[:2], usual.mean[-1], rtol=1e-10)
+        np.testing.assert_allclose(without.covariance[:2, :2], usual.covariance[-1], rtol=1e-10)
     # 0.4 of two floats of 64 bits, of every client in every round.
     assert (run.curves.uplink_bits.isel(eval=-1) == ticks * 3 * 51).all()
-    taken = exact_laws.one_round(clients(), step_size=ETA, local_steps=local_steps, rho=rho)
-    usual = exact_laws.iterate_rounds(taken, exact_laws.point(START), ticks)
-    np.testing.assert_allclose(without.mean[:2], usual.mean[-1], rtol=1e-12)
-    np.testing.assert_allclose(without.covariance[:2, :2], usual.covariance[-1], rtol=1e-12)
 
 
 def test_memories_of_some_clients() -> None:
@@ -120,23 +124,32 @@ def test_nothing_lost_is_fald() -> None:
     np.testing.assert_allclose(found, np.tile(expected, (2, 1)), rtol=1e-12)
 
 
-def test_sghmc() -> None:
-    ticks, how = 6, {"local_steps": 3, "rho": 0.5, "friction": 0.35}
-    run = chains(ticks, **how)
-    taken = variants.momentum_round(clients(), step_size=ETA, **how)
-    first = exact_laws.point(np.concatenate([START, np.zeros(2)]))
+def test_sghmc_with_a_constant_preconditioner() -> None:
+    """The preconditioner is 1 / (floor + |gradient of the mean loss|) at the start.
+
+    It keeps its first value here. In coordinates x / sqrt(D) the dynamics are those without it.
+    """
+    ticks, floor, how = 6, 0.5, {"local_steps": 3, "rho": 0.5, "friction": 0.35}
+    scaled = {"preconditioner": "rmsprop", "precondition_decay": 1.0, "precondition_floor": floor}
+    run = chains(ticks, gradient="exact", **how, **scaled)
+    exact = clients()._replace(gradient_noise=0.0)
+    slope = np.einsum("c,cij,cj->i", exact.weights, HESSIANS, START - CENTERS) / sum(COUNTS)
+    root = (floor + np.abs(slope)) ** -0.5
+    assert np.ptp(root) > 0.1
+    turned = variants.preconditioned(exact, root**2)
+    taken = variants.momentum_round(turned, step_size=ETA, **how)
+    first = exact_laws.point(np.concatenate([START / root, np.zeros(2)]))
     laws = exact_laws.iterate_rounds(taken, first, ticks)
-    assert_law(run, Gaussian(laws.mean[-1], laws.covariance[-1]))
-    # A model and a velocity of two floats each.
-    assert (run.curves.uplink_bits.isel(eval=-1) == ticks * 3 * 256).all()
+    mean, covariance = laws.mean[-1, :2], laws.covariance[-1, :2, :2]
+    assert_law(run.models, Gaussian(mean * root, covariance * np.outer(root, root)))
+    # A model, a velocity and a gradient of two floats each.
+    assert (run.curves.uplink_bits.isel(eval=-1) == ticks * 3 * 384).all()
     heavy = variants.momentum_round(clients(), step_size=ETA, **(how | {"friction": 1.0}))
     usual = exact_laws.one_round(clients(), step_size=ETA, local_steps=3, rho=0.5)
-    both = [
-        exact_laws.iterate_rounds(heavy, first, 5),
-        exact_laws.iterate_rounds(usual, exact_laws.point(START), 5),
-    ]
-    np.testing.assert_allclose(both[0].mean[-1][:2], both[1].mean[-1], rtol=1e-12)
-    np.testing.assert_allclose(both[0].covariance[-1][:2, :2], both[1].covariance[-1], rtol=1e-12)
+    both = exact_laws.iterate_rounds(heavy, first, 5)
+    known = exact_laws.iterate_rounds(usual, exact_laws.point(START / root), 5)
+    np.testing.assert_allclose(both.mean[-1][:2], known.mean[-1], rtol=1e-12)
+    np.testing.assert_allclose(both.covariance[-1][:2, :2], known.covariance[-1], rtol=1e-12)
 
 
 def test_global_control_variates() -> None:
@@ -146,7 +159,7 @@ def test_global_control_variates() -> None:
     run = chains(ticks, 1, control="global", participation=who.scheme, num_selected=2, **how)
     taken = variants.controlled_round(clients((1, 1, 1)), step_size=ETA, participation=who, **how)
     laws = exact_laws.iterate_rounds(taken, exact_laws.point(START), ticks)
-    assert_law(run, Gaussian(laws.mean[-1], laws.covariance[-1]))
+    assert_law(run.models, Gaussian(laws.mean[-1], laws.covariance[-1]))
     mode = exact_laws.target_law(clients((1, 1, 1))).mean
     np.testing.assert_allclose(exact_laws.stationary(taken).mean, mode, rtol=1e-10)
     biased = exact_laws.one_round(clients((1, 1, 1)), step_size=ETA, **how)
@@ -164,30 +177,6 @@ def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
     expected = chains(5, gradient="exact", **how)
     np.testing.assert_allclose(found.models, expected.models, rtol=1e-10)
     assert (found.curves.needed == 5 * 2 * 3 * 3 + 3 * 3).all()
-
-
-def test_a_constant_preconditioner() -> None:
-    """It is 1 / (floor + |gradient of the mean loss|) at the start, if it keeps its first value."""
-    ticks, floor, eta = 5, 0.5, 0.05
-    run = chains(
-        ticks,
-        local_steps=3,
-        rho=0.5,
-        gradient="exact",
-        step_size=eta,
-        preconditioner="rmsprop",
-        precondition_decay=1.0,
-        precondition_floor=floor,
-    )
-    exact = clients()._replace(gradient_noise=0.0)
-    slope = np.einsum("c,cij,cj->i", exact.weights, HESSIANS, START - CENTERS) / sum(COUNTS)
-    root = (floor + np.abs(slope)) ** -0.5
-    assert np.ptp(root) > 0.1
-    turned = variants.preconditioned(exact, root**2)
-    taken = exact_laws.one_round(turned, step_size=eta, local_steps=3, rho=0.5)
-    laws = exact_laws.iterate_rounds(taken, exact_laws.point(START / root), ticks)
-    law = Gaussian(laws.mean[-1] * root, laws.covariance[-1] * np.outer(root, root))
-    assert_law(run, law)
 
 
 @pytest.mark.parametrize(
