@@ -44,7 +44,7 @@ ALLOWED = {
     ),
     "systems": "types settings trees streams batching timelines compression clients server",
     "engine": "types lifecycle settings targets streams batching",
-    "theory": "types timelines diagnostics",
+    "theory": "types settings timelines privacy diagnostics",
     "__init__": "types settings systems engine",
     "reporting": "types lifecycle settings diagnostics __init__",
     "launch": "types lifecycle settings engine reporting",

@@ -5,6 +5,7 @@ that several figures share. Modules ending in `_unequal` repeat a figure with un
 """
 
 EXPERIMENTS = (
+    "asynchronous",
     "bounds",
     "fig1",
     "fig1_unequal",

@@ -77,7 +77,8 @@ FLAGS = {
         "--progress FILE": "keep a line in a file that says how far the run is",
         "--tracker NAME,...": "log metrics into the results folder during the run: csv, "
         "tensorboard, wandb, mlflow",
-        "--keep-samples": "keep the models of all evaluations (a sampler's samples) in samples.nc",
+        "--keep-samples": "keep the models of all evaluations (a sampler's samples) in samples.nc, "
+        "and draw how calibrated their averaged predictions are",
         "--part I/N": "run one of N parts of the study, from 0/N on, for merge to put together",
         "--parts N": "run the study in N parts, which --launcher starts, and merge them",
         "--launcher NAME": "what starts parts: local (processes on this machine; the default), "

@@ -11,7 +11,7 @@ import jax
 import xarray as xr
 
 from fedjax_sim import __version__
-from fedjax_sim.cli import comparison
+from fedjax_sim.cli import comparison, samples
 from fedjax_sim.cli.arguments import (
     check_name,
     read_axes,
@@ -164,6 +164,9 @@ def run(arguments: argparse.Namespace) -> None:
     from fedjax_sim.reporting import plots  # Slow to import.
 
     figures = plots.metric_figures(curves, metrics, axes)
+    if arguments.keep_samples:
+        of_system = {each.system.name: problems[each.hyper.num_clients] for each in contenders}
+        figures |= samples.calibration_figures(runs, of_system)
     summary = results.save(folder, curves, config, figures, can_go_on=True)
     show_results(folder, curves, config, summary, as_json=arguments.json)
     _show_rates(arguments, defaults, curves)

@@ -23,7 +23,7 @@ from fedjax_sim.clients.gradient_steps import (
     local_training,
     training_of,
 )
-from fedjax_sim.clients.langevin_noise import add_langevin_noise
+from fedjax_sim.clients.langevin_noise import add_langevin_noise, add_momentum, precondition
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,
@@ -31,7 +31,7 @@ from fedjax_sim.clients.optimizer_states import (
 )
 from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
 from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
-from fedjax_sim.clients.whole_gradients import WholeGradients, gradients_at
+from fedjax_sim.clients.whole_gradients import WholeGradients, check_exact, gradients_at
 
 __all__ = [
     "BaseOptimizer",
@@ -45,9 +45,11 @@ __all__ = [
     "Training",
     "WholeGradients",
     "add_langevin_noise",
+    "add_momentum",
     "batch_gradient",
     "batch_loss",
     "check_batch_size",
+    "check_exact",
     "first_optimizers",
     "frozen_training",
     "gradients_at",
@@ -56,6 +58,7 @@ __all__ = [
     "local_steps",
     "local_training",
     "personal_metrics",
+    "precondition",
     "read_clients",
     "read_rows",
     "training_of",

@@ -1,4 +1,4 @@
-"""The noise of Langevin dynamics, as optax transformations that can be chained with others."""
+"""Langevin dynamics as optax transformations: noise, momentum and a preconditioner."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -56,3 +56,46 @@ def add_langevin_noise(
         return unravel(flat + deviation * noise), NoiseState(state.step + 1)
 
     return optax.GradientTransformation(init, update)
+
+
+def add_momentum(
+    moves: optax.GradientTransformation, friction: Number
+) -> optax.GradientTransformation:
+    """Turn Langevin steps into steps of SGHMC on a pair (model, velocity).
+
+    v <- (1 - a) v + move, theta <- theta + v (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15,
+    without its estimate of the gradients' noise). Only the gradient of the model is read.
+
+    Args:
+      moves: Steps -eta grad + sqrt(2 a eta tau) xi of a model.
+      friction: a, above 0 and at most 1; with 1 the model moves by `moves` alone.
+    """
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        assert params is not None
+        model, velocity = params
+        move, after = moves.update(updates[0], state, model)
+        kept = jax.tree.map(lambda v: v * jnp.asarray(1 - friction, v.dtype), velocity)
+        moved = jax.tree.map(jnp.add, kept, move)
+        return (moved, jax.tree.map(jnp.subtract, moved, velocity)), after
+
+    return optax.GradientTransformation(lambda params: moves.init(params[0]), update)
+
+
+def precondition(moves: optax.GradientTransformation, root: Params) -> optax.GradientTransformation:
+    """Precondition Langevin steps: -eta D grad + sqrt(2 eta tau D) xi for a diagonal D.
+
+    Args:
+      moves: Steps -eta grad + sqrt(2 eta tau) xi.
+      root: The square root of D, a pytree like the model.
+    """
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        move, after = moves.update(jax.tree.map(jnp.multiply, root, updates), state, params)
+        return jax.tree.map(jnp.multiply, root, move), after
+
+    return optax.GradientTransformation(moves.init, update)

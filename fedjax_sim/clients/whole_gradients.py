@@ -32,11 +32,26 @@ class WholeGradients(Checked):
           ConfigError: If it cannot.
         """
         name = self.gradient_setting
-        needs_loss = getattr(self, name) == "exact" and problem is not None
-        if needs_loss and not hasattr(problem, "client_loss"):
-            allowed = f"another one, because {type(problem).__name__} has no client_loss"
-            raise ConfigError(name, "exact", allowed)
+        if getattr(self, name) == "exact":
+            check_exact(problem, name, "exact", "another one")
         return super().completed(problem)
+
+
+def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
+    """Check that a problem can compute exact gradients.
+
+    Args:
+      problem: The problem; None for a schedule alone.
+      field: The setting that asks for them.
+      value: Its value.
+      allowed: What else it may be.
+
+    Raises:
+      ConfigError: If it cannot.
+    """
+    if problem is not None and not hasattr(problem, "client_loss"):
+        reason = f"{allowed}, because {type(problem).__name__} has no client_loss"
+        raise ConfigError(field, value, reason)
 
 
 class GradientsAt(Protocol):

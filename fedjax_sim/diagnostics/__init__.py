@@ -1,6 +1,7 @@
 """Measures of results that are computed after a run or from its schedule alone.
 
 - `predictions`: accuracy, likelihood, Brier score and calibration of class probabilities.
+- `samples`: samples and predictions in ArviZ's groups and dimensions.
 - `posterior`: averaged predictions of a sampler's samples, and whether its chains have mixed.
 - `gaussians`: Gaussian laws and the Wasserstein distance between two of them.
 - `fairness`: how equally clients take part in a schedule.
@@ -24,11 +25,9 @@ from fedjax_sim.diagnostics.fairness import (
 )
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.diagnostics.posterior import (
-    Mixing,
     Predictive,
     Predictor,
     average_predictions,
-    compare_chains,
     thin_samples,
 )
 from fedjax_sim.diagnostics.predictions import (
@@ -40,19 +39,25 @@ from fedjax_sim.diagnostics.predictions import (
     reliability,
     score_predictions,
 )
+from fedjax_sim.diagnostics.samples import (
+    averaged_predictions,
+    calibration,
+    predictive,
+    to_arviz,
+)
 
 __all__ = [
     "FairnessReport",
     "Gaussian",
-    "Mixing",
     "Predictive",
     "Predictor",
     "Reliability",
     "accuracy",
     "average_predictions",
+    "averaged_predictions",
     "brier_score",
+    "calibration",
     "client_staleness",
-    "compare_chains",
     "deviation",
     "entropy",
     "evenness",
@@ -65,11 +70,13 @@ __all__ = [
     "influence_per_time",
     "jain_index",
     "negative_log_likelihood",
+    "predictive",
     "reliability",
     "score_predictions",
     "share_without",
     "thin_samples",
     "time_to_first",
+    "to_arviz",
     "update_share",
     "wasserstein2",
 ]

@@ -1,7 +1,9 @@
 """Evaluation of a sampler's samples: averaged predictions, and whether the chains have mixed.
 
-Each lane of a run is one chain. Samples are `Run.samples` of `sweep(..., keep_models=True)`: a
-model whose leaves are `[L, V, ...]`, one for each evaluation, with the initial model first.
+For whole runs, start with `fedjax_sim.diagnostics.to_arviz`, which keeps settings apart; the
+functions here take plain arrays. Each lane of a run is one chain. Samples are `Run.samples` of
+`sweep(..., keep_models=True)`: a model whose leaves are `[L, V, ...]`, one for each evaluation,
+with the initial model first.
 
 Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of a lane that are
 kept, `m` test examples, `K` classes.
@@ -130,8 +132,11 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
 def compare_chains(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixing:
     """Compare the chains parameter by parameter (Vehtari et al. 2021), with ArviZ.
 
+    All lanes are taken for chains of one law. `arviz.rhat(to_arviz(run))` compares those of each
+    setting of a run.
+
     Args:
-      samples: A pytree of leaves `[L, V, ...]`.
+      samples: A pytree of leaves `[L, V, ...]`, of lanes with one setting.
       burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
       thin: Distance between evaluations that are kept, from 1 to V.
 

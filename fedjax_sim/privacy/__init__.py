@@ -7,7 +7,7 @@ is added once to the sum. The guarantee is for whole clients, not for single exa
 - `kinds`: the settings, by the names of the command line.
 - `clipping`: clipping, adaptive bounds, and noise.
 - `accounting`: epsilon after a number of rounds, and the noise for a wanted epsilon, by the
-  package dp-accounting.
+  package dp-accounting. Runs of FA-LD are accounted for in `fedjax_sim.theory.langevin.privacy`.
 
 What the guarantee needs. Updates are summed with one weight that is fixed before any round: 1 / m
 for cohorts of m expected clients. A mean over those who happen to report would divide by a number
@@ -26,7 +26,7 @@ Numbers are floats. A clipped norm may exceed C by rounding, and Gaussian noise 
 exactly Gaussian (Mironov 2012): this is for studying learning under privacy, not for release.
 """
 
-from fedjax_sim.privacy.accounting import epsilon_after, find_noise
+from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after, find_noise
 from fedjax_sim.privacy.clipping import clip_updates, gaussian_like, next_bound
 from fedjax_sim.privacy.kinds import (
     PRIVACY,
@@ -45,6 +45,7 @@ __all__ = [
     "ExampleClipping",
     "FixedClipping",
     "NoPrivacy",
+    "NoisySteps",
     "clip_updates",
     "epsilon_after",
     "find_noise",

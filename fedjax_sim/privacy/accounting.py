@@ -1,4 +1,4 @@
-"""Epsilon after a number of rounds, and the noise for a wanted epsilon, by dp-accounting.
+"""Epsilon after a number of rounds or steps, and the noise for a wanted epsilon, by dp-accounting.
 
 The package is an extra: `pip install "fedjax-sim[privacy]"`.
 
@@ -12,8 +12,8 @@ so that it is given z / 2; its PLD accountant doubles the change itself and is g
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,78 @@ from fedjax_sim.settings import ConfigError
 
 SELECTIONS = ("uniform", "poisson")
 """Samplings of clients that accountants cover: cohorts of fixed size, and Poisson sampling."""
+
+
+class Accounted(Hashable, Protocol):
+    """What is done again and again, in a way that an accountant covers."""
+
+    @property
+    def accountant(self) -> str:
+        """The accountant, "rdp" or "pld"."""
+
+    @property
+    def delta(self) -> float:
+        """Probability with which the guarantee may fail."""
+
+    def check(self) -> None:
+        """Check that the accountant covers it, and that dp-accounting is there."""
+
+    def event(self, noise: float) -> Any:
+        """Describe it once, with noise multiplier z, to dp-accounting."""
+
+    def fresh_accountant(self) -> Any:
+        """Make an accountant that has seen nothing."""
+
+
+class NoisySteps(NamedTuple):
+    """Steps along noisy gradients of mini-batches; neighbours differ in one of the examples.
+
+    The noise multiplier is the noise of a step over the largest change of the step if one example
+    of its mini-batch is replaced.
+
+    Attributes:
+      num_examples: Number of examples.
+      batch: Examples of a mini-batch, drawn without replacement for each step.
+      accountant: "rdp" or "pld".
+      delta: delta.
+    """
+
+    num_examples: int
+    batch: int
+    accountant: str
+    delta: float
+
+    def check(self) -> None:
+        """Check that the accountant covers mini-batches, and that dp-accounting is there.
+
+        Raises:
+          ConfigError: If it does not, or is not.
+        """
+        if self.accountant == "pld" and self.batch < self.num_examples:
+            allowed = (
+                "rdp with mini-batches, because privacy loss distributions do not cover draws "
+                "without replacement"
+            )
+            raise ConfigError("accountant", self.accountant, allowed)
+        _check_accountant(self.accountant)
+
+    def event(self, noise: float) -> Any:
+        """Describe one step with noise multiplier z to dp-accounting."""
+        import dp_accounting
+
+        # The PLD accountant doubles the change, as if z were relative to adding one example.
+        gaussian = dp_accounting.GaussianDpEvent(2 * noise if self.accountant == "pld" else noise)
+        if self.batch == self.num_examples:
+            return gaussian
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            self.num_examples, self.batch, gaussian
+        )
+
+    def fresh_accountant(self) -> Any:
+        """Make an accountant that has seen nothing."""
+        from dp_accounting import NeighboringRelation
+
+        return _ACCOUNTANTS[self.accountant](NeighboringRelation.REPLACE_ONE)
 
 
 class Mechanism(NamedTuple):
@@ -57,14 +129,7 @@ class Mechanism(NamedTuple):
                 'selection = "poisson" is covered by both'
             )
             raise ConfigError("accountant", self.accountant, allowed)
-        try:
-            import dp_accounting  # noqa: F401
-        except ImportError:
-            allowed = (
-                "none, because the package dp-accounting is missing "
-                '(pip install "fedjax-sim[privacy]")'
-            )
-            raise ConfigError("privacy with noise", self.accountant, allowed) from None
+        _check_accountant(self.accountant)
 
     def event(self, noise: float) -> Any:
         """Describe one round with noise multiplier z to dp-accounting."""
@@ -84,20 +149,47 @@ class Mechanism(NamedTuple):
 
     def fresh_accountant(self) -> Any:
         """Make an accountant that has seen nothing."""
-        from dp_accounting import NeighboringRelation, pld, rdp
+        from dp_accounting import NeighboringRelation
 
-        kind = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[self.accountant]
         relation = {
             "poisson": NeighboringRelation.ADD_OR_REMOVE_ONE,
             "uniform": NeighboringRelation.REPLACE_ONE,
         }[self.selection]
-        return kind(neighboring_relation=relation)
+        return _ACCOUNTANTS[self.accountant](relation)
+
+
+def _rdp(relation: Any) -> Any:
+    from dp_accounting import rdp
+
+    return rdp.RdpAccountant(neighboring_relation=relation)
+
+
+def _pld(relation: Any) -> Any:
+    from dp_accounting import pld
+
+    return pld.PLDAccountant(neighboring_relation=relation)
+
+
+_ACCOUNTANTS: dict[str, Callable[[Any], Any]] = {"rdp": _rdp, "pld": _pld}
+
+
+def _check_accountant(name: str) -> None:
+    """Check that an accountant exists, and that dp-accounting is there."""
+    if name not in _ACCOUNTANTS:
+        raise ConfigError("accountant", name, "one of " + ", ".join(_ACCOUNTANTS))
+    try:
+        import dp_accounting  # noqa: F401
+    except ImportError:
+        allowed = (
+            'none, because the package dp-accounting is missing (pip install "fedjax-sim[privacy]")'
+        )
+        raise ConfigError("privacy with noise", name, allowed) from None
 
 
 def epsilon_after(
-    rounds: npt.ArrayLike, mechanism: Mechanism, noise: float
+    rounds: npt.ArrayLike, mechanism: Accounted, noise: float
 ) -> npt.NDArray[np.float64]:
-    """Compute epsilon after numbers of rounds.
+    """Compute epsilon after numbers of rounds, or of steps for `NoisySteps`.
 
     Args:
       rounds: Numbers of rounds, integers `[...]`.
@@ -115,7 +207,7 @@ def epsilon_after(
 
 
 def find_noise(
-    epsilon: float, rounds: int, mechanism: Mechanism, *, tolerance: float = 1e-5
+    epsilon: float, rounds: int, mechanism: Accounted, *, tolerance: float = 1e-5
 ) -> float:
     """Find the least noise multiplier z with which `rounds` rounds have at most this epsilon.
 
@@ -133,7 +225,7 @@ def find_noise(
 
 
 @functools.cache
-def _found_noise(epsilon: float, rounds: int, mechanism: Mechanism, tolerance: float) -> float:
+def _found_noise(epsilon: float, rounds: int, mechanism: Accounted, tolerance: float) -> float:
     import dp_accounting
     from dp_accounting.mechanism_calibration import LowerEndpointAndGuess
 
@@ -172,7 +264,7 @@ def _quietly() -> Iterator[None]:
 
 
 @functools.cache
-def _spending(mechanism: Mechanism, noise: float) -> Callable[[int], float]:
+def _spending(mechanism: Accounted, noise: float) -> Callable[[int], float]:
     """Return a function from a number of rounds to epsilon."""
     if noise == 0:
         return lambda rounds: np.inf if rounds else 0.0

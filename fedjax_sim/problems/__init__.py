@@ -4,7 +4,8 @@
 their shapes; `supervision` has the problem itself, `losses` the usual losses and metrics. Images
 (`classification`, with the random changes of `augmentation`) and texts (`next_character`) are cases
 of it. Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known
-posterior), Bayesian regression in `logistic`. `latent` has latent-variable models for expectation
+posterior), Bayesian regression in `logistic`, any posterior given by its log-density in
+`log_density`. `latent` has latent-variable models for expectation
 maximisation. `client_data` checks and pads partitions for all of them.
 """
 
@@ -27,6 +28,7 @@ from fedjax_sim.problems.gaussian import (
     make_gaussian_clients,
     quadratic_form,
 )
+from fedjax_sim.problems.log_density import LogDensity, from_logdensity, log_density_of
 from fedjax_sim.problems.logistic import Logistic, make_logistic
 from fedjax_sim.problems.losses import (
     Metric,
@@ -47,6 +49,7 @@ __all__ = [
     "Classification",
     "Examples",
     "GaussianClients",
+    "LogDensity",
     "Logistic",
     "Metric",
     "NextCharacter",
@@ -59,8 +62,10 @@ __all__ = [
     "check_partition",
     "cross_entropy",
     "from_dataframe",
+    "from_logdensity",
     "hold_out",
     "is_right",
+    "log_density_of",
     "make_classification",
     "make_classifications",
     "make_gaussian_clients",

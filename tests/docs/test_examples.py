@@ -21,7 +21,9 @@ def code_lines(text: str) -> int:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short(path: Path) -> None:
-    assert 0 < code_lines(path.read_text()) <= MOST_LINES
+    """A posterior, from a log-density to LOO, may take some more."""
+    most = MOST_LINES + 5 * path.stem.endswith("_posterior")
+    assert 0 < code_lines(path.read_text()) <= most
 
 
 def run_example(name: str) -> dict[str, Any]:

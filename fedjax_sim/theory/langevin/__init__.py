@@ -3,6 +3,7 @@
 - `bounds`: the constants of the assumptions, the lemmas and the theorems on convergence.
 - `exact_laws`: the exact law of a run whose clients have Gaussian energies, by recursion.
 - `equal_hessians`: the same in closed form, for Gaussian clients that all have one Hessian.
+- `variants`: the same for SGHMC, control variates, preconditioners and compressed messages.
 - `rounds`: how many rounds an accuracy needs, by the bounds and exactly.
 - `privacy`: the differential privacy of a run.
 
@@ -10,6 +11,6 @@ The modules are exported rather than their functions, many of whose names say li
 module's, e.g. `bounds.bound` and `exact_laws.steps`.
 """
 
-from fedjax_sim.theory.langevin import bounds, equal_hessians, exact_laws, privacy, rounds
+from fedjax_sim.theory.langevin import bounds, equal_hessians, exact_laws, privacy, rounds, variants
 
-__all__ = ["bounds", "equal_hessians", "exact_laws", "privacy", "rounds"]
+__all__ = ["bounds", "equal_hessians", "exact_laws", "privacy", "rounds", "variants"]

@@ -41,6 +41,10 @@ PRINTED = PrivacySetup(
     delta_step=1e-6,
     delta_round=1e-6,
     delta_total=1e-5,
+    adversary="outsider",
+)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::fedjax_sim.theory.langevin.privacy.OutsiderWarning"
 )
 EXAMPLES = 1000
 """Data points of a client, of which a mini-batch is a fraction."""

@@ -1,0 +1,264 @@
+"""A posterior of the user's own, from functions for its log-likelihood and log-prior.
+
+The functions are blackjax's (`blackjax.sgmcmc.gradients.logdensity_estimator`): `log_likelihood`
+takes the parameters and one example, `log_prior` the parameters, and both return a log density.
+
+Conventions, which hold for all systems:
+
+- The energy is f = -(log prior + the *sum* of the log-likelihoods of all n examples), so that FA-LD
+  at temperature 1 samples the posterior, and `log_density` is -f.
+- The loss of some of a client's examples is the *mean* of -log-likelihood over them, plus
+  -log prior / n. The energy is the sum of the losses of all examples.
+- The prior is thus divided evenly among examples: a client with n_c of them has the share n_c / n
+  of it, whatever its weight p_c in the average is. Systems that minimise the mean loss (FedAvg)
+  seek the maximum of the posterior.
+
+Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
+examples of a mini-batch, `n` examples of all clients, `m` further examples, `K` classes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+from flax import struct
+
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems.classification import Classification
+from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.logistic import Logistic
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array, Key, Params
+
+LogLikelihood = Callable[[Params, Any], Array]
+"""From parameters and one example, a pytree like the data without its first axis, to `f[]`."""
+LogPrior = Callable[[Params], Array]
+"""From parameters to `f[]`."""
+
+
+@struct.dataclass
+class LogDensity:
+    """A posterior whose examples are spread over clients; see the module for its conventions.
+
+    Attributes:
+      data: All examples: a pytree of leaves `[n, ...]`.
+      index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
+      counts: `i32[N]`, number of examples of each client, without padding.
+      start: The initial parameters; () if `draws_start` draws them.
+      log_likelihood: The log-likelihood of one example.
+      log_prior: The logarithm of the prior's density, up to a constant.
+      draws_start: Draws the initial parameters from a key; None if they are `start`.
+      probabilities: From parameters and one example's inputs to class probabilities `f[K]`; None
+        if the target of an example is no class.
+      simulate: From a key, parameters and one example's inputs to a draw of its target; None if it
+        is not known, or follows from `probabilities`.
+    """
+
+    data: Any
+    index: Array
+    counts: Array
+    start: Any
+    log_likelihood: LogLikelihood = struct.field(pytree_node=False)
+    log_prior: LogPrior = struct.field(pytree_node=False)
+    draws_start: Callable[[Key], Params] | None = struct.field(pytree_node=False, default=None)
+    probabilities: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
+    simulate: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
+
+    def init(self, key: Key) -> Params:
+        """Return the initial parameters, or draw them."""
+        return self.start if self.draws_start is None else self.draws_start(key)
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean loss of some of a client's examples, in nats.
+
+        Args:
+          params: The parameters.
+          client: `i32[]`, the client's number.
+          examples: `i32[B]`, positions below `counts[client]`.
+          key: Ignored.
+
+        Returns:
+          `f[]`, the mean of -log-likelihood, plus -log prior / n.
+        """
+        chex.assert_rank([client, examples], [0, 1])
+        found = self._likelihoods(params, self.index[client, examples])
+        return -found.mean() + self._penalty(params)
+
+    def client_loss(self, params: Params, client: Array, key: Key | None) -> Array:
+        """Compute the mean loss of all of a client's examples, in nats: `f[]`.
+
+        Args:
+          params: The parameters.
+          client: `i32[]`, the client's number.
+          key: Ignored.
+        """
+        chex.assert_rank(client, 0)
+        places = jnp.arange(self.index.shape[1])
+        rows = self.index[client, jnp.minimum(places, self.counts[client] - 1)]
+        found = jnp.where(places < self.counts[client], self._likelihoods(params, rows), 0)
+        return -found.sum() / self.counts[client] + self._penalty(params)
+
+    def log_likelihoods(self, params: Params, examples: Any = None) -> Array:
+        """Compute the log-likelihood of each example.
+
+        Args:
+          params: The parameters.
+          examples: A pytree of leaves `[m, ...]`; the problem's own data if None.
+
+        Returns:
+          `f[m]`, in nats.
+        """
+        examples = self.data if examples is None else examples
+        return jax.vmap(self.log_likelihood, (None, 0))(params, examples)
+
+    def log_density(self, params: Params) -> Array:
+        """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats."""
+        return self.log_likelihoods(params).sum() + self.log_prior(params)
+
+    def evaluate(self, params: Params) -> Mapping[str, Array]:
+        """Compute "log_density", and "loss": the mean of -log-likelihood over all examples."""
+        total = self.log_likelihoods(params).sum()
+        loss = -total / self.counts.sum()
+        return {"log_density": total + self.log_prior(params), "loss": loss}
+
+    def _likelihoods(self, params: Params, rows: Array) -> Array:
+        """Compute the log-likelihoods of examples `i32[B]`: `f[B]`."""
+        return self.log_likelihoods(params, jax.tree.map(lambda leaf: leaf[rows], self.data))
+
+    def _penalty(self, params: Params) -> Array:
+        """Compute the prior's part of one example's loss."""
+        return -self.log_prior(params) / self.counts.sum()
+
+
+def from_logdensity(
+    log_likelihood: LogLikelihood,
+    log_prior: LogPrior,
+    data: Any,
+    split: Partition | npt.ArrayLike,
+    start: Params | Callable[[Key], Params],
+    *,
+    probabilities: Callable[..., Array] | None = None,
+    simulate: Callable[..., Array] | None = None,
+) -> LogDensity:
+    """Make a problem of a posterior.
+
+    Args:
+      log_likelihood: As in `LogDensity`; the function that blackjax takes.
+      log_prior: As in `LogDensity`; the function that blackjax takes.
+      data: All examples: a pytree of leaves `[n, ...]`, such as the tuple (inputs, targets).
+      split: Who holds which example: from a function of `fedjax_sim.partition`, or the number of
+        each example's client, integers `[n]`.
+      start: Initial parameters, a pytree of arrays, or a function that draws them from a key, as
+        chains that start far apart show best whether they have mixed.
+      probabilities: As in `LogDensity`, for class predictions.
+      simulate: As in `LogDensity`, for draws of targets.
+
+    Returns:
+      The problem.
+
+    Raises:
+      ConfigError: If the data's leaves differ in length, a log density is no single number, a
+        client has no example, or a position is out of range.
+    """
+    data = jax.tree.map(jnp.asarray, data)
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(sizes) != 1 or () in sizes:
+        raise ConfigError("data", sorted(sizes), "a pytree of arrays with one leading axis")
+    [(num,)] = sizes
+    draw = start if callable(start) else None
+    params = jax.eval_shape(draw, jax.random.key(0)) if draw else jax.tree.map(jnp.asarray, start)
+    example = jax.eval_shape(lambda data: jax.tree.map(lambda leaf: leaf[0], data), data)
+    for name, found in (
+        ("log_likelihood", jax.eval_shape(log_likelihood, params, example)),
+        ("log_prior", jax.eval_shape(log_prior, params)),
+    ):
+        if getattr(found, "shape", None) != ():
+            shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
+            raise ConfigError(name, shape, "a function to one number, for one example")
+    [(index, counts)] = pad_partitions([_partition_of(split, num)], num)
+    return LogDensity(
+        data,
+        index,
+        counts,
+        () if draw else params,
+        log_likelihood,
+        log_prior,
+        draw,
+        probabilities,
+        simulate,
+    )
+
+
+def log_density_of(problem: Classification | Logistic) -> LogDensity:
+    """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
+
+    Runs of the problem can then predict new inputs, and have pointwise likelihoods. What a
+    classification does in local steps alone (augmentation, dropout) is left out.
+
+    Args:
+      problem: A classification, whose prior is flat without `prior_precision`, or a logistic
+        regression, whose inputs have the constant 1 as their last number.
+
+    Returns:
+      The same posterior. Examples are pairs of an input and a label.
+
+    Raises:
+      ConfigError: If the problem is of another kind.
+    """
+    data: Any
+    if isinstance(problem, Logistic):
+        data = (problem.inputs, problem.labels.astype("int32"))
+
+        def logits(params: Params, inputs: Array) -> Array:
+            return jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params])
+
+    elif isinstance(problem, Classification):
+        data = problem.data
+
+        def logits(params: Params, inputs: Array) -> Array:
+            prepared, _ = problem.prepare((inputs[None], jnp.zeros(1, "int32")))
+            return problem.model.apply(problem.parameters(params), prepared)[0]
+
+    else:
+        allowed = "a Classification or a Logistic; make others with from_logdensity"
+        raise ConfigError("problem", type(problem).__name__, allowed)
+    precision = 0.0 if problem.prior_precision is None else problem.prior_precision
+
+    def log_likelihood(params: Params, example: Any) -> Array:
+        inputs, label = example
+        return jax.nn.log_softmax(logits(params, inputs))[label]
+
+    def log_prior(params: Params) -> Array:
+        return -precision / 2 * optax.tree.norm(params, squared=True)
+
+    return LogDensity(
+        data,
+        problem.index,
+        problem.counts,
+        (),
+        log_likelihood,
+        log_prior,
+        problem.init,
+        lambda params, inputs: jax.nn.softmax(logits(params, inputs)),
+    )
+
+
+def _partition_of(split: Any, num: int) -> Partition:
+    """Make a partition of the numbers of the examples' clients."""
+    if isinstance(split, Partition):
+        return split
+    clients = np.asarray(split)
+    if clients.shape != (num,) or not np.issubdtype(clients.dtype, np.integer) or clients.min() < 0:
+        allowed = f"a partition, or whole numbers from 0 of the clients of all {num} examples"
+        raise ConfigError("split", f"of shape {clients.shape} and type {clients.dtype}", allowed)
+    counts = np.bincount(clients)
+    order = np.argsort(clients, kind="stable")
+    place = np.arange(num) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.zeros((len(counts), counts.max()), "int32")
+    index[clients[order], place] = order
+    return Partition(index, counts)

@@ -1,0 +1,157 @@
+"""A posterior from a user's functions: its conventions, and the samples of blackjax."""
+
+from typing import Any
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.sgmcmc.gradients import grad_estimator, logdensity_estimator
+
+import fedjax_sim
+from fedjax_sim import ConfigError, Layout
+from fedjax_sim.datasets.arrays import Dataset
+from fedjax_sim.models import MLP
+from fedjax_sim.partition import Partition
+from fedjax_sim.problems import (
+    LogDensity,
+    from_logdensity,
+    log_density_of,
+    make_classification,
+    make_logistic,
+)
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import langevin
+
+NUM, CLIENTS = 30, np.array([0] * 4 + [1] * 9 + [2] * 17)
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(NUM, 2)), RANDOM.integers(2, size=NUM).astype(float)
+START = {"bias": np.zeros(()), "slope": np.array([0.3, -0.2])}
+SEED, ETA, TICKS = 2, 0.02, 5
+
+
+def log_likelihood(params: Any, example: Any) -> Any:
+    x, y = example
+    logit = x @ params["slope"] + params["bias"]
+    return y * logit - jax.nn.softplus(logit)
+
+
+def log_prior(params: Any) -> Any:
+    return -2 * (jnp.sum(params["slope"] ** 2) + params["bias"] ** 2)  # of precision 4
+
+
+def make(**changes: Any) -> LogDensity:
+    given = {"data": (X, Y), "split": CLIENTS, "start": START} | changes
+    return from_logdensity(log_likelihood, log_prior, **given)
+
+
+def test_sums_means_and_the_priors_share() -> None:
+    """The energy is that of blackjax, and of the clients' losses times their examples.
+
+    A client with 4 of 30 examples has 4 / 30 of the prior.
+    """
+    with jax.enable_x64(True):
+        problem, key = make(), jax.random.key(0)
+        params = jax.tree.map(lambda leaf: leaf + 0.5, problem.init(key))
+        whole = logdensity_estimator(log_prior, log_likelihood, NUM)(params, (X, Y))
+        losses = [float(problem.client_loss(params, jnp.int32(c), key)) for c in range(3)]
+        np.testing.assert_allclose(np.dot([4, 9, 17], losses), -whole, rtol=1e-12)
+        np.testing.assert_allclose(problem.log_density(params), whole, rtol=1e-12)
+        np.testing.assert_allclose(problem.evaluate(params)["log_density"], whole, rtol=1e-12)
+        own = problem.log_likelihoods(params, (X[:4], Y[:4]))
+        expected = -(own.sum() + 4 / 30 * log_prior(params)) / 4
+        np.testing.assert_allclose(losses[0], expected, rtol=1e-12)
+        # A mini-batch of a client of all examples is blackjax's estimate.
+        alone = make(split=np.zeros(NUM, int))
+        rows = jnp.array([3, 7, 8])
+        slope = jax.grad(alone.loss)(params, jnp.int32(0), rows, key)
+        estimate = grad_estimator(log_prior, log_likelihood, NUM)(params, (X[rows], Y[rows]))
+        for ours, theirs in zip(jax.tree.leaves(slope), jax.tree.leaves(estimate), strict=True):
+            np.testing.assert_allclose(-NUM * ours, theirs, rtol=1e-12)
+
+
+def test_fald_of_one_step_is_blackjaxs_sgld() -> None:
+    """The same trajectory from the same noise: one client, K = 1, all examples."""
+    with jax.enable_x64(True):
+        problem = make(split=np.zeros(NUM, int))
+        hyper = langevin.Hyper(num_clients=1, local_steps=1, step_size=ETA, gradient="exact")
+        how = {"num_ticks": TICKS, "num_evals": TICKS, "keep_models": True}
+        run = fedjax_sim.simulate(
+            langevin.system, problem, hyper, seed=SEED, layout=Layout(1, False, 1), **how
+        )
+        local = stream(stream(jax.random.key(SEED), "learning"), "local")
+        key = stream(jax.random.fold_in(local, 0), "private noise")
+        sgld = blackjax.sgld(grad_estimator(log_prior, log_likelihood, NUM))
+        position = START
+        for k in range(TICKS):
+            position = sgld.step(jax.random.fold_in(key, k), position, (X, Y), ETA)
+            for name, leaf in position.items():
+                np.testing.assert_allclose(run.samples[name][k + 1], leaf, rtol=1e-10)
+
+
+def test_it_is_the_logistic_problem() -> None:
+    """Losses, mini-batches and the prior's share are those of `make_logistic`."""
+    with jax.enable_x64(True):
+        data = Dataset(X, Y.astype(int), X, Y.astype(int), num_classes=2, name="made")
+        index = np.zeros((3, 17), int)
+        for c in range(3):
+            own = np.flatnonzero(c == CLIENTS)
+            index[c, : len(own)] = own
+        split = Partition(index, np.bincount(CLIENTS))
+        usual = make_logistic(data, split, prior_precision=4.0, dtype="float64")
+        ours, key = make(split=split), jax.random.key(0)
+        w = jnp.array([0.4, -1.0, 0.2])
+        params = {"slope": w[:2], "bias": w[2]}
+        np.testing.assert_array_equal(make().index, ours.index)
+        same = log_density_of(usual)
+        np.testing.assert_allclose(same.log_density(w), ours.log_density(params), rtol=1e-12)
+        rows = jnp.array([1, 3])
+        for c in range(3):
+            client = jnp.int32(c)
+            pairs = (
+                (ours.client_loss(params, client, key), usual.client_loss(w, client, key)),
+                (ours.loss(params, client, rows, key), usual.loss(w, client, rows, key)),
+            )
+            for found, expected in pairs:
+                np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_classifications_are_log_densities() -> None:
+    """With a prior, the energy is that of the problem's losses, and predictions are its own."""
+    images = RANDOM.integers(256, size=(NUM, 2, 2, 1)).astype("uint8")
+    data = Dataset(images, Y.astype(int), images[:7], Y[:7].astype(int), num_classes=2, name="made")
+    index = np.arange(NUM).reshape(3, 10)
+    usual = make_classification(
+        MLP((3,), 2), data, Partition(index, np.full(3, 10)), std=0.5, prior_precision=4.0
+    )
+    ours, key = log_density_of(usual), jax.random.key(1)
+    params = jax.jit(usual.init)(key)
+    energy = 10 * sum(jax.jit(usual.client_loss)(params, jnp.int32(c), key) for c in range(3))
+    np.testing.assert_allclose(ours.log_density(params), -energy, rtol=1e-5)
+    found = jax.vmap(ours.probabilities, (None, 0))(params, images[:7])
+    np.testing.assert_allclose(found, usual.predict(params), rtol=1e-5)
+    with pytest.raises(ConfigError, match="problem is 'LogDensity', but must be"):
+        log_density_of(ours)
+
+
+def test_chains_may_start_apart() -> None:
+    problem = make(
+        start=lambda key: jax.tree.map(lambda leaf: leaf + jax.random.normal(key), START)
+    )
+    starts = [problem.init(jax.random.key(seed))["bias"] for seed in (0, 1)]
+    assert starts[0] != starts[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": (X, Y[:-1])}, "data is .*, but must be a pytree of arrays with one leading axis"),
+        ({"split": CLIENTS[:-1]}, "split is 'of shape .*, but must be a partition, or whole numb"),
+        ({"split": CLIENTS * 2}, "partition.counts is 0"),
+        ({"data": (X[:, None], Y)}, "log_likelihood is .*, but must be a function to one number"),
+    ],
+)
+def test_what_is_refused(change: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(**change)
