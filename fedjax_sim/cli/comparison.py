@@ -271,6 +271,9 @@ def load_data(
             raise ConfigError("dataset", name, f"a set of images for {system.name}")
         if facts["augmentation"] != "none":
             raise ConfigError("augmentation", facts["augmentation"], "none with a text")
+        if facts["per_client"]:
+            allowed = "left out with a text, whose test sequences belong to no client"
+            raise ConfigError("per_client", True, allowed)
     make = partial(_mixtures if is_latent else _classifications, dataset, model, facts)
     return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
 
@@ -279,7 +282,7 @@ def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[s
     """Name the network, its convolution, augmentation, bits and normalisation of images."""
     model = check_name("model", arguments.model or defaults.model, MODELS)
     convolution, augmentation = arguments.convolution, arguments.augmentation
-    facts = {
+    facts: dict[str, Any] = {
         "convolution": check_name("convolution", convolution or "auto", CONVOLUTIONS),
         "augmentation": check_name(
             "augmentation", augmentation or defaults.augmentation, AUGMENTATIONS
@@ -287,6 +290,7 @@ def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[s
         "low_bit": arguments.low_bit or "none",
     }
     read_bit_widths(facts["low_bit"])
+    facts |= {"per_client": arguments.per_client}
     return model, {**facts, "mean": defaults.mean, "std": defaults.std}
 
 
@@ -299,22 +303,15 @@ def _classifications(
     network = LowBit(network, *widths) if widths else network
     if isinstance(dataset, Text):
         return problems.make_next_characters(network, dataset, partitions)
-    made = problems.make_classifications(
+    return problems.make_classifications(
         network,
         dataset,
         partitions,
         augmentation=AUGMENTATIONS[facts["augmentation"]],
         mean=facts["mean"],
         std=facts["std"],
+        per_client=facts["per_client"],
     )
-    try:
-        jax.eval_shape(made[0].init, jax.random.key(0))
-    except (TypeError, ValueError):
-        shape = dataset.train_images.shape[1:]
-        raise ConfigError(
-            "model", model, f"one that takes examples of shape {shape}, as in {dataset.name}"
-        ) from None
-    return made
 
 
 def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:

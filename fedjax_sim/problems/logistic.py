@@ -37,6 +37,9 @@ class Logistic:
       counts: `i32[N]`, number of examples of each client, without padding.
       prior_precision: `f[]`, precision of the Gaussian prior.
       start: `f[P]`, the initial model.
+      test_index: `i32[N, U]`, positions in `test_inputs` of each client's own test examples,
+        padded; None if clients have none.
+      test_counts: `i32[N]`, numbers of these.
     """
 
     inputs: Array
@@ -47,6 +50,8 @@ class Logistic:
     counts: Array
     prior_precision: Array
     start: Array
+    test_index: Array | None = None
+    test_counts: Array | None = None
 
     def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""
@@ -111,14 +116,25 @@ class Logistic:
           params: `f[P]`, the coefficients.
 
         Returns:
-          "accuracy" (a share, 0 to 1) and "loss" (mean cross-entropy in nats, without the prior).
+          "accuracy" (a share, 0 to 1) and "loss" (mean cross-entropy in nats, without the prior);
+          if clients have test examples of their own, also "client_accuracy[client]" and
+          "client_loss[client]": `f[N]`.
         """
         chex.assert_shape(params, self.inputs.shape[1:])
         logits = self.test_inputs @ params
         is_right = (logits > 0) == (self.test_labels == 1)
-        return {
-            "accuracy": jnp.mean(is_right.astype(logits.dtype)),
-            "loss": jnp.mean(jax.nn.softplus(logits) - self.test_labels * logits),
+        values = {
+            "accuracy": is_right.astype(logits.dtype),
+            "loss": jax.nn.softplus(logits) - self.test_labels * logits,
+        }
+        metrics = {name: jnp.mean(value) for name, value in values.items()}
+        if self.test_index is None or self.test_counts is None:
+            return metrics
+        is_there = jnp.arange(self.test_index.shape[1])[None] < self.test_counts[:, None]
+        return metrics | {
+            f"client_{name}[client]": jnp.where(is_there, value[self.test_index], 0).sum(axis=1)
+            / self.test_counts
+            for name, value in values.items()
         }
 
     def _losses(self, params: Array, rows: Array) -> Array:
@@ -138,6 +154,7 @@ def make_logistic(
     *,
     prior_precision: float = 1.0,
     dtype: str = "float32",
+    test_partition: Partition | None = None,
 ) -> Logistic:
     """Build a logistic regression that starts from zero coefficients.
 
@@ -146,6 +163,8 @@ def make_logistic(
       partition: Who holds which training example, from a function of `fedjax_sim.partition`.
       prior_precision: Precision of the Gaussian prior on all coefficients, at least 0.
       dtype: Floating type of the problem. "float64" needs `jax.enable_x64`.
+      test_partition: The clients' own test examples, on which the model is evaluated for each
+        client too; None for none.
 
     Returns:
       The problem. Bytes are scaled to [0, 1]; other inputs are used as they are.
@@ -164,6 +183,12 @@ def make_logistic(
     if not (np.isfinite(prior_precision) and prior_precision >= 0):
         raise ConfigError("prior_precision", prior_precision, "a finite number from 0")
     [(index, counts)] = pad_partitions([partition], len(dataset.train_labels))
+    test_index = test_counts = None
+    if test_partition is not None:
+        [(test_index, test_counts)] = pad_partitions([test_partition], len(dataset.test_labels))
+        if len(test_counts) != len(counts):
+            allowed = f"{len(counts)}, as in the partition of the training examples"
+            raise ConfigError("clients of test_partition", len(test_counts), allowed)
 
     def with_intercept(images: np.ndarray) -> Array:
         scale = 255 if np.asarray(images).dtype == np.uint8 else 1
@@ -184,4 +209,6 @@ def make_logistic(
         counts=counts,
         prior_precision=jnp.asarray(prior_precision, dtype),
         start=jnp.zeros(inputs.shape[1], dtype),
+        test_index=test_index,
+        test_counts=test_counts,
     )

@@ -338,8 +338,8 @@ def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     """Summarise final values by system, in the form of summary.json.
 
     An entry has the means over seeds of the final metrics, with their standard deviations (of the
-    lanes, with divisor n, not of the mean), and of virtual time, ticks, local steps and bits, the
-    last three rounded to whole numbers. Failed lanes are counted, and left out of the metrics,
+    lanes, with divisor n, not of the mean), medians and least values, and the means of virtual
+    time, ticks, local steps and bits, the last three rounded to whole numbers. Failed lanes are counted, and left out of the metrics,
     which are null if no other lane is left. Of a metric of single clients the mean, the worst
     decile and the spread over clients are given, as means over seeds, see
     `fedjax_sim.diagnostics.fairness.summarise_clients`.
@@ -475,11 +475,10 @@ def _final(lanes: xr.Dataset) -> dict[str, Any]:
     for name in metrics_of(lanes):
         values = last[name].values[good].astype(float)
         is_known = good.any() and bool(np.isfinite(values).all())
-        final[name] = (
-            {"mean": float(values.mean()), "std": float(values.std())}
-            if is_known
-            else {"mean": None, "std": None}
-        )
+        final[name] = {
+            of_seeds: float(getattr(np, of_seeds)(values)) if is_known else None
+            for of_seeds in ("mean", "std", "median", "min")
+        }
     for name in client_metrics_of(lanes):
         is_less = bool(lanes[name].attrs.get("less_is_better", 0))
         values = last[name].values[good].astype(float)

@@ -37,7 +37,7 @@ CASES = {
     ),
     "two widths of bits": ([*RUN, "--low-bit", "3,3"], ["low_bit", "'3,3'", "three whole numbers"]),
     "one bit": ([*RUN, "--low-bit", "1,3,4"], ["low_bit", "'1,3,4'", "from 2"]),
-    "network for larger images": ([*RUN, "--model", "lenet"], ["model", "'lenet'", "(8, 8, 1)"]),
+    "network for larger images": ([*RUN, "--model", "lenet"], ["model", "'LeNet'", "8, 8, 1]"]),
     "unknown setting": (
         [*RUN, "--set", "learning_rate=1"],
         ["setting name", "'learning_rate'", "lr"],

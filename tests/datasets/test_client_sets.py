@@ -275,9 +275,10 @@ def test_the_table_of_what_to_fetch_stands_in_the_docstring() -> None:
         assert " ".join(row[column] for column in columns) in lines
 
 
-def test_the_command_line_prints_what_to_fetch(capsys) -> None:
+def test_the_command_line_prints_what_to_fetch(capsys, monkeypatch) -> None:
     from fedjax_sim.cli.commands import main
 
+    monkeypatch.setenv("COLUMNS", "400")
     assert main(["list", "datasets"]) == 0
     printed = capsys.readouterr().out
     for row in datasets.what_to_fetch():

@@ -11,7 +11,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine.sweeps import join_runs
+from fedjax_sim.engine.runs import join_runs
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.reporting import results
 from fedjax_sim.reporting.plots import clients_figure, metric_figures

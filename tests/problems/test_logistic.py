@@ -87,6 +87,26 @@ def test_the_loss_of_a_whole_client_is_that_of_all_its_examples(cancer: datasets
         make_classification(LogisticRegression(2), few, images, prior_precision=float("nan"))
 
 
+def test_clients_may_have_test_examples_of_their_own(cancer: datasets.Dataset) -> None:
+    """The model is measured on these alone; padding is ignored."""
+    split = iid(cancer.train_labels, num_clients=3, seed=0)
+    problem = make_logistic(cancer, split, test_partition=RAGGED)
+    w = jnp.linspace(-1, 1, 31)
+    found = problem.evaluate(w)
+    one = np.asarray(problem.predict(w)[:, 1], float)
+    for client, count in enumerate(RAGGED.counts):
+        rows = RAGGED.index[client, :count]
+        labels = cancer.test_labels[rows]
+        right = np.mean((one[rows] > 0.5) == labels)
+        losses = -np.log(np.where(labels == 1, one[rows], 1 - one[rows]))
+        np.testing.assert_allclose(found["client_accuracy[client]"][client], right, rtol=1e-6)
+        np.testing.assert_allclose(found["client_loss[client]"][client], losses.mean(), rtol=1e-4)
+    assert set(make_logistic(cancer, split).evaluate(w)) == {"accuracy", "loss"}
+    two = Partition(RAGGED.index[:2], RAGGED.counts[:2])
+    with pytest.raises(ConfigError, match="clients of test_partition is 2, but must be 3"):
+        make_logistic(cancer, split, test_partition=two)
+
+
 @pytest.fixture(scope="module")
 def uneven(cancer: datasets.Dataset) -> Logistic:
     """All 30 features of every third patient, held by clients with 20, 50 and 72 examples.
