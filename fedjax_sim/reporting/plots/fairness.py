@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_sim.diagnostics.fairness import summarise_clients
-from fedjax_sim.reporting.plots.style import GREY, LABELS, look, name_beside, styled
+from fedjax_sim.reporting.plots.style import COLORS, GREY, LABELS, look, name_beside, styled
 from fedjax_sim.reporting.results import label_of, settings_of
 
 
@@ -71,8 +71,8 @@ BINS = 20
 def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
     """Draw a histogram of a metric over clients, at the end of the run.
 
-    All lanes that did not fail are counted together. Below the histogram a dot marks each
-    system's mean, and a triangle its worst decile, as means over seeds.
+    All lanes that did not fail are counted together. Below the histogram a line leads from each
+    system's worst decile, a triangle, to its mean, a dot, both means over seeds.
 
     Args:
       curves: The curves of `sweep`, by system; systems without the metric are left out.
@@ -92,24 +92,22 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
     axes = figure.subplots()
     pooled = [values[np.isfinite(values)] for _, values, _ in groups]
     edges = np.histogram_bin_edges(np.concatenate([*pooled, np.zeros(0)]), bins=BINS)
-    for i, ((label, values, is_less), found) in enumerate(zip(groups, pooled, strict=True)):
-        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), look(i)
-        axes.stairs(
-            shares,
-            edges,
-            color=line["color"],
-            linestyle=line["linestyle"],
-            linewidth=1.8,
-            label=label,
-        )
+    highest = 0.0
+    for i, ((label, _, _), found) in enumerate(zip(groups, pooled, strict=True)):
+        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), look(i, "none")
+        axes.stairs(shares, edges, color=line["color"], linestyle=line["linestyle"], label=label)
+        highest = max(highest, shares.max())
+    for i, (_, values, is_less) in enumerate(groups):
         mean, worst, _ = summarise_clients(values, less_is_better=is_less)
-        below = -0.03 * (1 + i)
-        for place, marker in ((mean.mean(), "o"), (worst.mean(), "<" if not is_less else ">")):
-            axes.plot(place, below, marker, color=line["color"], markersize=6, clip_on=False)
+        ends, below = (worst.mean(), mean.mean()), -0.06 * highest * (1 + i)
+        axes.plot(ends, (below, below), **look(i, "none"))
+        for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
+            axes.plot(end, below, marker, color=COLORS[i % len(COLORS)])
     axes.set(
         xlabel=LABELS.get(metric, metric.replace("_", " ")),
         ylabel="share of clients",
-        title="Dots are means, triangles worst deciles",
+        title="Below: from each system's worst decile (triangle) to its mean (dot)",
+        yticks=[tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest],
     )
     name_beside(figure, axes)
     return figure
