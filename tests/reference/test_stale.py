@@ -55,10 +55,13 @@ def weighted_anew(system: fedjax_sim.System, run: fedjax_sim.Run) -> fedjax_sim.
 
     def timeline(key: jax.Array, hyper: Any, num_ticks: int) -> fedjax_sim.Timeline:
         known = fedjax_sim.Timeline(*map(jnp.asarray, run.timelines[0]))
-        staleness = jnp.arange(num_ticks)[:, None] - known.version
-        return known._replace(
+        num_known, tick = len(known.time), jnp.arange(num_ticks)
+        staleness = jnp.arange(num_known)[:, None] - known.version
+        known = known._replace(
             weight=staleness_weights(known.clients, staleness, hyper, num_clients=N)
         )
+        asked = jax.tree.map(lambda leaf: leaf[jnp.minimum(tick, num_known - 1)], known)
+        return asked._replace(time=jnp.where(tick < num_known, asked.time, jnp.inf))
 
     return system._replace(timeline=timeline)
 
