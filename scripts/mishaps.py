@@ -1,6 +1,7 @@
 """Let real mishaps happen to runs of the command line, and check what becomes of them.
 
     python scripts/mishaps.py kills [--out DIR]    SIGKILL and SIGTERM at random moments
+    python scripts/mishaps.py studies [--out DIR]  the same to the launcher of a study and its parts
     python scripts/mishaps.py others [--out DIR]   full disk, removed folder, two writers, ...
 
 A run that was killed or stopped is resumed until it ends, and must then have the bits of one that
@@ -113,14 +114,14 @@ def same_bits(a: Path, b: Path) -> bool:
         return bool(ours.equals(theirs))
 
 
-def whole_run(name: str, out: Path) -> tuple[Path, float]:
+def whole_run(name: str, words: Sequence[str], out: Path) -> tuple[Path, float]:
     """Run without a mishap, unless that is done. Returns the folder and its seconds."""
     folder, clock = out / f"{name}-whole", out / f"{name}-seconds.json"
     if not clock.exists():
         for _ in range(2):  # The first run compiles.
             shutil.rmtree(folder, ignore_errors=True)
             began = time.monotonic()
-            code, said = Fork([*RUNS[name], "--out", str(folder)], out / "said").end()
+            code, said = Fork([*words, "--out", str(folder)], out / "said").end()
             if code:
                 raise MishapError(said)
         clock.write_text(json.dumps(time.monotonic() - began))
@@ -132,7 +133,7 @@ def kills(out: Path, signals: dict[str, int]) -> None:
     record = out / "kills.json"
     counts: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
     for name, words in RUNS.items():
-        whole, seconds = whole_run(name, out)
+        whole, seconds = whole_run(name, words, out)
         folder = out / f"{name}-killed"
         outcomes = (*signals, "ended with equal bits", "before the program listened")
         count = counts.setdefault(name, dict.fromkeys(outcomes, 0))
@@ -174,6 +175,59 @@ def check_ended(run: Fork, folder: Path, whole: Path, count: dict[str, int]) -> 
     shutil.rmtree(folder)
 
 
+def studies(out: Path) -> None:
+    """Kill the launcher of a study or one of its parts at random moments, and resume the study."""
+    whole, seconds = whole_run("study", STUDY, out)
+    folder, count = out / "study", dict.fromkeys(VICTIMS, 0) | {"ended with equal bits": 0}
+    words = [*STUDY, "--parts", "2", "--out", str(folder), "--resume"]
+    shutil.rmtree(folder, ignore_errors=True)
+    while open_kinds := [kind for kind, total in VICTIMS.items() if count[kind] < total]:
+        run, kind = start(words), random.choice(open_kinds)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(random.uniform(1, 3 + 2 * seconds))
+        name, who = kind.split()
+        parts = children_of(run.pid)
+        victim = run.pid if who == "launcher" else random.choice(parts or [0])
+        if run.poll() is None and victim:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, getattr(signal, name))
+                count[kind] += 1
+        said = run.communicate()[1]
+        # Parts outlive a launcher that is killed, and go on to their end.
+        while any(Path(f"/proc/{part}").exists() for part in parts):
+            time.sleep(0.05)
+        if "Traceback" in said:
+            raise MishapError(said)
+        if run.returncode == 0:
+            check_study(folder, whole, count)
+    ending(start(words), 0)
+    check_study(folder, whole, count)
+    print(count)
+
+
+STUDY = [*FAVANO, "--layout", "slots_at_once=1,lanes_at_once=false,client_devices=1"]
+"""What is launched in two parts; parts have the bits of the whole under a layout that is given."""
+VICTIMS = {"SIGKILL launcher": 10, "SIGTERM launcher": 5, "SIGKILL part": 10, "SIGTERM part": 5}
+"""How often a study is hit, and where."""
+
+
+def children_of(process: int) -> list[int]:
+    """List the processes that a process has started and that have not ended."""
+    found = []
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(number) for number in task.read_text().split()]
+    return found
+
+
+def check_study(folder: Path, whole: Path, count: dict[str, int]) -> None:
+    """Check that a study ended with the bits of the whole run, and remove its folder."""
+    if not same_bits(folder, whole):
+        raise MishapError(f"{folder} ended with other bits")
+    count["ended with equal bits"] += 1
+    shutil.rmtree(folder)
+
+
 def wait_for_state(folder: Path, process: subprocess.Popen) -> None:
     """Wait until a run has written a checkpoint."""
     while not any(folder.glob("checkpoint/*/*/state-*")):
@@ -195,7 +249,7 @@ def small_disk(at: Path, size: str) -> Iterator[Path]:
 
 def full_disk(out: Path) -> str:
     """Fill the disk under a run, free it, and resume."""
-    whole, _ = whole_run("favano", out)
+    whole, _ = whole_run("favano", FAVANO, out)
     with small_disk(out / "small", "40m") as disk:
         words = [*RUNS["favano"], "--out", str(disk / "run")]
         process = start(words)
@@ -248,7 +302,7 @@ def two_writers(out: Path) -> str:
 
 def interrupted_run(out: Path) -> str:
     """Press Ctrl-C in a run, and resume it."""
-    whole, _ = whole_run("favano", out)
+    whole, _ = whole_run("favano", FAVANO, out)
     folder = out / "interrupted"
     shutil.rmtree(folder, ignore_errors=True)
     process = start([*RUNS["favano"], "--out", str(folder)])
@@ -306,7 +360,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "others"))
+    parser.add_argument("what", choices=("kills", "studies", "others"))
     parser.add_argument("--out", type=Path, default=Path("results-mishaps"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -314,6 +368,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if given.what == "kills":
         kills(given.out, SIGNALS)
+        return 0
+    if given.what == "studies":
+        studies(given.out)
         return 0
     num_wrong = 0
     for name, happen in OTHERS.items():

@@ -134,10 +134,13 @@ def test_a_histogram_shows_all_clients_and_other_tables_are_left_out(run: fedjax
     axes = clients_figure({"fedavg": run.curves}, "away").axes[0]
     shares = [patch.get_data().values for patch in axes.patches]
     assert [share.sum() for share in shares] == pytest.approx([1, 1])
-    dots = [line.get_xdata()[0] for line in axes.lines]
+    # A line for each of the two settings, and a mark at each of its ends.
+    ends = np.stack([line.get_xdata() for line in axes.lines[::3]])
+    marks = np.stack([[line.get_xdata()[0] for line in axes.lines[i::3]] for i in (1, 2)], axis=1)
+    np.testing.assert_array_equal(ends, marks)
     final = run.curves.away.values[:, :, -1].astype(float)
-    np.testing.assert_allclose(dots[::2], final.mean(axis=(1, 2)))
-    np.testing.assert_allclose(dots[1::2], np.sort(final)[..., -2:].mean(axis=(1, 2)))
+    np.testing.assert_allclose(ends[:, 1], final.mean(axis=(1, 2)))
+    np.testing.assert_allclose(ends[:, 0], np.sort(final)[..., -2:].mean(axis=(1, 2)))
 
 
 @pytest.mark.parametrize(
