@@ -6,8 +6,8 @@
 
 A run that was killed or stopped is resumed until it ends, and must then have the bits of one that
 was left alone. Every ending must be an exit code of `fedjax_sim.lifecycle` with one sentence. The
-kills go on where an earlier call left off; DIR/kills.json counts them. Exit code 0: all as it must
-be.
+kills go on where an earlier call left off; DIR/kills.json and DIR/studies.json count them. Exit
+code 0: all as it must be.
 """
 
 import argparse
@@ -178,7 +178,9 @@ def check_ended(run: Fork, folder: Path, whole: Path, count: dict[str, int]) -> 
 def studies(out: Path) -> None:
     """Kill the launcher of a study or one of its parts at random moments, and resume the study."""
     whole, seconds = whole_run("study", STUDY, out)
-    folder, count = out / "study", dict.fromkeys(VICTIMS, 0) | {"ended with equal bits": 0}
+    folder, record = out / "study", out / "studies.json"
+    count = dict.fromkeys((*VICTIMS, "ended with equal bits"), 0)
+    count |= json.loads(record.read_text()) if record.exists() else {}
     words = [*STUDY, "--parts", "2", "--out", str(folder), "--resume"]
     shutil.rmtree(folder, ignore_errors=True)
     while open_kinds := [kind for kind, total in VICTIMS.items() if count[kind] < total]:
@@ -200,6 +202,7 @@ def studies(out: Path) -> None:
             raise MishapError(said)
         if run.returncode == 0:
             check_study(folder, whole, count)
+        record.write_text(json.dumps(count, indent=1))
     ending(start(words), 0)
     check_study(folder, whole, count)
     print(count)
