@@ -25,17 +25,16 @@ TOLERANCE = 1e-6
 """Devices add up the slots' progress in another order: some roundings of 32 bits."""
 NUM_CLIENTS = 8
 SETTINGS: Mapping[str, dict[str, Any]] = {
-    "fedavg": {"num_selected": 5},
-    "quafl": {"num_selected": 5},
-    "favano": {"num_selected": 5},
-    "fedbuff": {"buffer_size": 5},
+    "fedbuff": {"buffer_size": 5, "concurrency": 6},
+    "gen_async": {"concurrency": 6},
     "fedstaleweight": {"buffer_size": 5},
     "hierarchical": {"num_groups": 3, "sync_time": 5.0},
+    "async_hierarchical": {"num_groups": 3, "sync_time": 5.0},
     "langevin": {"step_size": 1e-5, "temperature": 1e-3},
     "fedem": {"participation": 0.6},
     "vr_fedem": {"participation": 0.6},
 }
-"""Settings other than the defaults."""
+"""Settings other than the defaults; those that select clients otherwise select five."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -138,12 +137,14 @@ def run_systems(
     import jax
 
     import fedjax_sim
+    from fedjax_sim.settings import fields
 
     results: dict[str, np.ndarray] = {}
     for name in systems or fedjax_sim.SYSTEMS:
         system = fedjax_sim.SYSTEMS[name]
         problem = make_problem(system)
-        hyper = system.Hyper(num_clients=NUM_CLIENTS, **SETTINGS.get(name, {}))
+        selected = {"num_selected": 5} if "num_selected" in fields(system.Hyper) else {}
+        hyper = system.Hyper(num_clients=NUM_CLIENTS, **SETTINGS.get(name, selected))
         for num in lanes:
             run = fedjax_sim.sweep(
                 system, problem, hyper, seeds=num, num_ticks=6, num_evals=3, **options
@@ -156,8 +157,8 @@ def run_systems(
 
 
 def make_problem(system: Any) -> Any:
-    """Make a small problem that suits a system: a logistic regression, or a mean seen in noise."""
-    from fedjax_sim import datasets, partition, problems
+    """Make a small problem that suits a system: classes to tell apart, or a mean seen in noise."""
+    from fedjax_sim import datasets, models, partition, problems
     from fedjax_sim.problems import latent
     from fedjax_sim.problems.latent.noisy_mean import Seen
     from fedjax_sim.types import LatentProblem
@@ -170,7 +171,10 @@ def make_problem(system: Any) -> Any:
         return latent.make_estimation(latent.NoisyMean(ridge=0.25), data, split, start=np.ones(3))
     images = random.normal(size=(num, 1, 4, 1)).astype("float32") + labels[:, None, None, None]
     pair = (images, labels.astype("int32"))
-    return problems.make_logistic(datasets.Dataset(*pair, *pair, 2, "pairs"), split)
+    pairs = datasets.Dataset(*pair, *pair, 2, "pairs")
+    if system.name == "fedper":  # The last layer is personal.
+        return problems.make_classification(models.MLP((4,), 2), pairs, split)
+    return problems.make_logistic(pairs, split)
 
 
 def differences(
