@@ -44,7 +44,9 @@ class Bowl:
 def main() -> None:
     """Run it once without a limit, to start everything up, and then with one."""
     system = fedjax_sim.SYSTEMS["fedbuff"]
-    hyper = system.Hyper(num_clients=2000, batch_size=1, local_steps=3, lr=0.01)
+    hyper = system.Hyper(
+        num_clients=2000, restart="after_interaction", batch_size=1, local_steps=3, lr=0.01
+    )
     problem = Bowl(jnp.ones(2000, "int32"), 10_000)
     options: dict[str, Any] = {"num_evals": 4, "layout": fedjax_sim.Layout(10, False, 1)}
     fedjax_sim.sweep(system, problem, hyper, seeds=2, num_ticks=8, **options)
