@@ -129,7 +129,7 @@ class Reference(NamedTuple):
     """The posterior according to NUTS.
 
     Attributes:
-      draws: `f[4, 10_000, 31]`, chains of coefficients.
+      draws: `f[4, 3_000, 31]`, chains of coefficients.
       moments: Means and standard deviations of the coefficients.
       law: The normal law with the moments of the draws.
     """
@@ -142,7 +142,7 @@ class Reference(NamedTuple):
 @pytest.fixture(scope="module")
 def reference(uneven: Logistic) -> Reference:
     """Draw the posterior by NUTS."""
-    draws = fald_logistic.nuts(uneven, 10_000)
+    draws = fald_logistic.nuts(uneven, 3_000)
     moments = fald_logistic.moments(draws)
     return Reference(
         draws, moments, Gaussian(moments.mean.mean, np.cov(draws.reshape(-1, 31).T.astype(float)))
