@@ -28,12 +28,13 @@ from fedjax_sim.cli.arguments import (
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.engine.drawing import count_ticks, measure_plan, request_timelines
+from fedjax_sim.engine.summaries import label_of
 from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
-from fedjax_sim.reporting.results import Folder, label_of
+from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace

@@ -4,6 +4,7 @@ The jobs are small Python commands, so that nothing is compiled. All launchers a
 submitit and Ray run on this machine.
 """
 
+import contextlib
 import io
 import os
 import signal
@@ -281,7 +282,7 @@ def test_a_terminal_shows_one_line_for_each_part(
     jobs = [job("0/2", COUNTS), job("1/2", COUNTS)]
     jobs[1].progress.parent.mkdir(parents=True)
     jobs[1].progress.write_text("favano: 3 of 25 evaluations")
-    with Watch(jobs, enabled=True) as watch:
+    with contextlib.closing(Watch(jobs, enabled=True)) as watch:
         watch.update([0, None])
     shown = terminal.getvalue()
     assert "part 0/2 is done after" in shown
