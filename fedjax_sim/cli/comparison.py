@@ -322,7 +322,7 @@ def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[st
         name: read_whole(name, getattr(arguments, name), usual)
         for name, usual in (("components", 10), ("dimensions", 20))
     }
-    return model, sizes
+    return model, {**sizes, "per_client": arguments.per_client}
 
 
 def _mixtures(
@@ -337,7 +337,10 @@ def _mixtures(
             "components", facts["components"], f"at most {fewest}, the examples of all clients"
         )
     return latent.make_estimations(
-        entry.make(facts["components"]), features.astype("float32"), partitions
+        entry.make(facts["components"]),
+        features.astype("float32"),
+        partitions,
+        per_client=facts["per_client"],
     )
 
 

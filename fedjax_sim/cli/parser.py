@@ -65,7 +65,8 @@ FLAGS = {
         "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
         "--resume": "continue the unfinished run in the results folder, or start it if there is "
         "nothing; with a longer --time-budget, go on from a run that ended",
-        "--per-client": "also evaluate the model for each client, on test examples like its own",
+        "--per-client": "also evaluate the model for each client, on test examples like its own "
+        "(mixtures: on its own examples)",
         "--client-variance": "measure and draw how far clients' models are from the server's, "
         "which keeps more of its old models in memory",
         "--precision TYPE": "of matrix products on accelerators: float32 (default), tensorfloat32 "

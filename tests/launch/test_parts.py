@@ -34,7 +34,7 @@ STUDY = [
     *("--set", "batch_size=8", "--time-budget", "60", "--evals", "3"),
     *("--layout", "slots_at_once=2,lanes_at_once=false,client_devices=1", "--keep-samples"),
 ]
-LONGER = ["90" if word == "60" else word for word in STUDY]
+LONGER = ["120" if word == "60" else word for word in STUDY]
 CALIBRATION = "reliability.png"
 """The picture that `merge` does not draw, because it has no data."""
 
