@@ -21,6 +21,7 @@ from fedjax_sim.cli.arguments import (
     read_settings,
     read_whole,
 )
+from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
@@ -69,8 +70,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     # Other processes must not see that the first one has made it.
     folder = on_first(lambda: comparison.find_folder(arguments, "results", resume=arguments.resume))
-    data = comparison.load_data(arguments, defaults, contenders, seeds)
-    metrics = comparison.read_metrics(arguments, contenders, data)
+    data = load_data(arguments, defaults, contenders, seeds)
+    metrics = read_metrics(arguments, contenders, data)
     config = comparison.describe(contenders, seeds, time_budget) | {
         "dataset": {"name": data.dataset.name, "sha256": data.digest()},
         "partition": data.partition,
