@@ -189,7 +189,7 @@ start_job(Job("part a", command, folder / "a", folder))
 time.sleep(60)
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    launcher = subprocess.Popen([sys.executable, "-S", "-c", starts], env=environment)
+    launcher = subprocess.Popen([sys.executable, "-c", starts], env=environment)
     told, until = tmp_path / "pid", time.monotonic() + 60
     while not (told.exists() and told.read_text()):
         assert launcher.poll() is None and time.monotonic() < until
