@@ -27,6 +27,7 @@ from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import Partition
+from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
 from fedjax_sim.settings import ConfigError
@@ -122,8 +123,8 @@ def load_data(
             raise ConfigError("dataset", name, f"a set of images for {system.name}")
         if facts["augmentation"] != "none":
             raise ConfigError("augmentation", facts["augmentation"], "none with a text")
-        if facts["per_client"]:
-            allowed = "left out with a text, whose test sequences belong to no client"
+        if facts["per_client"] and kind != "natural":
+            allowed = "left out with a text, unless --partition natural makes its speakers clients"
             raise ConfigError("per_client", True, allowed)
     make = partial(_mixtures if is_latent else _classifications, dataset, model, facts)
     return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
@@ -153,7 +154,11 @@ def _classifications(
     widths = read_bit_widths(facts["low_bit"])
     network = LowBit(network, *widths) if widths else network
     if isinstance(dataset, Text):
-        return problems.make_next_characters(network, dataset, partitions)
+        per_client = facts["per_client"]
+        tests = [tests_of_speakers(dataset, each) for each in partitions] if per_client else None
+        return problems.make_next_characters(
+            network, dataset, partitions, per_client=per_client, test_partition=tests
+        )
     return problems.make_classifications(
         network,
         dataset,
@@ -163,6 +168,22 @@ def _classifications(
         std=facts["std"],
         per_client=facts["per_client"],
     )
+
+
+def tests_of_speakers(text: Text, natural: Partition) -> Partition:
+    """Give the test sequences of a text to clients, each of which is one of its speakers.
+
+    Args:
+      text: The text.
+      natural: Who holds which training sequences.
+
+    Returns:
+      Who holds which test sequences, with the same clients.
+    """
+    row_of = np.full(len(text.speakers), -1)
+    row_of[text.train_speakers[natural.index[:, 0]]] = np.arange(len(natural.counts))
+    rows = np.flatnonzero(row_of[text.test_speakers] >= 0)
+    return gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
 
 
 def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:

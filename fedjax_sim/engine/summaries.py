@@ -109,7 +109,9 @@ def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, Any], "xr.Datase
     Yields:
       The values of the swept settings by name, and the curves there, with dimensions (seed, eval).
     """
-    data = data if "seed" in data.dims else data.expand_dims("seed")
+    if "seed" not in data.dims:
+        of_evals = [str(name) for name, each in data.coords.items() if "eval" in each.dims]
+        data = data.reset_coords(of_evals).expand_dims("seed").set_coords(of_evals)
     swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
     for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
         at = dict(zip(swept, place, strict=True))

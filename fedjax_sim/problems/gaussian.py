@@ -153,7 +153,7 @@ class GaussianClients(ClientLosses):
     noise: Array
     counts: Array
     start: Array
-    per_client: bool = struct.field(pytree_node=False, default=False)
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -199,7 +199,7 @@ class GaussianClients(ClientLosses):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
         counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
-        return cls(hessians, centers, matrices(noise), counts, start, per_client)
+        return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 
     def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""

@@ -70,7 +70,7 @@ class LogDensity(ClientLosses):
     draws_start: Callable[[Key], Params] | None = struct.field(pytree_node=False, default=None)
     probabilities: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
     simulate: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
-    per_client: bool = struct.field(pytree_node=False, default=False)
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -200,7 +200,7 @@ def from_logdensity(
         draw,
         probabilities,
         simulate,
-        per_client,
+        per_client=per_client,
     )
 
 

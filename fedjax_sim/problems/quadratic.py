@@ -36,7 +36,7 @@ class Quadratic(ClientLosses):
     curvature: Array
     noise: Array
     start: Array
-    per_client: bool = struct.field(pytree_node=False, default=False)
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -68,7 +68,9 @@ class Quadratic(ClientLosses):
         chex.assert_rank([centers, jnp.asarray(noise)], [2, 0])
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
-        return cls(centers, curvature, jnp.asarray(noise, centers.dtype), start, per_client)
+        return cls(
+            centers, curvature, jnp.asarray(noise, centers.dtype), start, per_client=per_client
+        )
 
     @property
     def counts(self) -> Array:

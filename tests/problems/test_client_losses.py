@@ -18,7 +18,7 @@ def test_quadratics(small: Callable) -> None:
     """Each f_i by hand; a sweep labels them, and its summary has the worst of them."""
     problem = Quadratic.of(CENTERS, curvature=[1.0, 2.0, 4.0], per_client=True)
     found = problem.evaluate(AT)
-    by_hand = np.array([1, 2, 4]) / 2 * np.square(AT - CENTERS).sum(axis=1)
+    by_hand = np.array([1, 2, 4]) / 2 * np.square(np.asarray(AT) - CENTERS).sum(axis=1)
     np.testing.assert_allclose(found["client_loss[client]"], by_hand, rtol=1e-6)
     np.testing.assert_allclose(found["loss"], by_hand.mean(), rtol=1e-6)
     assert {*Quadratic.of(CENTERS).evaluate(AT)} == {"loss"}
@@ -37,7 +37,7 @@ def test_gaussian_clients() -> None:
     counts = np.array([1, 3, 2])
     problem = GaussianClients.of([1.0, 2.0, 4.0], CENTERS, counts=counts, per_client=True)
     found = problem.evaluate(AT)
-    by_hand = np.array([1, 2, 4]) / 2 * np.square(AT - CENTERS).sum(axis=1) / 6
+    by_hand = np.array([1, 2, 4]) / 2 * np.square(np.asarray(AT) - CENTERS).sum(axis=1) / 6
     np.testing.assert_allclose(found["client_loss[client]"], by_hand, rtol=1e-6)
     np.testing.assert_allclose(found["loss"], counts @ by_hand / 6, rtol=1e-6)
 

@@ -51,7 +51,7 @@ class Estimation:
     counts: Array
     share: Array
     start: Array | None = None
-    per_client: bool = struct.field(pytree_node=False, default=False)
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @property
     def metric_labels(self) -> Mapping[str, Sequence[Any]]:
@@ -278,6 +278,8 @@ def make_estimations(
         if weighting == "pooled":
             share = counts * len(counts) / counts.sum()
         shares = jnp.asarray(share, dtype)
-        problem = Estimation(model, examples, index, device_counts, shares, given, per_client)
+        problem = Estimation(
+            model, examples, index, device_counts, shares, given, per_client=per_client
+        )
         problems.append(dataclasses.replace(problem, model=model.with_data(*problem._pooled())))
     return problems
