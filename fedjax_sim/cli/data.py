@@ -155,7 +155,7 @@ def _classifications(
     network = LowBit(network, *widths) if widths else network
     if isinstance(dataset, Text):
         per_client = facts["per_client"]
-        tests = [tests_of_speakers(dataset, each) for each in partitions] if per_client else None
+        tests = [own_sequences(dataset, each) for each in partitions] if per_client else None
         return problems.make_next_characters(
             network, dataset, partitions, per_client=per_client, test_partition=tests
         )
@@ -170,7 +170,7 @@ def _classifications(
     )
 
 
-def tests_of_speakers(text: Text, natural: Partition) -> Partition:
+def own_sequences(text: Text, natural: Partition) -> Partition:
     """Give the test sequences of a text to clients, each of which is one of its speakers.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
-from fedjax_sim.cli.data import tests_of_speakers
+from fedjax_sim.cli.data import own_sequences
 from fedjax_sim.datasets import text as texts
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
@@ -113,7 +113,7 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
 def test_speakers_are_measured_on_their_test_sequences(play: datasets.Text) -> None:
     """As `fedjax-sim run --per-client` does; both losses by hand."""
     natural = speakers_of(play)
-    own = tests_of_speakers(play, natural)
+    own = own_sequences(play, natural)
     (problem,) = problems.make_next_characters(
         Bigrams(play.num_classes), play, [natural], per_client=True, test_partition=[own]
     )
