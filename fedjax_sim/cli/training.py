@@ -26,10 +26,11 @@ from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.bad_lanes import LaneWarning
+from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
 from fedjax_sim.engine.processes import join_processes, on_first
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
-from fedjax_sim.launch.parts import LANES, keep_lanes, read_part, write_lanes
+from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
@@ -114,13 +115,15 @@ def run(arguments: argparse.Namespace) -> None:
             }
             for contender in contenders
         }
+
+        def survey() -> dict[str, list[Unit[int]]]:
+            return {name: survey_lanes(**grid) for name, grid in grids.items()}
+
         lanes = None
-        if part is not None and folder is not None:
-            lanes = keep_lanes(
-                folder.checkpoints / LANES,
-                part,
-                lambda: {name: survey_lanes(**grid) for name, grid in grids.items()},
-            )
+        if part is not None and arguments.resume and folder is not None:
+            lanes = keep_lanes(folder.checkpoints / LANES, part, survey)
+        elif part is not None:
+            lanes = lanes_of_part(part, survey())
         elif not is_known:
             for contender in contenders:
                 # Some errors show in the schedule alone. They shall come before any training.

@@ -65,7 +65,7 @@ def lanes_of_part(
 def keep_lanes(
     path: Path, part: tuple[int, int], survey: Callable[[], Mapping[str, Sequence[Unit[int]]]]
 ) -> dict[str, list[int]]:
-    """Find the lanes of a part: those that it had before, if it has begun.
+    """Find the lanes of a part that is resumed: those that it had before, if it has begun.
 
     How lanes are divided depends on their work. A part that goes on to a longer budget must keep
     its lanes although a division by the longer work may be another.

@@ -12,10 +12,11 @@ import cloudpickle
 import jax
 
 from fedjax_sim.engine.bad_lanes import LaneWarning
+from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.placement import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
 from fedjax_sim.launch.jobs import RESUME
-from fedjax_sim.launch.parts import LANES, keep_lanes, read_part, write_lanes
+from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.launch.sweeps import RUN
 from fedjax_sim.lifecycle import exit_code_of
 
@@ -50,7 +51,14 @@ def _run(words: Sequence[str]) -> None:
     checkpoints = folder / "checkpoint"
     # A part that goes on to a longer budget keeps its lanes.
     asked = {name: arguments[name] for name in SURVEYED}
-    lanes = keep_lanes(checkpoints / LANES, part, lambda: {"sweep": survey_lanes(**asked)})
+
+    def survey() -> dict[str, list[Unit[int]]]:
+        return {"sweep": survey_lanes(**asked)}
+
+    if RESUME in words:
+        lanes = keep_lanes(checkpoints / LANES, part, survey)
+    else:
+        lanes = lanes_of_part(part, survey())
     checkpoints.mkdir(parents=True, exist_ok=True)
     write_lanes(checkpoints / LANES, part, lanes)
     run = sweep(
