@@ -12,11 +12,11 @@ from fedjax_sim.engine.runs import Run
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER
+from fedjax_sim.launch.parts import FOLDER, check_begun
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
-from fedjax_sim.reporting.results import Folder
+from fedjax_sim.reporting.results import UNFINISHED, Folder
 from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}
@@ -91,7 +91,8 @@ def launch_parts(
       The runs by system, and the content of config.json.
 
     Raises:
-      ConfigError: If the number of parts is not allowed, or the disk refuses.
+      ConfigError: If the number of parts is not allowed, the disk refuses, or a study whose parts
+        have not all begun is to go on to a longer budget.
       PartError: If a part failed.
     """
     within = (folder.checkpoints / FOLDER).absolute()
@@ -100,8 +101,11 @@ def launch_parts(
     if num_parts > num_lanes:
         allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
         raise ConfigError("parts", num_parts, allowed)
-    folder.open(identity)
     jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
+    before = (folder.recorded() or identity)["time_budget"] if arguments.resume else None
+    if before not in (None, identity["time_budget"]):
+        check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
+    folder.open(identity)
     unfinished = [job for job in jobs if not _is_done(job.folder, identity["time_budget"])]
     finish_jobs(launcher, unfinished, within)
     return read_parts([job.folder for job in jobs])

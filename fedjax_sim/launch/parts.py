@@ -93,6 +93,23 @@ def keep_lanes(
     return lanes_of_part(part, survey())
 
 
+def check_begun(checkpoints: Sequence[Path], name: str, before: float) -> None:
+    """Check that all parts have begun, so that their lanes are known, before a budget is longer.
+
+    Args:
+      checkpoints: The folders of the parts' checkpoints.
+      name: What the budget is called.
+      before: The budget for which the parts were started.
+
+    Raises:
+      ConfigError: If a part has not begun.
+    """
+    missing = [path for path in checkpoints if not (path / LANES).is_file()]
+    if missing:
+        field = f"{name} while {missing[0].parent} has not begun"
+        raise ConfigError(field, "longer", f"{before}, as before: resume with it first")
+
+
 def write_lanes(path: Path, part: tuple[int, int], lanes: Mapping[str, Sequence[int]]) -> None:
     """Keep the lanes of a part, for `keep_lanes`.
 

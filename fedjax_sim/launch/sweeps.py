@@ -102,7 +102,8 @@ def sweep(
     if resume:
         if not (where / CALL).is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
-        _lengthen(where, {"time_budget": time_budget, "num_ticks": num_ticks})
+        jobs = [_job(where, i, num_parts) for i in range(num_parts)]
+        _lengthen(where, jobs, {"time_budget": time_budget, "num_ticks": num_ticks})
     else:
         if where.exists() and any(where.iterdir()):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
@@ -133,14 +134,15 @@ def sweep(
     return run
 
 
-def _lengthen(where: Path, asked: Mapping[str, Any]) -> None:
+def _lengthen(where: Path, jobs: Sequence[Job], asked: Mapping[str, Any]) -> None:
     """Let parts go on if a budget is longer than that of the first call.
 
     Raises:
-      ConfigError: If it is shorter, or of the other kind.
+      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
     """
     import cloudpickle
 
+    from fedjax_sim.launch.parts import check_begun
     from fedjax_sim.lifecycle import write_whole
     from fedjax_sim.settings import ConfigError
 
@@ -153,6 +155,7 @@ def _lengthen(where: Path, asked: Mapping[str, Any]) -> None:
         if known is None or budget < known:
             allowed = "left out" if known is None else f"at least {known}"
             raise ConfigError(name, budget, f"{allowed}, as in {where}")
+        check_begun([job.folder / "checkpoint" for job in jobs], name, known)
     if longer:
         # Results go first. If this process is killed here, the same call can be made again.
         for result in where.glob(f"*/{RUN}"):

@@ -126,14 +126,7 @@ class Folder:
             say(f"{self.path} has no run to resume: starting from the beginning.")
             return False
         ours = json.loads(to_json(identity))
-        saved = next(
-            (
-                known
-                for name in (UNFINISHED, ENDED)
-                if (known := _read_json(self.path / name)) is not None
-            ),
-            None,
-        )
+        saved = self.recorded()
         if saved is None:
             say(f"{self.path / UNFINISHED} is damaged or missing and is written again.")
             return False
@@ -147,6 +140,11 @@ class Folder:
                     f"{mine!r}, as in this run, for it to resume",
                 )
         return saved == ours
+
+    def recorded(self) -> dict[str, Any] | None:
+        """Read what the run in the folder gave to `open`; None if that is missing or damaged."""
+        found = (_read_json(self.path / name) for name in (UNFINISHED, ENDED))
+        return next((known for known in found if known is not None), None)
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
         """Create the folder, lock it, and try to write to it.

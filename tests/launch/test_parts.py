@@ -23,7 +23,7 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.runs import load_runs
 from fedjax_sim.launch.jobs import Job
-from fedjax_sim.launch.parts import keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
 
@@ -263,6 +263,9 @@ def test_a_part_keeps_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     write_lanes(path, (0, 2), lanes)
     assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == lanes
     assert keep_lanes(path, (0, 4), lambda: {"favano": after}) == {"favano": [0]}
+    check_begun([tmp_path], "time_budget", 60.0)
+    with pytest.raises(ConfigError, match="is 'longer', but must be 60.0, as before"):
+        check_begun([tmp_path, tmp_path / "other"], "time_budget", 60.0)
     path.write_text('{"part": [0')
     assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == {"favano": [0, 1]}
     assert "is damaged" in capsys.readouterr().err
