@@ -264,7 +264,7 @@ def test_a_part_keeps_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == lanes
     assert keep_lanes(path, (0, 4), lambda: {"favano": after}) == {"favano": [0]}
     check_begun([tmp_path], "time_budget", 60.0)
-    with pytest.raises(ConfigError, match="is 'longer', but must be 60.0, as before"):
+    with pytest.raises(ConfigError, match=r"is 'longer', but must be 60\.0, as before"):
         check_begun([tmp_path, tmp_path / "other"], "time_budget", 60.0)
     path.write_text('{"part": [0')
     assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == {"favano": [0, 1]}
