@@ -195,7 +195,7 @@ def studies(out: Path) -> None:
                 os.kill(victim, getattr(signal, name))
                 count[kind] += 1
         said = run.communicate()[1]
-        # Parts outlive a launcher that is killed, and go on to their end.
+        # Parts are killed with their launcher, and may be a moment behind.
         while any(Path(f"/proc/{part}").exists() for part in parts):
             time.sleep(0.05)
         if "Traceback" in said:

@@ -43,10 +43,10 @@ ALLOWED = {
         "types settings targets trees streams models datasets partition compression diagnostics"
     ),
     "systems": "types settings trees streams batching timelines compression clients server",
-    "engine": "types lifecycle settings targets streams batching",
+    "engine": "types lifecycle settings targets streams batching diagnostics",
     "theory": "types settings timelines privacy diagnostics",
     "__init__": "types settings systems engine",
-    "reporting": "types lifecycle settings diagnostics __init__",
+    "reporting": "types lifecycle settings diagnostics engine __init__",
     "launch": "types lifecycle settings engine reporting",
     "cli": "*",
     "__main__": "cli",

@@ -16,10 +16,11 @@ sources = [inspect.getsource(module)[:6000] for module in (argparse, json, pprin
 words = [" ".join(source.replace(":", ";").split()) for source in sources]
 text = datasets.from_text("\n\n".join(f"M{i}:\n{w}" for i, w in enumerate(words)), name="sources")
 split = partition.natural(text.train_speakers, client_ids=text.train_clients, num_clients=4, seed=0)
-hyper = fedavg.Hyper(num_clients=4, num_selected=2, batch_size=8, lr=0.003, optimizer=optax.adam)
+sizes = {"num_clients": 4, "num_selected": 2, "local_steps": 8, "batch_size": 8}
+hyper = fedavg.Hyper(**sizes, lr=0.01, optimizer=optax.adam)
 start = None
 for rank in (0, 4):
-    model = models.CharacterTransformer(text.num_classes, width=32, rank=rank)
+    model = models.CharacterTransformer(text.num_classes, width=32, blocks=1, rank=rank)
     frozen = (lambda path: "lora" not in path) if rank else None
     (problem,) = problems.make_next_characters(model, text, [split], start=start, frozen=frozen)
     run = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=8, num_evals=2)

@@ -320,6 +320,8 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     )
     named = first.get_legend_handles_labels()
     last.legend(*named, title="(a), (b): alpha (gamma squared)", loc="upper left")
+    for axes in (second, third):
+        axes.locator_params(axis="x", integer=True)
     third.legend(title="rho")
     second.axhline(ACCURACY, color=GREY, linewidth=0.6)
     models = panels.ran[10].first.models[0].astype(float)
@@ -407,6 +409,8 @@ def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> fl
     right.hist2d(samples[:, 0], samples[:, 1], bins=60, range=[(x[0], x[-1]), (y[0], y[-1])])
     right.contour(x, y, density, levels=4, colors="white", linewidths=0.6)
     right.set(**names, title=f"(e) {len(samples)} samples, K = 10; lines: target")
+    for axes in (left, right):
+        axes.locator_params(axis="x", nbins=5)  # Longer labels would touch.
     centred = samples - samples.mean(axis=0)
     return float(
         wasserstein2(samples.mean(axis=0), centred.T @ centred / (len(samples) - 1), *goal)

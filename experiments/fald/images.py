@@ -314,6 +314,7 @@ def picture(ran: ImageRuns, prefix: str) -> Figure:
             ylabel=LABELS[metric],
             title=f"{data.replace('_', ' ')}: median and each seed, first quarter left out",
         )
+        axes.locator_params(axis="x", integer=True)
         axes.legend(title="local steps, step size")
     return figure
 

@@ -3,8 +3,8 @@
 `commands` is the entry point. It reads the words with `parser`, and only then loads the module of
 the command: `listing` (list), `training` (run, with `launching` for a run in parts), `plotting`
 (plot), `merging` (merge) or `schedules` (timeline). `arguments` turns texts into checked values.
-From these `comparison` makes systems with their settings, and problems. `defaults` has the values
-of what the user leaves out. `schedule_report` measures and draws schedules, `tables` prints
+From these `comparison` makes systems with their settings, and `data` problems. `defaults` has the
+values of what the user leaves out. `schedule_report` measures and draws schedules, `tables` prints
 results.
 """
 

@@ -15,7 +15,7 @@ from fedjax_sim.reporting.results import AXES, UNFINISHED
 from fedjax_sim.settings import ConfigError
 
 MOST_SEEDS = 10_000
-GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance", "per_client")
+GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
 """Flags of `run` that only systems of gradient steps use."""
 MIXTURE_FLAGS = ("components", "dimensions")
 """Flags of `run` that only systems of expectation maximisation use."""

@@ -2,21 +2,21 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import xarray as xr
-
-from fedjax_sim.cli.arguments import check_name, read_axes, read_whole
+from fedjax_sim.cli.arguments import check_name, read_whole
+from fedjax_sim.engine.runs import Run
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
-from fedjax_sim.launch.merge import read_parts, save_merged
-from fedjax_sim.launch.parts import FOLDER
+from fedjax_sim.launch.merge import read_parts
+from fedjax_sim.launch.parts import FOLDER, check_begun
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
-from fedjax_sim.reporting.results import Folder
+from fedjax_sim.reporting.results import UNFINISHED, Folder
 from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}
@@ -74,11 +74,11 @@ def launch_parts(
     folder: Folder,
     identity: Mapping[str, Any],
     num_lanes: int,
-    metrics: Sequence[str] | None = None,
-) -> tuple[dict[str, xr.Dataset], dict[str, Any], dict[str, Any]]:
-    """Run a command in parts, and write the results of the whole.
+) -> tuple[dict[str, Run], dict[str, Any]]:
+    """Run a command in parts, and read the results of the whole.
 
-    Parts that ended well in an earlier attempt are not run again.
+    Parts that ended well in an earlier attempt are not run again, unless the time budget is now
+    longer: then each goes on from its end. Their number stays the same if the user names none.
 
     Args:
       launcher: What starts the parts.
@@ -86,30 +86,44 @@ def launch_parts(
       folder: The results folder.
       identity: What must be equal for a later command to resume this one.
       num_lanes: Lanes of the study, the largest number of parts.
-      metrics: What to draw; everything if None.
 
     Returns:
-      Curves by system, and the contents of config.json and summary.json.
+      The runs by system, and the content of config.json.
 
     Raises:
-      ConfigError: If the number of parts is not allowed, or the disk refuses.
+      ConfigError: If the number of parts is not allowed, the disk refuses, or a study whose parts
+        have not all begun is to go on to a longer budget.
       PartError: If a part failed.
     """
-    num_parts = read_whole("parts", arguments.parts, min(launcher.count(), num_lanes))
+    within = (folder.checkpoints / FOLDER).absolute()
+    usual = _parts_in(within) if arguments.resume else None
+    num_parts = read_whole("parts", arguments.parts, usual or min(launcher.count(), num_lanes))
     if num_parts > num_lanes:
         allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
         raise ConfigError("parts", num_parts, allowed)
-    from fedjax_sim.reporting.plots import metric_figures  # Slow to import.
-
-    folder.open(identity)
-    within = (folder.checkpoints / FOLDER).absolute()
     jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
-    unfinished = [job for job in jobs if not (job.folder / "summary.json").is_file()]
+    before = (folder.recorded() or identity)["time_budget"] if arguments.resume else None
+    if before not in (None, identity["time_budget"]):
+        check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
+    folder.open(identity)
+    unfinished = [job for job in jobs if not _is_done(job.folder, identity["time_budget"])]
     finish_jobs(launcher, unfinished, within)
-    runs, config = read_parts([job.folder for job in jobs])
-    curves = {name: run.curves for name, run in runs.items()}
-    figures = metric_figures(curves, metrics, read_axes(arguments.against))
-    return curves, config, save_merged(folder, runs, config, figures)
+    return read_parts([job.folder for job in jobs])
+
+
+def _parts_in(within: Path) -> int | None:
+    """Find how many parts an earlier attempt had; None if there was none, or several differ."""
+    found = {path.name.rpartition("-of-")[2] for path in within.glob("*-of-*") if path.is_dir()}
+    return int(found.pop()) if len(found) == 1 else None
+
+
+def _is_done(folder: Path, time_budget: float) -> bool:
+    """Tell whether a part has run to its end, and for this budget."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return (folder / "summary.json").is_file() and config["time_budget"] == time_budget
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

@@ -4,11 +4,15 @@ import argparse
 
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.training import show_results
-from fedjax_sim.launch.merge import read_parts, save_merged
+from fedjax_sim.launch.merge import read_parts
+from fedjax_sim.reporting import results
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write what the whole run would have written, and print its table.
+
+    How calibrated kept samples are is not drawn, because this needs the data of the study: a run
+    with `--parts` has them, and draws it.
 
     Args:
       arguments: The parsed words of `merge`.
@@ -19,6 +23,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = comparison.find_folder(arguments, "results", resume=False)
     runs, config = read_parts(arguments.folders)
     folder.open()
-    content = save_merged(folder, runs, config)
     curves = {name: run.curves for name, run in runs.items()}
+    from fedjax_sim.reporting import plots  # Slow to import.
+
+    content = results.save(folder, curves, config, plots.metric_figures(curves), runs=runs)
     show_results(folder, curves, config, content, as_json=arguments.json)

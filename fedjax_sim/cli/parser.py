@@ -3,8 +3,8 @@
 The parser is argparse, and the flags are one table. Two libraries that derive flags from types were
 tried. tyro answers a mistake with a box of many lines, and takes the last of two values of a flag
 in silence. cyclopts answers in two or three sentences; it cuts `--evals 2.5` to 2 and takes
-`--resume=yes` and `--time_budget`, so that it needs readers, checks and wording of its own. With
-these it takes as many lines as this does, and four packages more.
+`--resume=yes` and `--time_budget`. To refuse these in one sentence, the program would need as many
+lines with cyclopts as it has here, and four more packages.
 """
 
 import argparse
@@ -65,7 +65,8 @@ FLAGS = {
         "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
         "--resume": "continue the unfinished run in the results folder, or start it if there is "
         "nothing; with a longer --time-budget, go on from a run that ended",
-        "--per-client": "also evaluate the model for each client, on test examples like its own",
+        "--per-client": "also evaluate the model for each client, on test examples like its own "
+        "(mixtures: on its own examples)",
         "--client-variance": "measure and draw how far clients' models are from the server's, "
         "which keeps more of its old models in memory",
         "--precision TYPE": "of matrix products on accelerators: float32 (default), tensorfloat32 "

@@ -9,6 +9,7 @@ import xarray as xr
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import check_metrics, read_axes
 from fedjax_sim.cli.tables import make_console, print_json, print_results
+from fedjax_sim.engine.summaries import summary
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.settings import ConfigError
 
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder.open()
     for name, figure in figures.items():
         folder.write_figure(name, figure)
-    content = results.summary(curves)
+    content = summary(curves)
     folder.finish({"folders": arguments.folders, "metrics": metrics, "against": axes}, content)
     if arguments.json:
         print_json({"folder": str(folder.path), "pictures": list(figures), **content})

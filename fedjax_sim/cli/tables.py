@@ -11,7 +11,8 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_sim.reporting import results
+from fedjax_sim.engine.records import to_json
+from fedjax_sim.engine.summaries import flagged, label_of, settings_of
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""
@@ -41,7 +42,7 @@ def make_console() -> Console:
 
 def print_json(content: Any) -> None:
     """Print a JSON value; numbers that are not finite become null."""
-    print(results.to_json(content), end="")
+    print(to_json(content), end="")
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -113,9 +114,9 @@ def final_cells(
     for system, data in curves.items():
         entry = summary["systems"][system]
         for (point, lanes), final in zip(
-            results.settings_of(data), entry.get("settings", [entry]), strict=True
+            settings_of(data), entry.get("settings", [entry]), strict=True
         ):
-            cells = [results.label_of(system, point)]
+            cells = [label_of(system, point)]
             cells += [_mean_and_std(final["final"].get(name)) for name in shown]
             cells += [f"{final['virtual_time']:.0f}", str(final["ticks"])]
             cells += [str(final["local_steps"]), _bits(final["uplink_bits"])]
@@ -131,8 +132,8 @@ def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
         "stopped": "were stopped early, and count with their last values (seeds {seeds}).",
     }
     named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for lane in results.flagged(curves):
-        label = results.label_of(lane["system"], lane["set"])
+    for lane in flagged(curves):
+        label = label_of(lane["system"], lane["set"])
         named.setdefault((label, lane["what"]), []).append(lane)
     sentences = []
     for (label, what), lanes in named.items():

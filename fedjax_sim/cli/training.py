@@ -5,7 +5,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import xarray as xr
@@ -21,19 +21,23 @@ from fedjax_sim.cli.arguments import (
     read_settings,
     read_whole,
 )
+from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.bad_lanes import LaneWarning
+from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
 from fedjax_sim.engine.processes import join_processes, on_first
-from fedjax_sim.engine.runs import Run
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
-from fedjax_sim.launch.parts import lanes_of_part, read_part, save_part, write_runs
+from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Tracker
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -67,8 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     # Other processes must not see that the first one has made it.
     folder = on_first(lambda: comparison.find_folder(arguments, "results", resume=arguments.resume))
-    data = comparison.load_data(arguments, defaults, contenders, seeds)
-    metrics = comparison.read_metrics(arguments, contenders, data)
+    data = load_data(arguments, defaults, contenders, seeds)
+    metrics = read_metrics(arguments, contenders, data)
     config = comparison.describe(contenders, seeds, time_budget) | {
         "dataset": {"name": data.dataset.name, "sha256": data.digest()},
         "partition": data.partition,
@@ -87,87 +91,86 @@ def run(arguments: argparse.Namespace) -> None:
         and folder is not None
         and folder.check_resumable(identity, grows="time_budget")
     )
+    problems: dict[int, list[Any]] = {}
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        study = launch_parts(launcher, arguments, folder, identity, num_lanes, metrics)
-        show_results(folder, *study, as_json=arguments.json)
-        _show_rates(arguments, defaults, study[0])
-        return
-    keep_compiled()
-    use_cores()
-    check_layout(layout)
+        runs, config = launch_parts(launcher, arguments, folder, identity, num_lanes)
+        if arguments.keep_samples:
+            problems = {num: data.problems(num) for num in data.partitions}
+    else:
+        keep_compiled()
+        use_cores()
+        check_layout(layout)
+        problems = {num: data.problems(num) for num in data.partitions}
+        for contender in contenders:
+            comparison.check_problems(contender, problems[contender.hyper.num_clients])
+        grids = {
+            contender.system.name: {
+                "system": contender.system,
+                "problem": problems[contender.hyper.num_clients],
+                "hyper": contender.hyper,
+                "seeds": seeds,
+                "settings": contender.swept,
+                "time_budget": time_budget,
+            }
+            for contender in contenders
+        }
 
-    problems = {num: data.problems(num) for num in data.partitions}
-    for contender in contenders:
-        comparison.check_problems(contender, problems[contender.hyper.num_clients])
-    lanes = None
-    if part is not None:
-        lanes = lanes_of_part(
-            part,
-            {
-                contender.system.name: survey_lanes(
-                    contender.system,
-                    problems[contender.hyper.num_clients],
-                    contender.hyper,
-                    seeds=seeds,
-                    settings=contender.swept,
-                    time_budget=time_budget,
+        def survey() -> dict[str, list[Unit[int]]]:
+            return {name: survey_lanes(**grid) for name, grid in grids.items()}
+
+        lanes = None
+        if part is not None and arguments.resume and folder is not None:
+            lanes = keep_lanes(folder.checkpoints / LANES, part, survey)
+        elif part is not None:
+            lanes = lanes_of_part(part, survey())
+        elif not is_known:
+            for contender in contenders:
+                # Some errors show in the schedule alone. They shall come before any training.
+                comparison.check_schedules(contender, seeds, time_budget)
+        on_first(partial(_open, folder, identity))
+        if part is not None and folder is not None and lanes is not None:
+            write_lanes(folder.checkpoints / LANES, part, lanes)
+        runs = {}
+        is_saved = folder is not None and not arguments.distributed
+        with _trackers(tracker_names, folder) as tracking, warnings.catch_warnings():
+            # The table names these lanes.
+            warnings.simplefilter("ignore", LaneWarning)
+            for name, grid in grids.items():
+                if lanes is not None and name not in lanes:
+                    continue
+                runs[name] = sweep(
+                    **grid,
+                    num_evals=num_evals,
+                    layout=layout,
+                    max_lanes=max_lanes,
+                    client_variance=arguments.client_variance,
+                    keep_models=arguments.keep_samples,
+                    precision=precision,
+                    checkpoint=folder.checkpoints / name if folder and is_saved else None,
+                    checkpoint_every=checkpoint_every,
+                    resume=arguments.resume,
+                    progress=arguments.progress,
+                    trackers=tracking,
+                    lanes=None if lanes is None else lanes[name],
                 )
-                for contender in contenders
-            },
-        )
-    elif not is_known:
-        for contender in contenders:
-            # Some errors show in the schedule alone. They shall come before any training.
-            comparison.check_schedules(contender, seeds, time_budget)
-    on_first(partial(_open, folder, identity))
-    runs: dict[str, Run] = {}
-    with _trackers(tracker_names, folder) as tracking, warnings.catch_warnings():
-        # The table names these lanes.
-        warnings.simplefilter("ignore", LaneWarning)
-        for contender in contenders:
-            name = contender.system.name
-            if lanes is not None and name not in lanes:
-                continue
-            is_saved = folder is not None and not arguments.distributed
-            runs[name] = sweep(
-                contender.system,
-                problems[contender.hyper.num_clients],
-                contender.hyper,
-                seeds=seeds,
-                settings=contender.swept,
-                time_budget=time_budget,
-                num_evals=num_evals,
-                layout=layout,
-                max_lanes=max_lanes,
-                client_variance=arguments.client_variance,
-                keep_models=arguments.keep_samples,
-                precision=precision,
-                checkpoint=folder.checkpoints / name if folder and is_saved else None,
-                checkpoint_every=checkpoint_every,
-                resume=arguments.resume,
-                progress=arguments.progress,
-                trackers=tracking,
-                lanes=None if lanes is None else lanes[name],
-            )
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}
-    write_runs(folder, runs)
+    figures: dict[str, Figure] = {}
     if part is not None:
-        content = save_part(folder, part, curves, config)
-        if arguments.json:
-            print_json({"folder": str(folder.path), **content})
-            return
-        print(f"Written to {folder.path} (part {arguments.part}: {content['lanes']} lanes)")
-        return
-    from fedjax_sim.reporting import plots  # Slow to import.
+        config |= {"part": arguments.part}
+    else:
+        from fedjax_sim.reporting import plots  # Slow to import.
 
-    figures = plots.metric_figures(curves, metrics, axes)
-    if arguments.keep_samples:
-        of_system = {each.system.name: problems[each.hyper.num_clients] for each in contenders}
-        figures |= samples.calibration_figures(runs, of_system)
-    summary = results.save(folder, curves, config, figures, can_go_on=True)
+        figures = plots.metric_figures(curves, metrics, axes)
+        if arguments.keep_samples:
+            of_system = {each.system.name: problems[each.hyper.num_clients] for each in contenders}
+            figures |= samples.calibration_figures(runs, of_system)
+    summary = results.save(folder, curves, config, figures, runs=runs, can_go_on=True)
+    if part is not None and not arguments.json:
+        print(f"Written to {folder.path} (part {arguments.part}: {summary['lanes']} lanes)")
+        return
     show_results(folder, curves, config, summary, as_json=arguments.json)
     _show_rates(arguments, defaults, curves)
 

@@ -3,6 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -383,7 +384,7 @@ def replay_group(
     group, system, schedule = planned.group, planned.program.system, planned.schedule
     row = planned.row
     plan = planned.program.plan
-    with Watch(
+    watch = Watch(
         system.name,
         group,
         schedule.ticks[row],
@@ -392,7 +393,9 @@ def replay_group(
         trackers=options.trackers if is_first() else (),
         on_evaluation=options.on_evaluation,
         is_batched=plan.lanes_at_once or plan.family_size > 1,
-    ) as watch:
+    )
+    with contextlib.closing(watch):
+        watch.begin()
         curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
     num_evals = schedule.shape[1]
     metrics, samples = jax.tree.map(

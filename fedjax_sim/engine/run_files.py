@@ -5,10 +5,13 @@
     samples.nc     models of all evaluations, if they were kept
     timelines.nc   schedules, one after another; lanes of one schedule share it
     settings.pkl   each lane's settings, and of what containers its models consist
+    config.json    settings, seeds, versions, commit, device, and the names of these files
+    summary.json   final values, see `fedjax_sim.engine.summaries.summary`
 
 The first four are netCDF with one group for each system, labelled by the swept settings and the
 seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`. Settings may be
-functions, and models any pytree, so the last one is a pickle.
+functions, and models any pytree, so settings.pkl is a pickle. `fedjax-sim run` adds pictures, and
+says more in config.json.
 
 Each file is written under another name in its folder and then renamed.
 """
@@ -22,8 +25,11 @@ import cloudpickle
 import jax
 import numpy as np
 
+from fedjax_sim.engine.curves import label_of_value
+from fedjax_sim.engine.records import environment, to_json
+from fedjax_sim.engine.summaries import is_part, summary
 from fedjax_sim.lifecycle import write_whole
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
@@ -60,22 +66,63 @@ class Kept(Protocol):
 
 def write_files(folder: Path, run: Kept) -> None:
     """Write a run; see `Run.save`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    system = run.curves.attrs["system"]
+    runs = {system: run}
+    files = files_of(runs)
+    if "samples.nc" not in files:
+        (folder / "samples.nc").unlink(missing_ok=True)
+    config = {**_described(run), **environment(), "files": [*files, "config.json", "summary.json"]}
+    content = summary({system: run.curves})
+    files["config.json"] = lambda path: path.write_text(to_json(config))
+    files["summary.json"] = lambda path: path.write_text(to_json(content))
+    for name, write in files.items():
+        write_whole(folder / name, write)
+
+
+def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], Any]]:
+    """List the files with what runs returned.
+
+    Args:
+      runs: The runs, whole or of some lanes, by system.
+
+    Returns:
+      Functions that write a file of the given path, by the file's name.
+    """
     import xarray as xr
 
-    folder.mkdir(parents=True, exist_ok=True)
-    runs = {run.curves.attrs["system"]: run}
-    groups = {CURVES: {name: each.curves for name, each in runs.items()}, **arrays_of(runs)}
-    for name, each in groups.items():
-        tree = xr.DataTree.from_dict(dict(each))
-        write_whole(folder / name, _writer(tree))
-    if run.samples is None:
-        (folder / "samples.nc").unlink(missing_ok=True)
-    write_whole(folder / SETTINGS, lambda path: path.write_bytes(settings_of(runs)))
+    groups = {CURVES: {name: run.curves for name, run in runs.items()}, **_arrays_of(runs)}
+    files: dict[str, Callable[[Path], Any]] = {
+        name: _writer(xr.DataTree.from_dict(dict(each))) for name, each in groups.items()
+    }
+    files[SETTINGS] = lambda path: path.write_bytes(_settings_of(runs))
+    return files
 
 
 def _writer(tree: "xr.DataTree") -> Callable[[Path], Any]:
     """Return a function that writes a tree as netCDF."""
     return lambda path: tree.to_netcdf(path, engine="h5netcdf")
+
+
+def _described(run: Kept) -> dict[str, Any]:
+    """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
+    system = run.curves.attrs["system"]
+    known = {
+        name: list(dict.fromkeys(_plain(getattr(hyper, name)) for hyper in run.hypers))
+        for name in fields(type(run.hypers[0]))
+    }
+    values = {name: each[0] if len(each) == 1 else each for name, each in known.items()}
+    seeds = list(dict.fromkeys(np.ravel(run.curves["seed"].values).tolist()))
+    config = {"systems": {system: values}, "seeds": seeds}
+    if is_part({system: run.curves}):
+        lanes = ", ".join(map(str, run.curves["lane"].values.tolist()))
+        config["part"] = f"lanes {lanes} of a sweep"
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a setting as JSON has it."""
+    return None if value is None else label_of_value(value)
 
 
 def read_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -122,7 +169,7 @@ def read_files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
+def _arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
     """Label what runs returned apart from their curves.
 
     Args:
@@ -140,7 +187,7 @@ def arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
     return files
 
 
-def settings_of(runs: Mapping[str, Kept]) -> bytes:
+def _settings_of(runs: Mapping[str, Kept]) -> bytes:
     """Write the content of settings.pkl."""
     content = {
         name: {"hypers": run.hypers, "model": _names_of(run.models)} for name, run in runs.items()

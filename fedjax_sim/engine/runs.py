@@ -115,11 +115,11 @@ class Run(Generic[HyperT]):
         return rows
 
     def save(self, folder: str | Path) -> None:
-        """Write everything into a folder, for `fedjax_sim.load`.
+        """Write everything into a folder, for `fedjax_sim.load` and `fedjax-sim plot`.
 
         Args:
           folder: The folder, which is made if it does not exist. Files of an earlier run in it are
-            replaced. What is in it says `fedjax_sim.engine.run_files`.
+            replaced. `fedjax_sim.engine.run_files` lists them.
 
         Raises:
           StorageError: If the disk refuses.

@@ -6,8 +6,7 @@ one, `V` evaluations of the whole run.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -91,16 +90,12 @@ class Watch:
         self._is_batched, self._tracked = is_batched, 0
         self._order = np.argsort([lane.place for lane in group])
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Begin the display."""
         self._display.begin()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the display."""
         self._display.end()
 
     def update(

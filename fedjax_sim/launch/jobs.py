@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from fedjax_sim.lifecycle import PARENT
+
 SAVED = 75
 """Exit code of a run that was asked to end, saved what it had, and can be resumed."""
 RESUME = "--resume"
@@ -71,12 +73,15 @@ class Job:
 def start_job(job: Job, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a job's command as a process of this machine; what it prints goes to the job's log.
 
+    On Linux the process is killed when this one ends, however that happens.
+
     Args:
       job: The job.
       environment: Further variables, such as the devices that it may use.
     """
     job.folder.parent.mkdir(parents=True, exist_ok=True)
-    variables = {**os.environ, **job.environment, **(environment or {})}
+    ends_with = {PARENT: str(os.getpid())}
+    variables = {**os.environ, **job.environment, **(environment or {}), **ends_with}
     with job.log.open("ab") as log:
         return subprocess.Popen(
             job.words(),

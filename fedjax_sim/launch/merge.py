@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedjax_sim.engine.runs import Run, join_runs, load_runs
-from fedjax_sim.launch.parts import read_part, write_runs
-from fedjax_sim.reporting.results import Folder, Results, first_difference, load, summary
+from fedjax_sim.launch.parts import read_part
+from fedjax_sim.reporting.results import Results, first_difference, load
 from fedjax_sim.settings import ConfigError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OWN = ("part", "files", "device")
 """What config.json says about a part alone."""
@@ -46,38 +43,6 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, A
         "commit": next((commit for commit in commits if commit and CHANGED in commit), commits[0]),
         "device": _device([part.config["device"] for part in parts]),
     }
-
-
-def save_merged(
-    folder: Folder,
-    runs: Mapping[str, Run],
-    config: Mapping[str, Any],
-    figures: Mapping[str, "Figure"] | None = None,
-) -> dict[str, Any]:
-    """Write what the whole run would have written.
-
-    Args:
-      folder: An open results folder.
-      runs: The runs of the whole by system.
-      config: The content of config.json.
-      figures: Pictures by file name; those of all metrics if None.
-
-    Returns:
-      The content of summary.json.
-
-    Raises:
-      ConfigError: If the disk refuses.
-    """
-    from fedjax_sim.reporting import plots  # Slow to import.
-
-    curves = {name: run.curves for name, run in runs.items()}
-    write_runs(folder, runs)
-    folder.write_arrays("results.nc", curves)
-    for name, figure in (plots.metric_figures(curves) if figures is None else figures).items():
-        folder.write_figure(name, figure)
-    content = summary(curves)
-    folder.finish(config, content)
-    return content
 
 
 def _check(paths: Sequence[str], parts: Sequence[Results]) -> None:

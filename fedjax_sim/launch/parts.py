@@ -1,24 +1,22 @@
-"""A part of a study: how it is written, which lanes it has, and its results folder.
+"""A part of a study: how it is named, which lanes it has, and its results folder.
 
 A part's folder is a results folder (`fedjax_sim.reporting.results`) with these differences: its
 `config.json` has an entry `part`, its curves have the dimension `lane` in place of settings and
 seeds, its `summary.json` counts lanes, and it has no pictures.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import xarray as xr
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.engine.run_files import SETTINGS, arrays_of, settings_of
-from fedjax_sim.engine.runs import Run
-from fedjax_sim.reporting.results import Folder, environment
+from fedjax_sim.lifecycle import say, write_whole
 from fedjax_sim.settings import ConfigError
 
 FOLDER = "parts"
-"""Name of the folder in which a launched study keeps its parts until they are merged."""
+"""Name of the folder, next to the checkpoints, in which a launched study keeps its parts."""
+LANES = "lanes.json"
+"""Name of the file, next to its checkpoints, in which a part keeps the numbers of its lanes."""
 
 
 def read_part(text: str | None) -> tuple[int, int] | None:
@@ -64,50 +62,59 @@ def lanes_of_part(
     return found
 
 
-def write_runs(folder: Folder, runs: Mapping[str, Run]) -> None:
-    """Write what runs returned, apart from their curves, for `fedjax_sim.load`.
+def keep_lanes(
+    path: Path, part: tuple[int, int], survey: Callable[[], Mapping[str, Sequence[Unit[int]]]]
+) -> dict[str, list[int]]:
+    """Find the lanes of a part that is resumed: those that it had before, if it has begun.
+
+    How lanes are divided depends on their work. A part that goes on to a longer budget must keep
+    its lanes although a division by the longer work may be another.
 
     Args:
-      folder: An open results folder.
-      runs: The runs, whole or of some lanes, by system.
+      path: The file in which the part keeps the numbers of its lanes.
+      part: The part, (i, n).
+      survey: Finds the units of each sweep, by its name; called if the part has not begun.
+
+    Returns:
+      As `lanes_of_part`.
+
+    Raises:
+      ConfigError: If there are more parts than lanes.
+    """
+    try:
+        known = json.loads(path.read_text())
+    except FileNotFoundError:
+        known = None
+    except (OSError, ValueError):
+        say(f"{path} is damaged, and the division among the parts is worked out again.")
+        known = None
+    if known is not None and tuple(known["part"]) == part:
+        return known["lanes"]
+    return lanes_of_part(part, survey())
+
+
+def check_begun(checkpoints: Sequence[Path], name: str, before: float) -> None:
+    """Check that all parts have begun, so that their lanes are known, before a budget is longer.
+
+    Args:
+      checkpoints: The folders of the parts' checkpoints.
+      name: What the budget is called.
+      before: The budget for which the parts were started.
+
+    Raises:
+      ConfigError: If a part has not begun.
+    """
+    missing = [path for path in checkpoints if not (path / LANES).is_file()]
+    if missing:
+        field = f"{name} while {missing[0].parent} has not begun"
+        raise ConfigError(field, "longer", f"{before}, as before: resume with it first")
+
+
+def write_lanes(path: Path, part: tuple[int, int], lanes: Mapping[str, Sequence[int]]) -> None:
+    """Keep the lanes of a part, for `keep_lanes`.
 
     Raises:
       StorageError: If the disk refuses.
     """
-    for name, groups in arrays_of(runs).items():
-        folder.write_arrays(name, groups)
-    folder.write_bytes(SETTINGS, settings_of(runs))
-
-
-def save_part(
-    folder: Folder,
-    part: tuple[int, int],
-    curves: Mapping[str, xr.Dataset],
-    config: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write the results folder of a part.
-
-    Args:
-      folder: An open results folder.
-      part: The part, (i, n).
-      curves: The curves of its lanes, by sweep.
-      config: The content of config.json of the whole study, apart from versions, commit and device.
-
-    Returns:
-      The content of summary.json.
-
-    Raises:
-      ConfigError: If the disk refuses.
-    """
-    summary = {
-        "lanes": sum(data.sizes["lane"] for data in curves.values()),
-        "failed_lanes": sum(int(data["failed"].sum()) for data in curves.values()),
-        "seconds": {
-            kind: float(np.sum([data.attrs[f"seconds_{kind}"] for data in curves.values()]))
-            for kind in ("compile", "run")
-        },
-        "systems": {name: {"lanes": data.sizes["lane"]} for name, data in curves.items()},
-    }
-    folder.write_arrays("results.nc", curves)
-    folder.finish({**config, "part": "{}/{}".format(*part), **environment()}, summary)
-    return summary
+    content = json.dumps({"part": part, "lanes": lanes})
+    write_whole(path, lambda scratch: scratch.write_text(content))

@@ -70,7 +70,8 @@ def sweep(
       keep_models: As in `fedjax_sim.sweep`.
       checkpoint_every: As in `fedjax_sim.sweep`.
       resume: Whether to run only those parts that have not ended well, with the arguments of the
-        first call.
+        first call. If `time_budget` or `num_ticks` is longer than there, all parts go on from their
+        ends.
       progress: Whether to show the progress of all parts.
       precision: As in `fedjax_sim.sweep`.
       start: As in `fedjax_sim.sweep`.
@@ -82,7 +83,8 @@ def sweep(
       share one.
 
     Raises:
-      ConfigError: If the folder is in use, or the problem cannot be carried to another process.
+      ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
+        a resumed sweep is to end earlier than before.
       PartError: If a part failed, such as for input that is not allowed.
     """
     import cloudpickle
@@ -100,6 +102,8 @@ def sweep(
     if resume:
         if not (where / CALL).is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
+        jobs = [_job(where, i, num_parts) for i in range(num_parts)]
+        _lengthen(where, jobs, {"time_budget": time_budget, "num_ticks": num_ticks})
     else:
         if where.exists() and any(where.iterdir()):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
@@ -128,6 +132,36 @@ def sweep(
     run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes()) for job in jobs])
     warn_of_lanes(run.curves)
     return run
+
+
+def _lengthen(where: Path, jobs: Sequence[Job], asked: Mapping[str, Any]) -> None:
+    """Let parts go on if a budget is longer than that of the first call.
+
+    Raises:
+      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
+    """
+    import cloudpickle
+
+    from fedjax_sim.launch.parts import check_begun
+    from fedjax_sim.lifecycle import write_whole
+    from fedjax_sim.settings import ConfigError
+
+    arguments, switches = cloudpickle.loads((where / CALL).read_bytes())
+    longer = {
+        name: budget for name, budget in asked.items() if budget not in (None, arguments[name])
+    }
+    for name, budget in longer.items():
+        known = arguments[name]
+        if known is None or budget < known:
+            allowed = "left out" if known is None else f"at least {known}"
+            raise ConfigError(name, budget, f"{allowed}, as in {where}")
+        check_begun([job.folder / "checkpoint" for job in jobs], name, known)
+    if longer:
+        # Results go first. If this process is killed here, the same call can be made again.
+        for result in where.glob(f"*/{RUN}"):
+            result.unlink()
+        content = cloudpickle.dumps((arguments | longer, switches))
+        write_whole(where / CALL, lambda path: path.write_bytes(content))
 
 
 def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:

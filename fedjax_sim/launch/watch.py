@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
@@ -39,7 +38,7 @@ def finish_jobs(
     with _signals() as received:
         running = launcher.start(jobs, folder)
         try:
-            with Watch(jobs, enabled=show) as watch:
+            with contextlib.closing(Watch(jobs, enabled=show)) as watch:
                 while None in (codes := running.poll()) and not received:
                     watch.update(codes)
                     time.sleep(PAUSE)
@@ -103,18 +102,11 @@ class Watch:
         self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
         is_live = enabled and sys.stderr.isatty()
         self._live = Live(console=self._console, transient=True) if is_live else None
-
-    def __enter__(self) -> Self:
         if self._live:
             self._live.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Take the lines that are kept up to date away."""
         if self._live:
             self._live.stop()
 

@@ -12,12 +12,18 @@ import cloudpickle
 import jax
 
 from fedjax_sim.engine.bad_lanes import LaneWarning
+from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.placement import keep_compiled, use_cores
-from fedjax_sim.engine.sweeps import sweep
+from fedjax_sim.engine.sweeps import survey_lanes, sweep
 from fedjax_sim.launch.jobs import RESUME
-from fedjax_sim.launch.parts import read_part
+from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.launch.sweeps import RUN
 from fedjax_sim.lifecycle import exit_code_of
+
+SURVEYED = (
+    *("system", "problem", "hyper", "seeds", "settings", "time_budget", "num_ticks", "max_lanes"),
+)
+"""Arguments of `sweep` that decide how lanes are divided among parts."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,6 +40,7 @@ def main(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> None:
     call, part, folder = words[0], read_part(words[1]), Path(words[2])
+    assert part is not None
     arguments, switches = cloudpickle.loads(Path(call).read_bytes())
     for name, value in switches.items():
         jax.config.update(name, value)
@@ -41,10 +48,23 @@ def _run(words: Sequence[str]) -> None:
     use_cores()
     # The process that launched this one warns of the lanes of all parts.
     warnings.simplefilter("ignore", LaneWarning)
+    checkpoints = folder / "checkpoint"
+    # A part that goes on to a longer budget keeps its lanes.
+    asked = {name: arguments[name] for name in SURVEYED}
+
+    def survey() -> dict[str, list[Unit[int]]]:
+        return {"sweep": survey_lanes(**asked)}
+
+    if RESUME in words:
+        lanes = keep_lanes(checkpoints / LANES, part, survey)
+    else:
+        lanes = lanes_of_part(part, survey())
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    write_lanes(checkpoints / LANES, part, lanes)
     run = sweep(
         **arguments,
-        part=part,
-        checkpoint=folder / "checkpoint",
+        lanes=lanes["sweep"],
+        checkpoint=checkpoints,
         resume=RESUME in words,
         progress=folder.with_name(f"{folder.name}.progress"),
     )

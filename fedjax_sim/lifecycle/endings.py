@@ -39,6 +39,12 @@ OF_STORAGE = frozenset(
 """Errors of the operating system that are due to a disk or a folder, and not to a mistake here."""
 
 
+PARENT = "FEDJAX_SIM_PARENT"
+"""Variable with the number of the process whose end ends this one."""
+PR_SET_PDEATHSIG = 1
+"""From Linux's `sys/prctl.h`."""
+
+
 class InputError(ValueError):
     """Bad input, as one sentence."""
 
@@ -172,6 +178,7 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
     Returns:
       One of `EXIT_CODES`, or the exit code of a part that failed.
     """
+    _end_with_parent()
     try:
         with _listening():
             work()
@@ -196,6 +203,22 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
         sentence = f"{error}; --resume continues the run once that is mended."
         return _complain(program, sentence, STORAGE)
     return 0
+
+
+def _end_with_parent() -> None:
+    """Let Linux kill this process when the one that is named in `PARENT` ends, if there is one.
+
+    Otherwise a part of a study would outlive a launcher that was killed. It is killed as well, and
+    not asked to save, so that a launcher that is started again at once finds no part at work.
+    """
+    parent = os.environ.pop(PARENT, None)  # Processes that this one starts have another parent.
+    if parent is None or sys.platform != "linux":
+        return
+    import ctypes  # Only parts of studies need it.
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # It ended before the call.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_output_closed() -> bool:

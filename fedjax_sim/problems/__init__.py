@@ -1,16 +1,17 @@
 """What is learnt: clients' data and a loss, as `fedjax_sim.types.Problem` asks for.
 
-`supervised` (in `building`) builds a problem from any network, loss and data, and `checking` checks
-their shapes; `supervision` has the problem itself, `losses` the usual losses and metrics. Images
-(`classification`, with the random changes of `augmentation`) and texts (`next_character`) are cases
-of it. Problems with a known answer are in `quadratic` (known optimum) and `gaussian` (known
-posterior), Bayesian regression in `logistic`, any posterior given by its log-density in
-`log_density`. `latent` has latent-variable models for expectation
-maximisation. `client_data` checks and pads partitions for all of them.
+`supervised` (in `building`) builds a problem from any network, loss and data, which `examples`
+reads and `checking` checks; `supervision` has the problem itself, `losses` the usual losses and
+metrics, `evaluation` their means over test examples. Images (`classification`, with the random
+changes of `augmentation`) and texts (`next_character`) are cases of it. Problems with a known
+answer are in `quadratic` (known optimum) and `gaussian` (known posterior), Bayesian regression in
+`logistic`, any posterior given by its log-density in `log_density`. `latent` has latent-variable
+models for expectation maximisation. `client_data` checks and pads partitions for all of them, and
+`client_losses` measures clients one by one where they have no test examples.
 """
 
 from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
-from fedjax_sim.problems.building import Examples, from_dataframe, supervised
+from fedjax_sim.problems.building import supervised
 from fedjax_sim.problems.classification import (
     Classification,
     make_classification,
@@ -22,6 +23,7 @@ from fedjax_sim.problems.client_data import (
     pad_partitions,
     partition_by_ids,
 )
+from fedjax_sim.problems.examples import Examples, from_dataframe
 from fedjax_sim.problems.gaussian import (
     GaussianClients,
     OneGaussian,

@@ -1,11 +1,11 @@
 """Build problems of supervised learning from a user's network, loss and data, and check them.
 
-Dimension letters: those of `supervision`; `F` features, `D` numbers that are predicted.
+Dimension letters: those of `supervision`.
 """
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,79 +13,16 @@ import numpy as np
 
 from fedjax_sim import trees
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems.checking import check_shapes, form_of
+from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.client_data import (
-    check_partition,
     hold_out,
     pad_partitions,
-    partition_by_ids,
 )
+from fedjax_sim.problems.examples import Examples, owners_of_tests, read_arrays, read_owners
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Model, Params
-
-
-class Examples(NamedTuple):
-    """Examples and whose they are.
-
-    Attributes:
-      inputs: What the network is given: a pytree of arrays `[n, ...]`.
-      targets: What the loss compares its outputs with: a pytree of arrays `[n, ...]`.
-      clients: The client of each example, n ids of any hashable kind; None if that is not known.
-    """
-
-    inputs: Any
-    targets: Any
-    clients: Sequence[Hashable] | None = None
-
-
-def from_dataframe(
-    table: Any,
-    *,
-    target: str | Sequence[str],
-    client: str | None = None,
-    features: Sequence[str] | None = None,
-) -> Examples:
-    """Take examples from the rows of a pandas DataFrame.
-
-    Args:
-      table: The DataFrame, of n rows.
-      target: Column to predict, or several columns.
-      client: Column that names each row's client, by text or anything else hashable.
-      features: Columns that the network is given; by default all others.
-
-    Returns:
-      Inputs `f32[n, F]`, targets `[n]`, or `[n, D]` for a list of columns, and the clients. Targets
-      are float32, and int32 if all of them are whole numbers or bools.
-
-    Raises:
-      ConfigError: If a column does not exist, is no number where one is needed, or lacks a value.
-    """
-    targets = [target] if isinstance(target, str) else list(target)
-    taken = {*targets, client}
-    columns = list(features or (name for name in table.columns if name not in taken))
-    for name in [*columns, *targets, *([] if client is None else [client])]:
-        if name not in table.columns:
-            raise ConfigError("column", name, "one of " + ", ".join(map(str, table.columns)))
-    if not columns:
-        raise ConfigError("features", columns, "at least one column")
-    inputs = np.stack([_numbers(table, name) for name in columns], axis=1).astype(np.float32)
-    values = np.stack([_numbers(table, name) for name in targets], axis=1)
-    kind = np.int32 if values.dtype.kind in "biu" else np.float32
-    found = values.astype(kind) if not isinstance(target, str) else values[:, 0].astype(kind)
-    return Examples(inputs, found, None if client is None else table[client].tolist())
-
-
-def _numbers(table: Any, name: str) -> np.ndarray:
-    """Return a column of finite numbers."""
-    values = np.asarray(table[name])
-    if values.dtype.kind not in "biuf":
-        raise ConfigError(f"type of column {name}", str(table[name].dtype), "a kind of number")
-    if not np.isfinite(values).all():
-        at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ConfigError(f"row {at} of column {name}", float(values[at]), "a finite number")
-    return values
 
 
 class Options(TypedDict, total=False):
@@ -197,19 +134,19 @@ def supervised(
     if isinstance(test, Examples):
         test_clients = test.clients if test_clients is None else test_clients
         test = (test.inputs, test.targets)
-    data, num = _arrays("data", data)
+    data, num = read_arrays("data", data)
     if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
         raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
-    partitions, names = _owners(split, clients, num)
+    partitions, names = read_owners(split, clients, num)
     owned: list[Partition] | None = None
     if isinstance(test, float | int):
         pairs = [hold_out(partition, test, seed) for partition in partitions]
         partitions, owned = [train for train, _ in pairs], [test for _, test in pairs]
         test_data = data
     else:
-        test_data, num_tests = _arrays("test", test)
+        test_data, num_tests = read_arrays("test", test)
         if test_clients is not None:
-            owned = [_owners_in(names, list(test_clients), num_tests)]
+            owned = [owners_of_tests(names, list(test_clients), num_tests)]
     problem = Supervised(
         data=data,
         test_data=test_data,
@@ -349,68 +286,11 @@ def _check_options(model: Any, prior_precision: float | None, test_block: int) -
         raise ConfigError("test_block", test_block, "a whole number of at least 1")
 
 
-def _owners(
-    split: Partition | list[Partition] | None, clients: Iterable[Hashable] | None, num: int
-) -> tuple[list[Partition], tuple[Hashable, ...] | None]:
-    """List the partitions that are given, or make the one that ids tell; return clients' names."""
-    if clients is not None and split is None:
-        ids = list(clients)
-        _check_length("clients", len(ids), num)
-        partition, names = partition_by_ids(ids)
-        return [partition], names
-    if split is None or clients is not None:
-        raise ConfigError("split", split, "a partition, or else left out and `clients` given")
-    partitions = split if isinstance(split, list) else [split]
-    for partition in partitions:
-        check_partition(partition, num)
-    return partitions, None
-
-
 def _metric(given: PerExample | Metric) -> Metric:
     """Make a hashable metric."""
     metric = given if isinstance(given, Metric) else Metric(given)
     dims = (metric.dims,) if isinstance(metric.dims, str) else tuple(metric.dims)
     return metric._replace(dims=dims, labels=tuple(tuple(each) for each in metric.labels))
-
-
-def _arrays(name: str, data: Any) -> tuple[Any, int]:
-    """Put a pytree of arrays on the device; return it and the number of examples."""
-    given, structure = jax.tree.flatten(data)
-    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in given]
-    for leaf in leaves:
-        if np.ndim(leaf) < 1 or np.dtype(leaf.dtype).kind not in "biuf":
-            raise ConfigError(f"an array of {name}", form_of(leaf), "numbers, with examples first")
-    arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
-    lengths = {leaf.shape[0] for leaf in leaves}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
-    for path, leaf in zip(trees.paths_of(arrays), jax.tree.leaves(arrays), strict=True):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
-            raise ConfigError(f"{name}/{path}", "an array with nan or inf", "finite")
-    return arrays, lengths.pop()
-
-
-def _check_length(name: str, found: int, num: int) -> None:
-    if found != num:
-        raise ConfigError(f"length of {name}", found, f"{num}, the number of examples")
-
-
-def _owners_in(names: tuple[Hashable, ...] | None, ids: Sequence[Hashable], num: int) -> Partition:
-    """Give test examples to the clients that they name."""
-    if names is None:
-        raise ConfigError("test_clients", "given", "left out, unless `clients` names the clients")
-    _check_length("test_clients", len(ids), num)
-    own, found = partition_by_ids(ids)
-    unknown = [name for name in found if name not in set(names)]
-    if unknown:
-        raise ConfigError("client in test_clients", unknown[0], "one that has training examples")
-    place = {name: row for row, name in enumerate(found)}
-    index = np.zeros((len(names), own.index.shape[1]), "int32")
-    counts = np.zeros(len(names), "int32")
-    for number, name in enumerate(names):
-        if name in place:
-            index[number], counts[number] = own.index[place[name]], own.counts[place[name]]
-    return Partition(index, counts)
 
 
 def _test_on_held_out(made: list[Supervised], tests: Sequence[Partition]) -> list[Supervised]:

@@ -1,10 +1,15 @@
-"""How many test examples to evaluate together."""
+"""Means of losses and metrics over test examples, which are evaluated in blocks.
 
-from collections.abc import Callable
+Dimension letters: `B` examples of a block.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from fedjax_sim.problems.losses import Metric
 from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Params
 
@@ -31,3 +36,59 @@ def evaluated_at_once(
     program = jax.make_jaxpr(apply)(params, example)
     results = (var.aval for equation in program.eqns for var in equation.outvars)
     return max(1, LARGEST // sum(result.size * result.dtype.itemsize for result in results))
+
+
+def sums_over_examples(
+    metrics: Sequence[tuple[str, Metric]],
+    outputs: Any,
+    targets: Any,
+    is_there: Array,
+    mask: Array | None,
+) -> dict[str, Any]:
+    """Sum losses and metrics over the examples of a block.
+
+    Args:
+      metrics: The metrics by name.
+      outputs: What the network computed, leaves `[B, ...]`.
+      targets: What it should have computed, leaves `[B, ...]`.
+      is_there: `bool[B]`, which examples count.
+      mask: `bool[B, ...]`, which of their entries count; None for all.
+
+    Returns:
+      By name the sum over what counts, along the metric's dimensions, and how many entries
+      these are; None for the latter if it is the number of examples.
+    """
+    counted = is_there if mask is None else mask & along(is_there, mask)
+    sums = {}
+    for name, metric in metrics:
+        values, among = metric.values(outputs, targets), counted
+        if metric.dims:
+            among = along(counted, values)
+        if metric.among is not None:
+            among = among & metric.among(outputs, targets)
+        axes = tuple(range(counted.ndim))
+        number = None
+        if metric.among is not None or mask is not None:
+            number = jnp.broadcast_to(among, values.shape).sum(axis=axes)
+        name = f"{name}[{', '.join(metric.dims)}]" if metric.dims else name
+        sums[name] = jnp.where(among, values, 0).sum(axis=axes), number
+    return sums
+
+
+def means_over_examples(sums: Mapping[str, Any], num: Any) -> dict[str, Array]:
+    """Divide sums by numbers of entries.
+
+    Args:
+      sums: What `sums_over_examples` returned for all blocks, added up.
+      num: Number of examples, by which sums are divided that name no number.
+    """
+    dtype = sums["loss"][0].dtype
+    return {
+        name: total.astype(dtype) / (num if number is None else number)
+        for name, (total, number) in sums.items()
+    }
+
+
+def along(flags: Array, like: Array) -> Array:
+    """Give flags `[B, ...]` further axes of length 1, as many as `like` has more."""
+    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))

@@ -20,6 +20,7 @@ from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
 from fedjax_sim.diagnostics.gaussians import Gaussian
+from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key
 
@@ -130,7 +131,7 @@ class OneGaussian:
 
 
 @struct.dataclass
-class GaussianClients:
+class GaussianClients(ClientLosses):
     """Client c has f^c(w) = (w - b_c)' H_c (w - b_c) / 2 and the weight p_c = n_c / n.
 
     The energy is f = sum_c p_c f^c. At temperature tau the posterior is N(w_*, tau H^-1) with
@@ -144,6 +145,7 @@ class GaussianClients:
         the gradients of the f^c.
       counts: `i32[N]`, n_c; only their proportions and their sum n matter.
       start: `f[P]`, the initial model.
+      per_client: Whether every client's loss is measured too.
     """
 
     hessians: Array
@@ -151,6 +153,7 @@ class GaussianClients:
     noise: Array
     counts: Array
     start: Array
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -161,6 +164,7 @@ class GaussianClients:
         counts: npt.ArrayLike = 1,
         noise: npt.ArrayLike = 0.0,
         start: npt.ArrayLike = 0.0,
+        per_client: bool = False,
     ) -> Self:
         """Build from arrays or plain numbers.
 
@@ -171,6 +175,7 @@ class GaussianClients:
           counts: n_c: one whole number, or one per client `[N]`.
           noise: Factors of the covariances of the gradient noise, in the same forms as `hessians`.
           start: Initial model: one number for all coordinates, or `[P]`.
+          per_client: Whether every client's loss is measured too.
 
         Returns:
           The problem.
@@ -194,7 +199,7 @@ class GaussianClients:
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
         counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
-        return cls(hessians, centers, matrices(noise), counts, start)
+        return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 
     def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""
@@ -245,18 +250,19 @@ class GaussianClients:
         )
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:
-        """Compute "loss", f(w) / n without noise.
+        """Compute "loss", f(w) / n without noise, and with `per_client` each f^c(w) / n.
 
         Args:
           params: `f[P]`, the model w.
 
         Returns:
-          A mapping with the one entry "loss", `f[]`.
+          A mapping with "loss", `f[]`, and with `per_client` "client_loss[client]", `f[N]`.
         """
         losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
             jnp.arange(self.counts.shape[0])
         )
-        return {"loss": self.counts @ losses / self.counts.sum()}
+        loss = self.counts @ losses / self.counts.sum()
+        return {"loss": loss, **self.losses_of_clients(params, self.counts.shape[0])}
 
     def posterior(self, temperature: float = 1.0) -> Gaussian:
         """Compute the law N(w_*, tau H^-1) that a sampler should reach, on the host in float64.

@@ -31,6 +31,7 @@ from flax import struct
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
@@ -42,7 +43,7 @@ LogPrior = Callable[[Params], Array]
 
 
 @struct.dataclass
-class LogDensity:
+class LogDensity(ClientLosses):
     """A posterior whose examples are spread over clients; see the module for its conventions.
 
     Attributes:
@@ -57,6 +58,7 @@ class LogDensity:
         if the target of an example is no class.
       simulate: From a key, parameters and one example's inputs to a draw of its target; None if it
         is not known, or follows from `probabilities`.
+      per_client: Whether every client's loss is measured too.
     """
 
     data: Any
@@ -68,6 +70,7 @@ class LogDensity:
     draws_start: Callable[[Key], Params] | None = struct.field(pytree_node=False, default=None)
     probabilities: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
     simulate: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -121,10 +124,14 @@ class LogDensity:
         return self.log_likelihoods(params).sum() + self.log_prior(params)
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Compute "log_density", and "loss": the mean of -log-likelihood over all examples."""
+        """Compute "log_density", and "loss": the mean of -log-likelihood over all examples.
+
+        With `per_client` also `client_loss` of every client, "client_loss[client]": `f[N]`.
+        """
         total = self.log_likelihoods(params).sum()
         loss = -total / self.counts.sum()
-        return {"log_density": total + self.log_prior(params), "loss": loss}
+        single = {"log_density": total + self.log_prior(params), "loss": loss}
+        return {**single, **self.losses_of_clients(params, self.counts.shape[0])}
 
     def _likelihoods(self, params: Params, rows: Array) -> Array:
         """Compute the log-likelihoods of examples `i32[B]`: `f[B]`."""
@@ -144,6 +151,7 @@ def from_logdensity(
     *,
     probabilities: Callable[..., Array] | None = None,
     simulate: Callable[..., Array] | None = None,
+    per_client: bool = False,
 ) -> LogDensity:
     """Make a problem of a posterior.
 
@@ -157,6 +165,7 @@ def from_logdensity(
         chains that start far apart show best whether they have mixed.
       probabilities: As in `LogDensity`, for class predictions.
       simulate: As in `LogDensity`, for draws of targets.
+      per_client: Whether every client's loss is measured too.
 
     Returns:
       The problem.
@@ -191,6 +200,7 @@ def from_logdensity(
         draw,
         probabilities,
         simulate,
+        per_client=per_client,
     )
 
 

@@ -2,7 +2,7 @@
 
 Each is a function of what a network computes for some examples and of their targets, and returns
 one number per example; for sequences whose targets are masked, one per entry. `Metric` is for
-numbers with dimensions of their own, such as one accuracy per class.
+numbers along further dimensions, such as one accuracy per class.
 
 Dimension letters: `B` examples, `K` classes, `D` numbers that are predicted for an example.
 """
@@ -118,18 +118,7 @@ def squared_error(outputs: Array, targets: Array) -> Array:
 
 
 def absolute_error(outputs: Array, targets: Array) -> Array:
-    """Compute the absolute error of predicted numbers, the mean over an example's numbers.
-
-    Args:
-      outputs: As `squared_error`.
-      targets: As `squared_error`.
-
-    Returns:
-      `f[B]`.
-
-    Raises:
-      ConfigError: If the shapes do not match.
-    """
+    """Compute the absolute error: `squared_error` with absolute values in place of squares."""
     return _mean_of_example(jnp.abs(_difference(outputs, targets)))
 
 

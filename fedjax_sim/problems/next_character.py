@@ -68,7 +68,7 @@ def make_next_characters(
     partitions: Sequence[Partition],
     *,
     per_client: bool = False,
-    test_partition: Partition | None = None,
+    test_partition: Partition | list[Partition] | None = None,
     start: Params | None = None,
     frozen: str | Callable[[str], bool] | None = None,
 ) -> list[NextCharacter]:
@@ -84,7 +84,7 @@ def make_next_characters(
         `fedjax_sim.partition.natural` with `dataset.train_speakers` as clients.
       per_client: Whether accuracy and loss are evaluated for each client too.
       test_partition: The clients' own test sequences, for example those of the speakers in
-        `dataset.test_speakers`; None if these belong to nobody.
+        `dataset.test_speakers`, once or for each of the partitions; None if these belong to nobody.
       start: Parameters to start from, or some of them, as in `fedjax_sim.problems.supervised`.
       frozen: Which parameters are not trained, as in `fedjax_sim.problems.supervised`.
 
@@ -119,5 +119,5 @@ def make_next_characters(
     if found[1:] != (length, dataset.num_classes):
         allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
         raise ConfigError("model", type(model).__name__, allowed)
-    tests = None if test_partition is None else [test_partition]
+    tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
     return assign_examples(with_start(problem, start, frozen), partitions, tests)

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
+from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.types import Array, Key
 
 
 @struct.dataclass
-class Quadratic:
+class Quadratic(ClientLosses):
     """Client i has the loss f_i(w) = (curvature_i / 2) ||w - center_i||^2, with gradient noise.
 
     The objective is the mean of the f_i. Its optimum is the curvature-weighted mean of the centers.
@@ -28,12 +29,14 @@ class Quadratic:
       noise: `f[]`, sigma: standard deviation of the Gaussian gradient noise xi, in the norm over
         all P coordinates, so that E||xi||^2 = sigma^2.
       start: `f[P]`, the initial model.
+      per_client: Whether every client's loss is measured too.
     """
 
     centers: Array
     curvature: Array
     noise: Array
     start: Array
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -43,6 +46,7 @@ class Quadratic:
         curvature: npt.ArrayLike = 1.0,
         noise: npt.ArrayLike = 0.0,
         start: npt.ArrayLike = 0.0,
+        per_client: bool = False,
     ) -> Self:
         """Build from arrays or plain numbers.
 
@@ -51,6 +55,7 @@ class Quadratic:
           curvature: One number for all clients, or one per client `[N]`.
           noise: Standard deviation of the gradient noise.
           start: Initial model: one number for all coordinates, or `[P]`.
+          per_client: Whether every client's loss is measured too.
 
         Returns:
           The problem.
@@ -63,7 +68,9 @@ class Quadratic:
         chex.assert_rank([centers, jnp.asarray(noise)], [2, 0])
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
-        return cls(centers, curvature, jnp.asarray(noise, centers.dtype), start)
+        return cls(
+            centers, curvature, jnp.asarray(noise, centers.dtype), start, per_client=per_client
+        )
 
     @property
     def counts(self) -> Array:
@@ -95,18 +102,32 @@ class Quadratic:
         noise = (
             self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
         )
-        away = params - self.centers[client]
-        return self.curvature[client] / 2 * jnp.sum(jnp.square(away)) + noise @ params
+        return self.client_loss(params, client, None) + noise @ params
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:
-        """Compute "loss", the mean of the f_i without noise.
+        """Compute "loss", the mean of the f_i without noise, and with `per_client` each f_i.
 
         Args:
           params: `f[P]`, the model w.
 
         Returns:
-          A mapping with the one entry "loss", `f[]`.
+          A mapping with "loss", `f[]`, and with `per_client` "client_loss[client]", `f[N]`.
         """
         chex.assert_equal_shape([params, self.start])
         away = params[None] - self.centers
-        return {"loss": jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(away), axis=1))}
+        loss = jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(away), axis=1))
+        return {"loss": loss, **self.losses_of_clients(params, self.counts.shape[0])}
+
+    def client_loss(self, params: Array, client: Array, key: Key | None) -> Array:
+        """Compute f_i(w), without noise.
+
+        Args:
+          params: `f[P]`, the model w.
+          client: `i32[]`, the client i.
+          key: Ignored.
+
+        Returns:
+          `f[]`.
+        """
+        away = params - self.centers[client]
+        return self.curvature[client] / 2 * jnp.sum(jnp.square(away))

@@ -23,7 +23,12 @@ from flax import struct
 
 from fedjax_sim import trees
 from fedjax_sim.models.calls import takes_train
-from fedjax_sim.problems.evaluation import evaluated_at_once
+from fedjax_sim.problems.evaluation import (
+    along,
+    evaluated_at_once,
+    means_over_examples,
+    sums_over_examples,
+)
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import is_for_cpu
@@ -206,7 +211,7 @@ class Supervised:
         losses, mask = self._losses(params, rows, key)
         is_there = places < self.counts[client]
         if mask is not None:
-            return _mean_among(losses, mask & _along(is_there, mask)) + self._penalty(params)
+            return _mean_among(losses, mask & along(is_there, mask)) + self._penalty(params)
         total = jnp.where(is_there, losses, 0).sum()
         return total / self.counts[client] + self._penalty(params)
 
@@ -240,7 +245,7 @@ class Supervised:
             return self._sums(whole, rows, places < num)
 
         totals = jax.lax.map(sums, self._test_places(whole, capacity))
-        metrics = self._means(jax.tree.map(lambda each: each.sum(axis=0), totals), num)
+        metrics = means_over_examples(jax.tree.map(lambda each: each.sum(axis=0), totals), num)
         if self.per_client:
             of_clients = self.evaluate_clients(lambda client: params)
             metrics |= {f"client_{name}[client]": each for name, each in of_clients.items()}
@@ -278,7 +283,7 @@ class Supervised:
                 lambda number, totals: jax.tree.map(jnp.add, totals, block(number)),
                 nothing,
             )
-            means = self._means(totals, count)
+            means = means_over_examples(totals, count)
             return {name: value for name, value in means.items() if "[" not in name}
 
         return self._map_clients(of_client)
@@ -334,32 +339,9 @@ class Supervised:
         """
         inputs, targets = self._tested(rows)
         outputs = self.model.apply(whole, inputs)
-        counted = is_there
-        if self.mask_of is not None:
-            mask = self.mask_of(targets)
-            counted = mask & _along(is_there, mask)
-        sums = {}
-        for name, metric in (*self.metrics, ("loss", Metric(self.loss_of))):
-            values, among = metric.values(outputs, targets), counted
-            if metric.dims:
-                among = _along(counted, values)
-            if metric.among is not None:
-                among = among & metric.among(outputs, targets)
-            axes = tuple(range(counted.ndim))
-            number = None
-            if metric.among is not None or self.mask_of is not None:
-                number = jnp.broadcast_to(among, values.shape).sum(axis=axes)
-            name = f"{name}[{', '.join(metric.dims)}]" if metric.dims else name
-            sums[name] = jnp.where(among, values, 0).sum(axis=axes), number
-        return sums
-
-    def _means(self, sums: Mapping[str, Any], num: Any) -> dict[str, Array]:
-        """Divide sums by numbers of entries, by default `num`, the number of examples."""
-        dtype = sums["loss"][0].dtype
-        return {
-            name: total.astype(dtype) / (num if number is None else number)
-            for name, (total, number) in sums.items()
-        }
+        mask = None if self.mask_of is None else self.mask_of(targets)
+        named = (*self.metrics, ("loss", Metric(self.loss_of)))
+        return sums_over_examples(named, outputs, targets, is_there, mask)
 
     def _penalty(self, params: Params) -> Array | float:
         """Compute the prior's part of one example's loss; 0 without a prior."""
@@ -408,11 +390,6 @@ def rows_of(data: Any, rows: Array) -> Any:
         return found.reshape(*rows.shape, *leaf.shape[1:])
 
     return jax.tree.map(look_up, data)
-
-
-def _along(flags: Array, like: Array) -> Array:
-    """Give flags `[B, ...]` further axes of length 1, as many as `like` has more."""
-    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
 
 
 def _mean_among(losses: Array, mask: Array) -> Array:

@@ -4,6 +4,7 @@
 because matplotlib is slow to load.
 """
 
-from fedjax_sim.reporting.results import Folder, Results, load, save, summary
+from fedjax_sim.engine.summaries import summary
+from fedjax_sim.reporting.results import Folder, Results, load, save
 
 __all__ = ["Folder", "Results", "load", "save", "summary"]

@@ -5,7 +5,7 @@
                    `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
     models.nc, samples.nc, timelines.nc, settings.pkl
                    the rest of what `sweep` returned; `fedjax_sim.load(folder, "fedavg")` reads all
-    summary.json   final values, see `summary`
+    summary.json   final values, see `fedjax_sim.engine.summaries.summary`
     config.json    resolved settings, versions, commit, device
     *.png          pictures
     checkpoint/    from which an unfinished run is resumed, and a longer one goes on
@@ -16,22 +16,17 @@ comes last. One process at a time writes to a folder.
 """
 
 import contextlib
-import functools
-import importlib.metadata
-import itertools
 import json
-import platform
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import numpy as np
 import xarray as xr
 
-from fedjax_sim.diagnostics.fairness import summarise_clients
+from fedjax_sim.engine.records import environment, to_json
+from fedjax_sim.engine.run_files import Kept, files_of
+from fedjax_sim.engine.summaries import summary
 from fedjax_sim.lifecycle import LOCK, FolderLock, remove_scratch, say, write_whole
 from fedjax_sim.settings import ConfigError
 
@@ -45,8 +40,6 @@ UNFINISHED, ENDED = Path("checkpoint/run.json"), Path("checkpoint/ended.json")
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
 """Coordinates against which curves are drawn, by the name that users give them."""
 LEAST_FREE_BYTES = 2**24
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "xarray")
-"""Packages whose versions config.json records."""
 
 
 class Results(NamedTuple):
@@ -133,14 +126,7 @@ class Folder:
             say(f"{self.path} has no run to resume: starting from the beginning.")
             return False
         ours = json.loads(to_json(identity))
-        saved = next(
-            (
-                known
-                for name in (UNFINISHED, ENDED)
-                if (known := _read_json(self.path / name)) is not None
-            ),
-            None,
-        )
+        saved = self.recorded()
         if saved is None:
             say(f"{self.path / UNFINISHED} is damaged or missing and is written again.")
             return False
@@ -154,6 +140,11 @@ class Folder:
                     f"{mine!r}, as in this run, for it to resume",
                 )
         return saved == ours
+
+    def recorded(self) -> dict[str, Any] | None:
+        """Read what the run in the folder gave to `open`; None if that is missing or damaged."""
+        found = (_read_json(self.path / name) for name in (UNFINISHED, ENDED))
+        return next((known for known in found if known is not None), None)
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
         """Create the folder, lock it, and try to write to it.
@@ -237,9 +228,14 @@ class Folder:
         tree = xr.DataTree.from_dict(dict(groups))
         self._put(name, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
-    def write_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the given name."""
-        self._put(name, lambda path: path.write_bytes(content))
+    def write_runs(self, runs: Mapping[str, Kept]) -> None:
+        """Write what runs returned, for `fedjax_sim.load`.
+
+        Args:
+          runs: The runs, whole or of some lanes, by system.
+        """
+        for name, write in files_of(runs).items():
+            self._put(name, write)
 
     def write_figure(self, name: str, figure: "Figure") -> None:
         """Write a figure as a PNG file of the given name."""
@@ -288,6 +284,7 @@ def save(
     config: Mapping[str, Any],
     figures: Mapping[str, "Figure"] | None = None,
     *,
+    runs: Mapping[str, Kept] | None = None,
     can_go_on: bool = False,
 ) -> dict[str, Any]:
     """Write everything that belongs to finished runs.
@@ -295,8 +292,11 @@ def save(
     Args:
       folder: An open results folder.
       curves: The curves of `sweep`, by system.
-      config: The content of config.json apart from versions, commit and device.
+      config: The content of config.json. Versions, commit and device are added if they are not
+        in it.
       figures: Pictures by file name.
+      runs: The runs, whole or of some lanes, by system, to keep their models, samples, schedules
+        and settings too.
       can_go_on: Whether checkpoints are kept, for a longer run.
 
     Returns:
@@ -305,11 +305,14 @@ def save(
     Raises:
       StorageError: If the disk refuses.
     """
-    folder.write_arrays("results.nc", curves)
+    if runs is None:
+        folder.write_arrays("results.nc", curves)
+    else:
+        folder.write_runs(runs)
     for name, figure in (figures or {}).items():
         folder.write_figure(name, figure)
     content = summary(curves)
-    folder.finish({**config, **environment()}, content, can_go_on=can_go_on)
+    folder.finish({**config, **environment(), **config}, content, can_go_on=can_go_on)
     return content
 
 
@@ -334,207 +337,6 @@ def load(path: str | Path) -> Results:
     return Results(curves, *tables)
 
 
-def summary(curves: Mapping[str, xr.Dataset]) -> dict[str, Any]:
-    """Summarise final values by system, in the form of summary.json.
-
-    An entry has the means over seeds of the final metrics, with their standard deviations (of the
-    lanes, with divisor n, not of the mean), medians and least values, and the means of virtual
-    time, ticks, local steps and bits, the last three rounded to whole numbers. Failed lanes are
-    counted, and left out of the metrics, which are null if no other lane is left. Of a metric of
-    single clients the mean, the worst decile and the spread over clients are given, as means over
-    seeds, see `fedjax_sim.diagnostics.fairness.summarise_clients`.
-
-    Args:
-      curves: The curves of `sweep`, by system.
-
-    Lanes that collapsed to chance while finite are counted too, and stay in the metrics.
-
-    Returns:
-      A mapping with `lanes`, `failed_lanes`, `collapsed_lanes`, `flagged`, `seconds` and `systems`.
-      `flagged` lists the failed, the collapsed and the stopped lanes, see `flagged`. A system has
-      one entry or, if settings were swept, a list of entries under `settings`, each with its values
-      under `set`.
-    """
-    lanes = sum(data["failed"].size for data in curves.values())
-    failed = sum(int(data["failed"].sum()) for data in curves.values())
-    named = flagged(curves)
-    seconds = {
-        kind: float(sum(data.attrs[f"seconds_{kind}"] for data in curves.values()))
-        for kind in ("compile", "run")
-    }
-    systems = {}
-    for name, data in curves.items():
-        entries = [
-            {"set": point, **_final(lanes)} if point else _final(lanes)
-            for point, lanes in settings_of(data)
-        ]
-        systems[name] = {"settings": entries} if "set" in entries[0] else entries[0]
-    return {
-        "lanes": lanes,
-        "failed_lanes": failed,
-        "collapsed_lanes": sum(lane["what"] == "collapsed" for lane in named),
-        "flagged": named,
-        "seconds": seconds,
-        "systems": systems,
-    }
-
-
-def flagged(curves: Mapping[str, xr.Dataset]) -> list[dict[str, Any]]:
-    """List the lanes that failed (some number was not finite), collapsed to chance or were stopped.
-
-    Args:
-      curves: The curves of `sweep`, by system.
-
-    Returns:
-      For each such lane its `system`, the values of swept settings (`set`), its `seed`, `what`
-      happened to it ("failed" or "collapsed", or that it was "stopped"), and at which `evaluation`,
-      `tick` and `virtual_time` this showed first. For failed lanes also the last finite values of
-      metrics whose names begin with "least_", which measure how far a lane was from failing; None
-      if there are none.
-    """
-    found = []
-    for system, data in curves.items():
-        for point, lanes in settings_of(data):
-            for what in ("failed", "collapsed", "stopped"):
-                if f"{what}_at" not in lanes:
-                    continue
-                for i in np.flatnonzero(lanes[f"{what}_at"].values >= 0):
-                    lane = lanes.isel(seed=i)
-                    at = int(lane[f"{what}_at"])
-                    then = lane.isel(eval=at)
-                    entry = {"system": system, "set": point, "seed": int(lane["seed"])}
-                    entry |= {"what": what, "evaluation": at, "tick": int(then["ticks"])}
-                    entry |= {"virtual_time": float(then["time"])}
-                    for name in lane if what == "failed" else ():
-                        if str(name).startswith("least_"):
-                            values = lane[name].values[: at + 1]
-                            finite = values[np.isfinite(values)]
-                            entry[str(name)] = float(finite[-1]) if finite.size else None
-                    found.append(entry)
-    return found
-
-
-def settings_of(data: xr.Dataset) -> Iterator[tuple[dict[str, Any], xr.Dataset]]:
-    """Go through the points of a sweep.
-
-    Args:
-      data: The curves of one system.
-
-    Yields:
-      The values of the swept settings by name, and the curves there, with dimensions (seed, eval).
-    """
-    data = data if "seed" in data.dims else data.expand_dims("seed")
-    swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
-    for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
-        at = dict(zip(swept, place, strict=True))
-        yield (
-            {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()},
-            data.isel(at),
-        )
-
-
-def label_of(system: str, point: Mapping[str, Any]) -> str:
-    """Name a system together with settings, such as "favano lr=0.5".
-
-    Args:
-      system: Name of the system.
-      point: Values of settings by name.
-    """
-    shown = {
-        name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value)
-        for name, value in point.items()
-    }
-    return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
-
-
-def metrics_of(data: xr.Dataset) -> list[str]:
-    """List the metrics of a system's curves that are numbers: the variables along eval."""
-    return [name for name, dims in _dimensions(data).items() if not dims]
-
-
-def client_metrics_of(data: xr.Dataset) -> list[str]:
-    """List the metrics with one number per client: the variables along eval and client."""
-    return [name for name, dims in _dimensions(data).items() if dims == ("client",)]
-
-
-def _dimensions(data: xr.Dataset) -> dict[str, tuple[str, ...]]:
-    """Find the dimensions of each metric that follow after eval."""
-    found = {}
-    for name, values in data.data_vars.items():
-        dims = [str(dim) for dim in values.dims]
-        if "eval" in dims:
-            found[str(name)] = tuple(dims[dims.index("eval") + 1 :])
-    return found
-
-
-def _final(lanes: xr.Dataset) -> dict[str, Any]:
-    """Summarise the last evaluation of the lanes of one point."""
-    last = lanes.isel(eval=-1)
-    good = ~last["failed"].values
-    final: dict[str, dict[str, float | None]] = {}
-    for name in metrics_of(lanes):
-        values = last[name].values[good].astype(float)
-        is_known = good.any() and bool(np.isfinite(values).all())
-        final[name] = {
-            of_seeds: float(getattr(np, of_seeds)(values)) if is_known else None
-            for of_seeds in ("mean", "std", "median", "min")
-        }
-    for name in client_metrics_of(lanes):
-        is_less = bool(lanes[name].attrs.get("less_is_better", 0))
-        values = last[name].values[good].astype(float)
-        if not good.any():
-            final[name] = dict.fromkeys(("mean", "std", "worst_decile", "spread"))
-            continue
-        mean, worst, spread = summarise_clients(values, less_is_better=is_less)
-        final[name] = {
-            "mean": float(mean.mean()),
-            "std": float(mean.std()),
-            "worst_decile": float(worst.mean()),
-            "spread": float(spread.mean()),
-        }
-    whole = {
-        name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
-    }
-    return {"final": final, "virtual_time": float(last["time"].mean()), **whole}
-
-
-def environment() -> dict[str, Any]:
-    """Collect versions, commit and device, for config.json."""
-    from fedjax_sim import __version__
-
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    device = jax.devices()[0]
-    return {
-        "versions": {"fedjax_sim": __version__, "python": platform.python_version(), **versions},
-        "commit": _commit(),
-        "device": {
-            "platform": device.platform,
-            "kind": device.device_kind,
-            "count": jax.device_count(),
-        },
-    }
-
-
-@functools.cache
-def _commit() -> str | None:
-    """Find the commit of the repository that holds the package; None if no repository does.
-
-    "-dirty" is appended if files differ from the commit.
-    """
-    here = Path(__file__).parents[1]
-    try:
-        for command in (
-            ["ls-files", "--error-unmatch", "__init__.py"],
-            ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        ):
-            done = subprocess.run(
-                ["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True
-            )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None if the file is missing or damaged."""
     try:
@@ -551,27 +353,6 @@ def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
             if theirs.get(key) != ours.get(key):
                 return first_difference(f"{name}.{key}", theirs.get(key), ours.get(key))
     return name, theirs, ours
-
-
-def to_json(content: Any) -> str:
-    """Write a value as JSON: arrays become lists, functions their names, nan and inf null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(x) for key, x in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(x) for x in value]
-        if isinstance(value, np.generic | np.ndarray):
-            return plain(value.tolist())
-        if isinstance(value, float) and not np.isfinite(value):
-            return None
-        return (
-            value
-            if value is None or isinstance(value, bool | int | float | str)
-            else getattr(value, "__name__", str(value))
-        )
-
-    return json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -214,8 +214,8 @@ def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out) == named["experiments"]
 
 
-def test_run_without_a_system_is_the_main_job(call_anew, tmp_path):
-    out = call_anew("run", *QUICK, *BUFFER, "--client-variance", "--per-client")
+def test_run_without_a_system_is_the_main_job(call, tmp_path):
+    out = call("run", *QUICK, *BUFFER, "--client-variance", "--per-client")
     names = {"fedavg", "quafl", "fedbuff", "favano"}
     assert all(name in out for name in names)
     assert "Written to results " in out
@@ -546,8 +546,10 @@ def test_groups_are_drawn_and_swept(call, tmp_path):
     assert groups(tmp_path / "when")["hierarchical shift=0.85"].sizes["client"] == 2
 
 
-def test_a_killed_run_resumes_with_the_same_bits(call_anew, environment, tmp_path, capsys):
-    words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--out"]
+def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path, capsys):
+    """With a layout that is given, because processes here have other numbers of devices."""
+    layout = "slots_at_once=2,lanes_at_once=false,client_devices=1,lane_devices=1"
+    words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--layout", layout, "--out"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedjax_sim", *words, "broken", "--checkpoint-every", "0.001"],
         cwd=tmp_path,
@@ -569,8 +571,8 @@ def test_a_killed_run_resumes_with_the_same_bits(call_anew, environment, tmp_pat
     refused = capsys.readouterr().err
     assert "lr of the checkpoint in broken is 0.5, but must be 0.3" in refused
 
-    call_anew(*words, "broken", "--resume")
-    call_anew(*words, "whole")
+    call(*words, "broken", "--resume")
+    call(*words, "whole")
     broken, whole = groups(tmp_path / "broken"), groups(tmp_path / "whole")
     assert set(broken) == {"quafl", "fedavg"}
     for name in broken:

@@ -57,8 +57,8 @@ def test_low_rank_changes() -> None:
     losses, run = scope["run"].curves.loss.values, scope["run"]
     assert losses[0] < 3.5
     assert losses[-1] < losses[0]
-    # In two blocks, two projections of rank 4, each with two matrices of 32 times 4.
-    bits_of_model = 32 * 2 * 2 * 2 * 32 * 4
+    # In one block, two projections of rank 4, each with two matrices of 32 times 4.
+    bits_of_model = 32 * 2 * 2 * 32 * 4
     assert int(run.curves.uplink_bits[-1]) == 8 * 2 * bits_of_model
 
 

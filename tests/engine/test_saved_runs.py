@@ -1,5 +1,7 @@
 """Runs written into a folder and read back, tables of them, and single lanes."""
 
+import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,11 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.cli.commands import main
+from fedjax_sim.engine.records import to_json
 from fedjax_sim.engine.run_files import SETTINGS
+from fedjax_sim.engine.summaries import summary
+from fedjax_sim.reporting.results import load
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
 
@@ -92,6 +98,41 @@ def test_a_run_is_read_back_as_it_was(run: fedjax_sim.Run, tmp_path: Path) -> No
     one = run.lane(num_selected=4, lr=0.02, seed=2)
     one.save(tmp_path)
     assert_equal_runs(fedjax_sim.load(tmp_path, "fedavg"), one)
+
+
+def test_the_command_line_reads_a_saved_run(
+    run: fedjax_sim.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plot` draws it; its files say what those of `fedjax-sim run` say, and no more."""
+    run.save(tmp_path / "a")
+    kept = load(tmp_path / "a")
+    assert kept.curves["fedavg"].identical(run.curves)
+    assert kept.summary == json.loads(to_json(summary({"fedavg": run.curves})))
+    assert kept.summary["lanes"] == 8 and len(kept.summary["systems"]["fedavg"]["settings"]) == 4
+    settings = kept.config["systems"]["fedavg"]
+    assert (settings["num_selected"], settings["lr"]) == ([2, 4], [0.02, 0.05])
+    assert (settings["optimizer"], settings["num_clients"]) == ("sgd", run.hypers[0].num_clients)
+    assert kept.config["seeds"] == [5, 2] and {"versions", "commit", "device"} <= {*kept.config}
+    assert {*kept.config["files"]} == {path.name for path in (tmp_path / "a").iterdir()}
+    run.lane(num_selected=2, lr=0.02, seed=5).save(tmp_path / "b")
+    words = ["plot", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "fedavg (a) num_selected=4 lr=0.05" in capsys.readouterr().out
+    assert (tmp_path / "out" / "loss.png").exists()
+
+
+def test_some_lanes_are_saved_and_not_drawn(
+    run: fedjax_sim.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of a sweep comes back as it was; `plot` asks for the whole."""
+    curves = run.curves.stack(lane=("num_selected", "lr", "seed")).reset_index("lane")
+    curves = curves.transpose("lane", ...).assign_coords(lane=np.arange(8))
+    part = dataclasses.replace(run, curves=curves)
+    part.save(tmp_path)
+    assert_equal_runs(fedjax_sim.load(tmp_path), part)
+    assert load(tmp_path).summary["systems"] == {"fedavg": {"lanes": 8}}
+    assert main(["plot", str(tmp_path)]) == 2
+    assert "merge its parts first" in capsys.readouterr().err
 
 
 def test_a_lane_is_what_simulate_returns(run: fedjax_sim.Run) -> None:

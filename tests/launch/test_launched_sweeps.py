@@ -44,11 +44,17 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
         whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
         run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
         again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
+        longer = options | {"num_ticks": 10}
+        further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **given, resume=True)
+        with pytest.raises(ConfigError, match="num_ticks is 6, but must be at least 10, as in "):
+            launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
+        whole_longer = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **longer | {"num_evals": 5})
     assert run.models.dtype == np.float64
     assert (run.samples[:, 0] == 0.5).all()
     assert run.curves.stopped_at.values.tolist() == [[-1, 1]] * 3
     assert_equal_runs(run, whole)
     assert_equal_runs(again, whole)
+    assert_equal_runs(further, whole_longer)
     with pytest.raises(ConfigError, match="new or empty, or else resumed"):
         launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
 

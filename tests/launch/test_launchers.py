@@ -4,9 +4,11 @@ The jobs are small Python commands, so that nothing is compiled. All launchers a
 submitit and Ray run on this machine.
 """
 
+import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -165,6 +167,52 @@ def test_who_ends_the_launcher_ends_the_parts_which_save(
     assert runs(waiting) == ["", "--resume"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with their parent")
+def test_a_killed_launcher_takes_its_parts_along(tmp_path: Path) -> None:
+    """A part that is at work is gone soon after SIGKILL to the process that started it."""
+    part = """
+import os, pathlib, sys, time
+from fedjax_sim.lifecycle import exit_code_of
+def work():
+    text = f"{os.getpid()} {'FEDJAX_SIM_PARENT' in os.environ}"
+    pathlib.Path(sys.argv[1], "pid").write_text(text)
+    time.sleep(60)
+exit_code_of("part", work)
+"""
+    starts = f"""
+import sys, time
+from pathlib import Path
+from fedjax_sim.launch.jobs import Job, start_job
+folder = Path({str(tmp_path)!r})
+command = (sys.executable, "-S", "-c", {part!r}, str(folder))
+start_job(Job("part a", command, folder / "a", folder))
+time.sleep(60)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    launcher = subprocess.Popen([sys.executable, "-c", starts], env=environment)
+    told, until = tmp_path / "pid", time.monotonic() + 60
+    while not (told.exists() and told.read_text()):
+        assert launcher.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    pid, is_inherited = told.read_text().split()
+    assert is_inherited == "False"
+    assert Path(f"/proc/{pid}").exists()
+    launcher.kill()
+    launcher.wait()
+    while is_at_work(int(pid)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_at_work(pid: int) -> bool:
+    """Tell whether a process runs; one that ended may wait for somebody to ask how."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
 @pytest.mark.launched_by("submitit")
 def test_a_job_that_is_preempted_saves_and_goes_back_into_the_queue(
     job: Callable[[str, str], Job], tmp_path: Path
@@ -281,7 +329,7 @@ def test_a_terminal_shows_one_line_for_each_part(
     jobs = [job("0/2", COUNTS), job("1/2", COUNTS)]
     jobs[1].progress.parent.mkdir(parents=True)
     jobs[1].progress.write_text("favano: 3 of 25 evaluations")
-    with Watch(jobs, enabled=True) as watch:
+    with contextlib.closing(Watch(jobs, enabled=True)) as watch:
         watch.update([0, None])
     shown = terminal.getvalue()
     assert "part 0/2 is done after" in shown

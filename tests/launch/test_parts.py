@@ -4,21 +4,26 @@ One small study of two systems, two learning rates and three seeds, with a layou
 ways must write the same results folder, bit for bit.
 """
 
+import dataclasses
 import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import chex
+import jax
 import pytest
 import xarray as xr
 
 import fedjax_sim
+from fedjax_sim.cli import launching
 from fedjax_sim.cli.commands import main
+from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.runs import load_runs
-from fedjax_sim.launch.parts import read_part
+from fedjax_sim.launch.jobs import Job
+from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
 
@@ -27,8 +32,11 @@ STUDY = [
     *("fedavg", "favano", "--seeds", "3", "--set", "lr=0.1,0.3", "--model", "logistic"),
     *("--set", "num_clients=5", "--set", "num_selected=2", "--set", "local_steps=2"),
     *("--set", "batch_size=8", "--time-budget", "60", "--evals", "3"),
-    *("--layout", "slots_at_once=2,lanes_at_once=false,client_devices=1"),
+    *("--layout", "slots_at_once=2,lanes_at_once=false,client_devices=1", "--keep-samples"),
 ]
+LONGER = ["120" if word == "60" else word for word in STUDY]
+CALIBRATION = "reliability.png"
+"""The picture that `merge` does not draw, because it has no data."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +73,9 @@ def assert_equal_folders(ours: Path, theirs: Path) -> None:
     """Assert that two results folders have the same files with the same content."""
     # A whole run keeps what a longer one needs to go on from it.
     here, there = ({path.name for path in folder.iterdir()} for folder in (ours, theirs))
+    if CALIBRATION not in here:
+        there.discard(CALIBRATION)
+    assert "samples.nc" in here
     assert here - {"checkpoint"} == there - {"checkpoint"}
     a, b = without_times(load(ours)), without_times(load(theirs))
     assert list(a[0]) == list(b[0])
@@ -77,10 +88,14 @@ def assert_equal_folders(ours: Path, theirs: Path) -> None:
     assert a[1] == b[1]
     # Processes have other numbers of devices, and whoever works on the repository changes a commit.
     ours_config, theirs_config = ({**each[2], "device": 0, "commit": 0} for each in (a, b))
+    for config in (ours_config, theirs_config):
+        config["files"] = [name for name in config["files"] if name in here]
     assert json.dumps(ours_config) == json.dumps(theirs_config)
     runs, others = load_runs(ours), load_runs(theirs)
     for name, run in runs.items():
         chex.assert_trees_all_equal(run.models, others[name].models)
+        chex.assert_trees_all_equal(run.samples, others[name].samples)
+        chex.assert_trees_all_equal(run.models, jax.tree.map(lambda x: x[:, -1], run.samples))
         chex.assert_trees_all_equal(run.timelines, others[name].timelines)
         chex.assert_trees_all_equal(run.hypers, others[name].hypers)
         assert len(run.hypers) == run.curves.failed.size
@@ -105,7 +120,7 @@ def test_a_part_says_what_it_is(parts: list[Path]) -> None:
     for i, path in enumerate(parts):
         found = load(path)
         assert found.config["part"] == f"{i}/3"
-        assert not list(path.glob("*.png")) and not (path / "checkpoint").exists()
+        assert not list(path.glob("*.png")) and (path / "samples.nc").exists()
         assert found.summary["lanes"] == sum(data.sizes["lane"] for data in found.curves.values())
         for name, data in found.curves.items():
             assert set(data["accuracy"].dims) == {"lane", "eval"}
@@ -139,7 +154,7 @@ def test_parts_that_do_not_belong_together_are_refused(
     other_jax = changed("jax", lambda config: config["versions"].update(jax="0.1"))
     whole_run = changed("whole", lambda config: config.pop("part"))
     wrong_lanes = changed("lanes", lambda config: None)
-    for name in ("results.nc", "models.nc", "timelines.nc", "settings.pkl"):
+    for name in ("results.nc", "models.nc", "samples.nc", "timelines.nc", "settings.pkl"):
         shutil.copy(parts[0] / name, Path(wrong_lanes) / name)
     (tmp_path / "unfinished").mkdir()
     for folders, words in (
@@ -188,6 +203,72 @@ def test_parts_that_failed_are_named_and_run_again(
     assert "favano lr=0.3" in printed.out
     assert printed.err.startswith("part 1/2 is done") and "(1 of 1 have ended)" in printed.err
     assert_equal_folders(tmp_path / "out", whole)
+
+
+@dataclasses.dataclass
+class Here:
+    """A launcher that runs jobs in this process, which has the programs compiled already."""
+
+    def start(self, jobs: Sequence[Job], folder: Path) -> "Here":
+        self.codes: list[int] = []
+        for job in jobs:
+            words = job.words()
+            self.codes.append(main(words[words.index("fedjax_sim") + 1 :]))
+        return self
+
+    def poll(self) -> Sequence[int | None]:
+        return self.codes
+
+    def stop(self) -> None:
+        """Nothing runs any more."""
+
+    def count(self) -> int:
+        return 2
+
+
+def test_a_launched_study_goes_on_to_a_longer_budget(
+    whole: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every part goes on with its lanes, as does the whole run. Parts that are there are kept."""
+    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    launched, other = tmp_path / "launched", tmp_path / "whole"
+    out = ["--launcher", "local", "--out", str(launched)]
+    assert main(["run", *STUDY, *out]) == 0
+    assert_equal_folders(launched, whole)
+    shutil.copytree(whole, other)
+    assert main(["run", *LONGER, "--out", str(other), "--resume"]) == 0
+    capsys.readouterr()
+    assert main(["run", *LONGER, *out, "--resume"]) == 0
+    assert "part 1/2 is done" in capsys.readouterr().err
+    assert_equal_folders(launched, other)
+    assert load(launched).summary["systems"] != load(whole).summary["systems"]
+    # With the same budget nothing runs again, and an earlier end is refused.
+    assert main(["run", *LONGER, *out, "--resume"]) == 0
+    assert main(["run", *STUDY, *out, "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "is done" not in said
+    assert "time_budget of the checkpoint in" in said
+
+
+def test_a_part_keeps_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The division by the work of a longer budget would be another."""
+    before = [Unit((i,), work) for i, work in enumerate((4, 1, 1, 2))]
+    after = [Unit((i,), work) for i, work in enumerate((1, 1, 1, 1))]
+    path = tmp_path / "lanes.json"
+    lanes = keep_lanes(path, (0, 2), lambda: {"favano": before})
+    assert lanes == {"favano": [0]} != lanes_of_part((0, 2), {"favano": after})
+    write_lanes(path, (0, 2), lanes)
+    assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == lanes
+    assert keep_lanes(path, (0, 4), lambda: {"favano": after}) == {"favano": [0]}
+    check_begun([tmp_path], "time_budget", 60.0)
+    with pytest.raises(ConfigError, match=r"is 'longer', but must be 60\.0, as before"):
+        check_begun([tmp_path, tmp_path / "other"], "time_budget", 60.0)
+    path.write_text('{"part": [0')
+    assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == {"favano": [0, 1]}
+    assert "is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
+from fedjax_sim.cli.data import own_sequences
 from fedjax_sim.datasets import text as texts
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
@@ -109,6 +110,23 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
     assert float(curves.accuracy[-1]) > 0.6
 
 
+def test_speakers_are_measured_on_their_test_sequences(play: datasets.Text) -> None:
+    """As `fedjax-sim run --per-client` does; both losses by hand."""
+    natural = speakers_of(play)
+    own = own_sequences(play, natural)
+    (problem,) = problems.make_next_characters(
+        Bigrams(play.num_classes), play, [natural], per_client=True, test_partition=[own]
+    )
+    params = problem.init(jax.random.key(0))
+    losses = problem.evaluate(params)["client_loss[client]"]
+    logs = np.asarray(jax.nn.log_softmax(params))
+    for client in range(len(play.speakers)):
+        sequences = play.test_sequences[play.test_speakers == client].astype(int)
+        there = sequences[:, 1:] != texts.PADDING
+        by_hand = -logs[sequences[:, :-1][there], sequences[:, 1:][there]].mean()
+        np.testing.assert_allclose(losses[client], by_hand, rtol=1e-5)
+
+
 def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> None:
     for model, words in (
         (
@@ -148,6 +166,10 @@ def test_the_command_line_takes_a_text(
         ),
         (["--augmentation", "flip"], "augmentation is 'flip', but must be none with a text"),
         (["--set", "local_steps=0"], "local_steps"),
+        (
+            ["--per-client", "--partition", "iid"],
+            "per_client is True, but must be left out with a text, unless --partition natural",
+        ),
         (["--dataset", "missing.txt"], "second --dataset"),
     ):
         assert main([*arguments, *words]) == 2

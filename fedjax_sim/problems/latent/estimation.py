@@ -42,6 +42,7 @@ class Estimation:
       counts: `i32[N]`, number of examples of each client, without padding.
       share: `f[N]`, weights of the clients, with mean 1.
       start: `f[q]`, the initial statistics S_0, or None to draw them.
+      per_client: Whether the mean loss of every client's examples is measured too.
     """
 
     model: LatentModel
@@ -50,6 +51,17 @@ class Estimation:
     counts: Array
     share: Array
     start: Array | None = None
+    per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
+
+    @property
+    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+        """Labels of metrics' dimensions: clients are numbered."""
+        return {}
+
+    @property
+    def less_is_better(self) -> Sequence[str]:
+        """Names of the metrics of which small values are good ones."""
+        return ("objective", "client_loss")
 
     def init(self, key: Key) -> Array:
         """Return the initial statistics S_0, drawn unless `start` gives them: `f[q]`.
@@ -106,13 +118,17 @@ class Estimation:
 
     def objective(self, params: Params) -> Array:
         """Compute the objective F(theta): `f[]`."""
+        return self._weighted_losses(params).mean() + self.model.penalty(params)
+
+    def _weighted_losses(self, params: Params) -> Array:
+        """Compute every client's mean of -log p(y; theta), times its share: `f[N]`."""
 
         def weighted_loss(rows: Any, weights: Array) -> Array:
             losses = self.model.loss(params, rows)
             chex.assert_equal_shape([losses, weights])
             return jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
 
-        return self._of_clients(weighted_loss).mean() + self.model.penalty(params)
+        return self._of_clients(weighted_loss)
 
     def mean_field(self, statistics: Array) -> Array:
         """Compute the mean field h(s), whose roots are the fixed points of EM.
@@ -133,13 +149,18 @@ class Estimation:
           statistics: `f[q]`, s.
 
         Returns:
-          "objective", F(T(s)); "mean_field", ||h(s)||^2; and the metrics of the model.
+          "objective", F(T(s)); "mean_field", ||h(s)||^2; and the metrics of the model. With
+          `per_client` also "client_loss[client]", the mean of -log p(y; T(s)) over the examples of
+          each client: `f[N]`.
         """
         params = self.maximise(statistics)
+        losses = self._weighted_losses(params)
         metrics = {
-            "objective": self.objective(params),
+            "objective": losses.mean() + self.model.penalty(params),
             "mean_field": jnp.sum(jnp.square(self.mean_field(statistics))),
         }
+        if self.per_client:
+            metrics["client_loss[client]"] = losses / self.share
         return {**metrics, **self.model.metrics(statistics, params)}
 
     def _of_clients(self, function: Callable[[Any, Array], Array]) -> Array:
@@ -176,6 +197,7 @@ def make_estimation(
     *,
     weighting: str = "pooled",
     start: npt.ArrayLike | None = None,
+    per_client: bool = False,
 ) -> Estimation:
     """Build an estimation problem.
 
@@ -187,6 +209,7 @@ def make_estimation(
       weighting: "pooled" gives every example the same weight, so that the share of client i is
         N counts_i / sum(counts); "equal" gives every client the same weight.
       start: Initial statistics S_0 `[q]`, or None to draw them.
+      per_client: Whether the mean loss of every client's examples is measured too.
 
     Returns:
       The problem.
@@ -195,7 +218,8 @@ def make_estimation(
       ConfigError: If `weighting`, the data or the partition is not allowed.
       AssertionError: If the shapes of the partition, of `start` or of the data are wrong.
     """
-    return make_estimations(model, data, [partition], weighting=weighting, start=start)[0]
+    options: dict[str, Any] = {"weighting": weighting, "start": start, "per_client": per_client}
+    return make_estimations(model, data, [partition], **options)[0]
 
 
 def make_estimations(
@@ -205,6 +229,7 @@ def make_estimations(
     *,
     weighting: str = "pooled",
     start: npt.ArrayLike | None = None,
+    per_client: bool = False,
 ) -> list[Estimation]:
     """Build one estimation problem per partition, for a sweep with a partition per seed.
 
@@ -218,6 +243,7 @@ def make_estimations(
       weighting: "pooled" gives every example the same weight, so that the share of client i is
         N counts_i / sum(counts); "equal" gives every client the same weight.
       start: Initial statistics S_0 `[q]`, or None to draw them.
+      per_client: Whether the mean loss of every client's examples is measured too.
 
     Returns:
       One problem per partition, in the same order.
@@ -252,6 +278,8 @@ def make_estimations(
         if weighting == "pooled":
             share = counts * len(counts) / counts.sum()
         shares = jnp.asarray(share, dtype)
-        problem = Estimation(model, examples, index, device_counts, shares, given)
+        problem = Estimation(
+            model, examples, index, device_counts, shares, given, per_client=per_client
+        )
         problems.append(dataclasses.replace(problem, model=model.with_data(*problem._pooled())))
     return problems

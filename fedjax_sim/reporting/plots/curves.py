@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from fedjax_sim.engine.summaries import client_metrics_of, label_of, metrics_of, settings_of
 from fedjax_sim.reporting.plots.fairness import clients_figure
 from fedjax_sim.reporting.plots.style import (
     TITLES,
@@ -19,7 +20,7 @@ from fedjax_sim.reporting.plots.style import (
     name_beside,
     styled,
 )
-from fedjax_sim.reporting.results import AXES, client_metrics_of, label_of, metrics_of, settings_of
+from fedjax_sim.reporting.results import AXES
 
 GRID_POINTS = 1001
 LOG_SPAN = 100

@@ -11,8 +11,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_sim.diagnostics.fairness import summarise_clients
+from fedjax_sim.engine.summaries import label_of, settings_of
 from fedjax_sim.reporting.plots.style import COLORS, GREY, LABELS, look, name_beside, styled
-from fedjax_sim.reporting.results import label_of, settings_of
 
 
 class ClientShares(NamedTuple):

@@ -52,7 +52,7 @@ LABELS = {
     "accuracy": "test accuracy (share of examples)",
     "brier": "Brier score",
     "client_accuracy": "accuracy on each client's test examples",
-    "client_loss": "loss on each client's test examples (nats)",
+    "client_loss": "loss on each client's examples (nats)",
     "client_variance": "client variance (squared distance)",
     "downlink_bits": "sent to clients",
     "ece": "expected calibration error",

@@ -15,11 +15,11 @@ from sklearn.mixture import GaussianMixture as Reference
 import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.compression import parse_compressor
+from fedjax_sim.engine import summaries
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent import factor_analysis, mixtures
 from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
-from fedjax_sim.reporting import results
 from fedjax_sim.systems import fedem
 
 IRIS = load_iris().data
@@ -172,7 +172,7 @@ def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
             )
         failed[prior] = int(run.curves.failed.sum())
         if not prior:
-            for lane in results.flagged({"fedem": run.curves}):
+            for lane in summaries.flagged({"fedem": run.curves}):
                 assert lane["what"] == "failed"
                 assert np.isfinite([lane["least_weight"], lane["least_eigenvalue"]]).all()
             with pytest.raises(ConfigError, match="lane is None, but must be given"):

@@ -1,0 +1,254 @@
+"""What the contenders of one command learn from: a data set, its partitions, and problems."""
+
+import argparse
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim import datasets, partition, problems
+from fedjax_sim.cli.arguments import (
+    GRADIENT_FLAGS,
+    MIXTURE_FLAGS,
+    check_metrics,
+    check_name,
+    read_bit_widths,
+    read_partition_options,
+    read_whole,
+    refuse_flags,
+)
+from fedjax_sim.cli.comparison import Contender
+from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.datasets import Dataset, Text
+from fedjax_sim.models import CONVOLUTIONS, MODELS
+from fedjax_sim.models.low_bit import LowBit
+from fedjax_sim.partition import Partition
+from fedjax_sim.partition.parts import gather_by_owner
+from fedjax_sim.problems import latent
+from fedjax_sim.problems.augmentation import AUGMENTATIONS
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import LatentProblem, Plan, Problem
+
+
+class Data(NamedTuple):
+    """What all contenders learn from.
+
+    Attributes:
+      dataset: The examples.
+      partitions: Who holds which of them: one partition per seed, by number of clients.
+      partition: Name and options of the partition.
+      model: Name of the model.
+      facts: The rest of what the problem depends on, for config.json.
+      make: Makes problems, one for each of several partitions.
+    """
+
+    dataset: Dataset | Text
+    partitions: dict[int, list[Partition]]
+    partition: dict[str, Any]
+    model: str
+    facts: dict[str, Any]
+    make: Callable[[Sequence[Partition]], Sequence[Any]]
+
+    def problems(self, num_clients: int) -> list[Any]:
+        """Make one problem per seed, for one of the numbers of clients in `partitions`."""
+        return list(self.make(self.partitions[num_clients]))
+
+    def digest(self) -> str:
+        """Hash the shapes, types and bytes of the examples; returns SHA-256 in hex."""
+        digest = hashlib.sha256()
+        for array in self.dataset[:4]:
+            digest.update(repr((array.shape, str(array.dtype))).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+def load_data(
+    arguments: argparse.Namespace,
+    defaults: Defaults,
+    entrants: Sequence[Contender],
+    seeds: Sequence[int],
+) -> Data:
+    """Load the data set, and partition it for every seed and number of clients.
+
+    Args:
+      arguments: The parsed words of `run`.
+      defaults: Defaults of the data set.
+      entrants: The contenders, all of gradients or all of expectation maximisation.
+      seeds: Seeds of the partitions.
+
+    Raises:
+      ConfigError: For a flag, a name or a number that is not allowed, or that does not fit the
+        data set or the systems.
+    """
+    system = entrants[0].system
+    is_latent = system.fit.learns is LatentProblem
+    refuse_flags(arguments, GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS, system.name)
+    model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
+    kind = check_name(
+        "partition",
+        arguments.partition or ("iid" if is_latent else defaults.partition),
+        partition.PARTITIONS,
+    )
+    parameters = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
+    options = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    } | read_partition_options(arguments)
+    name = arguments.dataset or "digits"
+    load = datasets.load_text if datasets.is_text(name) else datasets.load
+    dataset = load(name, data_dir=arguments.data_dir)
+    client_ids: dict[str, Any] = {}
+    if kind == "natural":
+        if dataset.train_clients is None:
+            raise ConfigError("partition", kind, f"another one, as {name} comes without clients")
+        client_ids = {"client_ids": dataset.train_clients}
+    # In a text, the speaker of a sequence serves as its label.
+    labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
+    partitions = {
+        num_clients: [
+            partition.make(
+                kind, labels, num_clients=num_clients, seed=seed, **options, **client_ids
+            )
+            for seed in seeds
+        ]
+        for num_clients in sorted({entrant.hyper.num_clients for entrant in entrants})
+    }
+    if isinstance(dataset, Text):
+        if is_latent:
+            raise ConfigError("dataset", name, f"a set of images for {system.name}")
+        if facts["augmentation"] != "none":
+            raise ConfigError("augmentation", facts["augmentation"], "none with a text")
+        if facts["per_client"] and kind != "natural":
+            allowed = "left out with a text, unless --partition natural makes its speakers clients"
+            raise ConfigError("per_client", True, allowed)
+    make = partial(_mixtures if is_latent else _classifications, dataset, model, facts)
+    return Data(dataset, partitions, {"name": kind, **options}, model, facts, make)
+
+
+def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    """Name the network, its convolution, augmentation, bits and normalisation of images."""
+    model = check_name("model", arguments.model or defaults.model, MODELS)
+    convolution, augmentation = arguments.convolution, arguments.augmentation
+    facts: dict[str, Any] = {
+        "convolution": check_name("convolution", convolution or "auto", CONVOLUTIONS),
+        "augmentation": check_name(
+            "augmentation", augmentation or defaults.augmentation, AUGMENTATIONS
+        ),
+        "low_bit": arguments.low_bit or "none",
+    }
+    read_bit_widths(facts["low_bit"])
+    facts |= {"per_client": arguments.per_client}
+    return model, {**facts, "mean": defaults.mean, "std": defaults.std}
+
+
+def _classifications(
+    dataset: Dataset | Text, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
+) -> Sequence[Problem]:
+    """Make problems of training a network, one per partition."""
+    network: Any = MODELS[model].make(dataset.num_classes, CONVOLUTIONS[facts["convolution"]])
+    widths = read_bit_widths(facts["low_bit"])
+    network = LowBit(network, *widths) if widths else network
+    if isinstance(dataset, Text):
+        per_client = facts["per_client"]
+        tests = [own_sequences(dataset, each) for each in partitions] if per_client else None
+        return problems.make_next_characters(
+            network, dataset, partitions, per_client=per_client, test_partition=tests
+        )
+    return problems.make_classifications(
+        network,
+        dataset,
+        partitions,
+        augmentation=AUGMENTATIONS[facts["augmentation"]],
+        mean=facts["mean"],
+        std=facts["std"],
+        per_client=facts["per_client"],
+    )
+
+
+def own_sequences(text: Text, natural: Partition) -> Partition:
+    """Give the test sequences of a text to clients, each of which is one of its speakers.
+
+    Args:
+      text: The text.
+      natural: Who holds which training sequences.
+
+    Returns:
+      Who holds which test sequences, with the same clients.
+    """
+    row_of = np.full(len(text.speakers), -1)
+    row_of[text.train_speakers[natural.index[:, 0]]] = np.arange(len(natural.counts))
+    rows = np.flatnonzero(row_of[text.test_speakers] >= 0)
+    return gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
+
+
+def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    """Name the latent-variable model, its number of components and of dimensions."""
+    model = check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
+    sizes = {
+        name: read_whole(name, getattr(arguments, name), usual)
+        for name, usual in (("components", 10), ("dimensions", 20))
+    }
+    return model, {**sizes, "per_client": arguments.per_client}
+
+
+def _mixtures(
+    dataset: Any, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
+) -> Sequence[LatentProblem]:
+    """Make problems of fitting a mixture to the images' features, one per partition."""
+    entry = latent.MODELS[model]
+    features = entry.features(dataset.train_images, facts["dimensions"])
+    fewest = min(int(part.counts.sum()) for part in partitions)
+    if facts["components"] > fewest:
+        raise ConfigError(
+            "components", facts["components"], f"at most {fewest}, the examples of all clients"
+        )
+    return latent.make_estimations(
+        entry.make(facts["components"]),
+        features.astype("float32"),
+        partitions,
+        per_client=facts["per_client"],
+    )
+
+
+def read_metrics(
+    arguments: argparse.Namespace, contenders: Sequence[Contender], data: Data
+) -> list[str] | None:
+    """Read which metrics are to be drawn, and check that some contender will have each of them.
+
+    Args:
+      arguments: The parsed words of `run`.
+      contenders: Systems with their settings.
+      data: What they learn from.
+
+    Returns:
+      The names; None, which stands for all metrics, if the user names none.
+
+    Raises:
+      ConfigError: If there will be no metric of a name.
+    """
+    if arguments.plot is None:
+        return None
+    known: dict[str, Any] = {}
+    for contender in contenders:
+        fit, algorithm = contender.system.fit, contender.system.algorithm
+
+        def observe(
+            problem: Any, hyper: Any, algorithm: Callable[..., Any] = algorithm
+        ) -> dict[str, Any]:
+            made = algorithm(problem, hyper, Plan())
+            state = made.init(jax.random.key(0))
+            return {**problem.evaluate(made.model(state)), **made.metrics(state)}
+
+        problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
+        for _, hyper in contender.points():
+            known |= jax.eval_shape(observe, problem, fit.complete(hyper, problem))
+            if getattr(hyper, "privacy", None) is not None:
+                known["epsilon"] = None
+    if arguments.client_variance:
+        known["client_variance"] = None
+    return check_metrics(arguments.plot, list(known))

@@ -1,0 +1,186 @@
+"""Final values of runs in the form of summary.json, and what the curves of a sweep consist of."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_sim.diagnostics.fairness import summarise_clients
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
+    """Summarise final values by system, in the form of summary.json.
+
+    An entry has the means over seeds of the final metrics, with their standard deviations (of the
+    lanes, with divisor n, not of the mean), medians and least values, and the means of virtual
+    time, ticks, local steps and bits, the last three rounded to whole numbers. Failed lanes are
+    counted, and left out of the metrics, which are null if no other lane is left. Of a metric of
+    single clients the mean, the worst decile and the spread over clients are given, as means over
+    seeds, see `fedjax_sim.diagnostics.fairness.summarise_clients`. Lanes that collapsed to chance
+    while finite are counted too, and stay in the metrics.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+
+    Returns:
+      A mapping with `lanes`, `failed_lanes`, `collapsed_lanes`, `flagged`, `seconds` and `systems`.
+      `flagged` lists the failed, the collapsed and the stopped lanes, see `flagged`. A system has
+      one entry or, if settings were swept, a list of entries under `settings`, each with its values
+      under `set`. Of a part, whose curves have the dimension `lane`, lanes are counted and nothing
+      is averaged: seeds that belong together may be in other parts.
+    """
+    lanes = sum(data["failed"].size for data in curves.values())
+    failed = sum(int(data["failed"].sum()) for data in curves.values())
+    seconds = {
+        kind: float(sum(data.attrs[f"seconds_{kind}"] for data in curves.values()))
+        for kind in ("compile", "run")
+    }
+    counted = {"lanes": lanes, "failed_lanes": failed}
+    if is_part(curves):
+        of_part = {name: {"lanes": data.sizes["lane"]} for name, data in curves.items()}
+        return {**counted, "seconds": seconds, "systems": of_part}
+    named = flagged(curves)
+    systems: dict[str, Any] = {}
+    for name, data in curves.items():
+        entries = [
+            {"set": point, **_final(lanes)} if point else _final(lanes)
+            for point, lanes in settings_of(data)
+        ]
+        systems[name] = {"settings": entries} if "set" in entries[0] else entries[0]
+    return {
+        **counted,
+        "collapsed_lanes": sum(lane["what"] == "collapsed" for lane in named),
+        "flagged": named,
+        "seconds": seconds,
+        "systems": systems,
+    }
+
+
+def is_part(curves: Mapping[str, "xr.Dataset"]) -> bool:
+    """Tell whether curves are those of some lanes, in place of whole sweeps."""
+    return any("lane" in data.dims for data in curves.values())
+
+
+def flagged(curves: Mapping[str, "xr.Dataset"]) -> list[dict[str, Any]]:
+    """List the lanes that failed (some number was not finite), collapsed to chance or were stopped.
+
+    Args:
+      curves: The curves of `sweep`, by system.
+
+    Returns:
+      For each such lane its `system`, the values of swept settings (`set`), its `seed`, `what`
+      happened to it ("failed" or "collapsed", or that it was "stopped"), and at which `evaluation`,
+      `tick` and `virtual_time` this showed first. For failed lanes also the last finite values of
+      metrics whose names begin with "least_", which measure how far a lane was from failing; None
+      if there are none.
+    """
+    found = []
+    for system, data in curves.items():
+        for point, lanes in settings_of(data):
+            for what in ("failed", "collapsed", "stopped"):
+                if f"{what}_at" not in lanes:
+                    continue
+                for i in np.flatnonzero(lanes[f"{what}_at"].values >= 0):
+                    lane = lanes.isel(seed=i)
+                    at = int(lane[f"{what}_at"])
+                    then = lane.isel(eval=at)
+                    entry = {"system": system, "set": point, "seed": int(lane["seed"])}
+                    entry |= {"what": what, "evaluation": at, "tick": int(then["ticks"])}
+                    entry |= {"virtual_time": float(then["time"])}
+                    for name in lane if what == "failed" else ():
+                        if str(name).startswith("least_"):
+                            values = lane[name].values[: at + 1]
+                            finite = values[np.isfinite(values)]
+                            entry[str(name)] = float(finite[-1]) if finite.size else None
+                    found.append(entry)
+    return found
+
+
+def settings_of(data: "xr.Dataset") -> Iterator[tuple[dict[str, Any], "xr.Dataset"]]:
+    """Go through the points of a sweep.
+
+    Args:
+      data: The curves of one system.
+
+    Yields:
+      The values of the swept settings by name, and the curves there, with dimensions (seed, eval).
+    """
+    if "seed" not in data.dims:
+        of_evals = [str(name) for name, each in data.coords.items() if "eval" in each.dims]
+        data = data.reset_coords(of_evals).expand_dims("seed").set_coords(of_evals)
+    swept = [str(dim) for dim in data["failed"].dims if dim != "seed"]
+    for place in itertools.product(*(range(data.sizes[name]) for name in swept)):
+        at = dict(zip(swept, place, strict=True))
+        yield (
+            {name.removesuffix("_setting"): data[name].values[i].item() for name, i in at.items()},
+            data.isel(at),
+        )
+
+
+def label_of(system: str, point: Mapping[str, Any]) -> str:
+    """Name a system together with settings, such as "favano lr=0.5".
+
+    Args:
+      system: Name of the system.
+      point: Values of settings by name.
+    """
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else getattr(value, "__name__", value)
+        for name, value in point.items()
+    }
+    return " ".join([system, *(f"{name}={value}" for name, value in shown.items())])
+
+
+def metrics_of(data: "xr.Dataset") -> list[str]:
+    """List the metrics of a system's curves that are numbers: the variables along eval."""
+    return [name for name, dims in _dimensions(data).items() if not dims]
+
+
+def client_metrics_of(data: "xr.Dataset") -> list[str]:
+    """List the metrics with one number per client: the variables along eval and client."""
+    return [name for name, dims in _dimensions(data).items() if dims == ("client",)]
+
+
+def _dimensions(data: "xr.Dataset") -> dict[str, tuple[str, ...]]:
+    """Find the dimensions of each metric that follow after eval."""
+    found = {}
+    for name, values in data.data_vars.items():
+        dims = [str(dim) for dim in values.dims]
+        if "eval" in dims:
+            found[str(name)] = tuple(dims[dims.index("eval") + 1 :])
+    return found
+
+
+def _final(lanes: "xr.Dataset") -> dict[str, Any]:
+    """Summarise the last evaluation of the lanes of one point."""
+    last = lanes.isel(eval=-1)
+    good = ~last["failed"].values
+    final: dict[str, dict[str, float | None]] = {}
+    for name in metrics_of(lanes):
+        values = last[name].values[good].astype(float)
+        is_known = good.any() and bool(np.isfinite(values).all())
+        final[name] = {
+            of_seeds: float(getattr(np, of_seeds)(values)) if is_known else None
+            for of_seeds in ("mean", "std", "median", "min")
+        }
+    for name in client_metrics_of(lanes):
+        is_less = bool(lanes[name].attrs.get("less_is_better", 0))
+        values = last[name].values[good].astype(float)
+        if not good.any():
+            final[name] = dict.fromkeys(("mean", "std", "worst_decile", "spread"))
+            continue
+        mean, worst, spread = summarise_clients(values, less_is_better=is_less)
+        final[name] = {
+            "mean": float(mean.mean()),
+            "std": float(mean.std()),
+            "worst_decile": float(worst.mean()),
+            "spread": float(spread.mean()),
+        }
+    whole = {
+        name: round(float(last[name].mean())) for name in ("ticks", "local_steps", "uplink_bits")
+    }
+    return {"final": final, "virtual_time": float(last["time"].mean()), **whole}

@@ -1,0 +1,46 @@
+"""One loss for every client, as an option of problems that are given by their losses.
+
+Dimension letters: `N` clients.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array, Params
+
+CLIENTS_AT_ONCE = 50
+"""Clients whose losses are computed together."""
+
+
+class ClientLosses:
+    """What problems with the method `client_loss` and the option `per_client` share.
+
+    Their clients have no test examples, so that a client's loss is that of its training data.
+    """
+
+    per_client: bool
+    client_loss: Any
+    metric_labels: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    less_is_better: ClassVar[Sequence[str]] = ("loss", "client_loss")
+
+    def losses_of_clients(self, params: Params, num_clients: int) -> dict[str, Array]:
+        """Compute the loss of every client, if `per_client` asks for it.
+
+        Args:
+          params: The model, which is the same for all.
+          num_clients: N.
+
+        Returns:
+          "client_loss[client]": `f[N]`, `client_loss` of each client; otherwise nothing.
+        """
+        if not self.per_client:
+            return {}
+        losses = jax.lax.map(
+            lambda client: self.client_loss(params, client, jax.random.key(0)),
+            jnp.arange(num_clients),
+            batch_size=CLIENTS_AT_ONCE,
+        )
+        return {"client_loss[client]": losses}
