@@ -240,6 +240,7 @@ CLAIMS = Claims(
             ),
         ),
     },
+    exact=(3, 4, 5, 7, 9, 16, 17),
 )
 """By number."""
 

@@ -467,10 +467,7 @@ def run(arguments: Arguments) -> Outcome:
     if sizes.seeds < LEAST_CHAINS:
         few = f"not judged: {sizes.seeds} chains are too few; "
         of_chains = {f"fald-{number}" for number in (1, 2, 11, 18, 19, 20)}
-        verdicts = [
-            each._replace(holds=None, why=few + each.why) if each.id in of_chains else each
-            for each in verdicts
-        ]
+        verdicts = [each.undecided(few) if each.id in of_chains else each for each in verdicts]
     verdicts.sort(key=lambda each: int(each.id.split("-")[1]))
     ran = {
         "R1, K = 1": sgld_ran,

@@ -306,9 +306,7 @@ def run(arguments: Arguments) -> Outcome:
     by_rho, widths = judge_rho(far)
     if sizes.seeds < LEAST_CHAINS:
         few = f"not judged: {sizes.seeds} chains are too few; "
-        by_alpha, by_rho = (
-            each._replace(holds=None, why=few + each.why) for each in (by_alpha, by_rho)
-        )
+        by_alpha, by_rho = (each.undecided(few) for each in (by_alpha, by_rho))
     verdicts = [by_alpha, by_steps, by_rho]
     figure = Figure(figsize=(20, 9))
     panels = figure.subplots(2, 4).ravel()

@@ -224,6 +224,8 @@ CLAIMS = Claims(
             ),
         ),
     },
+    exact=(1, 2, 3),
+    algebra=(5, 8, 14),
 )
 """By number."""
 
