@@ -28,8 +28,8 @@ from experiments.fald.gaussian import (
     explain,
     floor,
     kept,
-    kurtosis,
     largest,
+    mixed_moments,
     repeated,
     spread,
 )
@@ -112,7 +112,7 @@ def largest_deviation(
             )
             exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
             fitted = Gaussian(first.law.mean[0, i, at], first.law.covariance[0, i, at])
-            shape = 3.0 if who == EVERYONE else kurtosis(first.models[0, i][:, at])
+            shape = None if who == EVERYONE else mixed_moments(first.models[0, i][:, at])
             found.append(
                 deviations(
                     fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.seeds, shape

@@ -9,7 +9,8 @@ against K = 1 has a far smaller error than the distance from the reference.
 
 The normal approximation is the exact law of quadratic clients with the same mean slopes and
 curvatures. It has the error of the steps, but not what private noise does to means, as normal laws
-have no skewness. No numbered claim is judged; the study complements claims 6 and 8.
+have no skewness. Claim 8 is judged on this posterior: what shared noise does to the largest biases
+of means and of standard deviations.
 
 Dimension letters: `P` coefficients, `M` draws.
 """
@@ -26,7 +27,19 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
-from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, estimate, table
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.harness import (
+    Arguments,
+    Estimate,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    estimate,
+    rule,
+    table,
+    verdict_table,
+)
 from fedjax_sim import datasets
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.partition import dirichlet
@@ -293,6 +306,28 @@ def compare(
     return compared, curves
 
 
+def judge(compared: list[Compared], sizes: Sizes) -> Verdict:
+    """Judge claim 8: whether the largest biases against K = 1 are smaller at rho = 1 than at 0."""
+    marks, parts, shown = CLAIMS[8].criterion, {}, []
+    by_rho = [[each.paired for each in compared if each.rho == rho] for rho in RHOS]
+    later = [i for i, local_steps in enumerate(sizes.local_steps) if local_steps > 1]
+    measured: dict[str, Any] = {}
+    for p, name in enumerate(("means", "standard deviations")):
+        pairs = [[largest(found[i][p]) for found in by_rho] for i in later]
+        far = [(one[0] - none[0]) / np.hypot(one[1], none[1]) for none, one in pairs]
+        parts[f"no harm to {name} of a logistic posterior"] = max(far) < marks.apart
+        parts[f"less error in {name} of a logistic posterior"] = min(far) < -marks.apart
+        measured[name] = {"biases at rho = 0 and 1": pairs, "standard errors apart": far}
+        biases = ", ".join(f"{none[0]:.3f} and {one[0]:.3f}" for none, one in pairs)
+        shown.append(f"{name} {biases} ({', '.join(f'{x:+.1f}' for x in far)} standard errors)")
+    steps = ", ".join(f"{sizes.local_steps[i]}" for i in later)
+    why = f"largest biases at rho = 0 and 1 for K = {steps}: {'; '.join(shown)}"
+    if sizes.seeds < LEAST_CHAINS:
+        few = f"not judged: {sizes.seeds} chains are too few; "
+        return verdict(8, measured, None, few + why)
+    return verdict(8, measured, rule(parts), why)
+
+
 @styled()
 def figure_of(compared: list[Compared]) -> Figure:
     """Draw the largest biases against K."""
@@ -378,6 +413,7 @@ def run(arguments: Arguments) -> Outcome:
             min(each.ess.min() for each in mixings),
         )
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
-    text = table(header, rows(compared)) + "\n\n" + "\n".join(words)
+    judged = judge(compared, sizes)
+    text = "\n\n".join([table(header, rows(compared)), "\n".join(words), verdict_table([judged])])
     config = {**sizes.config(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
-    return Outcome(curves, {"logistic.png": figure_of(compared)}, [], config, text)
+    return Outcome(curves, {"logistic.png": figure_of(compared)}, [judged], config, text)

@@ -1,6 +1,6 @@
 """FedEM's Fig. 3: a mixture of ten Gaussians on MNIST by FedEM and VR-FedEM (claim 19).
 
-See arXiv 2111.02083, Sec. 4. It shows weights and ||H||^2. All 70,000 images are used: pixels that
+See arXiv 2111.02083, Sec. 4. It shows weights and ‖H‖². All 70,000 images are used: pixels that
 are always 0 are dropped, 20 principal components of values in [0, 1] are taken, and 100 clients
 have 700 images each at random. The covariance is shared and fitted (210 statistics); gamma = 0.001,
 mini-batches of 20, and the same start for both systems. Where the paper is silent: omega = 1, alpha
@@ -79,7 +79,7 @@ def run(arguments: Arguments) -> Outcome:
         and rough["VR-FedEM"] < rough["FedEM"]
     )
     why = (
-        f"{len(order)} images, {sizes.epochs} epochs: FedEM's ||H||^2 over the second half "
+        f"{len(order)} images, {sizes.epochs} epochs: FedEM's ‖H‖² over the second half "
         f"{field['FedEM'].mean():.2g}, VR-FedEM's at the "
         f"end {last.mean():.2g}; second differences of the weights between evaluations "
         f"{rough['FedEM']:.1e} and {rough['VR-FedEM']:.1e}"
@@ -102,7 +102,7 @@ def run(arguments: Arguments) -> Outcome:
             weights, x="epochs", y="weight of a component", title=name, log=False
         )
         figures[f"fig3_{label}_field.png"] = figure_of(
-            {"||H||^2": (epochs, curve.field.values[0])}, x="epochs", y=LABELS["field"], title=name
+            {"‖H‖²": (epochs, curve.field.values[0])}, x="epochs", y=LABELS["field"], title=name
         )
     rows = [
         [
@@ -116,7 +116,7 @@ def run(arguments: Arguments) -> Outcome:
         for name, curve in curves.items()
     ]
     config = {**sizes.config(), "images": len(order), "pixels always 0": pixels}
-    text = table(["", "||H||^2, second half", "||H||^2, end", "||h||^2, end", "F, end"], rows)
+    text = table(["", "‖H‖², second half", "‖H‖², end", "‖h‖², end", "F, end"], rows)
     return Outcome(
         curves,
         figures,
