@@ -237,7 +237,7 @@ CLAIMS = Claims(
             ),
         ),
         20: (
-            "A client that is left alone samples exp(-f^c / T_c): at rho = 0 its own posterior.",
+            "A client that is left alone samples exp(-f^c / T_c): at rho = 0 its local posterior.",
             "eq. (17)",
             Criterion(
                 "Means and variances are within {far:g} standard errors of those of exp(-f^c / "

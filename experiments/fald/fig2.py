@@ -258,7 +258,10 @@ def outcome(
             axes.semilogy(exact, **look(i, "none", linewidth=1))
             if panel in ran:
                 draw_sets(axes, ran[panel].distance[:, 0, i], i, label=f"{eta:g}")
-        axes.set(xlabel="rounds", title=f"({panel}) {name_of(who)}")
+        axes.set(title=f"({panel}) {name_of(who)}")
+    for axes in places[2:5]:  # those without a panel of data below them
+        axes.set(xlabel="rounds")
+        axes.tick_params(labelbottom=True)
     for axes in (places[0], places[3]):
         axes.set_ylabel("W2")
     drawn = next(axes for axes, panel in zip(places, PANELS, strict=False) if panel in ran)

@@ -24,7 +24,7 @@ from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.reporting.plots import look
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Participation
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
 ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -116,35 +116,22 @@ def dissimilarity(clients: GaussianTarget) -> float:
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
 
-def exact_distances(
-    clients: GaussianTarget,
-    num_rounds: int,
-    *,
-    step_size: float,
-    local_steps: int,
-    rho: float = 0.0,
-    participation: Participation = FULL,
-) -> np.ndarray:
-    """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
-    taken = oracle.one_round(
-        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
-    )
+def exact_distances(clients: GaussianTarget, num_rounds: int, **how: Any) -> np.ndarray:
+    """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`.
+
+    Args:
+      clients: The clients.
+      num_rounds: R.
+      **how: The other arguments of `one_round`; rho is 0 and everyone is averaged by default.
+    """
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
     laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
     return wasserstein2(*laws, *oracle.target_law(clients))
 
 
-def floor(
-    clients: GaussianTarget,
-    *,
-    step_size: float,
-    local_steps: int,
-    rho: float = 0.0,
-    participation: Participation = FULL,
-) -> float:
-    """Return W2 of the exact stationary law to the target."""
-    taken = oracle.one_round(
-        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
-    )
+def floor(clients: GaussianTarget, **how: Any) -> float:
+    """Return W2 of the exact stationary law to the target; how: as in `exact_distances`."""
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
     return float(wasserstein2(*oracle.stationary(taken), *oracle.target_law(clients)))
 
 

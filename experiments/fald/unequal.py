@@ -72,6 +72,13 @@ STUDY = Study(
 """Seeds are chains per set, at least three to fit a law. `runs` has the number of rounds by number
 of local steps, for rho = 0 and 1 and alpha = 0 and 1; `tuned` is the number of rounds at the best
 step size for each of these numbers of local steps, for rho = 0 and alpha = 0."""
+PROTOCOLS = {
+    "fixed": f"step size {STEP_SIZE:g}",
+    "tuned": "best step size for each K",
+    "tuned, noisy gradients": "the same, noisy gradients",
+    "bound": "bound of Theorem 5.7",
+}
+"""Names in the picture of the ways to count rounds."""
 RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
@@ -372,13 +379,13 @@ def run(arguments: Arguments) -> Outcome:
         panels[4].loglog(
             list(values),
             np.array(list(values.values())) / scale,
-            label=name,
+            label=PROTOCOLS[name],
             **look(c, "all"),
         )
     panels[4].set(
         xlabel="local steps K",
         ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
-        title="bound scaled to the fixed one at K = 1",
+        title="bound scaled to the first line at K = 1",
     )
     panels[4].legend()
     _participation(panels[5])
