@@ -78,7 +78,7 @@ STUDY = Study(
         longest=np.inf,
     ),
     smoke=Sizes(
-        seeds=20,
+        seeds=100,
         sets=2,
         alphas=(0.0, 100.0),
         local_steps=(10,),
