@@ -59,11 +59,18 @@ LAYOUT = fedjax_sim.Layout(slots_at_once=NUM_CLIENTS, lanes_at_once=True)
 
 
 STUDY = Study(
-    full=Sizes(seeds=150, burn_in=10, samples=70, draws=20_000, local_steps=(1, 2, 5, 10, 20, 50)),
-    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=200, local_steps=(1, 50)),
+    full=Sizes(
+        seeds=150,
+        burn_in=10,
+        samples=70,
+        draws=20_000,
+        adaptation=500,
+        local_steps=(1, 2, 5, 10, 20, 50),
+    ),
+    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=200, adaptation=100, local_steps=(1, 50)),
 )
 """Seeds are chains, at least four. The burn-in is a number of samples, the initial model included;
-`draws` are those of each of the four chains of NUTS."""
+`draws` and steps of `adaptation` are those of each of the four chains of NUTS."""
 
 
 class Moments(NamedTuple):
@@ -97,8 +104,10 @@ def at_mode(problem: Logistic) -> Logistic:
     return replace(problem, start=jnp.asarray(fitted.coef_[0], problem.start.dtype))
 
 
-def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np.ndarray:
-    """Draw from the posterior by blackjax's NUTS: `f[chains, draws, P]`.
+def nuts(
+    problem: Logistic, draws: int, *, adaptation: int = 500, chains: int = 4, seed: int = 0
+) -> np.ndarray:
+    """Draw from the posterior by blackjax's NUTS, after steps of adaptation: `f[chains, draws, P]`.
 
     Raises:
       ConfigError: If blackjax is not installed.
@@ -114,7 +123,7 @@ def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np
     def chain(key: Any) -> Any:
         warm, drawn = jax.random.split(key)
         (state, parameters), _ = blackjax.window_adaptation(blackjax.nuts, density).run(
-            warm, problem.start, 500
+            warm, problem.start, adaptation
         )
         kernel = blackjax.nuts(density, **parameters)
 
@@ -390,7 +399,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run the chains, compare them and draw the figure."""
     sizes = STUDY.choose(arguments, least_seeds=4)
     problem = split_problem()
-    exact = nuts(problem, sizes.draws)
+    exact = nuts(problem, sizes.draws, adaptation=sizes.adaptation)
     compared, curves = compare(problem, sizes, exact, arguments)
     columns = ("against NUTS", "against K = 1", "normal")
     header = [
