@@ -213,8 +213,8 @@ def run(arguments: Arguments) -> Outcome:
     for axes, (name, values) in zip(panels, VARIED.items(), strict=False):
         lines = zip(
             (
-                "without replacement, outsider",
-                "with, outsider",
+                "Theorem 6.1, outsider, without replacement",
+                "Theorem 6.1, outsider, with replacement",
                 "Theorem 6.1, server",
                 "RDP, server",
             ),
@@ -234,8 +234,7 @@ def run(arguments: Arguments) -> Outcome:
         for rho, x, y in zip(VARIED["rho"], line, accuracy, strict=True):
             panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
-    panels[4].set_title("rho next to its points")
-    panels[4].legend(fontsize=7, loc="lower left", framealpha=0.4)
+    panels[4].set_title("styles of the first panel; rho next to its points", fontsize=9)
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
     ]
