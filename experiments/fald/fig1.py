@@ -341,7 +341,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         title=f"(c) K = {MIXED_STEPS}, alpha = {sizes.alphas[0]:g}, by rho",
     )
     named = first.get_legend_handles_labels()
-    last.legend(*named, title="(a), (b): alpha (γ²)", loc="upper left")
+    last.legend(*named, title="(a), (b): alpha (gamma squared)", loc="upper left")
     third.legend(title="rho")
     second.axhline(ACCURACY, color=GREY, linewidth=0.6)
     models = panels.ran[10].first.models[0].astype(float)
