@@ -23,7 +23,7 @@ from experiments.fald.claims import CLAIMS, verdict
 from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
 from fedjax_sim.privacy import NoisySteps, epsilon_after
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import privacy
 from fedjax_sim.theory.langevin.exact_laws import Participation
@@ -202,7 +202,7 @@ def run(arguments: Arguments) -> Outcome:
         name: np.array([against_server(RUN._replace(**{name: value})) for value in values]).T
         for name, values in VARIED.items()
     }
-    figure = Figure(figsize=(16, 3.8))
+    figure = Figure(figsize=(18, 3.8))
     panels = figure.subplots(1, 5)
     words = {
         "step_size": "step size",
@@ -225,7 +225,6 @@ def run(arguments: Arguments) -> Outcome:
             axes.plot(values, line, label=label, **look(i, "all"))
         axes.set(xlabel=words[name], yscale="log", xscale="linear" if name == "rho" else "log")
     panels[0].set_ylabel("epsilon of the whole run")
-    panels[0].legend(fontsize=7, loc="upper left")
     for i, label, line in (
         (0, "Theorem 6.1, outsider", epsilons["rho"][0]),
         (3, "RDP, server", served["rho"][1]),
@@ -234,7 +233,8 @@ def run(arguments: Arguments) -> Outcome:
         for rho, x, y in zip(VARIED["rho"], line, accuracy, strict=True):
             panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
-    panels[4].set_title("styles of the first panel; rho next to its points", fontsize=9)
+    panels[4].set_title("rho next to its points")
+    name_beside(figure, panels[0])
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
     ]

@@ -92,21 +92,6 @@ def run(arguments: Arguments) -> Outcome:
     judged = verdict(
         19, measured, None if arguments.smoke else rule(parts), SMOKE if arguments.smoke else why
     )
-    figures: dict[str, Figure] = {}
-    for name, curve in curves.items():
-        epochs, label = curve.epochs.values[0], name.lower().replace("-", "_")
-        weights = {
-            f"component {g}": (epochs, curve[f"pi_{g}"].values[0]) for g in range(COMPONENTS)
-        }
-        figures[f"fig3_{label}_weights.png"] = figure_of(
-            weights, x="epochs", y="weight of a component", title=f"{name}, seed 0", log=False
-        )
-        figures[f"fig3_{label}_field.png"] = figure_of(
-            {f"seed {s}": (epochs, values) for s, values in enumerate(curve.field.values)},
-            x="epochs",
-            y=LABELS["field"],
-            title=name,
-        )
     rows = [
         [
             name,
@@ -122,11 +107,31 @@ def run(arguments: Arguments) -> Outcome:
     text = table(["", "‖H‖², second half", "‖H‖², end", "‖h‖², end", "F, end"], rows)
     return Outcome(
         curves,
-        figures,
+        figures_of(curves),
         [judged],
         config,
         f"{text}\n\n{pixels} pixels are always 0\n{judged.id}: {judged.why}",
     )
+
+
+def figures_of(curves: dict[str, xr.Dataset]) -> dict[str, Figure]:
+    """Draw weights and ‖H‖² of the first seed."""
+    figures: dict[str, Figure] = {}
+    for name, curve in curves.items():
+        epochs, label = curve.epochs.values[0], name.lower().replace("-", "_")
+        weights = {
+            f"component {g}": (epochs, curve[f"pi_{g}"].values[0]) for g in range(COMPONENTS)
+        }
+        figures[f"fig3_{label}_weights.png"] = figure_of(
+            weights, x="epochs", y="weight of a component", title=f"{name}, seed 0", log=False
+        )
+        figures[f"fig3_{label}_field.png"] = figure_of(
+            {"‖H‖²": (epochs, curve.field.values[0])},
+            x="epochs",
+            y=LABELS["field"],
+            title=f"{name}, seed 0",
+        )
+    return figures
 
 
 def _roughness(data: xr.Dataset) -> np.ndarray:
