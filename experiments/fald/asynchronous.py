@@ -12,7 +12,7 @@ whatever Z is, and all clients are equally fast, so that f has equal weights.
 Schedules are data, and given its schedule the model follows affine maps of the models that clients
 started from. For Gaussian clients its law is therefore exactly Gaussian, and a recursion over the
 last models gives mean and covariance (`conditional_laws`). Chains are compared with it by their
-residuals, each whitened by the law of the chain's own schedule, which are standard normal. The law
+residuals, each whitened by the law of the chain's schedule, which are standard normal. The law
 at rest is the mixture over ticks and schedules. The same schedules with fresh models in place of
 stale ones say how much of the error is staleness.
 
@@ -63,7 +63,7 @@ STUDY = Study(
     ),
     smoke=Sizes(seeds=300, ticks=50, buffers=(2,), step_sizes=(0.02, 0.04)),
 )
-"""Seeds are chains, each with a schedule of its own."""
+"""Seeds are chains. Each chain draws another schedule."""
 
 
 @struct
@@ -176,7 +176,7 @@ def at_rest(laws: Sequence[Gaussian]) -> Gaussian:
 
 
 def whitened(models: np.ndarray, laws: Sequence[Gaussian]) -> np.ndarray:
-    """Return the residuals of chains' last models, whitened by their own laws: `f64[R, P]`."""
+    """Return the residuals of chains' last models, whitened by their laws: `f64[R, P]`."""
     roots = np.linalg.cholesky(np.stack([law.covariance[-1] for law in laws]))
     off = models - np.stack([law.mean[-1] for law in laws])
     return np.linalg.solve(roots, off[..., None])[..., 0]

@@ -38,7 +38,16 @@ from experiments.fald.gaussian import (
     repeated,
     spread,
 )
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    rule,
+    table,
+    verdict_table,
+)
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.reporting.plots import GREY, look, styled
@@ -69,13 +78,23 @@ STUDY = Study(
         longest=np.inf,
     ),
     smoke=Sizes(
-        seeds=20,
+        seeds=100,
         sets=2,
         alphas=(0.0, 100.0),
         local_steps=(10,),
         rhos=(0.0, 1.0),
         rounds=3,
         longest=200,
+    ),
+    reduced=Sizes(
+        seeds=300,
+        words="two sets of chains in place of ten, five K in place of eight",
+        sets=2,
+        alphas=ALPHAS,
+        local_steps=(10, 100, 1000, 3000, 10_000),
+        rhos=(0.0, 0.5, 1.0),
+        rounds=60,
+        longest=np.inf,
     ),
 )
 """Seeds are chains per set, at least three to fit a law. Local steps are those of panel (a), 10
@@ -202,24 +221,27 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
         }
         for kind, each in rounds.items()
     }
-    still_falls = all(
-        rounds_by_steps[10_000] <= rounds_by_steps[3000]
-        for rounds_by_steps in panels.exact.values()
+    has_optimum = all(
+        min(by_steps[1000], by_steps[10_000]) > by_steps[3000] for by_steps in panels.exact.values()
     )
+    still_falls = all(by_steps[10_000] <= by_steps[3000] for by_steps in panels.exact.values())
     highest = {kind: max(each.values()) for kind, each in gains.items()}
     lowest = {kind: min(each.values()) for kind, each in gains.items()}
     marks = CLAIMS[12].criterion
-    holds = (
-        marks.least <= lowest["exact"] <= highest["exact"] <= marks.most
-        and far < marks.far
-        and arrived > marks.arrived
-    )
+    parts = {
+        "about 30 times fewer rounds": marks.least
+        <= lowest["exact"]
+        <= highest["exact"]
+        <= marks.most,
+        "the best K is 3000": has_optimum,
+    }
+    follow = far < marks.far and arrived > marks.arrived
     why = (
         f"rounds at K = 100 over those at K = 3000: exactly {lowest['exact']:.1f} to "
         f"{highest['exact']:.1f}, means of chains "
         f"{lowest['chains']:.1f} to {highest['chains']:.1f}, as about 3000 / 100 steps make it; "
-        "but K = 3000 is no optimum: exact rounds "
-        f"at K = 10000 are {'never more' if still_falls else 'more'}; chains up to {far:.1f} "
+        f"exact rounds at K = 10000 are {'never more' if still_falls else 'more'} than at 3000, as "
+        f"one Hessian leaves no bias to many steps; chains up to {far:.1f} "
         "standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
@@ -232,7 +254,7 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
                 "chains' rounds": panels.found,
                 "standard errors off": far,
             },
-            holds,
+            rule(parts, panels.sizes.words) if follow else False,
             why,
         )
     ]

@@ -28,8 +28,8 @@ from experiments.fald.gaussian import (
     explain,
     floor,
     kept,
-    kurtosis,
     largest,
+    mixed_moments,
     repeated,
     spread,
 )
@@ -112,7 +112,7 @@ def largest_deviation(
             )
             exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
             fitted = Gaussian(first.law.mean[0, i, at], first.law.covariance[0, i, at])
-            shape = 3.0 if who == EVERYONE else kurtosis(first.models[0, i][:, at])
+            shape = None if who == EVERYONE else mixed_moments(first.models[0, i][:, at])
             found.append(
                 deviations(
                     fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.seeds, shape
@@ -258,7 +258,10 @@ def outcome(
             axes.semilogy(exact, **look(i, "none", linewidth=1))
             if panel in ran:
                 draw_sets(axes, ran[panel].distance[:, 0, i], i, label=f"{eta:g}")
-        axes.set(xlabel="rounds", title=f"({panel}) {name_of(who)}")
+        axes.set(title=f"({panel}) {name_of(who)}")
+    for axes in places[2:5]:  # those without a panel of data below them
+        axes.set(xlabel="rounds")
+        axes.tick_params(labelbottom=True)
     for axes in (places[0], places[3]):
         axes.set_ylabel("W2")
     drawn = next(axes for axes, panel in zip(places, PANELS, strict=False) if panel in ran)

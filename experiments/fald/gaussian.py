@@ -24,7 +24,7 @@ from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.reporting.plots import look
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import FULL, GaussianTarget, Participation
+from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
 ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -116,35 +116,22 @@ def dissimilarity(clients: GaussianTarget) -> float:
     return float(np.linalg.norm(np.einsum("cij,cj->ci", clients.hessians, apart), axis=1).max())
 
 
-def exact_distances(
-    clients: GaussianTarget,
-    num_rounds: int,
-    *,
-    step_size: float,
-    local_steps: int,
-    rho: float = 0.0,
-    participation: Participation = FULL,
-) -> np.ndarray:
-    """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`."""
-    taken = oracle.one_round(
-        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
-    )
+def exact_distances(clients: GaussianTarget, num_rounds: int, **how: Any) -> np.ndarray:
+    """Return W2 of the exact law to the target after 0, ..., R rounds from 0: `f64[R + 1]`.
+
+    Args:
+      clients: The clients.
+      num_rounds: R.
+      **how: The other arguments of `one_round`; rho is 0 and everyone is averaged by default.
+    """
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
     laws = oracle.iterate_rounds(taken, oracle.point(np.zeros(clients.shape[1])), num_rounds)
     return wasserstein2(*laws, *oracle.target_law(clients))
 
 
-def floor(
-    clients: GaussianTarget,
-    *,
-    step_size: float,
-    local_steps: int,
-    rho: float = 0.0,
-    participation: Participation = FULL,
-) -> float:
-    """Return W2 of the exact stationary law to the target."""
-    taken = oracle.one_round(
-        clients, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
-    )
+def floor(clients: GaussianTarget, **how: Any) -> float:
+    """Return W2 of the exact stationary law to the target; how: as in `exact_distances`."""
+    taken = oracle.one_round(clients, **{"rho": 0.0, **how})
     return float(wasserstein2(*oracle.stationary(taken), *oracle.target_law(clients)))
 
 
@@ -299,31 +286,38 @@ def explain(axes: Any, text: str) -> None:
 
 
 def deviations(
-    law: Gaussian, expected: Gaussian, num_chains: int, kurtosis: npt.ArrayLike = 3.0
+    law: Gaussian, expected: Gaussian, num_chains: int, squares: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return how far fitted means and variances are from exact ones, in standard errors.
+    """Return how far fitted means and covariances are from exact ones, in standard errors.
 
     Args:
-      found: The fitted laws.
-      exact: The exact laws.
+      law: The fitted laws.
+      expected: The exact laws.
       num_chains: R.
-      kurtosis: Fourth moment over the squared variance, `f64[..., P]`; 3 for normal laws, the
-        default.
+      squares: E[(x_i x_j)^2] over the product of the variances, `f64[..., P, P]`, as
+        `mixed_moments` returns it; None for normal laws.
 
     Returns:
-      The larger of the two deviations, `f64[..., P]`. Equal values are off by 0, also where their
-      error is 0; values that are not numbers are off by infinity.
+      The largest deviation of a mean or of an entry of the covariance, `f64[...]`. Equal values are
+      off by 0, also where their error is 0; values that are not numbers are off by infinity.
     """
-    exact = np.diagonal(expected.covariance, axis1=-2, axis2=-1)
-    variance = np.diagonal(law.covariance, axis1=-2, axis2=-1)
-    errors = (
-        np.sqrt(exact / num_chains),
-        exact * np.sqrt((np.asarray(kurtosis) - 1) / (num_chains - 1)),
+    variance = np.diagonal(expected.covariance, axis1=-2, axis2=-1)
+    products = variance[..., :, None] * variance[..., None, :]
+    square = np.square(expected.covariance)
+    spread = products + square if squares is None else squares * products - square
+    error = np.sqrt(np.maximum(spread, 0) / (num_chains - 1))
+    return np.maximum(
+        _far(law.mean, expected.mean, np.sqrt(variance / num_chains)).max(axis=-1),
+        _far(law.covariance, expected.covariance, error).max(axis=(-2, -1)),
     )
-    off = np.stack(np.broadcast_arrays(np.abs(law.mean - expected.mean), np.abs(variance - exact)))
+
+
+def _far(found: np.ndarray, exact: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Divide distances by errors: 0 over 0 is 0, and what is not a number is infinite."""
+    off = np.abs(found - exact)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.where(off == 0, 0.0, off / np.stack(np.broadcast_arrays(*errors)))
-    return np.where(np.isnan(found), np.inf, found).max(axis=0)
+        far = np.where(off == 0, 0.0, off / error)
+    return np.where(np.isnan(far), np.inf, far)
 
 
 def are_numbers(*sets: Repeated) -> bool:
@@ -336,18 +330,22 @@ def largest(*numbers: float) -> float:
     return float(np.inf if np.isnan(numbers).any() else np.max(numbers))
 
 
-def kurtosis(models: np.ndarray) -> np.ndarray:
-    """Return fourth central moments of chains over their squared variances.
+def mixed_moments(models: np.ndarray) -> np.ndarray:
+    """Return E[(x_i x_j)^2] of centred chains over the product of their variances.
+
+    On the diagonal this is the kurtosis, 3 for normal laws.
 
     Args:
       models: `f[..., R, rounds, P]`.
 
     Returns:
-      `f64[..., rounds, P]`.
+      `f64[..., rounds, P, P]`.
     """
     centred = np.asarray(models, float)
-    centred = centred - centred.mean(axis=-3, keepdims=True)
-    return np.mean(centred**4, axis=-3) / np.mean(centred**2, axis=-3) ** 2
+    square = np.square(centred - centred.mean(axis=-3, keepdims=True))
+    variance = square.mean(axis=-3)
+    mixed = np.einsum("...rki,...rkj->...kij", square, square) / square.shape[-3]
+    return mixed / (variance[..., :, None] * variance[..., None, :])
 
 
 def first_within(distance: np.ndarray, accuracy: float) -> np.ndarray:

@@ -9,7 +9,8 @@ against K = 1 has a far smaller error than the distance from the reference.
 
 The normal approximation is the exact law of quadratic clients with the same mean slopes and
 curvatures. It has the error of the steps, but not what private noise does to means, as normal laws
-have no skewness. No numbered claim is judged; the study complements claims 6 and 8.
+have no skewness. Claim 8 is judged on this posterior: what shared noise does to the largest biases
+of means and of standard deviations.
 
 Dimension letters: `P` coefficients, `M` draws.
 """
@@ -26,7 +27,19 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
-from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, estimate, table
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.harness import (
+    Arguments,
+    Estimate,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    estimate,
+    rule,
+    table,
+    verdict_table,
+)
 from fedjax_sim import datasets
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.partition import dirichlet
@@ -46,11 +59,18 @@ LAYOUT = fedjax_sim.Layout(slots_at_once=NUM_CLIENTS, lanes_at_once=True)
 
 
 STUDY = Study(
-    full=Sizes(seeds=150, burn_in=10, samples=70, draws=20_000, local_steps=(1, 2, 5, 10, 20, 50)),
-    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=200, local_steps=(1, 50)),
+    full=Sizes(
+        seeds=150,
+        burn_in=10,
+        samples=70,
+        draws=20_000,
+        adaptation=500,
+        local_steps=(1, 2, 5, 10, 20, 50),
+    ),
+    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=200, adaptation=100, local_steps=(1, 50)),
 )
 """Seeds are chains, at least four. The burn-in is a number of samples, the initial model included;
-`draws` are those of each of the four chains of NUTS."""
+`draws` and steps of `adaptation` are those of each of the four chains of NUTS."""
 
 
 class Moments(NamedTuple):
@@ -84,8 +104,10 @@ def at_mode(problem: Logistic) -> Logistic:
     return replace(problem, start=jnp.asarray(fitted.coef_[0], problem.start.dtype))
 
 
-def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np.ndarray:
-    """Draw from the posterior by blackjax's NUTS: `f[chains, draws, P]`.
+def nuts(
+    problem: Logistic, draws: int, *, adaptation: int = 500, chains: int = 4, seed: int = 0
+) -> np.ndarray:
+    """Draw from the posterior by blackjax's NUTS, after steps of adaptation: `f[chains, draws, P]`.
 
     Raises:
       ConfigError: If blackjax is not installed.
@@ -101,7 +123,7 @@ def nuts(problem: Logistic, draws: int, *, chains: int = 4, seed: int = 0) -> np
     def chain(key: Any) -> Any:
         warm, drawn = jax.random.split(key)
         (state, parameters), _ = blackjax.window_adaptation(blackjax.nuts, density).run(
-            warm, problem.start, 500
+            warm, problem.start, adaptation
         )
         kernel = blackjax.nuts(density, **parameters)
 
@@ -293,6 +315,28 @@ def compare(
     return compared, curves
 
 
+def judge(compared: list[Compared], sizes: Sizes) -> Verdict:
+    """Judge claim 8: whether the largest biases against K = 1 are smaller at rho = 1 than at 0."""
+    marks, parts, shown = CLAIMS[8].criterion, {}, []
+    by_rho = [[each.paired for each in compared if each.rho == rho] for rho in RHOS]
+    later = [i for i, local_steps in enumerate(sizes.local_steps) if local_steps > 1]
+    measured: dict[str, Any] = {}
+    for p, name in enumerate(("means", "standard deviations")):
+        pairs = [[largest(found[i][p]) for found in by_rho] for i in later]
+        far = [(one[0] - none[0]) / np.hypot(one[1], none[1]) for none, one in pairs]
+        parts[f"no harm to {name} of a logistic posterior"] = max(far) < marks.apart
+        parts[f"less error in {name} of a logistic posterior"] = min(far) < -marks.apart
+        measured[name] = {"biases at rho = 0 and 1": pairs, "standard errors apart": far}
+        biases = ", ".join(f"{none[0]:.3f} and {one[0]:.3f}" for none, one in pairs)
+        shown.append(f"{name} {biases} ({', '.join(f'{x:+.1f}' for x in far)} standard errors)")
+    steps = ", ".join(f"{sizes.local_steps[i]}" for i in later)
+    why = f"largest biases at rho = 0 and 1 for K = {steps}: {'; '.join(shown)}"
+    if sizes.seeds < LEAST_CHAINS:
+        few = f"not judged: {sizes.seeds} chains are too few; "
+        return verdict(8, measured, None, few + why)
+    return verdict(8, measured, rule(parts), why)
+
+
 @styled()
 def figure_of(compared: list[Compared]) -> Figure:
     """Draw the largest biases against K."""
@@ -355,7 +399,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run the chains, compare them and draw the figure."""
     sizes = STUDY.choose(arguments, least_seeds=4)
     problem = split_problem()
-    exact = nuts(problem, sizes.draws)
+    exact = nuts(problem, sizes.draws, adaptation=sizes.adaptation)
     compared, curves = compare(problem, sizes, exact, arguments)
     columns = ("against NUTS", "against K = 1", "normal")
     header = [
@@ -378,6 +422,7 @@ def run(arguments: Arguments) -> Outcome:
             min(each.ess.min() for each in mixings),
         )
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
-    text = table(header, rows(compared)) + "\n\n" + "\n".join(words)
+    judged = judge(compared, sizes)
+    text = "\n\n".join([table(header, rows(compared)), "\n".join(words), verdict_table([judged])])
     config = {**sizes.config(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
-    return Outcome(curves, {"logistic.png": figure_of(compared)}, [], config, text)
+    return Outcome(curves, {"logistic.png": figure_of(compared)}, [judged], config, text)

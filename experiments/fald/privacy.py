@@ -23,7 +23,7 @@ from experiments.fald.claims import CLAIMS, verdict
 from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
 from fedjax_sim.privacy import NoisySteps, epsilon_after
-from fedjax_sim.reporting.plots import look, styled
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory.langevin import privacy
 from fedjax_sim.theory.langevin.exact_laws import Participation
@@ -48,6 +48,25 @@ RUN = PrivacySetup(
 )
 EXAMPLES = 1000
 """Examples of a client."""
+HYPER: Any = langevin.Hyper(
+    num_clients=RUN.num_clients,
+    num_selected=RUN.num_selected,
+    participation=RUN.scheme,
+    local_steps=RUN.local_steps,
+    step_size=RUN.step_size,
+    rho=RUN.rho,
+    batch_size=EXAMPLES // 10,
+)
+"""The same run as settings of the system."""
+
+
+class Counts(NamedTuple):
+    """As much of a problem as privacy depends on."""
+
+    counts: np.ndarray
+
+
+PROBLEM = Counts(np.full(RUN.num_clients, EXAMPLES))
 VARIED: dict[str, tuple[Any, ...]] = {
     "step_size": tuple(np.geomspace(1e-9, 1e-5, 9)),
     "rho": (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98),
@@ -80,31 +99,16 @@ def against_server(setup: PrivacySetup) -> tuple[float, float]:
     return found.epsilon, float(epsilon_after(num_steps, steps, setup.noise_multiplier))
 
 
-class Counts(NamedTuple):
-    """As much of a problem as privacy depends on."""
-
-    counts: np.ndarray
-
-
 def compare_accountants(delta: float = 1e-5) -> str:
     """Write a table of epsilons of three settings, at one delta, against the server."""
-    hyper: Any = langevin.Hyper(
-        num_clients=50,
-        num_selected=10,
-        participation="without_replacement",
-        local_steps=10,
-        step_size=1e-7,
-        rho=0.5,
-        batch_size=EXAMPLES // 10,
-    )
     three = {
-        "mini-batches of 100, 1000 steps": (hyper, 100),
-        "all examples, 1000 steps": (hyper.replace(gradient="exact"), 100),
-        "all examples, rho = 0, 100 steps": (hyper.replace(gradient="exact", rho=0.0), 10),
+        "mini-batches of 100, 1000 steps": (HYPER, 100),
+        "all examples, 1000 steps": (HYPER.replace(gradient="exact"), 100),
+        "all examples, rho = 0, 100 steps": (HYPER.replace(gradient="exact", rho=0.0), 10),
     }
-    problem, rows = Counts(np.full(50, EXAMPLES)), []
+    rows = []
     for words, (each, rounds) in three.items():
-        found = privacy.of(each, problem, rounds, sensitivity=RUN.sensitivity, delta=delta)
+        found = privacy.of(each, PROBLEM, rounds, sensitivity=RUN.sensitivity, delta=delta)
         by_pld = "not covered" if np.isnan(found.pld) else f"{found.pld:.4g}"
         rows.append([words, f"{found.paper:.4g}", f"{found.rdp:.4g}", by_pld])
     return table([f"delta = {delta:g}", "Theorem 6.1", "RDP", "PLD"], rows)
@@ -198,7 +202,7 @@ def run(arguments: Arguments) -> Outcome:
         name: np.array([against_server(RUN._replace(**{name: value})) for value in values]).T
         for name, values in VARIED.items()
     }
-    figure = Figure(figsize=(16, 3.8))
+    figure = Figure(figsize=(18, 3.8))
     panels = figure.subplots(1, 5)
     words = {
         "step_size": "step size",
@@ -209,8 +213,8 @@ def run(arguments: Arguments) -> Outcome:
     for axes, (name, values) in zip(panels, VARIED.items(), strict=False):
         lines = zip(
             (
-                "without replacement, outsider",
-                "with, outsider",
+                "Theorem 6.1, outsider, without replacement",
+                "Theorem 6.1, outsider, with replacement",
                 "Theorem 6.1, server",
                 "RDP, server",
             ),
@@ -221,7 +225,6 @@ def run(arguments: Arguments) -> Outcome:
             axes.plot(values, line, label=label, **look(i, "all"))
         axes.set(xlabel=words[name], yscale="log", xscale="linear" if name == "rho" else "log")
     panels[0].set_ylabel("epsilon of the whole run")
-    panels[0].legend(fontsize=7, loc="upper left")
     for i, label, line in (
         (0, "Theorem 6.1, outsider", epsilons["rho"][0]),
         (3, "RDP, server", served["rho"][1]),
@@ -231,7 +234,7 @@ def run(arguments: Arguments) -> Outcome:
             panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
     panels[4].set_title("rho next to its points")
-    panels[4].legend(fontsize=7, loc="lower left", framealpha=0.4)
+    name_beside(figure, panels[0])
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
     ]

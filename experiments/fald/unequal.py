@@ -31,7 +31,16 @@ from experiments.fald.gaussian import (
     repeated,
     unequal_problem,
 )
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    rule,
+    table,
+    verdict_table,
+)
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.reporting.plots import OPEN, look, styled
 from fedjax_sim.theory.langevin import bounds as theory
@@ -63,6 +72,13 @@ STUDY = Study(
 """Seeds are chains per set, at least three to fit a law. `runs` has the number of rounds by number
 of local steps, for rho = 0 and 1 and alpha = 0 and 1; `tuned` is the number of rounds at the best
 step size for each of these numbers of local steps, for rho = 0 and alpha = 0."""
+PROTOCOLS = {
+    "fixed": f"step size {STEP_SIZE:g}",
+    "tuned": "best step size for each K",
+    "tuned, noisy gradients": "the same, noisy gradients",
+    "bound": "bound of Theorem 5.7",
+}
+"""Names in the picture of the ways to count rounds."""
 RUN_ALPHAS, RUN_RHOS = (0.0, 1.0), (0.0, 1.0)
 
 
@@ -167,10 +183,20 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
         for kind, make in kinds.items()
     }
     # W2 comes from a difference of traces, which loses half the digits.
-    flat = max(
-        np.ptp(values) / values[0] for values in [*floors["equal"].values(), floors["unequal"][1]]
-    )
-    rises = all(bool((np.diff(floors["unequal"][k]) > 0).all()) for k in (10, 100))
+    changes = {
+        name: max(float(np.diff(values).max()) / values[0] for values in several)
+        for name, several in (
+            ("equal", [floors["equal"][k] for k in (10, 100)]),
+            ("one step", [floors["equal"][1], floors["unequal"][1]]),
+        )
+    }
+    marks = CLAIMS[6].criterion
+    parts = {
+        "unequal Hessians": bool(min(np.diff(floors["unequal"][k]).min() for k in (10, 100)) > 0),
+        "one Hessian, as in the paper's simulation": changes["equal"] >= marks.flat,
+        "no change with K = 1": abs(changes["one step"]) < marks.flat,
+    }
+    flat = max(map(abs, changes.values()))
     why = (
         f"unequal Hessians, K = 10: floor {floors['unequal'][10][0]:.1e} at alpha = 0 to "
         f"{floors['unequal'][10][-1]:.1e} at 10; in the "
@@ -184,12 +210,7 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
         "gamma": gammas,
         "largest deviation of chains": far,
     }
-    return verdict(
-        6,
-        measured,
-        rises and flat < CLAIMS[6].criterion.flat and far < CLAIMS[6].criterion.far,
-        why,
-    ), floors
+    return verdict(6, measured, rule(parts) if far < marks.far else False, why), floors
 
 
 class Counted(NamedTuple):
@@ -240,20 +261,20 @@ def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
     """Judge claim 7 in both protocols and by the bound."""
     found = {k: first_within(sets.distance[:, 0, 0], ACCURACY) for k, sets in ran.fixed.items()}
     fixed, tuned, loud, bound = ([*each.values()] for each in counted.rounds.values())
-    fixed_turns = fixed[0] > min(fixed) and fixed[-1] > min(fixed)
-    tuned_turns = tuned[0] > min(tuned) and tuned[-1] > min(tuned)
-    loud_turns = loud[0] > min(loud) and loud[-1] > min(loud)
-    bound_turns = bound[0] > min(bound) and bound[-1] > min(bound)
-    words = {True: "yes", False: "no"}
+    protocols = {
+        "fixed step size": fixed,
+        "the bound": bound,
+        "best step size for each K": tuned,
+        "best step size, noisy gradients": loud,
+    }
+    parts = {name: min(r[0], r[-1]) > min(r) for name, r in protocols.items()}
     steps, shown = (
         ", ".join(f"{value:g}" for value in values) for values in (sizes.counted, fixed)
     )
     why = (
-        f"not in every protocol: at the fixed step size {STEP_SIZE:g} {words[fixed_turns]} (K = "
-        f"{steps}: {shown}), by the bound "
-        f"{words[bound_turns]}, with the best step size for each K {words[tuned_turns]} "
-        f"({tuned[0]:g} to {tuned[-1]:g}), with noisy "
-        f"gradients too {words[loud_turns]} ({loud[0]:g} to {loud[-1]:g})"
+        f"rounds at the fixed step size {STEP_SIZE:g}: {shown} for K = {steps}; with the best step "
+        f"size for each K {tuned[0]:g} to {tuned[-1]:g}, with noisy gradients {loud[0]:g} to "
+        f"{loud[-1]:g}"
     )
     measured = {
         "rounds": counted.rounds,
@@ -261,7 +282,7 @@ def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
         "chains, fixed": found,
         "accuracy": ACCURACY,
     }
-    return verdict(7, measured, fixed_turns and bound_turns and tuned_turns and loud_turns, why)
+    return verdict(7, measured, rule(parts), why)
 
 
 def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
@@ -274,10 +295,21 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
         }
         for kind, target in kinds.items()
     }
-    falls = all(bool((np.diff(floors["unequal"][k]) < 0).all()) for k in (10, 100))
+    marks = CLAIMS[8].criterion
+    several = [floors[kind][k] for kind in kinds for k in (10, 100)]
+    rises = max(float(np.diff(values).max() / values[0]) for values in several)
     flat = max(
         np.ptp(values) / values[0] for values in [*floors["equal"].values(), floors["unequal"][1]]
     )
+    parts = {
+        "no harm": rises < marks.flat,
+        "less error with unequal Hessians": all(
+            bool((np.diff(floors["unequal"][k]) < 0).all()) for k in (10, 100)
+        ),
+        "less error with one Hessian, as in Fig. 1(c)": all(
+            1 - floors["equal"][k][-1] / floors["equal"][k][0] >= marks.flat for k in (10, 100)
+        ),
+    }
     gain = {k: 1 - floors["unequal"][k][-1] / floors["unequal"][k][0] for k in (10, 100)}
     why = (
         f"unequal Hessians, from rho = 0 to 1: floor lower by {gain[10]:.1%} at K = 10 and "
@@ -286,12 +318,7 @@ def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
         "exact laws"
     )
     measured = {"floors": floors, "rhos": RHOS, "largest deviation of chains": far}
-    return verdict(
-        8,
-        measured,
-        falls and flat < CLAIMS[8].criterion.flat and far < CLAIMS[8].criterion.far,
-        why,
-    ), floors
+    return verdict(8, measured, rule(parts) if far < marks.far else False, why), floors
 
 
 @styled()
@@ -306,9 +333,7 @@ def run(arguments: Arguments) -> Outcome:
     by_rho, widths = judge_rho(far)
     if sizes.seeds < LEAST_CHAINS:
         few = f"not judged: {sizes.seeds} chains are too few; "
-        by_alpha, by_rho = (
-            each._replace(holds=None, why=few + each.why) for each in (by_alpha, by_rho)
-        )
+        by_alpha, by_rho = (each.undecided(few) for each in (by_alpha, by_rho))
     verdicts = [by_alpha, by_steps, by_rho]
     figure = Figure(figsize=(20, 9))
     panels = figure.subplots(2, 4).ravel()
@@ -354,13 +379,13 @@ def run(arguments: Arguments) -> Outcome:
         panels[4].loglog(
             list(values),
             np.array(list(values.values())) / scale,
-            label=name,
+            label=PROTOCOLS[name],
             **look(c, "all"),
         )
     panels[4].set(
         xlabel="local steps K",
         ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
-        title="bound scaled to the fixed one at K = 1",
+        title="bound scaled to the first line at K = 1",
     )
     panels[4].legend()
     _participation(panels[5])

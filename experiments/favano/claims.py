@@ -205,6 +205,8 @@ CLAIMS = Claims(
             ),
         ),
     },
+    exact=(3,),
+    algebra=(1,),
 )
 """By number."""
 

@@ -1,4 +1,4 @@
-"""FedEM's Fig. 1: ||h||^2 and ||H||^2 of FedEM and VR-FedEM on a synthetic mixture (claim 18).
+"""FedEM's Fig. 1: ‖h‖² and ‖H‖² of FedEM and VR-FedEM on a synthetic mixture (claim 18).
 
 See arXiv 2111.02083, Sec. 4. There are 10,000 points of two Gaussians in the plane, 100 clients of
 100 examples each, and 500 epochs of 10,000 expected statistics: 2500 rounds of FedEM in
@@ -29,10 +29,10 @@ from experiments.harness import Arguments, Outcome, table
 from fedjax_sim.systems import fedem, vr_fedem
 
 LEVELS = {
-    "FedEM's ||H||^2": (2.5e-3, 3.6e-3),
-    "FedEM's ||h||^2": (1.3e-5, 2.4e-5),
-    "VR-FedEM's ||H||^2": (1e-10, 2e-9),
-    "VR-FedEM's ||h||^2": (1e-10, 2e-9),
+    "FedEM's ‖H‖²": (2.5e-3, 3.6e-3),
+    "FedEM's ‖h‖²": (1.3e-5, 2.4e-5),
+    "VR-FedEM's ‖H‖²": (1e-10, 2e-9),
+    "VR-FedEM's ‖h‖²": (1e-10, 2e-9),
 }
 """Levels in which seeds are expected at full size, least and most.
 
@@ -78,9 +78,9 @@ def run(arguments: Arguments) -> Outcome:
     marks = CLAIMS[18].criterion
     holds = bool(apart.max() < marks.apart and (last["field"] < marks.share * fedem_field).all())
     why = (
-        f"second half of FedEM: ||H||^2 {span(fedem_field)}, ||h||^2 {span(fedem_mean)}; end of "
-        "VR-FedEM: ||H||^2 "
-        f"{span(last['field'])}, ||h||^2 {span(last['mean_field'])}, apart by at most "
+        f"second half of FedEM: ‖H‖² {span(fedem_field)}, ‖h‖² {span(fedem_mean)}; end of "
+        "VR-FedEM: ‖H‖² "
+        f"{span(last['field'])}, ‖h‖² {span(last['mean_field'])}, apart by at most "
         f"{apart.max():.0%}; "
         f"{_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
     )
@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> Outcome:
         },
     }
     text = (
-        table(["second half of the epochs, lowest and highest seed", "||H||^2", "||h||^2"], rows)
+        table(["second half of the epochs, lowest and highest seed", "‖H‖²", "‖h‖²"], rows)
         + f"\n\n{judged.id}: {judged.why}"
     )
     return Outcome(curves, figures, [judged], config, text)
@@ -128,15 +128,15 @@ def _outside(values: Sequence[np.ndarray]) -> str:
 
 
 def _figure(name: str, data: xr.Dataset) -> Any:
-    """Draw the paper's panel for the first seed: ||h||^2 in blue, ||H||^2 in red."""
+    """Draw the paper's panel for the first seed: ‖h‖² in blue, ‖H‖² in red."""
     first = data.isel(seed=0)
     lines = {
-        "||h||^2": (first.epochs.values, first.mean_field.values),
-        "||H||^2": (first.epochs.values, first.field.values),
+        "‖h‖²": (first.epochs.values, first.mean_field.values),
+        "‖H‖²": (first.epochs.values, first.field.values),
     }
     return figure_of(
         lines,
         x="epochs",
-        y="squared norm",
-        title=f"{name}, seed 0",
+        y="squared norm of mean field h and noisy field H",
+        title=f"{name} split, seed 0",
     )

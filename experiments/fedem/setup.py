@@ -144,7 +144,7 @@ class Toy:
 
     @property
     def first_field(self) -> float:
-        """||h(S_0)||^2."""
+        """‖h(S_0)‖²."""
         return self.known.slope**2 * float(np.sum((self.start - self.known.optimum) ** 2))
 
 

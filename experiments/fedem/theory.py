@@ -66,7 +66,7 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
             """Follow EM on statistics and on parameters.
 
             Returns:
-              ||h|| at the end, the last move of theta, F on both ways with the distance of theta_k
+              ‖h‖ at the end, the last move of theta, F on both ways with the distance of theta_k
               from T(S_k), and the last statistics.
             """
 
@@ -128,7 +128,7 @@ def fixed_point_claims() -> tuple[list[Verdict], dict[str, xr.Dataset]]:
         )
         toy_error = _toy_gradients()
     why = (
-        f"||h|| = {field:.1e}, theta moves by {moved:.1e} after 3000 steps; theta_k and T(S_k) "
+        f"‖h‖ = {field:.1e}, theta moves by {moved:.1e} after 3000 steps; theta_k and T(S_k) "
         f"apart by at most {apart.max():.1e}"
     )
     measured = {
@@ -347,7 +347,7 @@ def irrelevance_claim() -> Verdict:
     ]
     fields = np.concatenate([data.mean_field.values[:, 0] for data in ran])
     apart = float(np.max(np.abs(fields / fields[0] - 1)))
-    why = f"nine ways, 60 rounds: ||h||^2 apart by at most {apart:.1e} of itself"
+    why = f"nine ways, 60 rounds: ‖h‖² apart by at most {apart:.1e} of itself"
     return verdict(8, {"relative difference": apart}, apart < CLAIMS[8].criterion.same, why)
 
 
@@ -503,9 +503,9 @@ def variance_reduction_claims(sizes: Sizes) -> tuple[list[Verdict], dict[str, xr
         ),
         verdict(
             12,
-            table | {"VR-FedEM, ||h||^2 at the end": last, "FedEM": floor},
+            table | {"VR-FedEM, ‖h‖² at the end": last, "FedEM": floor},
             bool(kept and last < small and floor > marks.floor),
-            f"(11) and (12) hold for {', '.join(table)}; ||h||^2 after {sizes.loops[-1]} loops "
+            f"(11) and (12) hold for {', '.join(table)}; ‖h‖² after {sizes.loops[-1]} loops "
             f"{last:.0e}, FedEM stays at {floor:.1e}",
         ),
     ], {"toy B, VR-FedEM": reduced, "toy B, FedEM": plain}

@@ -199,6 +199,8 @@ CLAIMS = Claims(
             ),
         ),
     },
+    exact=(13, 14, 16, 17),
+    algebra=(15,),
 )
 """By number."""
 

@@ -22,7 +22,7 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    paired_interval,
+    interval,
     table,
     verdict_table,
 )
@@ -154,7 +154,7 @@ def judge(
     Returns:
       By number of the claim: what was measured, whether it holds, and why.
     """
-    gain, half = paired_interval(final(curves[OURS]) - final(curves[BASELINE]))
+    gain, half = interval(final(curves[OURS]) - final(curves[BASELINE]))
     where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.seeds} seeds"
     means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
     sooner = first_reached(curves[OURS], means[BASELINE] / 100)
@@ -166,7 +166,7 @@ def judge(
     }
     rise, fall = (groups[group][OURS] - groups[group][BASELINE] for group in ("slow", "fast"))
     until = {name: curves[name].isel(eval=slice(ALG1_EVALS + 1)) for name in (OURS, ALG1)}
-    between, half_between = paired_interval(final(until[OURS]) - final(until[ALG1]))
+    between, half_between = interval(final(until[OURS]) - final(until[ALG1]))
     compared = int(curves[ALG1].ticks.isel(seed=0, eval=-1))
     fails = {name: int(data.failed.sum()) for name, data in curves.items()}
     found: dict[int, tuple[Any, bool | None, str]] = {

@@ -3,9 +3,10 @@
 `experiment` says what an experiment is given and returns, `registry` finds the experiments,
 `command` parses the command line and writes the results folder, `parts` lets several processes run
 the lanes of one experiment, `claims` holds a paper's claims and the verdicts on them, `sizes` says
-how large a study is run, `schedules` draws the timelines of many lanes, `statistics` turns lanes
-into means with standard errors, `comparison` chooses each method's settings on held-out data, and
-`tables` lays out what is printed.
+how large a study is run, `schedules` draws the timelines of many lanes, `statistics` is the one
+standard by which verdicts are given, `comparison` chooses each method's settings on held-out data,
+`ledger` keeps results as data and writes them into the README and a page (`page`), and `tables`
+lays out what is printed.
 """
 
 from experiments.harness.claims import Claim, Claims, Criterion, Verdict, verdict_table
@@ -13,28 +14,56 @@ from experiments.harness.command import main, run_experiment
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.schedules import are_fast, by_speed, draw
 from experiments.harness.sizes import Sizes, Study
-from experiments.harness.statistics import FAR, Estimate, estimate, mean_and_error, paired_interval
+from experiments.harness.statistics import (
+    FAR,
+    NOT_RUN,
+    Estimate,
+    Interval,
+    Ruling,
+    Sample,
+    all_of,
+    estimate,
+    interval,
+    interval_of_error,
+    lead,
+    mean_and_error,
+    reduction,
+    rule,
+    spread_of,
+    unless_collapsed,
+)
 from experiments.harness.tables import table
 
 __all__ = [
     "FAR",
+    "NOT_RUN",
     "Arguments",
     "Claim",
     "Claims",
     "Criterion",
     "Estimate",
+    "Interval",
     "Outcome",
+    "Ruling",
+    "Sample",
     "Sizes",
     "Study",
     "Verdict",
+    "all_of",
     "are_fast",
     "by_speed",
     "draw",
     "estimate",
+    "interval",
+    "interval_of_error",
+    "lead",
     "main",
     "mean_and_error",
-    "paired_interval",
+    "reduction",
+    "rule",
     "run_experiment",
+    "spread_of",
     "table",
+    "unless_collapsed",
     "verdict_table",
 ]

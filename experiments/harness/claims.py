@@ -1,8 +1,10 @@
 """The numbered claims of a paper, the mark at which each one holds, and verdicts on them."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, rule
 from experiments.harness.tables import table
 
 
@@ -52,12 +54,21 @@ class Claim(NamedTuple):
       text: What the paper claims.
       place: Where in the paper: section, equation, figure or table.
       criterion: When the experiments here count the claim as holding.
+      kind: "measured" (runs with sampling error), "exact" (numbers compared to rounding error) or
+        "algebra" (cannot fail but for a mistake in code).
+      stated: The number or outcome that the paper states; empty if the text has it.
     """
 
     id: str
     text: str
     place: str
     criterion: Criterion
+    kind: str = "measured"
+    stated: str = ""
+
+
+KINDS = ("measured", "exact", "algebra")
+"""The kinds of claims."""
 
 
 class Verdict(NamedTuple):
@@ -69,8 +80,12 @@ class Verdict(NamedTuple):
       paper: Where in the paper.
       criterion: When the claim counts as holding, in words with numbers.
       measured: What was measured, as nested mappings and numbers; None if nothing was.
-      holds: Whether the claim holds; None if it was not judged.
+      verdict: One of `VERDICTS`.
+      scope: Where the verdict holds, if that is narrower than the claim; otherwise empty.
+      size: "full", "reduced" or "smoke"; filled by the harness.
+      seeds: Number of independent repetitions, 0 if nothing is repeated; filled by the harness.
       why: The measured numbers behind the verdict in a sentence, or why there is no verdict.
+      kind: The claim's kind.
     """
 
     id: str
@@ -78,8 +93,21 @@ class Verdict(NamedTuple):
     paper: str
     criterion: str
     measured: Any
-    holds: bool | None
+    verdict: str
+    scope: str
+    size: str
+    seeds: int
     why: str
+    kind: str
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the claim holds or fails; None for every other verdict."""
+        return {HOLDS: True, FAILS: False}.get(self.verdict)
+
+    def undecided(self, reason: str) -> "Verdict":
+        """Return the same measurement without a decision, with the reason before the numbers."""
+        return self._replace(verdict=UNDECIDED, scope="", why=reason + self.why)
 
 
 class Claims(Mapping[int, Claim]):
@@ -88,12 +116,31 @@ class Claims(Mapping[int, Claim]):
     Args:
       paper: The paper's short name, the first part of each claim's id.
       claims: Text, place and criterion by number.
+      exact: Numbers of the claims of the kind "exact".
+      algebra: Numbers of the claims of the kind "algebra". All others are "measured".
+      stated: The number or outcome that the paper states, by number of the claim.
     """
 
-    def __init__(self, paper: str, claims: Mapping[int, tuple[Any, ...]]):
+    def __init__(
+        self,
+        paper: str,
+        claims: Mapping[int, tuple[str, str, Criterion]],
+        *,
+        exact: Collection[int] = (),
+        algebra: Collection[int] = (),
+        stated: Mapping[int, str] | None = None,
+    ):
+        kinds = dict.fromkeys(exact, "exact") | dict.fromkeys(algebra, "algebra")
         self._claims = {
-            number: Claim(f"{paper}-{number}", *parts, *([Criterion("")] * (3 - len(parts))))
-            for number, parts in claims.items()
+            number: Claim(
+                f"{paper}-{number}",
+                text,
+                place,
+                criterion,
+                kinds.get(number, "measured"),
+                (stated or {}).get(number, ""),
+            )
+            for number, (text, place, criterion) in claims.items()
         }
 
     def __getitem__(self, number: int) -> Claim:
@@ -105,25 +152,49 @@ class Claims(Mapping[int, Claim]):
     def __len__(self) -> int:
         return len(self._claims)
 
-    def verdict(self, number: int, measured: Any, holds: bool | None, why: str) -> Verdict:
+    def verdict(
+        self, number: int, measured: Any, ruling: Ruling | bool | None, why: str
+    ) -> Verdict:
         """Give the verdict on one claim.
 
         Args:
           number: The claim's number in the paper.
           measured: What was measured; see `Verdict`.
-          holds: Whether the claim meets its criterion; None if it was not judged.
+          ruling: The ruling, or whether the claim meets its criterion; None if that is undecided.
           why: The numbers behind the verdict, or why there is none.
         """
+        if not isinstance(ruling, Ruling):
+            ruling = rule({"": ruling})
         claim = self[number]
         return Verdict(
-            claim.id, claim.text, claim.place, str(claim.criterion), measured, holds, why
+            id=claim.id,
+            claim=claim.text,
+            paper=claim.place,
+            criterion=str(claim.criterion),
+            measured=measured,
+            verdict=ruling.verdict,
+            scope=ruling.scope,
+            size="",
+            seeds=0,
+            why=why,
+            kind=claim.kind,
         )
 
 
+def claims_of(paper: str) -> Claims:
+    """Import the claims of a paper."""
+    found: Claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
+    return found
+
+
 def verdict_table(verdicts: Sequence[Verdict]) -> str:
-    """Lay out verdicts as a Markdown table of claim, verdict and measured numbers."""
-    words = {True: "holds", False: "fails", None: "not judged"}
+    """Lay out verdicts as a Markdown table of claim, verdict, scope and measured numbers."""
     return table(
         ["claim", "verdict", "measured"],
-        [[each.id, words[each.holds], each.why] for each in verdicts],
+        [[each.id, worded(each.verdict, each.scope), each.why] for each in verdicts],
     )
+
+
+def worded(verdict: str, scope: str) -> str:
+    """Return a verdict with its scope."""
+    return f"{verdict}: {scope}" if scope else verdict

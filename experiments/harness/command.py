@@ -3,12 +3,13 @@
 import argparse
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import fedjax_sim
-from experiments.harness import registry
+from experiments.harness import ledger, registry, report
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.parts import ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_whole
@@ -65,9 +66,20 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--parts", metavar="N", help="run in N parts, which --launcher starts")
     run.add_argument("--launcher", metavar="NAME", help="local (the default), slurm or ray")
     run.add_argument("--resources", metavar="NAME=VALUE,...", help="fields of the launcher")
+    report = commands.add_parser(
+        "report", help="write the tables of verdicts, and a page of all claims, from the results"
+    )
+    report.add_argument("--out", metavar="DIR", help="folder of the page (results-report)")
+    report.add_argument(
+        "--keep",
+        metavar="DIR",
+        nargs="+",
+        default=[],
+        help="results folders of runs whose results are first put under experiments/PAPER/results",
+    )
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
-    for command in (every, run, merge):
+    for command in (every, run, report, merge):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return top
 
@@ -94,6 +106,12 @@ def _run(given: argparse.Namespace) -> None:
             return
         width = max(map(len, lines))
         print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
+        return
+    if given.command == "report":
+        for folder in given.keep:
+            print(f"kept {ledger.keep(Path(folder))}")
+        counts = report.write(Path(given.out or "results-report"))
+        print(to_json(counts) if given.json else report.told(counts), end="")
         return
     if given.command == "merge":
         name, arguments, num_parts = read_identity(Path(given.out))
@@ -157,6 +175,7 @@ def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Ar
     if arguments.resume:
         folder.check_resumable(identity)
     folder.open(identity)
+    began, began_cpu = time.monotonic(), time.process_time()
     try:
         outcome = run(arguments._replace(checkpoints=folder.checkpoints))
         if arguments.share is not None and arguments.share.waits is not None:
@@ -164,7 +183,11 @@ def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Ar
     except (ConfigError, WaitsError):
         folder.withdraw()
         raise
+    verdicts = ledger.complete(outcome.verdicts, ledger.size_of(arguments), outcome.config)
+    outcome = outcome._replace(verdicts=verdicts)
     folder.write_json("claims.json", [verdict._asdict() for verdict in outcome.verdicts])
+    cost = ledger.Cost(time.monotonic() - began, time.process_time() - began_cpu)
+    folder.write_json(ledger.FILE, ledger.entry_of(name, arguments, outcome, cost))
     save(
         folder,
         outcome.curves,

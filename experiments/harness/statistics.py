@@ -1,13 +1,233 @@
-"""Means with standard errors, over independent lanes and over pairs of runs with equal seeds."""
+"""The one standard by which verdicts are given, and the statistics that it needs.
 
+Means of runs are compared by 95 % t intervals: of differences paired by seed where single runs are
+known, and by Welch's interval where only means and standard deviations are. A comparison is true
+if its whole interval says so, false if its whole interval says the opposite, and None in between.
+
+A claim usually has several parts: two data sets, two baselines, three learning rates. `rule` turns
+what is known of the parts into one of five verdicts. Claims on accuracy are stricter. They have no
+verdict where the best method is below twice the accuracy of chance, and no part that compares a
+method that has collapsed to chance is decided, unless that is the claim. With fewer than
+`LEAST_SEEDS` seeds, or on a smaller problem than the paper's, a claim holds at most in part.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
 FAR = 4.0
 """Standard errors beyond which a difference counts as real."""
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95 % points of Student's t by number of values; 2.2 is used for more than ten."""
+LEAST_SEEDS = 10
+"""Seeds that a claim on accuracies needs for an unrestricted verdict."""
+HOLDS, PARTLY, FAILS, UNDECIDED = "holds", "holds in part", "fails", "undecided"
+NOT_RUN_WORDS = "not run"
+VERDICTS = (HOLDS, PARTLY, FAILS, UNDECIDED, NOT_RUN_WORDS)
+"""The values of a verdict."""
+
+
+class Ruling(NamedTuple):
+    """A verdict and its scope.
+
+    Attributes:
+      verdict: One of `VERDICTS`.
+      scope: Where it holds, if that is narrower than the claim; otherwise empty.
+    """
+
+    verdict: str
+    scope: str = ""
+
+
+NOT_RUN = Ruling(NOT_RUN_WORDS)
+"""For claims of which an experiment measures nothing that could decide them."""
+
+
+def rule(parts: Mapping[str, bool | None], reduced: str = "") -> Ruling:
+    """Give the verdict on a claim from its parts.
+
+    It holds if all parts do, and fails if some part is false and none is known to be true. If some
+    parts are true and others are not, it holds in part. Otherwise it is undecided.
+
+    Args:
+      parts: Whether each part is true, None if that is undecided, by a name that can stand in the
+        scope, such as "c_g = 10, over S = 0".
+      reduced: How the run is smaller than the claim asks for. A claim that would hold then holds in
+        part.
+    """
+    named = {
+        word: [name for name, each in parts.items() if _known(each) is value]
+        for word, value in (("true", True), ("false", False), ("undecided", None))
+    }
+    smaller = [f"reduced: {reduced}"] if reduced else []
+    if parts and len(named["true"]) == len(parts):
+        return Ruling(PARTLY, smaller[0]) if reduced else Ruling(HOLDS)
+    if not named["true"] and not named["false"]:
+        return Ruling(UNDECIDED)
+    verdict = PARTLY if named["true"] else FAILS
+    if len(named["false"]) == len(parts):
+        return Ruling(FAILS, "; ".join(smaller))
+    words = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
+    return Ruling(verdict, "; ".join(words + smaller))
+
+
+def _known(value: Any) -> bool | None:
+    """Return a truth value of any kind, NumPy's included, as True, False or None."""
+    return None if value is None else bool(value)
+
+
+def all_of(judgements: Iterable[bool | None]) -> bool | None:
+    """Return whether all hold: False if one does not, otherwise None if one is unknown."""
+    found = [_known(each) for each in judgements]
+    return False if False in found else None if None in found else True
+
+
+class Interval(NamedTuple):
+    """A mean difference with half the length of its 95 % t interval.
+
+    Attributes:
+      mean: The mean difference.
+      half: Half the interval's length; infinite if there are too few runs to know it.
+    """
+
+    mean: float
+    half: float
+
+    def above(self, level: float = 0.0) -> bool | None:
+        """Whether the difference is above a level: None if the interval covers the level."""
+        if not np.isfinite(self.mean + self.half):
+            return None
+        if self.mean - self.half > level:
+            return True
+        return False if self.mean + self.half <= level else None
+
+    def within(self, bound: float) -> bool | None:
+        """Whether the difference is at most a bound in size: None if that is left open."""
+        if not np.isfinite(self.mean + self.half):
+            return None
+        if abs(self.mean) + self.half <= bound:
+            return True
+        return False if abs(self.mean) - self.half > bound else None
+
+    def __str__(self) -> str:
+        known = f"{self.half:.2f}" if np.isfinite(self.half) else "unknown"
+        return f"{self.mean:+.2f} ± {known}"
+
+
+class Sample(NamedTuple):
+    """What is known of one method: single runs, or only their mean and standard deviation.
+
+    Attributes:
+      mean: Mean over seeds.
+      std: Standard deviation over seeds; NaN for a single seed.
+      seeds: Number of seeds.
+      values: One number per seed, or None where they were not kept.
+    """
+
+    mean: float
+    std: float
+    seeds: int
+    values: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> "Sample":
+        """Summarise single runs. Failed runs are NaN, and then so is the mean."""
+        found = np.asarray(list(values), float)
+        std = float(found.std(ddof=1)) if len(found) > 1 else float("nan")
+        return cls(float(found.mean()), std, len(found), tuple(found.tolist()))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.std:.1f}" if self.seeds > 1 else f"{self.mean:.1f}"
+
+
+def t95(degrees: float) -> float:
+    """Return the two-sided 95 % point of Student's t."""
+    return float(stats.t.ppf(0.975, degrees)) if degrees > 0 else float("inf")
+
+
+def interval(differences: Iterable[Any]) -> Interval:
+    """Average differences that are paired by seed, with their 95 % t interval."""
+    values = np.asarray(list(differences), float)
+    if len(values) < 2:
+        return Interval(float(values.mean()), float("inf"))
+    half = t95(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return Interval(float(values.mean()), float(half))
+
+
+def interval_of_error(mean: float, error: float, seeds: int) -> Interval:
+    """Return the 95 % t interval of a mean whose standard error over `seeds` runs is known."""
+    return Interval(mean, t95(seeds - 1) * error if seeds > 1 else float("inf"))
+
+
+def lead(first: Sample, second: Sample) -> Interval:
+    """Compare two methods: paired by seed if single runs are known, by Welch's interval if not."""
+    if first.values is not None and second.values is not None and first.seeds == second.seeds:
+        return interval(np.subtract(first.values, second.values))
+    mean = first.mean - second.mean
+    if min(first.seeds, second.seeds) < 2:
+        return Interval(mean, float("inf"))
+    parts = [each.std**2 / each.seeds for each in (first, second)]
+    total = sum(parts)
+    if total == 0:
+        return Interval(mean, 0.0)
+    spread = sum(x**2 / (each.seeds - 1) for x, each in zip(parts, (first, second), strict=True))
+    return Interval(mean, t95(total**2 / spread) * float(np.sqrt(total)))
+
+
+def has_collapsed(sample: Sample, chance: float) -> bool:
+    """Return whether a method is no better than chance or diverged.
+
+    Its median, or its mean where single runs are not known, is below twice the accuracy of chance.
+    """
+    values = sample.values
+    middle = sample.mean if values is None else float(np.median(np.nan_to_num(values, nan=0.0)))
+    return not middle >= 2 * chance
+
+
+def unless_collapsed(
+    judgement: bool | None, compared: Iterable[Sample], chance: float
+) -> bool | None:
+    """Return a judgement on accuracies, or None if a compared method has collapsed.
+
+    If the best method has, so have all: nothing on accuracy is judged at the level of chance.
+    """
+    return None if any(has_collapsed(each, chance) for each in compared) else judgement
+
+
+def spread_of(values: Sequence[Any], chance: float = 0.0) -> dict[str, Any]:
+    """Describe single runs by more than their mean.
+
+    Args:
+      values: `[seeds]`, such as accuracies in percent; NaN for failed runs.
+      chance: The value of chance; 0 if there is none.
+
+    Returns:
+      Mean, standard deviation, median and worst over the runs that did not fail, the number of
+      failed runs, and of those below twice the value of chance.
+    """
+    found = np.asarray(values, float)
+    good = found[np.isfinite(found)]
+    nothing = float("nan")
+    return {
+        "mean": float(good.mean()) if good.size else nothing,
+        "std": float(good.std(ddof=1)) if good.size > 1 else nothing,
+        "median": float(np.median(good)) if good.size else nothing,
+        "worst": float(good.min()) if good.size else nothing,
+        "failed": int(found.size - good.size),
+        "collapsed": int((good < 2 * chance).sum()),
+        "seeds": int(found.size),
+    }
+
+
+def reduction(seeds: int, words: str = "") -> str:
+    """Say how a run on accuracies is smaller than asked for; empty if it is not.
+
+    Args:
+      seeds: Number of seeds.
+      words: How the problem is smaller than the paper's.
+    """
+    few = f"{seeds} seeds in place of {LEAST_SEEDS}" if seeds < LEAST_SEEDS else ""
+    return ", ".join(filter(None, (words, few)))
 
 
 class Estimate(NamedTuple):
@@ -49,18 +269,3 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     """
     error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
     return float(values.mean()), error
-
-
-def paired_interval(differences: np.ndarray) -> tuple[float, float]:
-    """Average paired differences, with half the length of their 95 % t interval.
-
-    Args:
-      differences: `[n]`, one difference per pair.
-
-    Returns:
-      The mean and half the interval's length, which is NaN for a single pair.
-    """
-    num = len(differences)
-    return float(differences.mean()), float(
-        T95.get(num, 2.2) * differences.std(ddof=1) / np.sqrt(num)
-    ) if num > 1 else float("nan")

@@ -272,6 +272,8 @@ CLAIMS = Claims(
             ),
         ),
     },
+    exact=(4, 5, 9, 24, 27),
+    algebra=(2, 3),
 )
 """By number."""
 

@@ -114,6 +114,6 @@ def run(arguments: Arguments) -> Outcome:
         {"fig3": data},
         figures,
         verdicts,
-        {"size": setup.words_of(size), "lrs": size.lrs},
+        {"size": setup.words_of(size), "seeds": size.seeds, "lrs": size.lrs},
         verdict_table(verdicts),
     )

@@ -418,4 +418,10 @@ def outcome(
     text = (
         (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
     )
-    return Outcome(curves, figures, verdicts, {"size": words_of(size), "lrs": size.lrs}, text)
+    return Outcome(
+        curves,
+        figures,
+        verdicts,
+        {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs},
+        text,
+    )

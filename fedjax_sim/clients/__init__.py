@@ -5,8 +5,9 @@
 optimizers whose statistics belong to the server, `whole_gradients` computes gradients at one
 model, `personal` splits and evaluates clients' own models, and `rows` reads and writes what is kept
 for every client. `e_steps` computes expected statistics, for the systems of expectation
-maximisation. `langevin_noise` is an optax transformation that turns gradient
-steps into Langevin steps. All of it runs inside the compiled program, over the slots of a tick.
+maximisation. `langevin_noise` has optax transformations that turn gradient steps into Langevin
+steps, with momentum or a preconditioner. All of it runs inside the compiled program, over the slots
+of a tick.
 """
 
 from fedjax_sim.clients.base_optimizers import BaseOptimizer, frozen_training
@@ -23,7 +24,13 @@ from fedjax_sim.clients.gradient_steps import (
     local_training,
     training_of,
 )
-from fedjax_sim.clients.langevin_noise import add_langevin_noise, add_momentum, precondition
+from fedjax_sim.clients.langevin_noise import (
+    add_langevin_noise,
+    add_momentum,
+    of_pair,
+    precondition,
+    without_gradients,
+)
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,
@@ -31,7 +38,12 @@ from fedjax_sim.clients.optimizer_states import (
 )
 from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
 from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
-from fedjax_sim.clients.whole_gradients import WholeGradients, check_exact, gradients_at
+from fedjax_sim.clients.whole_gradients import (
+    WholeGradients,
+    check_exact,
+    gradients_at,
+    whole_gradient,
+)
 
 __all__ = [
     "BaseOptimizer",
@@ -57,10 +69,13 @@ __all__ = [
     "local_expectation",
     "local_steps",
     "local_training",
+    "of_pair",
     "personal_metrics",
     "precondition",
     "read_clients",
     "read_rows",
     "training_of",
+    "whole_gradient",
+    "without_gradients",
     "write_clients",
 ]

@@ -1,13 +1,14 @@
 """Langevin dynamics as optax transformations: noise, momentum and a preconditioner."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from fedjax_sim.clients.gradient_steps import BatchGradient
 from fedjax_sim.types import Array, Key, Params
 
 Number = Array | float
@@ -84,6 +85,16 @@ def add_momentum(
     return optax.GradientTransformation(lambda params: moves.init(params[0]), update)
 
 
+def of_pair(gradient: BatchGradient) -> BatchGradient:
+    """Turn the gradient of a model into one of a pair (model, velocity), for `add_momentum`."""
+
+    def both(pair: Params, q: Array) -> Params:
+        slope = gradient(pair[0], q)
+        return slope, slope
+
+    return both
+
+
 def precondition(moves: optax.GradientTransformation, root: Params) -> optax.GradientTransformation:
     """Precondition Langevin steps: -eta D grad + sqrt(2 eta tau D) xi for a diagonal D.
 
@@ -99,3 +110,23 @@ def precondition(moves: optax.GradientTransformation, root: Params) -> optax.Gra
         return jax.tree.map(jnp.multiply, root, move), after
 
     return optax.GradientTransformation(moves.init, update)
+
+
+def without_gradients(
+    moves: optax.GradientTransformation, start: Params, num_steps: Array | int
+) -> Params:
+    """Return the model that a client without data reaches: noise and momentum alone move it.
+
+    Args:
+      moves: Langevin steps.
+      start: The model before.
+      num_steps: Number of steps.
+    """
+    still = optax.tree.zeros_like(start)
+
+    def step(_: Array, carried: tuple[Params, Any]) -> tuple[Params, Any]:
+        update, after = moves.update(still, carried[1], carried[0])
+        return optax.apply_updates(carried[0], update), after
+
+    steps = jnp.asarray(num_steps, "int32")
+    return jax.lax.fori_loop(0, steps, step, (start, moves.init(start)))[0]

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import map_slots
-from fedjax_sim.clients.gradient_steps import LocalTraining, batch_gradient
+from fedjax_sim.batching import look_ahead, map_slots
+from fedjax_sim.clients.gradient_steps import BatchGradient, LocalTraining, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
@@ -52,6 +52,23 @@ def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
     if problem is not None and not hasattr(problem, "client_loss"):
         reason = f"{allowed}, because {type(problem).__name__} has no client_loss"
         raise ConfigError(field, value, reason)
+
+
+def whole_gradient(
+    problem: Any, key: Key, client: Array, first: Array, *, most_steps: int | None
+) -> BatchGradient:
+    """Return the gradient of the loss of all of a client's examples, for local steps.
+
+    Args:
+      problem: What is learnt; it must have `client_loss`.
+      key: Key of the noise that exact gradients may have, which differs from step to step.
+      client: `i32[]`.
+      first: `i32[]`, number of the first of the steps.
+      most_steps: As in `batch_gradient`.
+    """
+    losses = problem.alone(client) if hasattr(problem, "alone") else problem
+    keys = look_ahead(lambda q: jax.random.fold_in(key, first + q), most_steps)
+    return lambda model, q: jax.grad(losses.client_loss)(model, client, keys(q))
 
 
 class GradientsAt(Protocol):

@@ -1,11 +1,11 @@
 """Samples and predictions as data that ArviZ reads.
 
-Each lane of a run is one chain: the seeds of a sweep are its chains, and each swept setting is a
-dimension of its own, so that chains of different settings are never pooled. Samples are those of
+Each lane of a run is one chain: the seeds of a sweep are its chains, and each swept setting has one
+dimension, so that chains of different settings are never pooled. Samples are those of
 `sweep(..., keep_models=True)`. The groups and dimensions are ArviZ's (`posterior`, `sample_stats`,
 `posterior_predictive`, `log_likelihood`, `observed_data`; `chain` and `draw`), in an
-`xarray.DataTree`, which reads and writes netCDF by itself: `tree.to_netcdf(path)`,
-`xarray.open_datatree(path)`. `tree.sel(temperature=1.0)` chooses one setting.
+`xarray.DataTree`. `tree.to_netcdf(path)` saves it, `xarray.open_datatree(path)` loads it, and
+`tree.sel(temperature=1.0)` chooses one setting.
 
 Parameters are named by their path in the model's pytree, joined by dots.
 

@@ -117,7 +117,7 @@ class Logistic:
 
         Returns:
           "accuracy" (a share, 0 to 1) and "loss" (mean cross-entropy in nats, without the prior);
-          if clients have test examples of their own, also "client_accuracy[client]" and
+          if every client has test examples, also "client_accuracy[client]" and
           "client_loss[client]": `f[N]`.
         """
         chex.assert_shape(params, self.inputs.shape[1:])

@@ -4,8 +4,10 @@
 `steps` moves the server's model along their progress, `adaptive` has optimizers for that,
 `versions` keeps old server models for clients that still work from them, `staleness` and `buffer`
 weight stale updates, `edges` are local servers between clients and the global one, `memories` and
-`approximation` belong to expectation maximisation. All of it runs inside the compiled program,
-except for the weights, which depend on the schedule alone and are part of the timeline.
+`approximation` belong to expectation maximisation; `model_memories` are those of compressed
+models, `control_variates` correct clients' gradients and `preconditioning` scales Langevin steps.
+All of it runs inside the compiled program, except for the weights, which depend on the schedule
+alone and are part of the timeline.
 """
 
 from fedjax_sim.server.aggregation import (
@@ -21,6 +23,12 @@ from fedjax_sim.server.buffer import (
     WeightedArrivals,
     schedule_stale_arrivals,
 )
+from fedjax_sim.server.control_variates import (
+    Anchor,
+    Controls,
+    ControlVariates,
+    count_control_bits,
+)
 from fedjax_sim.server.edges import (
     EdgeTraining,
     count_client_bits,
@@ -31,6 +39,12 @@ from fedjax_sim.server.edges import (
     member_bits,
 )
 from fedjax_sim.server.memories import Memories, Memory, count_bits, exchange, first_memory
+from fedjax_sim.server.model_memories import ModelMemories, decode_mean
+from fedjax_sim.server.preconditioning import (
+    Preconditioner,
+    Preconditioning,
+    count_precondition_bits,
+)
 from fedjax_sim.server.reports import (
     Memo,
     PrivateReports,
@@ -45,11 +59,17 @@ from fedjax_sim.server.steps import ServerStep, step_server
 from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models
 
 __all__ = [
+    "Anchor",
     "Approximation",
+    "ControlVariates",
+    "Controls",
     "EdgeTraining",
     "Memo",
     "Memories",
     "Memory",
+    "ModelMemories",
+    "Preconditioner",
+    "Preconditioning",
     "PrivateReports",
     "Reports",
     "RoundState",
@@ -62,7 +82,10 @@ __all__ = [
     "broadcast_bits",
     "count_bits",
     "count_client_bits",
+    "count_control_bits",
     "count_downlink",
+    "count_precondition_bits",
+    "decode_mean",
     "edge_training",
     "edge_wire",
     "exchange",

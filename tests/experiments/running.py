@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.harness import main
+from experiments.harness import Verdict, main
+from experiments.harness.claims import KINDS
+from experiments.harness.statistics import VERDICTS
 
 REPOSITORY = Path(__file__).parents[2]
-FIELDS = {"id", "claim", "paper", "criterion", "measured", "holds", "why"}
+FIELDS = set(Verdict._fields)
 """What `claims.json` says about each claim."""
-FILES = {"claims.json", "config.json", "results.nc", "summary.json"}
+FILES = {"claims.json", "config.json", "entry.json", "results.nc", "summary.json"}
 """What every results folder holds, next to pictures."""
 
 
@@ -84,14 +86,16 @@ def claims(folder: Path) -> dict[str, dict]:
     found = json.loads((folder / "claims.json").read_text())
     for each in found:
         assert set(each) == FIELDS
+        assert each["verdict"] in VERDICTS and each["kind"] in KINDS
+        assert each["size"] in ("full", "reduced", "smoke") and isinstance(each["seeds"], int)
         texts = (each[field] for field in ("claim", "paper", "criterion", "why"))
         assert all(isinstance(text, str) and text for text in texts)
     return {each["id"]: each for each in found}
 
 
 def judged(folder: Path) -> dict[str, bool | None]:
-    """Read whether each claim holds, by id."""
-    return {id: each["holds"] for id, each in claims(folder).items()}
+    """Read whether each claim holds or fails, by id; None for every other verdict."""
+    return {id: Verdict(**each).holds for id, each in claims(folder).items()}
 
 
 def summary(folder: Path) -> dict:

@@ -15,49 +15,43 @@ from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
 from experiments.harness import Arguments, Sizes
+from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from tests.experiments.running import FILES, Ran, claims, judged, run, summary
+from tests.experiments.running import FILES, Ran, claims, run, summary
 
-HOLDS: dict[str, dict[int, bool | None]] = {
-    "fald/laws": {
-        1: True,
-        2: True,
-        9: False,
-        10: True,
-        11: True,
-        17: True,
-        18: True,
-        19: True,
-        20: True,
-    },
-    "fald/bounds": {3: True, 4: True, 5: True},
-    "fald/unequal": {6: True, 7: False, 8: True},
-    "fald/fig1": {12: None},
-    "fald/fig1_unequal": {6: True, 8: True},
-    "fald/fig2": {13: None},
-    "fald/fig2_unequal": {10: None},
-    "fald/fig3": {14: None, 15: None},
-    "fald/privacy": {16: True},
+VERDICTS: dict[str, dict[int, str]] = {
+    "fald/laws": dict.fromkeys((1, 2, 10, 11, 17, 18, 19, 20), HOLDS) | {9: PARTLY},
+    "fald/bounds": dict.fromkeys((3, 4, 5), HOLDS),
+    "fald/unequal": dict.fromkeys((6, 7, 8), PARTLY),
+    "fald/fig1": {12: UNDECIDED},
+    "fald/fig1_unequal": {6: PARTLY, 8: PARTLY},
+    "fald/fig2": {13: UNDECIDED},
+    "fald/fig2_unequal": {10: UNDECIDED},
+    "fald/fig3": {14: UNDECIDED, 15: UNDECIDED},
+    "fald/privacy": {16: HOLDS},
 }
-PICTURES = {name: [f"{name.removeprefix('fald/')}.png"] for name in HOLDS if name != "fald/laws"}
+PICTURES = {name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"}
 
 
-def check(name: str, holds: dict[int, bool | None], done: Ran, folder: Path) -> None:
+def check(name: str, verdicts: dict[int, str], done: Ran, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
-    assert judged(folder) == {f"fald-{number}": value for number, value in holds.items()}
-    assert all(f"| {id} " in done.stdout for id in claims(folder))
+    found = claims(folder)
+    assert {id: each["verdict"] for id, each in found.items()} == {
+        f"fald-{number}": verdict for number, verdict in verdicts.items()
+    }
+    assert all(f"| {id} " in done.stdout for id in found)
     assert {path.name for path in folder.iterdir()} == {*FILES, *PICTURES.get(name, [])}
     assert summary(folder)["failed_lanes"] == 0
 
 
-@pytest.mark.parametrize("name", HOLDS)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
-    check(name, HOLDS[name], done, tmp_path / "out")
+    check(name, VERDICTS[name], done, tmp_path / "out")
     if name == "fald/fig3":
         drawn = run("fald/fig4", "--smoke", "--results", "out", "--out", "drawn", cwd=tmp_path)
-        check("fald/fig4", {14: None, 15: None}, drawn, tmp_path / "drawn")
+        check("fald/fig4", VERDICTS["fald/fig3"], drawn, tmp_path / "drawn")
         assert "accuracy, warm-up" in drawn.stdout
 
 
@@ -66,7 +60,7 @@ PICTURES["fald/fig4"] = ["fig4.png"]
 
 def test_every_claim_has_a_verdict() -> None:
     assert (
-        sorted({number for own in HOLDS.values() for number in own})
+        sorted({number for own in VERDICTS.values() for number in own})
         == sorted(CLAIMS)
         == list(range(1, 21))
     )
@@ -82,7 +76,7 @@ def test_deviations_in_standard_errors() -> None:
     found = Gaussian(
         np.array([[shift], [0.0], [0.0]]), np.array([4.0, 4.0 * (1 + widening), 0.0])[:, None, None]
     )
-    np.testing.assert_allclose(gaussian.deviations(found, exact, 101)[:, 0], [3, 4, 0], rtol=1e-12)
+    np.testing.assert_allclose(gaussian.deviations(found, exact, 101), [3, 4, 0], rtol=1e-12)
 
 
 def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
@@ -90,7 +84,7 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
     found = Gaussian(
         np.array([[np.nan], [0.0], [1e-9]]), np.array([4.0, np.nan, 0.0])[:, None, None]
     )
-    assert gaussian.deviations(found, exact, 101)[:, 0].tolist() == [np.inf] * 3
+    assert gaussian.deviations(found, exact, 101).tolist() == [np.inf] * 3
     assert gaussian.largest(1.0, np.nan, 2.0) == gaussian.largest(np.nan, 1.0) == np.inf
     assert gaussian.largest(1.0, 3.0, 2.0) == 3
 
@@ -135,13 +129,31 @@ def test_deviations_of_a_mixture() -> None:
         * np.stack([np.ones(400_000), random.choice([1.0, 3.0], 400_000)], -1)[:, None, :]
     )
     # A half of variance 1 and a half of 9: mean square 5, mean fourth power 3 (1 + 81) / 2.
-    np.testing.assert_allclose(gaussian.kurtosis(models)[0], (3.0, 4.92), rtol=0.03)
-    exact = Gaussian(np.zeros((1, 2)), np.eye(2)[None])
-    found = Gaussian(np.zeros((1, 2)), 1.3 * np.eye(2)[None])
+    moments = gaussian.mixed_moments(models)[0]
+    np.testing.assert_allclose(moments, [[3.0, 1.0], [1.0, 4.92]], rtol=0.03)
+    exact = Gaussian(np.zeros((2, 1)), np.ones((2, 1, 1)))
+    found = exact._replace(covariance=1.3 * exact.covariance)
+    tails = np.array([3.0, 19.0])[:, None, None]
     np.testing.assert_allclose(
-        gaussian.deviations(found, exact, 101, np.array([[3.0, 19.0]]))[0],
-        (3 / np.sqrt(2), 1 / np.sqrt(2)),
+        gaussian.deviations(found, exact, 101, tails), (3 / np.sqrt(2), 1 / np.sqrt(2))
     )
+
+
+def test_deviations_of_covariances() -> None:
+    """Covariances off the diagonal count, and have the error of normal draws or of a mixture."""
+    whole = np.array([[4.0, 1.0], [1.0, 9.0]])
+    exact = Gaussian(np.zeros(2), whole)
+    turned = Gaussian(np.zeros(2), whole * [[1, -1], [-1, 1]])
+    normal = 2 / np.sqrt((4 * 9 + 1) / 100)
+    np.testing.assert_allclose(gaussian.deviations(turned, exact, 101), normal)
+    squares = np.array([[3.0, 5.0], [5.0, 3.0]])
+    mixture = 2 / np.sqrt((5 * 4 * 9 - 1) / 100)
+    np.testing.assert_allclose(gaussian.deviations(turned, exact, 101, squares), mixture)
+    draws = np.random.default_rng(2).multivariate_normal(np.zeros(2), whole, size=(300, 1000))
+    far = [gaussian.deviations(Gaussian(x.mean(0), np.cov(x.T)), exact, 1000) for x in draws]
+    # The largest of five deviations of standard normal size; a wrong sign is far off.
+    assert 1.2 < np.median(far) < 1.9 and max(far) < 5
+    assert gaussian.deviations(turned, exact, 1000) > 5
 
 
 def test_verdict_on_floors() -> None:
@@ -244,11 +256,13 @@ def test_draws_are_common_to_settings_and_not_to_calls() -> None:
 
 
 def test_verdict_on_rounds_saved() -> None:
-    """Claim 12 asks for 20 to 40 times fewer rounds at K = 3000 than at 100, by all exact laws.
+    """Claim 12 asks for 20 to 40 times fewer rounds at K = 3000 than at 100, and more at 10000.
 
     The chains have to follow the exact laws and to reach the accuracy.
     """
-    sizes = fig1.STUDY.full.replace(alphas=(0.0, 1.0), local_steps=(100, 3000, 10_000), rhos=())
+    sizes = fig1.STUDY.full.replace(
+        alphas=(0.0, 1.0), local_steps=(100, 1000, 3000, 10_000), rhos=()
+    )
     clients = {alpha: gaussian.clients_of(gaussian.equal_problem(alpha)) for alpha in sizes.alphas}
     random = np.random.default_rng(0)
 
@@ -270,9 +284,15 @@ def test_verdict_on_rounds_saved() -> None:
         )
         return gaussian.Repeated(first, np.ones((3, 2, num_rounds + 1)), xr.Dataset())
 
-    exact = {alpha: {100: 60.0, 3000: 2.0, 10_000: 1.0} for alpha in sizes.alphas}
+    best = {100: 60.0, 1000: 6.0, 3000: 2.0, 10_000: 3.0}
+    exact: dict[float, dict[int, float]] = {alpha: dict(best) for alpha in sizes.alphas}
     found = {
-        alpha: {100: np.array([55.0, 65.0, 60.0]), 3000: np.full(3, 2.0), 10_000: np.ones(3)}
+        alpha: {
+            100: np.array([55.0, 65.0, 60.0]),
+            1000: np.full(3, 6.0),
+            3000: np.full(3, 2.0),
+            10_000: np.ones(3),
+        }
         for alpha in sizes.alphas
     }
     good = fig1.Panels(
@@ -285,7 +305,7 @@ def test_verdict_on_rounds_saved() -> None:
     assert judged().holds and judged().measured["gain"] == {
         kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")
     }
-    assert "never more" in judged().why and 0.5 < judged().measured["standard errors off"] < 5
+    assert judged().scope == "" and 0.5 < judged().measured["standard errors off"] < 5
     late = found | {1.0: found[1.0] | {3000: np.array([2.0, 5.0, np.inf])}}
     assert judged(found=late).holds and judged(found=late).measured["gain"]["chains"][
         1.0
@@ -294,7 +314,15 @@ def test_verdict_on_rounds_saved() -> None:
         judged(found=found | {1.0: found[1.0] | {3000: np.array([2.0, np.inf, np.inf])}}).holds
         is False
     )
-    assert judged(exact=exact | {1.0: exact[1.0] | {3000: 4.0}}).holds is False
+    none = {alpha: rounds | {10_000: 1.0} for alpha, rounds in exact.items()}
+    assert judged(exact=none).verdict == PARTLY and "never more" in judged(exact=none).why
+    assert judged(exact=none).scope == (
+        "true: about 30 times fewer rounds; false: the best K is 3000"
+    )
+    few = none | {1.0: none[1.0] | {3000: 4.0}}
+    assert judged(exact=few).holds is False
+    reduced = sizes.replace(words="two sets")
+    assert judged(sizes=reduced).scope == "reduced: two sets"
     one = good.ran[100]
     last = one.distance.copy()
     last[2, 1, -1] = np.nan

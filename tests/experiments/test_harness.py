@@ -14,11 +14,12 @@ from experiments.harness import (
     Sizes,
     Study,
     estimate,
+    interval,
     main,
     mean_and_error,
-    paired_interval,
     registry,
 )
+from experiments.harness.claims import KINDS
 from fedjax_sim.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
 
@@ -97,11 +98,12 @@ def test_every_claim_states_text_place_and_criterion(paper: str) -> None:
         assert claim.text.endswith(".") and claim.place and str(claim.criterion).endswith(".")
     verdict = found.verdict(3, {"x": 1}, True, "because")
     assert verdict.criterion == str(found[3].criterion) and verdict.id == f"{paper}-3"
+    assert verdict.verdict == "holds" and verdict.kind in KINDS
 
 
 def test_interval_of_paired_differences() -> None:
     """Two pairs: one degree of freedom, whose 95 % point is 12.7."""
-    mean, half = paired_interval(np.array([1.0, 3.0]))
+    mean, half = interval(np.array([1.0, 3.0]))
     assert mean == 2
     assert half == pytest.approx(12.706 * np.sqrt(2) / np.sqrt(2))
 

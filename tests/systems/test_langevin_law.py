@@ -1,5 +1,9 @@
 """FA-LD: the law of its average on Gaussian clients, and the noise of a round.
 
+Laws of one coordinate are tested on problems with many equal coordinates, whose noise is
+independent: a lane is as many chains. Coordinates of a lane have the participants in common, so
+that more lanes are run under partial participation.
+
 Dimension letters: `N` clients.
 """
 
@@ -17,7 +21,8 @@ from fedjax_sim.problems import GaussianClients
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import langevin
 
-CHAINS = 10_000
+CHAINS, FULL, PARTIAL = 10_000, 250, 1000
+"""Chains, and lanes with everyone and under partial participation."""
 WIDE = Layout(slots_at_once=8, lanes_at_once=True, lane_devices=1)
 RHO = [0.0, 0.5, 1.0]
 RHO_SHARED = [0.0, 0.7, 1.0]
@@ -48,7 +53,7 @@ SHARED_HESSIAN = {
 def chains(
     problem: GaussianClients, rho: list[float], *, ticks: int, **settings: Any
 ) -> np.ndarray:
-    """Return the models of independent chains after some rounds, `f64[rho, CHAINS]`.
+    """Return the models of chains after some rounds, `f64[rho, lanes, coordinates]`.
 
     Programs of different calls differ only in slots and participation, so most are shared.
     """
@@ -60,7 +65,7 @@ def chains(
             langevin.system,
             problem,
             hyper,
-            seeds=CHAINS,
+            seeds=CHAINS // problem.centers.shape[1],
             settings={"rho": rho},
             num_ticks=ticks,
             num_evals=ticks,
@@ -68,21 +73,27 @@ def chains(
             layout=WIDE,
         )
     assert run.models.dtype == np.float64
-    return run.models.reshape(len(rho), CHAINS)
+    return run.models.reshape(len(rho), -1, problem.centers.shape[1])
+
+
+def wide(centers: Any, participation: str = "full") -> np.ndarray:
+    """Repeat the clients' centers `[N]` for as many coordinates as chains of a lane."""
+    lanes = FULL if participation == "full" else PARTIAL
+    return np.tile(np.asarray(centers, float)[:, None], (1, CHAINS // lanes))
 
 
 def assert_moments(samples: np.ndarray, mean: float, variances: tuple[float, ...]) -> None:
-    """Compare means and variances within five standard errors.
+    """Compare means and variances within five standard errors, which come from the lanes.
 
-    The errors of variances use the samples' fourth moments, because under partial participation
-    the law is a mixture.
+    Under partial participation the law is a mixture, and coordinates of a lane are dependent.
     """
-    centred = samples - samples.mean(axis=1, keepdims=True)
-    found = np.square(centred).mean(axis=1)
-    np.testing.assert_array_less(np.abs(samples.mean(axis=1) - mean), 5 * np.sqrt(found / CHAINS))
-    error = np.sqrt((centred**4).mean(axis=1) - found**2) / np.sqrt(CHAINS)
+    centred = samples - samples.mean(axis=(1, 2), keepdims=True)
+    squares = np.square(centred).mean(axis=2)
+    found, error = squares.mean(axis=1), squares.std(axis=1) / np.sqrt(len(squares[0]))
+    shift = samples.mean(axis=2).std(axis=1) / np.sqrt(len(squares[0]))
+    np.testing.assert_array_less(np.abs(samples.mean(axis=(1, 2)) - mean), 5 * shift)
     np.testing.assert_array_less(np.abs(found - variances), 5 * error)
-    assert (error < 0.05 * found).all()
+    assert (error < 0.05 * found).all() and (shift < 0.04 * np.sqrt(found)).all()
 
 
 @pytest.mark.parametrize("local_steps", UNEQUAL_HESSIANS)
@@ -91,7 +102,9 @@ def test_unequal_hessians(participation: str, local_steps: int) -> None:
     """If one of two clients is selected, both schemes have the same law."""
     mean, of_all, of_one = UNEQUAL_HESSIANS[local_steps]
     with jax.enable_x64(True):
-        problem = GaussianClients.of(np.array([1.0, 4.0]), np.array([[-1.0], [1.0]]), start=mean)
+        problem = GaussianClients.of(
+            np.array([1.0, 4.0]), wide([-1.0, 1.0], participation), start=mean
+        )
     settings = {"participation": participation, "num_selected": 1, "local_steps": local_steps}
     assert_moments(
         chains(problem, RHO, ticks=TICKS[local_steps], **settings),
@@ -107,7 +120,7 @@ def test_shared_hessian(case: tuple[str, int, tuple[int, ...]]) -> None:
     mean, variances = SHARED_HESSIAN[case]
     with jax.enable_x64(True):
         problem = GaussianClients.of(
-            2.0, np.linspace(-1, 1, 5)[:, None], counts=np.array(counts), start=mean
+            2.0, wide(np.linspace(-1, 1, 5), participation), counts=np.array(counts), start=mean
         )
     samples = chains(
         problem,
@@ -127,7 +140,7 @@ def test_one_long_round_averages_the_local_posteriors() -> None:
     """
     hessians, share = np.array([1.0, 4.0]), 0.5
     with jax.enable_x64(True):
-        problem = GaussianClients.of(hessians, np.array([[-1.0], [1.0]]), start=0.6)
+        problem = GaussianClients.of(hessians, wide([-1.0, 1.0]), start=0.6)
     samples = chains(problem, [0.0, 0.5], ticks=1, local_steps=300)[:1]
     assert_moments(
         samples, 0.0, (share**2 * np.sum(1 / (share * hessians * (1 - 0.05 * hessians / 2))),)
@@ -138,9 +151,9 @@ COUNTS = (2, 3, 4, 5, 6)
 STEPS, ETA, TAU = 3, 0.05, 1.3
 
 
-def free(counts: tuple[int, ...] = COUNTS) -> GaussianClients:
+def free(counts: tuple[int, ...] = COUNTS, dim: int = 1) -> GaussianClients:
     """Make clients without a gradient, whose models move by noise alone."""
-    return GaussianClients.of(0.0, np.zeros((len(counts), 1)), counts=np.array(counts))
+    return GaussianClients.of(0.0, np.zeros((len(counts), dim)), counts=np.array(counts))
 
 
 @jax.jit
@@ -280,6 +293,6 @@ def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
 def test_the_average_of_everyone_has_the_targets_noise() -> None:
     """Its variance is 2 eta tau a step for every rho and all weights. Run through the engine."""
     with jax.enable_x64(True):
-        problem = free(COUNTS)
+        problem = free(COUNTS, CHAINS // FULL)
     samples = chains(problem, RHO_SHARED, ticks=2, num_selected=5, local_steps=4)
     assert_moments(samples, 0.0, (2 * 0.05 * 8,) * 3)

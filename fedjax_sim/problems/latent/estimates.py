@@ -5,10 +5,10 @@
     fit.predict(new), fit.score(new), fit.bic(new), fit.converged_
     fit.save("fit.npz"); latent.load_fit("fit.npz")
 
-Names and results are those of scikit-learn. Its `n_init` is the number of seeds: each seed is a
-start of its own, and the best one is kept. Its `init_params="k-means++"` is `starts="k-means++"` of
-`GaussianMixture`. Its `tol` is on the likelihood's change; here it is on the mean field h(S), which
-is 0 exactly at the fixed points of EM.
+Names and results are those of scikit-learn. Its `n_init` is the number of seeds: every seed starts
+from other parameters, and the best fit is kept. Its `init_params="k-means++"` is
+`starts="k-means++"` of `GaussianMixture`. Its `tol` is on the likelihood's change; here it is on
+the mean field h(S), which is 0 exactly at the fixed points of EM.
 
 Letters: `n` examples, `D` coordinates of an example, `G` components.
 """

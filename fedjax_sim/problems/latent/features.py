@@ -76,12 +76,12 @@ MODELS: dict[str, Entry] = {
         principal_components,
     ),
     "gaussian_mixture_full": Entry(
-        "Gaussians with their own covariances and a prior of 0.001, on principal components",
+        "Gaussians with different covariances and a prior of 0.001, on principal components",
         lambda num: GaussianMixture(num, covariance_type="full", prior=1e-3, starts="k-means++"),
         principal_components,
     ),
     "gaussian_mixture_diag": Entry(
-        "Gaussians with their own variances and a prior of 0.001, on principal components",
+        "Gaussians with different variances and a prior of 0.001, on principal components",
         lambda num: GaussianMixture(num, covariance_type="diag", prior=1e-3, starts="k-means++"),
         principal_components,
     ),

@@ -3,7 +3,7 @@
 `inflation` is the factor by which partial participation raises the temperature of the averaged
 noise. It is 1 if clients share all their noise (rho = 1).
 
-The clients are Gaussian, with exact gradients; there are no batch axes. The paper's own simulation
+The clients are Gaussian, with exact gradients; there are no batch axes. The paper's simulation
 is of this kind. Under full participation the law is that of SGLD: the number of local steps, rho
 and the clients' centers do not matter, except for the weighted mean of the centers. Partial
 participation widens the law, by the noise of fewer clients and by the spread of the centers. Other

@@ -34,7 +34,7 @@ class GaussianTarget(NamedTuple):
     """Clients with Gaussian energies, and the temperature to sample at.
 
     Attributes:
-        hessians: `f64[..., N, P, P]`, H_c of the energy f^c: the Hessian of the client's own
+        hessians: `f64[..., N, P, P]`, H_c of the energy f^c: the Hessian of the client's
             energy divided by p_c.
         centers: `f64[..., N, P]`, b_c, the minimiser of f^c.
         weights: `f64[..., N]`, p_c, positive with sum 1.
@@ -189,7 +189,7 @@ def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
     """Compute the law exp(-f^c / T_{c,rho}) that each client's chain samples without averaging.
 
     It is what a chain that is never synchronised samples, up to the error of its step size. At
-    rho = 0 it is the client's own posterior exp(-p_c f^c / tau).
+    rho = 0 it is the client's posterior exp(-p_c f^c / tau).
 
     Args:
         target: The clients and the temperature.

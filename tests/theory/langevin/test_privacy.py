@@ -22,32 +22,15 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
+from experiments.fald.privacy import EXAMPLES, RUN
 from fedjax_sim.theory.langevin import privacy
 from fedjax_sim.theory.langevin.privacy import PrivacySetup, guarantee
 
 Numbers = npt.NDArray[np.float64]
-PRINTED = PrivacySetup(
-    num_clients=50,
-    num_selected=10,
-    scheme="without_replacement",
-    local_steps=10,
-    num_rounds=100,
-    step_size=1e-6,
-    temperature=1.0,
-    rho=0.5,
-    batch_fraction=0.1,
-    sensitivity=1.0,
-    least_weight=1 / 50,
-    delta_step=1e-6,
-    delta_round=1e-6,
-    delta_total=1e-5,
-    adversary="outsider",
-)
+PRINTED = RUN._replace(step_size=1e-6)
 pytestmark = pytest.mark.filterwarnings(
     "ignore::fedjax_sim.theory.langevin.privacy.OutsiderWarning"
 )
-EXAMPLES = 1000
-"""Data points of a client, of which a mini-batch is a fraction."""
 
 
 def accountant_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> float:

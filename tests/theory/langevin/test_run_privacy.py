@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import fedjax_sim
+from experiments.fald.privacy import HYPER, PROBLEM
 from fedjax_sim import ConfigError
 from fedjax_sim.problems import from_logdensity
 from fedjax_sim.systems import fedavg, langevin
@@ -19,16 +20,6 @@ from fedjax_sim.theory.langevin import privacy
 
 dp = pytest.importorskip("dp_accounting", reason="epsilon is computed by dp-accounting")
 REPLACE = dp.NeighboringRelation.REPLACE_ONE
-PROBLEM = types.SimpleNamespace(counts=np.full(50, 1000))
-HYPER = langevin.Hyper(
-    num_clients=50,
-    num_selected=10,
-    participation="without_replacement",
-    local_steps=10,
-    step_size=1e-7,
-    rho=0.5,
-    batch_size=100,
-)
 
 
 def by_rdp(noise: float, num_steps: int, delta: float) -> float:
@@ -67,6 +58,21 @@ def test_all_examples() -> None:
     direct = dp.rdp.RdpAccountant(neighboring_relation=REPLACE).compose(event).get_epsilon(1e-5)
     assert found.rdp == pytest.approx(direct, rel=1e-12)
     assert found.pld < found.rdp < found.paper
+
+
+def test_control_variates_of_clients() -> None:
+    """Whole gradients at the anchor are in every step, so that nothing is amplified.
+
+    A step is sensitive to 2 + q times as much as one of a mini-batch, and Gaussian steps compose.
+    """
+    hyper = HYPER.replace(control="client", example_clip=1.0)
+    found = privacy.of(hyper, PROBLEM, 2, sensitivity=1.0)
+    noise = 0.1 / 2.1 * math.sqrt(2 * 0.75 / 50 / 1e-7)
+    assert found.noise_multiplier == pytest.approx(noise, rel=1e-12) and math.isnan(found.paper)
+    exact = dp.get_epsilon_gaussian(noise / math.sqrt(20), 1e-5)
+    assert found.pld == pytest.approx(exact, rel=1e-4)
+    with pytest.raises(ConfigError, match=r"sensitivity is 0\.0, .* without control variates"):
+        privacy.of(hyper, PROBLEM, 2)
 
 
 def test_outsiders_only_by_choice() -> None:

@@ -1,0 +1,296 @@
+"""Results as data: one JSON file per experiment, committed under `experiments/PAPER/results/`.
+
+An entry has the verdicts of one run, how it was run and what it cost, and the numbers behind its
+tables and pictures, rounded to five digits. Every run writes its entry to its results folder, and
+`keep` copies it to the repository. `rows` joins the entries into one row per claim.
+
+An entry whose source is "recorded" comes from an earlier run of which only the stated numbers were
+kept. Its `inputs` are those numbers, and its verdicts are computed from them by the same function
+as those of a run.
+"""
+
+import datetime
+import json
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from experiments.harness import registry
+from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
+from experiments.harness.experiment import Arguments, Outcome
+from experiments.harness.statistics import NOT_RUN_WORDS, PARTLY, VERDICTS, rule
+from fedjax_sim.reporting.results import to_json
+from fedjax_sim.settings import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[1]
+"""The folder of all experiments."""
+FIGURES = ROOT / "figures"
+"""The folder of the committed pictures."""
+FILE = "entry.json"
+"""Name of the entry in a results folder."""
+MOST_POINTS = 120
+"""Points kept of a drawn line."""
+MOST_PICTURES = 4
+"""Pictures kept of an experiment."""
+MOST_BYTES = 150_000
+"""Size of an entry up to which the points of its pictures are kept."""
+
+
+class Cost(NamedTuple):
+    """What a run cost.
+
+    Attributes:
+      seconds: Wall-clock seconds.
+      cpu_seconds: Processor seconds of the process.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+
+def command_of(name: str, arguments: Arguments) -> str:
+    """Write the command line of a run, without the folders that differ between machines."""
+    words = ["python", "-m", "experiments", "run", name]
+    for flag in ("smoke", "reduced"):
+        words += [f"--{flag}"] if getattr(arguments, flag) else []
+    for option in ("seeds", "dataset"):
+        value = getattr(arguments, option)
+        if value is not None:
+            words += [f"--{option}", Path(str(value)).name]
+    return shlex.join(words)
+
+
+def size_of(arguments: Arguments) -> str:
+    """Return the size of a run in one word."""
+    return "smoke" if arguments.smoke else "reduced" if arguments.reduced else "full"
+
+
+def complete(
+    verdicts: Iterable[Verdict], size: str, config: Mapping[str, Any]
+) -> tuple[Verdict, ...]:
+    """Add the size of the run and its number of seeds to verdicts.
+
+    A verdict with fewer seeds than it asks for counts as one of a reduced run.
+    """
+    seeds = int(config.get("seeds", 0))
+    return tuple(
+        each._replace(
+            size=each.size or ("reduced" if size == "full" and "reduced:" in each.scope else size),
+            seeds=each.seeds or seeds,
+        )
+        for each in verdicts
+    )
+
+
+def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> dict[str, Any]:
+    """Make the entry of a run that has just ended."""
+    pictures = {file: points_of(figure) for file, figure in outcome.figures.items()}
+    entry = {
+        "experiment": name,
+        "source": "run",
+        "command": command_of(name, arguments),
+        "date": datetime.date.today().isoformat(),
+        "size": size_of(arguments),
+        "cost": {key: round(value, 1) for key, value in cost._asdict().items()},
+        "claims": [each._asdict() for each in outcome.verdicts],
+        "text": outcome.text.replace(verdict_table(outcome.verdicts), "").strip(),
+        "pictures": dict(list(pictures.items())[:MOST_PICTURES]),
+    }
+    entry = rounded(json.loads(to_json(entry)))
+    if len(to_json(entry)) > MOST_BYTES:
+        entry["pictures"] = {file: [] for file in entry["pictures"]}
+    return entry
+
+
+def rounded(content: Any, digits: int = 5) -> Any:
+    """Round all numbers of a JSON value to significant digits."""
+    if isinstance(content, dict):
+        return {name: rounded(value, digits) for name, value in content.items()}
+    if isinstance(content, list):
+        return [rounded(value, digits) for value in content]
+    return float(f"{content:.{digits}g}") if isinstance(content, float) else content
+
+
+def points_of(figure: "Figure") -> list[dict[str, Any]]:
+    """Return the labelled lines of a picture: one mapping for each of its panels."""
+    panels = []
+    for axes in figure.axes:
+        lines = [_line(axes, line) for line in axes.get_lines()]
+        panels.append(
+            {
+                "title": axes.get_title(),
+                "x": axes.get_xlabel(),
+                "y": axes.get_ylabel(),
+                "lines": [line for line in lines if line],
+            }
+        )
+    return [panel for panel in panels if panel["lines"]]
+
+
+def _line(axes: "Axes", line: Any) -> dict[str, Any]:
+    """Return a line with its label and at most `MOST_POINTS` points; empty if it has no label."""
+    label = str(line.get_label())
+    if label.startswith("_"):
+        return {}
+    x, y = (np.asarray(values, float).ravel() for values in (line.get_xdata(), line.get_ydata()))
+    at = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).round().astype(int))
+    return {"label": label, "x": x[at].tolist(), "y": y[at].tolist()} if len(x) else {}
+
+
+def file_of(name: str) -> Path:
+    """Return where the entry of an experiment is committed."""
+    paper, _, short = name.partition("/")
+    return ROOT / paper / "results" / f"{short}.json"
+
+
+def picture_of(name: str, file: str) -> str:
+    """Return the name under which a picture of an experiment is committed."""
+    paper, _, short = name.partition("/")
+    return f"{paper}_{file}" if file.startswith(short) else f"{paper}_{short}_{file}"
+
+
+def keep(folder: Path) -> str:
+    """Copy the entry and the pictures of a results folder to the repository.
+
+    Args:
+      folder: A results folder of `python -m experiments run`.
+
+    Returns:
+      The experiment's name.
+
+    Raises:
+      ConfigError: If the folder has no entry, or one of a smoke run.
+    """
+    try:
+        entry = json.loads((folder / FILE).read_text())
+    except OSError:
+        raise ConfigError("folder to keep", str(folder), "one of a finished run") from None
+    if entry["size"] == "smoke":
+        raise ConfigError("folder to keep", str(folder), "no smoke run: those are not evidence")
+    name = entry["experiment"]
+    write(entry)
+    for file in entry["pictures"]:
+        shutil.copyfile(folder / file, FIGURES / picture_of(name, file))
+    return name
+
+
+def write(entry: Mapping[str, Any]) -> None:
+    """Write an entry to its place in the repository."""
+    file = file_of(entry["experiment"])
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(compact(entry))
+
+
+def compact(content: Any) -> str:
+    """Write JSON with lists of numbers on one line each."""
+    return _compact(json.loads(to_json(content)), 0) + "\n"
+
+
+def _compact(content: Any, depth: int) -> str:
+    flat = json.dumps(content, ensure_ascii=False)
+    is_inner = isinstance(content, dict | list) and any(
+        isinstance(each, dict | list)
+        for each in (content.values() if isinstance(content, dict) else content)
+    )
+    if not content or not isinstance(content, dict | list) or (len(flat) < 90 and not is_inner):
+        return flat
+    if isinstance(content, list) and not any(isinstance(x, dict | list | str) for x in content):
+        return flat
+    pad, end = " " * (depth + 1), " " * depth
+    if isinstance(content, list):
+        inner = ",\n".join(pad + _compact(each, depth + 1) for each in content)
+        return f"[\n{inner}\n{end}]"
+    inner = ",\n".join(
+        f"{pad}{json.dumps(name, ensure_ascii=False)}: {_compact(each, depth + 1)}"
+        for name, each in content.items()
+    )
+    return f"{{\n{inner}\n{end}}}"
+
+
+def entries(root: Path = ROOT) -> list[dict[str, Any]]:
+    """Read all committed entries, in the order in which experiments are listed."""
+    files = {path: json.loads(path.read_text()) for path in sorted(root.glob("*/results/*.json"))}
+    order = {name: number for number, name in enumerate(registry.names())}
+    return sorted(files.values(), key=lambda entry: order.get(entry["experiment"], len(order)))
+
+
+class Row(NamedTuple):
+    """One claim, and all that is known of it.
+
+    Attributes:
+      paper: The paper's short name.
+      claim: The claim.
+      verdict: The verdict of all entries together, one of `VERDICTS`.
+      scope: Its scope.
+      found: The verdicts of single entries that are more than "not run", with their entries.
+    """
+
+    paper: str
+    claim: Claim
+    verdict: str
+    scope: str
+    found: tuple[tuple[Verdict, Mapping[str, Any]], ...]
+
+
+def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Join entries into one row per claim, claims without an entry included."""
+    of_claim: dict[str, list[tuple[Verdict, Mapping[str, Any]]]] = {}
+    for entry in found:
+        for each in entry["claims"]:
+            of_claim.setdefault(each["id"], []).append((Verdict(**each), entry))
+    made = []
+    for paper, claims in all_claims().items():
+        for claim in claims.values():
+            said = [each for each in of_claim.get(claim.id, []) if each[0].verdict != NOT_RUN_WORDS]
+            verdict, scope = joined([each for each, _ in said], [e["experiment"] for _, e in said])
+            made.append(Row(paper, claim, verdict, scope, tuple(said)))
+    return made
+
+
+def joined(said: Sequence[Verdict], names: Sequence[str]) -> tuple[str, str]:
+    """Join the verdicts of several experiments on one claim.
+
+    Equal verdicts stay what they are. Different ones are the parts of a claim, see `rule`.
+
+    Args:
+      said: The verdicts.
+      names: Names of the experiments.
+    """
+    if not said:
+        return NOT_RUN_WORDS, ""
+    words = {each.verdict for each in said}
+    scopes = dict.fromkeys(each.scope for each in said if each.scope)
+    if len(words) == 1:
+        return said[0].verdict, "; ".join(scopes)
+    told = "; ".join(
+        f"{name} {worded(each.verdict, each.scope)}" for name, each in zip(names, said, strict=True)
+    )
+    if PARTLY in words:
+        return PARTLY, told
+    parts = {name: each.holds for name, each in zip(names, said, strict=True)}
+    return rule(parts).verdict, told
+
+
+def all_claims() -> dict[str, Claims]:
+    """Return the claims of every paper that has some."""
+    return {
+        paper: claims_of(paper)
+        for paper in registry.PAPERS
+        if (ROOT / paper / "claims.py").exists()
+    }
+
+
+def counts(found: Iterable[Row]) -> dict[str, int]:
+    """Count rows by verdict."""
+    number = dict.fromkeys(VERDICTS, 0)
+    for row in found:
+        number[row.verdict] += 1
+    return number

@@ -1,0 +1,219 @@
+"""The privacy of a run: Theorem 6.1 next to the tight accountants of dp-accounting."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.theory.langevin.privacy.setup import PrivacySetup
+from fedjax_sim.theory.langevin.privacy.theorem import guarantee
+
+
+class Accounts(NamedTuple):
+    """Epsilons of one run, for the client with the least privacy.
+
+    Attributes:
+        delta: delta, which all epsilons have.
+        paper: epsilon^(3) of Theorem 6.1; infinity if the step size exceeds condition (59), NaN
+            with control variates, which it does not cover.
+        rdp: epsilon by Renyi divergences.
+        pld: epsilon by privacy loss distributions, which cover no mini-batches: NaN with these.
+        noise_multiplier: Standard deviation of a step's private noise over the step's sensitivity.
+        num_steps: Local steps that are accounted for.
+        setup: The run as Theorem 6.1 sees it.
+    """
+
+    delta: float
+    paper: float
+    rdp: float
+    pld: float
+    noise_multiplier: float
+    num_steps: int
+    setup: PrivacySetup
+
+
+def of(
+    run: Any,
+    problem: Any,
+    rounds: int | None = None,
+    *,
+    sensitivity: float | None = None,
+    delta: float = 1e-5,
+    adversary: str = "server",
+) -> Accounts:
+    """Compute the privacy of an FA-LD run from its settings and its problem.
+
+    Every local step of a client is a Gaussian mechanism. A mini-batch of B of n_c examples gives
+    the step eta / (q p_c) times the sum of its gradients, q = B / n_c, so that replacing one
+    example moves it by at most eta Delta_l / (q p_c), while its private noise has the standard
+    deviation sqrt(2 eta tau (1 - rho^2) / p_c). Steps compose; what the server computes from them,
+    compressed messages included, reveals no more. Derived, except for Theorem 6.1.
+
+    With the control variates "client" the step has eta / p_c times a whole gradient too, and eta /
+    (q p_c) times the gradients of the batch twice. Replacing one example moves it by at most
+    eta Delta_l (2 + q) / (q p_c), in every step, so that drawing mini-batches amplifies nothing.
+
+    Args:
+        run: What `sweep` or `simulate` returned, whose schedules say how often each client took
+            part, or the settings of such a run (`fedjax_sim.systems.langevin.Hyper`), under which a
+            client is taken to take part in every round.
+        problem: The problem, for the clients' numbers of examples.
+        rounds: Number of rounds; None for those of `run`.
+        sensitivity: Delta_l, largest distance between the gradients of two examples' losses. None
+            takes twice the setting `example_clip`, which bounds it for any model, but not the whole
+            gradients of control variates.
+        delta: delta of the whole run, in (0, 1). For Theorem 6.1 it is divided equally among steps,
+            rounds and run.
+        adversary: As in `PrivacySetup`; only Theorem 6.1 knows "outsider".
+
+    Returns:
+        The epsilons.
+
+    Raises:
+        ConfigError: If settings differ between the lanes of a run, a setting is not accounted for,
+            or a number is outside its range.
+    """
+    hyper, timelines = _settings_of(run)
+    if rounds is None and not timelines:
+        allowed = "a whole number of at least 1, or a run in place of its settings"
+        raise ConfigError("rounds", None, allowed)
+    num_rounds = max(len(each.time) for each in timelines) if rounds is None else int(rounds)
+    has_control = hyper.control != "none"
+    clip = 0.0 if has_control else 2 * hyper.example_clip
+    bound = clip if sensitivity is None else sensitivity
+    _check_accounted(hyper, bound, delta, num_rounds)
+    counts = np.asarray(problem.counts)
+    weights = counts if hyper.client_weights is None else np.asarray(hyper.client_weights, float)
+    share = np.broadcast_to(weights, counts.shape) / np.broadcast_to(weights, counts.shape).sum()
+    times = np.full(counts.shape, num_rounds)
+    if timelines:  # of the lane in which the client took part most often
+        times = np.max([_times_taken(each, len(counts), num_rounds) for each in timelines], axis=0)
+    batch = counts if hyper.gradient == "exact" else np.full(counts.shape, hyper.batch_size)
+    # A batch that is larger than the client's examples has some of them more than once.
+    fraction = np.where(batch < counts, batch / counts, batch / counts / np.ceil(batch / counts))
+    setup = PrivacySetup(
+        num_clients=len(counts),
+        num_selected=hyper.num_selected,
+        scheme=hyper.participation,
+        local_steps=int(hyper.local_steps),
+        num_rounds=num_rounds if adversary == "outsider" else max(int(times.max()), 1),
+        step_size=float(hyper.step_size),
+        temperature=float(hyper.temperature * hyper.friction),
+        rho=float(hyper.rho),
+        batch_fraction=float(fraction.min()),
+        sensitivity=float(bound),
+        least_weight=float(share.min()),
+        delta_step=delta / 3,
+        delta_round=delta / 3,
+        delta_total=delta / 3,
+        adversary=adversary,
+        draw_probability=float(share.max()),
+    )
+    steps = setup.local_steps * times
+    seen = counts if has_control else np.minimum(batch, counts)
+    kinds = [NoisySteps(int(n), int(b), "rdp", delta) for n, b in zip(counts, seen, strict=True)]
+    noise = []
+    for p, q in zip(share, fraction, strict=True):
+        of_client = setup._replace(least_weight=p, batch_fraction=q)
+        noise.append(float(of_client.noise_multiplier / (2 + q if has_control else 1)))
+    rdp = [float(epsilon_after(*each)) for each in zip(steps, kinds, noise, strict=True)]
+    worst = int(np.argmax(rdp))
+    by_pld, pld = kinds[worst]._replace(accountant="pld"), np.nan
+    if by_pld.batch == by_pld.num_examples:
+        pld = float(epsilon_after(steps[worst], by_pld, noise[worst]))
+    paper = np.nan if has_control else _paper(setup, delta)
+    return Accounts(delta, paper, rdp[worst], pld, noise[worst], int(steps[worst]), setup)
+
+
+def _paper(setup: PrivacySetup, delta: float) -> float:
+    """Compute epsilon^(3), with deltas of the stages such that delta^(3) is at most `delta`."""
+    rounds = setup.num_rounds * setup.inclusion
+    split = setup._replace(
+        delta_step=delta / 3 / setup.local_steps / rounds, delta_round=delta / 3 / rounds
+    )
+    if split.step_size > split.largest_step_size:
+        return np.inf
+    found = guarantee(split)
+    if found.delta > delta * (1 + 1e-9):
+        allowed = f"server with draws with replacement, as delta would be {found.delta:.2g}"
+        raise ConfigError("adversary", setup.adversary, allowed)
+    return found.epsilon
+
+
+def _settings_of(run: Any) -> tuple[Any, Sequence[Any]]:
+    """Return the settings of a run's lanes, which must be equal, and its schedules."""
+    lanes = getattr(run, "hypers", [run])
+    for name in _ACCOUNTED:
+        values = {_plain(getattr(each, name, None)) for each in lanes}
+        if None in values:
+            allowed = "one of FA-LD, or a run of it"
+            raise ConfigError("run", type(lanes[0]).__module__, allowed)
+        if len(values) > 1:
+            allowed = "one value; give the settings of one lane, run.hypers[i], and the rounds"
+            raise ConfigError(name, ", ".join(map(str, sorted(values))), allowed)
+    return lanes[0], getattr(run, "timelines", ())
+
+
+def _plain(value: Any) -> Any:
+    """Turn a number of any kind into a float."""
+    return value if value is None or isinstance(value, str) else float(value)
+
+
+_ACCOUNTED = (
+    *("step_size", "temperature", "rho", "friction", "local_steps", "batch_size"),
+    *("gradient", "example_clip", "participation", "num_selected", "control"),
+)
+"""Settings on which the privacy of a run depends."""
+
+
+def _times_taken(timeline: Any, num_clients: int, num_rounds: int) -> Any:
+    """Count the rounds in which each client took part: `i64[N]`."""
+    clients = np.asarray(timeline.clients)[:num_rounds]
+    return np.bincount(clients[clients >= 0], minlength=num_clients)
+
+
+def _check_accounted(hyper: Any, sensitivity: float, delta: float, rounds: int) -> None:
+    """Refuse runs that are not accounted for."""
+    for name, value, is_allowed, allowed in (
+        (
+            "sensitivity",
+            sensitivity,
+            0 < sensitivity < np.inf,
+            "above 0 and finite, or else the setting example_clip, which bounds it without control "
+            "variates",
+        ),
+        ("delta", delta, 0 < delta < 1, "above 0 and below 1"),
+        ("rounds", rounds, rounds >= 1, "at least 1"),
+        ("temperature", float(hyper.temperature), hyper.temperature > 0, "above 0, for noise"),
+        ("rho", float(hyper.rho), hyper.rho < 1, "below 1: shared noise protects nothing"),
+        ("step_decay", float(hyper.step_decay), hyper.step_decay == 0, "0 to be accounted for"),
+        (
+            "noise_correction",
+            hyper.noise_correction,
+            not hyper.noise_correction,
+            "false to be accounted for",
+        ),
+        (
+            "control",
+            hyper.control,
+            hyper.control != "global",
+            "none or client to be accounted for, as global ones are sent without noise",
+        ),
+        (
+            "preconditioner",
+            hyper.preconditioner,
+            hyper.preconditioner == "none",
+            "none to be accounted for, as gradients are sent without noise",
+        ),
+        (
+            "transform",
+            getattr(hyper.transform, "__name__", str(hyper.transform)),
+            hyper.transform is optax.identity,
+            "optax.identity to be accounted for, as another one may change the sensitivity",
+        ),
+    ):
+        if not is_allowed:
+            raise ConfigError(name, value, allowed)
