@@ -55,7 +55,8 @@ def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
                 (page for page in pages if page.startswith(target)),
                 key=lambda page: (not page.endswith("index.md"), page),
             )
-        if target in pages or isinstance(target, list) and target:
+        is_there = bool(target) if isinstance(target, list) else target in pages
+        if is_there:
             nav.append({title: target})
     config.nav = nav
     return config
@@ -92,6 +93,7 @@ def generated_pages() -> dict[str, str]:
         pages[f"performance/{path.stem.removeprefix('benchmark_')}.md"] = included(
             f"scripts/{path.name}"
         )
+    pages["performance/index.md"] = performance_page()
     pages["algorithms/index.md"] = algorithms_page()
     pages |= {f"algorithms/{name}.md": algorithm_page(name) for name in SYSTEMS}
     pages["api/index.md"] = api_index()
@@ -139,6 +141,87 @@ def included(name: str) -> str:
 def module_of(name: str) -> Path:
     """Find the source file of a system."""
     return Path(sys.modules[SYSTEMS[name].Hyper.__module__].__file__ or "")
+
+
+def performance_page() -> str:
+    """Write the kept measurements as tables, each with its date and machine."""
+    results = json.loads((ROOT / "scripts" / "benchmark_results.json").read_text())
+    described = benchmarks_described()
+    lines = [
+        "# Performance",
+        "",
+        "Measurements that `python scripts/benchmark.py` keeps in `scripts/benchmark_results.json`.",
+        "Contestants take turns within one run, and the median over turns counts; compilation is",
+        "left out unless a line says otherwise. Figures hold for the machine and the date named.",
+        "",
+    ]
+    for device, kept in results.items():
+        for name, facts in kept.items():
+            if name == "peers":
+                lines += ["## peers", "", "Other simulators have a [page](peers.md).", ""]
+            elif name == "programs":
+                lines += launches(device, facts)
+            else:
+                what = described.get(name, "")
+                lines += [f"## {name}", "", f"{what[:1].upper()}{what[1:]}. {conditions(facts)}", ""]
+                lines += measurements(facts)
+    return "\n".join(lines)
+
+
+def benchmarks_described() -> dict[str, str]:
+    """Read from `scripts/benchmark.py` what each benchmark measures."""
+    for node in ast.parse((ROOT / "scripts" / "benchmark.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BENCHMARKS":
+            return {name: what for name, (_, what) in ast.literal_eval(node.value).items()}
+    raise ValueError("scripts/benchmark.py has no table BENCHMARKS.")
+
+
+def conditions(facts: dict[str, Any]) -> str:
+    """Say when, where and with which JAX something was measured."""
+    jax = f", jax {facts['jax']}" if "jax" in facts else ""
+    return f"Measured on {facts['date']}: {facts['machine']}{jax}."
+
+
+def measurements(facts: dict[str, Any]) -> list[str]:
+    """Write nested measurements as one table, a row for each number."""
+    lines = ["| measurement | value |", "| --- | ---: |"]
+    for words, value in leaves_of(facts, ""):
+        lines.append(f"| {escaped(words)} | {value} |")
+    return [*lines, ""]
+
+
+def leaves_of(facts: Any, words: str) -> Iterator[tuple[str, str]]:
+    """Iterate over the numbers of nested measurements, with the path to each."""
+    if isinstance(facts, dict):
+        for name, value in facts.items():
+            if not words and name in ("date", "machine", "jax", "turns"):
+                continue
+            yield from leaves_of(value, f"{words}; {name}" if words else name.replace("_", " "))
+    elif isinstance(facts, list):
+        yield words, " ".join(value for each in facts for _, value in leaves_of(each, words))
+    elif isinstance(facts, float):
+        yield words, f"{facts:,.4g}" if abs(facts) < 1e4 else f"{facts:,.0f}"
+    else:
+        yield words, str(facts)
+
+
+def launches(device: str, facts: dict[str, Any]) -> list[str]:
+    """Write what the programs of systems launch on an accelerator."""
+    lines = [
+        f"## Programs for accelerators: {device}",
+        "",
+        "What the compiled programs launch, counted in the text that the compiler returns; nothing",
+        "is timed, and no device is needed (`python scripts/benchmark.py programs`). Small models",
+        f"take their time for launches. {conditions(facts)}",
+        "",
+        "| program | launches of a local step | trips | launches of a tick without steps |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, program in facts["programs"].items():
+        tick = program["tick without steps"]["launches"]
+        for step in program["local steps"] or [{"launches": "-", "trips": "-"}]:
+            lines.append(f"| {name} | {step['launches']} | {step['trips']} | {tick} |")
+    return [*lines, ""]
 
 
 def algorithms_page() -> str:
