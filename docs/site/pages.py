@@ -36,7 +36,12 @@ PAGE_OF_FILE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "experiments/README.md": "reproduction.md",
+    ".github/CONTRIBUTING.md": "contributing.md",
+    "scripts/benchmark_peers.md": "performance/peers.md",
+    "experiments/README.md": "reproduction/index.md",
+} | {
+    f"experiments/{path.parent.name}/README.md": f"reproduction/{path.parent.name}.md"
+    for path in (ROOT / "experiments").glob("*/README.md")
 }
 """Files of the repository that are pages, with the pages' addresses."""
 FIGURES = {"langevin": "fald_fig1", "fedavg": "main_job", "quafl": "main_job"}
@@ -89,10 +94,6 @@ def generated_pages() -> dict[str, str]:
     pages = {
         address: included(name) for name, address in PAGE_OF_FILE.items() if (ROOT / name).exists()
     }
-    for path in sorted((ROOT / "scripts").glob("benchmark_*.md")):
-        pages[f"performance/{path.stem.removeprefix('benchmark_')}.md"] = included(
-            f"scripts/{path.name}"
-        )
     pages["performance/index.md"] = performance_page()
     pages["algorithms/index.md"] = algorithms_page()
     pages |= {f"algorithms/{name}.md": algorithm_page(name) for name in SYSTEMS}
@@ -113,7 +114,7 @@ def included(name: str) -> str:
     Args:
       name: The file, relative to the repository.
     """
-    page = PAGE_OF_FILE.get(name, "performance/page.md")
+    folder = posixpath.dirname(PAGE_OF_FILE[name]) or "."
 
     def fitting(match: re.Match) -> str:
         image, words, target = match.groups()
@@ -133,7 +134,7 @@ def included(name: str) -> str:
             address = path.removeprefix("docs/")
         else:
             return words
-        return f"{image}[{words}]({posixpath.relpath(address, posixpath.dirname(page) or '.')}{mark}{anchor})"
+        return f"{image}[{words}]({posixpath.relpath(address, folder)}{mark}{anchor})"
 
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", fitting, (ROOT / name).read_text())
 
@@ -150,7 +151,7 @@ def performance_page() -> str:
     lines = [
         "# Performance",
         "",
-        "Measurements that `python scripts/benchmark.py` keeps in `scripts/benchmark_results.json`.",
+        "Measurements kept in `scripts/benchmark_results.json` by `python scripts/benchmark.py`.",
         "Contestants take turns within one run, and the median over turns counts; compilation is",
         "left out unless a line says otherwise. Figures hold for the machine and the date named.",
         "",
@@ -163,8 +164,8 @@ def performance_page() -> str:
                 lines += launches(device, facts)
             else:
                 what = described.get(name, "")
-                lines += [f"## {name}", "", f"{what[:1].upper()}{what[1:]}. {conditions(facts)}", ""]
-                lines += measurements(facts)
+                words = f"{what[:1].upper()}{what[1:]}. {conditions(facts)}"
+                lines += [f"## {name}", "", words, "", *measurements(facts)]
     return "\n".join(lines)
 
 
@@ -298,7 +299,7 @@ def algorithm_page(name: str) -> str:
 
 
 def picture_of(name: str) -> Iterator[str]:
-    """Show the committed picture of a system, with the first line of the experiment that drew it."""
+    """Show the committed picture of a system, and say which experiment drew it."""
     folder = ROOT / "experiments" / "figures"
     known = sorted(path.stem for path in folder.glob("*.png"))
     stem = FIGURES.get(name) or next(
@@ -322,7 +323,7 @@ def picture_of(name: str) -> Iterator[str]:
     yield from (
         f"![{words}](../figures/{stem}.png)",
         "",
-        f"{words} See [Reproduction](../reproduction.md).",
+        f"{words} See [Reproduction](../reproduction/index.md).",
         "",
     )
 
@@ -384,11 +385,9 @@ def api_index() -> str:
 
 def api_page(name: str) -> str:
     """Describe the public names of a module."""
-    if name == "fedjax_sim.systems":
-        # Its names are modules, each of which has a page of the algorithms.
-        options = "    options:\n      members: [SYSTEMS]\n"
-    else:
-        options = ""
+    # The names of `systems` are modules, each of which has a page of the algorithms.
+    is_systems = name == "fedjax_sim.systems"
+    options = "    options:\n      members: [SYSTEMS]\n" if is_systems else ""
     return f"# {name}\n\n::: {name}\n{options}"
 
 

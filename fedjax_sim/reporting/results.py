@@ -238,11 +238,21 @@ class Folder:
         self._put(name, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the given name."""
+        """Write a file of the given name.
+
+        Args:
+          name: Name of the file.
+          content: What it is to hold.
+        """
         self._put(name, lambda path: path.write_bytes(content))
 
     def write_figure(self, name: str, figure: "Figure") -> None:
-        """Write a figure as a PNG file of the given name."""
+        """Write a figure as a PNG file of the given name.
+
+        Args:
+          name: Name of the file.
+          figure: A matplotlib figure.
+        """
         self._put(name, lambda path: figure.savefig(path, dpi=160, format="png"))
 
     def finish(
@@ -318,6 +328,9 @@ def load(path: str | Path) -> Results:
 
     Args:
       path: The folder.
+
+    Returns:
+      Curves, summary and settings of the run.
 
     Raises:
       ConfigError: If it is no results folder, or its run is unfinished.

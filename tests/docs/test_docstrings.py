@@ -2,6 +2,12 @@
 
 The check reads the source, and imports nothing. Public are the names that a package lists in
 `__all__`, the public modules in the root, and the public methods of public classes.
+
+A parameter is explained under "Args:"; by its name in the text, as in "rows: `i32[S]`" or "of
+`dim` entries"; in the symbols of its module, as in "alpha -> `lr`"; or, for a method, where a
+protocol or another public class explains the same parameter of a method of the same name. Where a
+docstring says that its arguments "are those of" another function, they are explained there. A
+result is explained under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
 """
 
 import ast
@@ -32,9 +38,10 @@ def names_in(tree: ast.Module) -> list[str]:
 
 def definition_of(name: str, path: Path) -> tuple[str, Definition] | None:
     """Find where a name of a module is defined; None for modules, constants and aliases."""
+    found_here = None
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, Definition) and node.name == name:
-            return f"{path.relative_to(ROOT.parent)}: {name}", node
+            found_here = node  # The last one: overloads come first.
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedjax_sim"):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
@@ -42,7 +49,7 @@ def definition_of(name: str, path: Path) -> tuple[str, Definition] | None:
                     file = folder.with_suffix(".py")
                     found = file if file.exists() else folder / "__init__.py"
                     return definition_of(alias.name, found) if found != path else None
-    return None
+    return found_here and (f"{path.relative_to(ROOT.parent)}: {name}", found_here)
 
 
 def public_definitions() -> dict[str, Definition]:
@@ -61,7 +68,32 @@ def public_definitions() -> dict[str, Definition]:
     return found
 
 
-def faults_of(node: Definition) -> Iterator[str]:
+NAMES_RESULT = (
+    "Return|Yield|Tell|Compute|Count|Draw|List|Estimate|Approximate|Bound|Iterate|Look up|Declare"
+)
+"""First words of functions whose first line says what they return."""
+
+
+def parameters_of(node: ast.FunctionDef) -> list[str]:
+    """List the names of a function's parameters without `self` and `cls`."""
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    names += [each.arg for each in (given.vararg, given.kwarg) if each is not None]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def is_explained(name: str, doc: str, symbols: str) -> bool:
+    """Tell whether a docstring, or the symbols of its module, explain a parameter."""
+    section = re.search(r"^Args:\n((?:[ ].*\n|\n)*)", doc + "\n", flags=re.MULTILINE)
+    told = section[1] if section else ""
+    return bool(
+        re.search(rf"^  \*{{0,2}}(\w+, )*{name}(, \w+)*:", told, flags=re.MULTILINE)
+        or re.search(rf"\b{name}: |`{name}`", doc)
+        or re.search(rf"-> (`[^`]+`, )*`{name}`", symbols)
+    )
+
+
+def faults_of(place: str, node: Definition) -> Iterator[str]:
     """Say what the docstring of a function, class or method lacks."""
     doc = ast.get_docstring(node) or ""
     if not doc:
@@ -71,24 +103,38 @@ def faults_of(node: Definition) -> Iterator[str]:
         yield "has a first line that is no sentence"
     if isinstance(node, ast.ClassDef):
         return
-    arguments = node.args
-    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    names += [a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None]
-    names = [name for name in names if name not in ("self", "cls")]
-    section = re.search(r"^Args:\n((?:[ ].*\n|\n)*)", doc + "\n", flags=re.MULTILINE)
-    told = section[1] if section else ""
+    names = [] if re.search(r"arguments (and errors )?are those of `", doc) else parameters_of(node)
+    symbols = ast.get_docstring(ast.parse((ROOT.parent / place.partition(":")[0]).read_text()))
+    *_, owner, method = f"{place.partition(': ')[2]}".rpartition(".")
     for name in names:
-        if not re.search(rf"^  \*{{0,2}}(\w+, )*{name}(, \w+)*:", told, flags=re.MULTILINE):
+        is_elsewhere = bool(owner) and (method, name) in EXPLAINED
+        if not is_elsewhere and not is_explained(name, doc, symbols or ""):
             yield f"does not explain {name}"
     result = "None" if node.returns is None else ast.unparse(node.returns)
-    is_told = re.match(r"(Return|Yield|Tell)\b", doc) or re.search(
+    is_told = re.match(rf"({NAMES_RESULT})\b", doc) or re.search(
         r"^(Returns|Yields):$", doc, flags=re.MULTILINE
     )
-    if names and result != "None" and not is_told:
+    is_elsewhere = bool(owner) and (method, "") in EXPLAINED
+    if names and result not in ("None", "Iterator[None]") and not is_told and not is_elsewhere:
         yield "does not say what it returns"
 
 
+def explained_methods() -> set[tuple[str, str]]:
+    """Collect pairs of a method and a parameter that a public class explains; "" for the result."""
+    found = set()
+    for place, node in DEFINITIONS.items():
+        if "." in place.partition(": ")[2] and isinstance(node, ast.FunctionDef):
+            doc = ast.get_docstring(node) or ""
+            if "Args:\n" in doc:
+                found |= {
+                    (node.name, name) for name in parameters_of(node) if is_explained(name, doc, "")
+                }
+                found |= {(node.name, "")} if "Returns:\n" in doc else set()
+    return found
+
+
 DEFINITIONS = public_definitions()
+EXPLAINED = explained_methods()
 
 
 def test_enough_is_found() -> None:
@@ -104,6 +150,6 @@ def test_public_names_are_documented(room: str) -> None:
         f"{place} {fault}"
         for place, node in DEFINITIONS.items()
         if place.split("/")[1] == room
-        for fault in faults_of(node)
+        for fault in faults_of(place, node)
     ]
     assert not faults, "\n".join(faults)

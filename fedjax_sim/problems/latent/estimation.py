@@ -105,7 +105,11 @@ class Estimation:
         return self._of_clients(lambda rows, weights: self.model.statistics(natural, rows, weights))
 
     def objective(self, params: Params) -> Array:
-        """Compute the objective F(theta): `f[]`."""
+        """Compute the objective F(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
 
         def weighted_loss(rows: Any, weights: Array) -> Array:
             losses = self.model.loss(params, rows)

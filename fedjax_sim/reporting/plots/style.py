@@ -108,6 +108,9 @@ def look(
       points: How many points the curve has, which are then marked at regular intervals; otherwise
         the distance along the curve counts, which crowds marks where a curve is noisy.
       **changes: Further keyword arguments of `Axes.plot`, which replace these.
+
+    Returns:
+      Keywords for matplotlib's `plot`.
     """
     cycle = number // len(COLORS)
     found: dict[str, Any] = {
