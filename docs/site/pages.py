@@ -108,15 +108,26 @@ def generated_pages() -> dict[str, str]:
 def included(name: str) -> str:
     """Return a Markdown file of the repository with links that fit the site.
 
+    Args:
+      name: The file, relative to the repository; one of `PAGE_OF_FILE`.
+    """
+    return fitted((ROOT / name).read_text(), name, PAGE_OF_FILE[name])
+
+
+def fitted(text: str, name: str, page: str) -> str:
+    """Change the links of a Markdown text so that they fit the site.
+
     Links to files that are pages, and to files in `docs`, lead to the site. Of links to other
     files of the repository the words remain.
 
     Args:
-      name: The file, relative to the repository.
+      text: The text.
+      name: The file that it comes from, relative to the repository.
+      page: The address of its page.
     """
-    folder = posixpath.dirname(PAGE_OF_FILE[name]) or "."
+    folder = posixpath.dirname(page) or "."
 
-    def fitting(match: re.Match) -> str:
+    def fit(match: re.Match) -> str:
         image, words, target = match.groups()
         if re.match(r"[a-z]+:|#", target):
             return match[0]
@@ -126,17 +137,15 @@ def included(name: str) -> str:
             address = PAGE_OF_FILE[path]
         elif path.startswith("experiments/figures/"):
             address = path.removeprefix("experiments/")
-        elif path.startswith("docs/notebooks/"):
-            address = path.removeprefix("docs/").replace(".ipynb", ".md")
         elif path.startswith("docs/examples"):
             address = "examples.md"
         elif path.startswith("docs/"):
-            address = path.removeprefix("docs/")
+            address = path.removeprefix("docs/").replace(".ipynb", ".md")
         else:
             return words
         return f"{image}[{words}]({posixpath.relpath(address, folder)}{mark}{anchor})"
 
-    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", fitting, (ROOT / name).read_text())
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", fit, text)
 
 
 def module_of(name: str) -> Path:
@@ -402,12 +411,13 @@ def examples_page() -> str:
 
 
 def notebook_page(path: Path) -> str:
-    """Write a notebook as Markdown, with its stored outputs."""
-    lines = []
+    """Write a notebook as Markdown, with its stored outputs; only its title is a first heading."""
+    lines: list[str] = []
     for cell in json.loads(path.read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] != "code":
-            lines += [source, ""]
+            text = fitted(source, f"docs/notebooks/{path.name}", f"notebooks/{path.stem}.md")
+            lines += [re.sub(r"^(?=#)", "#", text, flags=re.MULTILINE) if lines else text, ""]
             continue
         lines += ["```python", source, "```", ""]
         for output in cell["outputs"]:
