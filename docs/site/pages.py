@@ -58,7 +58,7 @@ def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
         if target.endswith("/"):
             target = sorted(
                 (page for page in pages if page.startswith(target)),
-                key=lambda page: (not page.endswith("index.md"), page),
+                key=lambda page: (not page.endswith("index.md"), page.removesuffix(".md")),
             )
         is_there = bool(target) if isinstance(target, list) else target in pages
         if is_there:
@@ -166,7 +166,8 @@ def performance_page() -> str:
         "",
     ]
     for device, kept in results.items():
-        for name, facts in kept.items():
+        # What most readers look for comes first.
+        for name, facts in sorted(kept.items(), key=lambda item: item[0] != "peers"):
             if name == "peers":
                 lines += ["## peers", "", "Other simulators have a [page](peers.md).", ""]
             elif name == "programs":
@@ -356,12 +357,12 @@ def settings_by_class(hyper: type) -> Iterator[str]:
 
 def settings_table(rows: dict[str, Field]) -> list[str]:
     """Write settings as a table: name, default, whether they can be swept, and their meaning."""
-    lines = ["| setting | default | | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| setting | meaning and allowed values |", "| --- | --- |"]
     for name, field in rows.items():
         words = f"{field.metadata['meaning']} Allowed: {field.metadata['allowed']}."
-        swept = "swept" if is_traced(field) else ""
-        default = escaped(default_text(field))
-        lines.append(f"| `{name}` | `{default}` | {swept} | {escaped(words)} |")
+        swept = "<br>*swept*" if is_traced(field) else ""
+        default = f"default `{escaped(default_text(field))}`"
+        lines.append(f"| `{name}`<br>{default}{swept} | {escaped(words)} |")
     return lines
 
 

@@ -91,7 +91,7 @@ def test_algorithms_have_pages_with_all_settings(pages: ModuleType) -> None:
     for name, system in SYSTEMS.items():
         text = written[f"algorithms/{name}.md"]
         for setting, field in fields(system.Hyper).items():
-            row = f"| `{setting}` |"
+            row = f"| `{setting}`<br>default"
             assert text.count(row) == 1, (name, setting)
             assert pages.escaped(field.metadata["meaning"]) in text
         assert f"[`{name}`]({name}.md)" in written["algorithms/index.md"]
