@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from fedjax_sim import timelines
 from fedjax_sim.cli.commands import main
 from fedjax_sim.settings import fields
 from fedjax_sim.systems import SYSTEMS
@@ -104,6 +105,19 @@ def test_extras_are_described() -> None:
     ]
     text = (DOCS / "installation.md").read_text()
     assert not [name for name in extras if f"`{name}`" not in text]
+
+
+def test_clocks_are_those_of_the_systems_named() -> None:
+    """In the table of clocks, each system's settings are those of the row's clock, and no more."""
+    rows = re.findall(r"^\| `(\w+)` \|(.*)$", (DOCS / "timelines.md").read_text(), re.MULTILINE)
+    clocks = {getattr(timelines, name): systems for name, systems in rows}
+    named = set()
+    for clock, text in clocks.items():
+        for name in re.findall(r"algorithms/(\w+)\.md", text):
+            bases = SYSTEMS[name].Hyper.__mro__
+            assert next(base for base in bases if base in clocks) is clock, name
+            named.add(clock)
+    assert set(clocks) - named == {timelines.Rounds}
 
 
 def links_of(address: str, text: str) -> Iterator[str]:
