@@ -31,9 +31,11 @@ BatchLoss = Callable[[Params, Array], Array]
 BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 Direction = Callable[..., Params]
-"""What a local step follows in place of the gradient g, number by number of the model: called as
-`direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the slot's start
-and the slot's extras, which are models too."""
+"""What a local step follows in place of the gradient g, for each number of the model alone.
+
+It is called as `direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the
+slot's start and the slot's extras, which are models too.
+"""
 
 ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop, optax.yogi)
 """Optimizers that treat every number of a model alike, whatever the shape of its array."""

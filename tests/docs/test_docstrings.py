@@ -36,10 +36,21 @@ def names_in(tree: ast.Module) -> list[str]:
     ]
 
 
-def definition_of(name: str, path: Path) -> tuple[str, Definition] | None:
-    """Find where a name of a module is defined; None for modules, constants and aliases."""
-    found_here = None
-    for node in ast.walk(ast.parse(path.read_text())):
+def definition_of(name: str, path: Path) -> tuple[str, Definition | ast.Constant] | None:
+    """Find where a name of a module is defined; None for modules and aliases.
+
+    Returns:
+      The place, and the definition; for a constant the text that follows it, or an empty one.
+    """
+    found_here: Definition | ast.Constant | None = None
+    tree = ast.parse(path.read_text())
+    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == name:
+                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                found_here = after.value if is_text else ast.Constant("")
+    for node in ast.walk(tree):
         if isinstance(node, Definition) and node.name == name:
             found_here = node  # The last one: overloads come first.
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedjax_sim"):
@@ -52,18 +63,17 @@ def definition_of(name: str, path: Path) -> tuple[str, Definition] | None:
     return found_here and (f"{path.relative_to(ROOT.parent)}: {name}", found_here)
 
 
-def public_definitions() -> dict[str, Definition]:
-    """Collect public functions, classes and methods by place and name."""
-    found: dict[str, Definition] = {}
+def public_definitions() -> dict[str, Definition | ast.Constant]:
+    """Collect public functions, classes, methods and constants by place and name."""
+    found: dict[str, Definition | ast.Constant] = {}
     single = [ROOT / f"{name}.py" for name in SINGLE_MODULES]
     for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
         for name in names_in(ast.parse(path.read_text())):
             if (entry := definition_of(name, path)) is None:
                 continue
             found[entry[0]] = entry[1]
-            for node in entry[1].body:
-                is_method = isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-                if is_method and isinstance(entry[1], ast.ClassDef):
+            for node in entry[1].body if isinstance(entry[1], ast.ClassDef) else ():
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                     found[f"{entry[0]}.{node.name}"] = node
     return found
 
@@ -93,19 +103,19 @@ def is_explained(name: str, doc: str, symbols: str) -> bool:
     )
 
 
-def faults_of(place: str, node: Definition) -> Iterator[str]:
-    """Say what the docstring of a function, class or method lacks."""
-    doc = ast.get_docstring(node) or ""
+def faults_of(place: str, node: Definition | ast.Constant) -> Iterator[str]:
+    """Say what the docstring of a function, class, method or constant lacks."""
+    doc = str(node.value) if isinstance(node, ast.Constant) else ast.get_docstring(node) or ""
     if not doc:
         yield "has no docstring"
         return
     if not doc.partition("\n")[0].endswith((".", ":")):
         yield "has a first line that is no sentence"
-    if isinstance(node, ast.ClassDef):
+    if not isinstance(node, ast.FunctionDef):
         return
     names = [] if re.search(r"arguments (and errors )?are those of `", doc) else parameters_of(node)
     symbols = ast.get_docstring(ast.parse((ROOT.parent / place.partition(":")[0]).read_text()))
-    *_, owner, method = f"{place.partition(': ')[2]}".rpartition(".")
+    owner, _, method = place.partition(": ")[2].rpartition(".")
     for name in names:
         is_elsewhere = bool(owner) and (method, name) in EXPLAINED
         if not is_elsewhere and not is_explained(name, doc, symbols or ""):

@@ -29,7 +29,7 @@ from fedjax_sim.systems import SYSTEMS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.glob("*.md") if "\n```" in path.read_text())
-FENCE = re.compile(r"^```(python|console|text)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(python|bash|text)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,9 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with contextlib.redirect_stdout(out):
             if kind == "python":
                 exec(compile(block, page.name, "exec"), scope)
-            elif kind == "console":
+            elif kind == "bash":
                 for line in block.splitlines():
-                    assert line.startswith("$ ")
-                    run_command(line.removeprefix("$ "))
+                    run_command(line)
             else:
                 assert block == printed
         printed = out.getvalue()
@@ -83,7 +82,7 @@ def test_every_fence_is_known() -> None:
     """No block escapes the test above by its name."""
     for page in PAGES:
         opened = re.findall(r"^\s*```(\w*)", page.read_text(), flags=re.MULTILINE)[::2]
-        assert set(opened) <= {"python", "console", "text"}, page.name
+        assert set(opened) <= {"python", "bash", "text"}, page.name
 
 
 def test_algorithms_have_pages_with_all_settings(pages: ModuleType) -> None:
