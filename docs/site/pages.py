@@ -83,6 +83,17 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     return files
 
 
+def on_post_build(config: "MkDocsConfig") -> None:
+    """List the links that leave the site, which the build does not follow, beside the site."""
+    site = Path(config.site_dir)
+    found = {
+        link
+        for page in site.rglob("*.html")
+        for link in re.findall(r'<a\b[^>]*?\bhref="(https?:[^"]*)"', page.read_text())
+    }
+    (site.parent / "external_links.txt").write_text("\n".join(sorted(found)) + "\n")
+
+
 def all_pages() -> list[str]:
     """List the addresses of all pages, written and generated."""
     written = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
