@@ -229,12 +229,13 @@ def leaves_of(facts: Any, words: str) -> Iterator[tuple[str, str]]:
 
 def launches(device: str, facts: dict[str, Any]) -> list[str]:
     """Write what the programs of systems launch on an accelerator."""
+    target = facts["machine"].removeprefix("none; ")
     lines = [
         f"## Programs for accelerators: {device}",
         "",
         "What the compiled programs launch, counted in the text that the compiler returns; nothing",
         "is timed, and no device is needed (`python scripts/benchmark.py programs`). Small models",
-        f"take their time for launches. {conditions(facts)}",
+        f"take their time for launches. Counted on {facts['date']}: {target}, jax {facts['jax']}.",
         "",
         "| program | launches of a local step | trips | launches of a tick without steps |",
         "| --- | ---: | ---: | ---: |",

@@ -177,6 +177,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_every_page_is_built(site: Path, pages: ModuleType) -> None:
+    """No page is left out, as one would be that the configuration excludes."""
+    addresses = [address.removesuffix(".md") + ".html" for address in pages.all_pages()]
+    assert not [address for address in addresses if not (site / address).exists()]
+
+
 def test_every_public_name_is_in_the_reference(site: Path, pages: ModuleType) -> None:
     """The inventory of the built site has each name of each `__all__`."""
     _, _, _, _, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)
