@@ -25,8 +25,10 @@ HATCHES = ("", "////", "....", "xx", "\\\\\\\\", "++", "oo", "--")
 """Of bars and areas."""
 OPEN: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.8}
 """Changes of a `look` for a second kind of the same series."""
-FACE, GREY = "#222222", "#808080"
-"""Colours of text and axes, and of auxiliary lines."""
+FACE = "#222222"
+"""Colour of text and axes."""
+GREY = "#808080"
+"""Colour of auxiliary lines."""
 SHEET = {
     "axes.edgecolor": FACE,
     "axes.labelcolor": FACE,
