@@ -430,7 +430,7 @@ def notebook_page(path: Path) -> str:
         source = "".join(cell["source"])
         if cell["cell_type"] != "code":
             text = fitted(source, f"docs/notebooks/{path.name}", f"notebooks/{path.stem}.md")
-            lines += [re.sub(r"^(?=#)", "#", text, flags=re.MULTILINE) if lines else text, ""]
+            lines += [re.sub(r"^# ", "## ", text, flags=re.MULTILINE) if lines else text, ""]
             continue
         lines += ["```python", source, "```", ""]
         for output in cell["outputs"]:
