@@ -83,6 +83,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+"""The version, for people and for the package index."""
 
 _ROOMS = (
     "batching",

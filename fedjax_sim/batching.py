@@ -202,7 +202,15 @@ def _common_trips(trips: Array, plan: Plan) -> Array:
 
 
 def replicate(model: Params, num: int) -> Params:
-    """Stack copies of a model: leaves `[...]` become `[num, ...]`."""
+    """Stack copies of a model: leaves `[...]` become `[num, ...]`.
+
+    Args:
+      model: Leaves `[...]`.
+      num: Number of copies.
+
+    Returns:
+      Leaves `[num, ...]`.
+    """
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
 
 

@@ -77,7 +77,11 @@ def real(
 
 
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
-    """Iterate over names and values of settings that make the program simpler."""
+    """Iterate over names and values of settings that make the program simpler.
+
+    Args:
+      hyper: The settings.
+    """
     if dataclasses.is_dataclass(hyper):
         for name, field in fields(type(hyper)).items():
             value = getattr(hyper, name)
@@ -87,7 +91,12 @@ def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
 
 
 def is_known(value: Any, number: float) -> bool:
-    """Tell whether a setting has this value in every lane and was known before tracing."""
+    """Tell whether a setting has this value in every lane and was known before tracing.
+
+    Args:
+      value: The setting's value, in one lane or in all.
+      number: The value to compare with.
+    """
     return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == number))
 
 
@@ -95,6 +104,11 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
     """Declare a traced number, or a tuple of several, such as one per group.
 
     As text, several numbers are joined by `+`. The limits are those of `real`.
+
+    Args:
+      default: Default value.
+      meaning: What the setting does, in plain words.
+      limits: As in `real`.
     """
     metadata = dict(real(default, meaning, **limits).metadata)
     allowed = metadata["allowed"] + ", or several"
@@ -104,7 +118,13 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
 
 
 def count(default: int, meaning: str, *, least: int = 1) -> Any:
-    """Declare a static whole number: a size, on which shapes depend."""
+    """Declare a static whole number: a size, on which shapes depend.
+
+    Args:
+      default: Default value.
+      meaning: What the setting does, in plain words.
+      least: Inclusive lower limit.
+    """
 
     def accepts(value: Any) -> bool:
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -114,7 +134,13 @@ def count(default: int, meaning: str, *, least: int = 1) -> Any:
 
 
 def whole(default: int, meaning: str, *, least: int = 1) -> Any:
-    """Declare a traced whole number: a count on which no shape depends."""
+    """Declare a traced whole number: a count on which no shape depends.
+
+    Args:
+      default: Default value.
+      meaning: What the setting does, in plain words.
+      least: Inclusive lower limit.
+    """
 
     def accepts(value: Any) -> bool:
         if not _accepts_numbers(value):
@@ -126,7 +152,11 @@ def whole(default: int, meaning: str, *, least: int = 1) -> Any:
 
 
 def weights(meaning: str) -> Any:
-    """Declare a traced vector of positive numbers, one number for all, or None (the default)."""
+    """Declare a traced vector of positive numbers, one number for all, or None (the default).
+
+    Args:
+      meaning: What the setting does, in plain words.
+    """
 
     def accepts(value: Any) -> bool:
         if value is None:
@@ -139,14 +169,25 @@ def weights(meaning: str) -> Any:
 
 
 def choice(default: str, options: Iterable[str], meaning: str) -> Any:
-    """Declare a static name out of a few."""
+    """Declare a static name out of a few.
+
+    Args:
+      default: Default value.
+      options: All values.
+      meaning: What the setting does, in plain words.
+    """
     options = tuple(options)
     allowed = "one of " + ", ".join(options)
     return _field(default, meaning, False, lambda value: value in options, allowed, str)
 
 
 def switch(default: bool, meaning: str) -> Any:
-    """Declare a static yes or no."""
+    """Declare a static yes or no.
+
+    Args:
+      default: Default value.
+      meaning: What the setting does, in plain words.
+    """
 
     def accepts(value: Any) -> bool:
         return isinstance(value, bool)
@@ -180,6 +221,13 @@ def part(
     """Declare a setting that is itself a settings struct, such as a compressor.
 
     The traced fields of the inner struct are traced; its type and static fields are static.
+
+    Args:
+      default: Default value.
+      allowed: What is allowed, in words.
+      kind: Class of the allowed values.
+      parse: Reads a value from the command line's text.
+      meaning: What the setting does.
     """
 
     def accepts(value: Any) -> bool:
@@ -192,12 +240,25 @@ def part(
 
 
 def redefault(owner: type, name: str, default: Any) -> Any:
-    """Declare a field inherited from `owner` again, with another default."""
+    """Declare a field inherited from `owner` again, with another default.
+
+    Args:
+      owner: The class that declares the field.
+      name: Name of the field.
+      default: The new default.
+    """
     return dataclasses.field(default=default, metadata=fields(owner)[name].metadata)
 
 
 def fixed(value: Any) -> Any:
-    """Fix an inherited field to one value and hide it from the settings."""
+    """Fix an inherited field to one value and hide it from the settings.
+
+    Args:
+      value: The value.
+
+    Returns:
+      A field for the inheriting class.
+    """
     return flax_struct.field(pytree_node=False, default=value)
 
 
@@ -216,7 +277,14 @@ class Checked:
         """Check combinations of settings; there are none here."""
 
     def completed(self, problem: Any) -> Any:
-        """Fill in what follows from the problem, None for a schedule alone; nothing here."""
+        """Fill in what follows from the problem, None for a schedule alone; nothing here.
+
+        Args:
+          problem: What is learnt, or None.
+
+        Returns:
+          The settings.
+        """
         return self
 
 
@@ -231,7 +299,14 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
 
 
 def describe(hyper_type: type) -> list[str]:
-    """Describe every setting in one line: name, meaning, default and allowed values."""
+    """Describe every setting in one line: name, meaning, default and allowed values.
+
+    Args:
+      hyper_type: A settings struct's class.
+
+    Returns:
+      One line for each setting.
+    """
     return [
         f"{name}: {field.metadata['meaning']} Default {default_text(field)}; "
         f"{field.metadata['allowed']}."
@@ -240,7 +315,14 @@ def describe(hyper_type: type) -> list[str]:
 
 
 def default_text(field: dataclasses.Field) -> str:
-    """Write a field's default as a user would type it."""
+    """Write a field's default as a user would type it.
+
+    Args:
+      field: A field of `fields`.
+
+    Returns:
+      The text.
+    """
     default = field.default
     if callable(default):
         return getattr(default, "__qualname__", repr(default))
@@ -249,17 +331,33 @@ def default_text(field: dataclasses.Field) -> str:
 
 
 def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
-    """Return the settable fields of a settings struct by name."""
+    """Return the settable fields of a settings struct by name.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
     return {f.name: f for f in dataclasses.fields(hyper_type) if "accepts" in f.metadata}
 
 
 def is_traced(field: dataclasses.Field) -> bool:
-    """Tell whether a field can vary between lanes of one compiled program."""
+    """Tell whether a field can vary between lanes of one compiled program.
+
+    Args:
+      field: A field of `fields`.
+    """
     return bool(field.metadata.get("pytree_node", True))
 
 
 def parse(hyper_type: type, name: str, text: str) -> Any:
     """Read one value of a field from the command line's text.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: Name of the setting.
+      text: The text.
+
+    Returns:
+      The value.
 
     Raises:
       ConfigError: If there is no setting of this name, or the text is no value of it.
@@ -314,7 +412,14 @@ def parse_kind(setting: str, kinds: Mapping[str, type], text: str, example: str)
 
 
 def write_kind(value: Any) -> str:
-    """Write a struct as `parse_kind` reads it: its `name`, and values that are not defaults."""
+    """Write a struct as `parse_kind` reads it: its `name`, and values that are not defaults.
+
+    Args:
+      value: A struct with the attribute `name`.
+
+    Returns:
+      The text.
+    """
     given = {
         name: getattr(value, name)
         for name, field in fields(type(value)).items()
@@ -331,6 +436,9 @@ def check(hyper: Any) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
     Settings that a struct has fixed must be as it fixed them.
+
+    Args:
+      hyper: The settings.
 
     Raises:
       ConfigError: If a value or a combination of values is not allowed.

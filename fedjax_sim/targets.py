@@ -16,7 +16,11 @@ _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 
 @contextlib.contextmanager
 def tracing_for(platform: str) -> Iterator[None]:
-    """State the platform, such as "cpu" or "tpu", of what is traced inside."""
+    """State the platform, such as "cpu" or "tpu", of what is traced inside.
+
+    Args:
+      platform: The platform.
+    """
     token = _TARGET.set(platform)
     try:
         yield

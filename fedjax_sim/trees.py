@@ -14,13 +14,21 @@ from fedjax_sim.types import Params
 
 
 def paths_of(model: Params) -> list[str]:
-    """List the paths of a model's leaves, such as "params/Dense_1/kernel"."""
+    """List the paths of a model's leaves, such as "params/Dense_1/kernel".
+
+    Args:
+      model: A model, or a part of it.
+    """
     leaves, _ = jax.tree.flatten_with_path(model)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
 def is_predicate(value: Any) -> bool:
-    """Tell whether a value can choose leaves: a function of a path, or a regular expression."""
+    """Tell whether a value can choose leaves: a function of a path, or a regular expression.
+
+    Args:
+      value: Any value.
+    """
     try:
         return callable(value) or bool(re.compile(value))
     except (re.error, TypeError):
@@ -58,7 +66,15 @@ def split(model: Params, flags: Any) -> tuple[Params, Params]:
 
 
 def join(part: Params, other: Params) -> Params:
-    """Put two parts together. Where both have a leaf it is that of the first."""
+    """Put two parts together. Where both have a leaf it is that of the first.
+
+    Args:
+      part: A part of a model.
+      other: Another part.
+
+    Returns:
+      The leaves of both.
+    """
     return jax.tree.map(
         lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
     )

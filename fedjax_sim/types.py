@@ -201,7 +201,14 @@ class Problem(Protocol):
         """Number of examples of each client, without padding: `i32[N]`."""
 
     def init(self, key: Key) -> Params:
-        """Draw initial parameters."""
+        """Draw initial parameters.
+
+        Args:
+          key: A random key.
+
+        Returns:
+          One model.
+        """
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Compute the mean loss of some of a client's examples; local steps differentiate it.
@@ -307,7 +314,11 @@ class LatentProblem(Protocol):
         """Number of examples of each client, without padding: `i32[N]`."""
 
     def init(self, key: Key) -> Array:
-        """Draw initial expected statistics: `f[q]`."""
+        """Draw initial expected statistics: `f[q]`.
+
+        Args:
+          key: A random key.
+        """
 
     def maximise(self, statistics: Array) -> Params:
         """Compute the M-step T: parameters that maximise the penalised complete-data likelihood.
@@ -317,7 +328,11 @@ class LatentProblem(Protocol):
         """
 
     def natural(self, params: Params) -> Array:
-        """Compute the natural parameters phi(theta): `f[q]`."""
+        """Compute the natural parameters phi(theta): `f[q]`.
+
+        Args:
+          params: theta.
+        """
 
     def statistics(self, natural: Array, client: Array, examples: Array, weight: Array) -> Array:
         """Compute the E-step: the weighted sum of the expected statistics of some examples.
@@ -359,7 +374,11 @@ class LatentModel(Protocol):
         """Compute the M-step."""
 
     def natural(self, params: Params) -> Array:
-        """Compute the natural parameters phi(theta): `f[q]`."""
+        """Compute the natural parameters phi(theta): `f[q]`.
+
+        Args:
+          params: theta.
+        """
 
     def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
         """Compute the weighted sum of expected statistics: `f[q]`."""
@@ -368,14 +387,22 @@ class LatentModel(Protocol):
         """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
 
     def penalty(self, params: Params) -> Array:
-        """Compute the penalty R(theta): `f[]`."""
+        """Compute the penalty R(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
 
     def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
         """Compute further metrics, each a scalar."""
 
 
 def full_precision_bits(params: Params) -> int:
-    """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s."""
+    """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s.
+
+    Args:
+      params: A model, or only its shapes and types.
+    """
     return sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
@@ -491,7 +518,23 @@ class Model(Protocol):
     """
 
     def init(self, key: Key, x: Array, /) -> Any:
-        """Draw parameters for inputs of the shape of `x`."""
+        """Draw parameters for inputs of the shape of `x`.
+
+        Args:
+          key: A random key.
+          x: A batch of inputs.
+
+        Returns:
+          Parameters.
+        """
 
     def apply(self, params: Params, x: Array, /) -> Any:
-        """Compute the logits of inputs."""
+        """Compute the logits of inputs.
+
+        Args:
+          params: Parameters, as `init` draws them.
+          x: A batch of inputs, `[B, ...]`.
+
+        Returns:
+          Outputs `[B, ...]`, such as logits.
+        """

@@ -91,6 +91,10 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
       problem: What is learnt.
       hyper: The settings.
       plan: The engine's plan.
+
+    Returns:
+      A function from key, event and natural parameters to the slots' mean expected statistics,
+      `f[S, q]`, and the work done.
     """
     size = hyper.batch_size
 

@@ -31,9 +31,11 @@ BatchLoss = Callable[[Params, Array], Array]
 BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 Direction = Callable[..., Params]
-"""What a local step follows in place of the gradient g, number by number of the model: called as
-`direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the slot's start
-and the slot's extras, which are models too."""
+"""What a local step follows in place of the gradient g, for each number of the model alone.
+
+It is called as `direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the
+slot's start and the slot's extras, which are models too.
+"""
 
 ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop, optax.yogi)
 """Optimizers that treat every number of a model alike, whatever the shape of its array."""
@@ -183,6 +185,10 @@ def local_training(
       direction: What the steps follow in place of g, such as g plus a correction. It is given the
         slot's extras, and must do the same to a matrix and to its transpose.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
+
+    Returns:
+      A function from key, event, starting models and extras to the models that the slots' clients
+      reach, leaves `[S, ...]`, and the work done.
     """
     training = training_of(
         problem, hyper, plan, gradient=gradient, direction=direction, proximal=proximal
@@ -215,6 +221,14 @@ def training_of(
     """Return a function from key, start, client, offset and extras to a slot's training.
 
     The arguments are those of `local_training`.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      plan: The engine's plan.
+      gradient: As in `local_training`.
+      direction: As in `local_training`.
+      proximal: As in `local_training`.
     """
     gradient_of = gradient or partial(
         batch_gradient, most_steps=plan.most_steps, is_alone=plan.packed_rows > 0
@@ -437,6 +451,18 @@ def batch_gradient(
     """Return the gradient of `batch_loss`; with `example_clip` the mean of clipped gradients.
 
     A clipped example has a loss and a key of its own.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      key: The lane's learning key.
+      client: `i32[]`, the client's number.
+      offset: `i32[]`, local steps that the client has done before.
+      most_steps: Largest number of local steps, if the plan knows it.
+      is_alone: Whether the client's examples are looked up once for all steps.
+
+    Returns:
+      A function from a model and the number q of a local step to the gradient.
     """
     batches = (problem, hyper, key, client, offset)
     if hyper.example_clip == 0:

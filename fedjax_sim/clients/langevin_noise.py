@@ -42,6 +42,9 @@ def add_langevin_noise(
       temperature: tau, in units of the energy whose gradient is followed. With 0 updates pass
         unchanged.
       first: Number of the first step.
+
+    Returns:
+      The transformation; its state is the number of the next step.
     """
     eta = step_size if callable(step_size) else lambda step: step_size
 
@@ -70,6 +73,9 @@ def add_momentum(
     Args:
       moves: Steps -eta grad + sqrt(2 a eta tau) xi of a model.
       friction: a, above 0 and at most 1; with 1 the model moves by `moves` alone.
+
+    Returns:
+      A transformation of pairs (model, velocity).
     """
 
     def update(
@@ -101,6 +107,9 @@ def precondition(moves: optax.GradientTransformation, root: Params) -> optax.Gra
     Args:
       moves: Steps -eta grad + sqrt(2 eta tau) xi.
       root: The square root of D, a pytree like the model.
+
+    Returns:
+      The preconditioned steps.
     """
 
     def update(

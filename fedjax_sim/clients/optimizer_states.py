@@ -84,6 +84,10 @@ def lasting_training(
       plan: The engine's plan.
       direction: As in `local_training`.
       proximal: As in `local_training`.
+
+    Returns:
+      A function like that of `local_training`, which also takes and returns the states of all
+      clients' optimizers.
     """
     training = training_of(problem, hyper, plan, direction=direction, proximal=proximal)
 

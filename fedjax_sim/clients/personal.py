@@ -24,7 +24,11 @@ class PersonalLeaves(Checked):
     )
 
     def are_personal(self, model: Params) -> Any:
-        """Tell which leaves of a model are personal: bools in the model's structure."""
+        """Tell which leaves of a model are personal: bools in the model's structure.
+
+        Args:
+          model: A model, or its shapes.
+        """
         chosen = self.personal
         if not chosen:
             layers = [path.rpartition("/")[0] for path in trees.paths_of(model) if "Dense" in path]
@@ -33,11 +37,24 @@ class PersonalLeaves(Checked):
         return trees.leaves_that(chosen, model)
 
     def split(self, model: Params) -> tuple[Params, Params]:
-        """Split a model, or models, into shared and personal leaves; the others are None."""
+        """Split a model, or models, into shared and personal leaves; the others are None.
+
+        Args:
+          model: Leaves `[...]`.
+
+        Returns:
+          Shared leaves and personal leaves.
+        """
         return trees.split(model, self.are_personal(model))
 
     def completed(self, problem: Any) -> Any:
         """Check that some leaves are personal and others are shared.
+
+        Args:
+          problem: What is learnt; None for a schedule alone.
+
+        Returns:
+          The settings, unchanged.
 
         Raises:
           ConfigError: If all leaves are personal, or none.

@@ -10,7 +10,11 @@ from fedjax_sim.types import Array, Params
 
 
 def read_rows(models: Params, rows: Array) -> Params:
-    """Gather models: leaves `[S, ...]`. models: leaves `[R, ...]`; rows: `i32[S]`."""
+    """Gather models: leaves `[S, ...]`. models: leaves `[R, ...]`; rows: `i32[S]`.
+
+    Returns:
+      Leaves `[S, ...]`.
+    """
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), models)
 
 
@@ -20,6 +24,9 @@ def read_clients(models: Params, clients: Array) -> Params:
     Args:
       models: Leaves `[N, ...]`.
       clients: `i32[S]`, negative for empty slots.
+
+    Returns:
+      Leaves `[S, ...]`.
     """
     return read_rows(models, jnp.maximum(clients, 0))
 
@@ -31,6 +38,9 @@ def write_clients(models: Params, clients: Array, new: Params) -> Params:
       models: Leaves `[N, ...]`.
       clients: `i32[S]`, negative for empty slots.
       new: Leaves `[S, ...]`.
+
+    Returns:
+      Leaves `[N, ...]`.
     """
     rows = jnp.where(clients < 0, jnp.iinfo(jnp.int32).max, clients)
     return jax.tree.map(lambda leaf, x: leaf.at[rows].set(x, mode="drop"), models, new)

@@ -28,6 +28,12 @@ class WholeGradients(Checked):
     def completed(self, problem: Any) -> Any:
         """Check that the problem can compute exact gradients, if they are asked for.
 
+        Args:
+          problem: What is learnt; None for a schedule alone.
+
+        Returns:
+          The settings, unchanged.
+
         Raises:
           ConfigError: If it cannot.
         """
@@ -97,6 +103,10 @@ def gradients_at(problem: Any, hyper: LocalTraining, plan: Plan, *, is_exact: bo
       plan: The engine's plan.
       is_exact: Whether gradients are of all of a client's examples, or of the mini-batch of its
         next local step.
+
+    Returns:
+      A function from key, event and model to the gradients of the slots' clients, leaves `[S,
+      ...]`, and the work done.
     """
 
     def gradients(key: Key, event: Event, model: Params) -> tuple[Params, Work]:

@@ -31,7 +31,11 @@ class Predictor(Protocol):
     test_labels: Array
 
     def predict(self, params: Params) -> Array:
-        """Compute the class probabilities of all test examples: `f[m, K]`."""
+        """Compute the class probabilities of all test examples: `f[m, K]`.
+
+        Args:
+          params: A model.
+        """
 
 
 class Predictive(NamedTuple):

@@ -223,6 +223,9 @@ def keep_compiled(is_wanted: bool = True) -> None:
     `sweep` and `simulate` keep them unless this was called with False, or unless JAX's own switch
     `JAX_ENABLE_COMPILATION_CACHE=0` is set. They go to JAX's own cache folder if one is configured,
     otherwise to `$FEDJAX_SIM_CACHE/jax`; `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
+
+    Args:
+      is_wanted: False keeps nothing from now on.
     """
     jax.config.update("jax_enable_compilation_cache", is_wanted)
     if is_wanted and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]

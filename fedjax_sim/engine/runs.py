@@ -136,6 +136,9 @@ def load(folder: str | Path, system: str | None = None) -> Run:
       folder: A folder that `Run.save` or `fedjax-sim run` wrote.
       system: Name of the system; may be left out if the folder has only one.
 
+    Returns:
+      The run: curves, final models, schedules, settings, and samples if they were kept.
+
     Raises:
       ConfigError: If it is no such folder, or lacks the system.
     """

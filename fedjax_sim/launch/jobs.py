@@ -119,6 +119,9 @@ class Launcher(Protocol):
         Args:
           jobs: The jobs.
           folder: A folder for the launcher's files.
+
+        Returns:
+          The jobs that were started, to wait for.
         """
 
     def count(self) -> int:

@@ -28,7 +28,7 @@ class Local:
     restarts: int = 100
 
     def start(self, jobs: Sequence[Job], folder: Path) -> "LocalJobs":
-        """Start as many jobs as have a place; see `Launcher`."""
+        """Start as many jobs as have a place; its arguments are those of `Launcher.start`."""
         return LocalJobs(jobs, _places(self.processes, len(jobs)), self.restarts)
 
     def count(self) -> int:

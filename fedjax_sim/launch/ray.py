@@ -30,7 +30,7 @@ class Ray:
     restarts: int = 100
 
     def start(self, jobs: Sequence[Job], folder: Path) -> "RayJobs":
-        """Start a task for each job; see `Launcher`.
+        """Start a task for each job; its arguments are those of `Launcher.start`.
 
         Raises:
           PartError: If Ray is not installed, or the cluster cannot be reached.

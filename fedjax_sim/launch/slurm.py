@@ -58,7 +58,7 @@ class Slurm:
     cluster: Literal["slurm", "local"] = "slurm"
 
     def start(self, jobs: Sequence[Job], folder: Path) -> "SlurmJobs":
-        """Submit an array job; see `Launcher`.
+        """Submit an array job; its arguments are those of `Launcher.start`.
 
         Raises:
           PartError: If submitit is not installed, or there is no Slurm on this machine.
@@ -71,6 +71,9 @@ class Slurm:
 
         Args:
           folder: Folder for submitit's files.
+
+        Returns:
+          The executor, with the resources of this launcher.
 
         Raises:
           PartError: If submitit is not installed, or there is no Slurm on this machine.

@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 FAULT = 1
+"""Exit code of a fault of the program."""
 BAD_INPUT = 2
+"""Exit code of input that is refused."""
 STORAGE = 74
+"""Exit code of trouble with the disk or a folder."""
 STOPPED = 75
+"""Exit code of a run that a signal stopped after it saved."""
 INTERRUPTED = 130
+"""Exit code of Ctrl-C."""
 EXIT_CODES = {
     0: "done, also if some lanes diverged (summary.json names them)",
     FAULT: "a fault of the program, with a traceback",

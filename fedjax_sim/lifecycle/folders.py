@@ -50,7 +50,11 @@ def write_whole(
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove what killed processes left half written. The folder must be locked."""
+    """Remove what killed processes left half written. The folder must be locked.
+
+    Args:
+      folder: The results folder.
+    """
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

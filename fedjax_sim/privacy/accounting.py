@@ -78,7 +78,14 @@ class NoisySteps(NamedTuple):
         _check_accountant(self.accountant)
 
     def event(self, noise: float) -> Any:
-        """Describe one step with noise multiplier z to dp-accounting."""
+        """Describe one step with noise multiplier z to dp-accounting.
+
+        Args:
+          noise: z, relative to the clipping norm.
+
+        Returns:
+          An event of dp-accounting.
+        """
         import dp_accounting
 
         # The PLD accountant doubles the change, as if z were relative to adding one example.

@@ -118,7 +118,11 @@ class AdaptiveClipping(Clipping):
     )
 
     def update_noise(self, cohort: int) -> Array:
-        """Compute the noise multiplier of the sum of updates: `f[]`."""
+        """Compute the noise multiplier of the sum of updates: `f[]`.
+
+        Args:
+          cohort: Expected number of clients in a round.
+        """
         is_noisy = self.noise > 0
         z = jnp.where(is_noisy, self.noise, 1)
         return jnp.where(is_noisy, (z**-2 - (2 * self.count_noise * cohort) ** -2) ** -0.5, 0)
@@ -144,6 +148,12 @@ PRIVACY: dict[str, type[Privacy]] = {
 
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
+
+    Args:
+      text: A kind, followed by values for its fields.
+
+    Returns:
+      The kind with these values.
 
     Raises:
       ConfigError: If the name, a field or a value is not allowed.

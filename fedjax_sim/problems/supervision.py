@@ -152,7 +152,14 @@ class Supervised:
         return params
 
     def parameters(self, params: Params) -> Params:
-        """Put the frozen leaves into a model: all parameters that the network takes."""
+        """Put the frozen leaves into a model: all parameters that the network takes.
+
+        Args:
+          params: The model without its frozen leaves.
+
+        Returns:
+          The whole model.
+        """
         return params if self.frozen is None else trees.join(params, self.frozen)
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
@@ -216,7 +223,11 @@ class Supervised:
         return total / self.counts[client] + self._penalty(params)
 
     def outputs(self, params: Params) -> Array:
-        """Compute the network's outputs for all of `test_data`: `f[m, ...]`."""
+        """Compute the network's outputs for all of `test_data`: `f[m, ...]`.
+
+        Args:
+          params: A model.
+        """
         num, whole = self._num_examples, self.parameters(params)
         outputs = jax.lax.map(
             lambda rows: self.model.apply(whole, self._tested(rows)[0]),

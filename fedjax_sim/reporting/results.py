@@ -238,7 +238,12 @@ class Folder:
             self._put(name, write)
 
     def write_figure(self, name: str, figure: "Figure") -> None:
-        """Write a figure as a PNG file of the given name."""
+        """Write a figure as a PNG file of the given name.
+
+        Args:
+          name: Name of the file.
+          figure: A matplotlib figure.
+        """
         self._put(name, lambda path: figure.savefig(path, dpi=160, format="png"))
 
     def finish(
@@ -321,6 +326,9 @@ def load(path: str | Path) -> Results:
 
     Args:
       path: The folder.
+
+    Returns:
+      Curves, summary and settings of the run.
 
     Raises:
       ConfigError: If it is no results folder, or its run is unfinished.

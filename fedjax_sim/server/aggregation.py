@@ -36,6 +36,9 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
       server: Leaves `[...]`.
       reports: Leaves `[S, ...]`.
       is_present: `bool[S]`.
+
+    Returns:
+      Leaves `[...]`.
     """
     total = weighted_sum(is_present, reports)
     share = 1 / (1 + is_present.sum())
@@ -49,17 +52,35 @@ def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
       start: Leaves `[S, ...]`.
       end: Leaves `[S, ...]`.
       weight: `[S]`.
+
+    Returns:
+      Leaves `[S, ...]`.
     """
     return jax.tree.map(lambda a, b: a + expand(weight, a) * (b - a), start, end)
 
 
 def expand(weight: Array, leaf: Array) -> Array:
-    """Give `weight[S]` trailing axes of length 1 to fit `leaf[S, ...]`, and the leaf's dtype."""
+    """Give `weight[S]` trailing axes of length 1 to fit `leaf[S, ...]`, and the leaf's dtype.
+
+    Args:
+      weight: `[S]`.
+      leaf: `[S, ...]`.
+
+    Returns:
+      `[S, 1, ...]`.
+    """
     return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim)).astype(leaf.dtype)
 
 
 def keep_if_empty(plan: Plan, event: Event, after: StateT, before: StateT) -> StateT:
-    """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees."""
+    """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
+
+    Args:
+      plan: The engine's plan.
+      event: The tick.
+      after: A state after the tick.
+      before: The state before it.
+    """
     if plan.all_filled:
         return after
     is_round = jnp.any(event.clients >= 0)

@@ -45,7 +45,11 @@ class Approximation:
     )
 
     def step_size(self, event: Event) -> Array:
-        """Compute gamma_{k+1}: `f[]`, 0 for an empty tick."""
+        """Compute gamma_{k+1}: `f[]`, 0 for an empty tick.
+
+        Args:
+          event: The tick.
+        """
         factor = self.gamma_factor(event.tick.astype(jnp.result_type(float)))
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
 
@@ -55,6 +59,10 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
 
     Every client of the tick receives S and theta without compression. If the problem has a method
     `unknown`, only the part of theta that it returns is sent: what clients cannot derive from S.
+
+    Args:
+      problem: What is learnt.
+      timeline: One lane's schedule.
     """
 
     def sent(key: Key) -> Any:

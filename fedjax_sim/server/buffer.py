@@ -47,6 +47,9 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: int) -
       key: The lane's timeline key.
       hyper: The settings.
       num_ticks: Number of ticks, T.
+
+    Returns:
+      The schedule.
     """
     schedule = schedule_arrivals(key, hyper, num_ticks)
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version

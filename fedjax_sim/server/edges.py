@@ -165,6 +165,10 @@ def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrai
       problem: What is learnt.
       hyper: The settings.
       plan: The engine's plan.
+
+    Returns:
+      A function from key, event, memories, starting models and draws of members to the groups'
+      models, memories, and the work done.
     """
     if hyper.has_one_batch:
         train_groups = local_training(problem, hyper, plan, gradient=group_gradient)
@@ -210,7 +214,17 @@ def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrai
 def edge_wire(
     problem: Problem, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
 ) -> Wire:
-    """Bind the messages between local servers and the global one; see `Wire`."""
+    """Bind the messages between local servers and the global one; see `Wire`.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      plan: The engine's plan.
+      can_repeat: Whether a group may fill several slots of a tick.
+
+    Returns:
+      The messages.
+    """
     return Wire(
         problem,
         hyper,
@@ -222,7 +236,17 @@ def edge_wire(
 
 
 def first_memo(problem: Problem, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
-    """Begin with the initial model, for messages of clients and of local servers."""
+    """Begin with the initial model, for messages of clients and of local servers.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      plan: The engine's plan.
+      model: The initial model, leaves `[...]`.
+
+    Returns:
+      What all sides remember.
+    """
     members = Wire(problem, hyper, plan).first(model).estimates
     return edge_wire(problem, hyper, plan).first(model)._replace(members=members)
 
@@ -362,6 +386,9 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
     With client_epochs, those of one local step.
+
+    Args:
+      hyper: The settings.
     """
     largest = list_members(hyper).clients.shape[1]
     clients = min(hyper.active_per_group or largest, largest, hyper.clients_at_once)
@@ -373,6 +400,11 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
 
     In every iteration a model goes down to each client that takes part and one comes back, which
     is also counted if it is lost.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      timeline: One lane's schedule.
     """
     clients = np.asarray(delay_sizes(hyper), np.int64)
     each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
@@ -382,5 +414,13 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
 
 
 def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
-    """Count the bits of a client's message to its local server, and of the one that it gets."""
+    """Count the bits of a client's message to its local server, and of the one that it gets.
+
+    Args:
+      params: A model, or its shapes.
+      hyper: The settings.
+
+    Returns:
+      Bits up and bits down.
+    """
     return count_message_bits(hyper.compression, params), full_precision_bits(params)

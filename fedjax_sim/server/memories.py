@@ -65,7 +65,15 @@ class Memory(NamedTuple):
 
 
 def first_memory(hyper: Memories, fields: Array) -> Memory:
-    """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`."""
+    """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`.
+
+    Args:
+      hyper: The settings.
+      fields: h_i(S_0), `f[N, q]`.
+
+    Returns:
+      The memories V_{0,i}, `f[N, q]`, and their mean.
+    """
     clients = fields if hyper.starts_known else jnp.zeros_like(fields)
     return Memory(clients, clients.mean(axis=0))
 
@@ -114,6 +122,11 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
 
     Clients that take part send a compressed message; S and theta go to all clients uncompressed.
     The first tick includes the means h_i(S_0) that memories start from.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      timeline: One lane's schedule.
     """
     statistics = jax.eval_shape(problem.init, jax.random.key(0))
     senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)

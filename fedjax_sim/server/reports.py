@@ -159,7 +159,11 @@ class PrivateReports(Reports):
         self._check_count(privacy)
 
     def completed(self, problem: Any) -> Any:
-        """Find the noise multiplier of a target epsilon. Runs on the host."""
+        """Find the noise multiplier of a target epsilon. Runs on the host.
+
+        Returns:
+          The settings with their noise.
+        """
         hyper, privacy = super().completed(problem), cast(Any, self.privacy)
         if not isinstance(privacy, Clipping) or not privacy.epsilon > 0 or privacy.noise > 0:
             return hyper
@@ -315,6 +319,9 @@ class Wire:
         Args:
           sent: What the server sends: its model, or a pytree of this and more.
           report: What a client reports, if it is not shaped like `sent`.
+
+        Returns:
+          What both sides remember.
         """
         zeros = jax.tree.map(jnp.zeros_like, sent if report is None else report)
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
@@ -325,11 +332,20 @@ class Wire:
         )
 
     def start(self, memo: Memo, sent: Params) -> Params:
-        """Return what clients know of what the server sends, such as the model they start from."""
+        """Return what clients know of what the server sends, such as the model they start from.
+
+        Args:
+          memo: What both sides remember.
+          sent: What the server sends, leaves `[...]`.
+        """
         return memo.known if self.is_compressed_down else sent
 
     def received(self, state: Any) -> Params:
-        """Return what clients know of a state's server model, which is all that is sent to them."""
+        """Return what clients know of a state's server model, which is all that is sent to them.
+
+        Args:
+          state: A state with the fields `memo` and `server`.
+        """
         return self.start(state.memo, state.server)
 
     def receive(
@@ -492,33 +508,76 @@ class Wire:
         return memo._replace(known=keep_if_empty(self.plan, event, known, memo.known))
 
     def first_version(self, server: Params) -> Versioned:
-        """Begin with the initial model, for systems whose clients start from old models."""
+        """Begin with the initial model, for systems whose clients start from old models.
+
+        Args:
+          server: The initial model, leaves `[...]`.
+
+        Returns:
+          The first state.
+        """
         return first_version(server, self.plan)._replace(memo=self.first(server))
 
     def next_version(
         self, key: Key, event: Event, state: Keeper, memo: Memo, server: Params
     ) -> Versioned:
-        """Publish the server's new model, and keep what clients know of it for later starts."""
+        """Publish the server's new model, and keep what clients know of it for later starts.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          state: The state before it.
+          memo: What both sides remember.
+          server: The new model, leaves `[...]`.
+
+        Returns:
+          The next state.
+        """
         memo = self.publish(key, event, memo, server)
         kept = next_version(state, event, self.start(memo, server))
         return Versioned(server, kept.versions, memo)
 
     def first_step(self, server: Params) -> RoundState:
-        """Begin with the initial model and a fresh server optimizer, which the settings have."""
+        """Begin with the initial model and a fresh server optimizer, which the settings have.
+
+        Args:
+          server: The initial model, leaves `[...]`.
+
+        Returns:
+          The first state.
+        """
         optimizer = self.hyper.server_transformation().init(server)
         return RoundState(server, optimizer, memo=self.first(server))
 
     def step(
         self, key: Key, event: Event, state: RoundState, memo: Memo, progress: Params
     ) -> RoundState:
-        """Step along the clients' mean progress by the server's optimizer, and publish."""
+        """Step along the clients' mean progress by the server's optimizer, and publish.
+
+        Args:
+          key: The lane's learning key.
+          event: The tick.
+          state: The state before it.
+          memo: What both sides remember.
+          progress: The clients' mean progress, leaves `[...]`.
+
+        Returns:
+          The next state.
+        """
         server, optimizer = step_server(
             self.hyper, self.plan, event, state.server, state.memory, progress
         )
         return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))
 
     def metrics(self, state: Any) -> dict[str, Array]:
-        """Report the bound of updates' norms, `clip_norm`, if it adapts."""
+        """Report the bound of updates' norms, `clip_norm`, if it adapts.
+
+        Args:
+          state: A state with the field `memo`.
+
+        Returns:
+          The bound by its name, or nothing.
+        """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
 
@@ -541,6 +600,9 @@ def report_messages(
     Args:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
+
+    Returns:
+      The counts, for `System.messages`.
     """
 
     def bits(params: Params, hyper: Any) -> tuple[int, int]:
@@ -560,7 +622,13 @@ def report_messages(
 
 
 def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
-    """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends."""
+    """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends.
+
+    Args:
+      hyper: The settings.
+      timeline: One lane's schedule.
+      sent: What the server sends, leaves `[...]` or their shapes.
+    """
     whole = full_precision_bits(sent)
     if isinstance(hyper.downlink, Identity):
         return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * whole

@@ -37,7 +37,15 @@ class Keeper(Protocol):
 
 
 def first_version(model: Params, plan: Plan) -> Versioned:
-    """Begin with a model in row 0. Other rows are written before they are read."""
+    """Begin with a model in row 0. Other rows are written before they are read.
+
+    Args:
+      model: Leaves `[...]`.
+      plan: The engine's plan.
+
+    Returns:
+      The first state.
+    """
     versions = jax.tree.map(
         lambda leaf: jnp.zeros((plan.rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
     )
@@ -45,12 +53,29 @@ def first_version(model: Params, plan: Plan) -> Versioned:
 
 
 def stale_models(state: Keeper, event: Event) -> Params:
-    """Read the server model that each slot's work started from: leaves `[S, ...]`."""
+    """Read the server model that each slot's work started from: leaves `[S, ...]`.
+
+    Args:
+      state: A state that keeps old versions.
+      event: The tick.
+
+    Returns:
+      Leaves `[S, ...]`.
+    """
     return read_rows(state.versions, event.read)
 
 
 def next_version(state: Keeper, event: Event, model: Params) -> Versioned:
-    """Make a model the server's, and keep it in the store for clients that will start from it."""
+    """Make a model the server's, and keep it in the store for clients that will start from it.
+
+    Args:
+      state: The state before the tick.
+      event: The tick.
+      model: The server's new model, leaves `[...]`.
+
+    Returns:
+      The next state.
+    """
     versions = jax.tree.map(
         lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, event.write, 0),
         state.versions,

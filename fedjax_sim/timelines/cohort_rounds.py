@@ -120,6 +120,9 @@ class CohortRounds(Rounds):
         Args:
           problem: What is learnt. Without one, None, all clients have equally many examples.
 
+        Returns:
+          The settings with what was missing.
+
         Raises:
           ConfigError: If rounds last for epochs and there is no problem, or if the settings do not
             fit the problem.
@@ -144,7 +147,12 @@ HyperT = TypeVar("HyperT", bound=CohortRounds)
 
 
 def rounds_within(hyper: Any, time: float) -> Any:
-    """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length."""
+    """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
+
+    Args:
+      hyper: The settings.
+      time: Units of virtual time.
+    """
     return time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate)
 
 
@@ -164,6 +172,9 @@ def cohort_system(
       algorithm: As in `System`.
       summary: As in `System`.
       messages: As in `System`.
+
+    Returns:
+      The system.
     """
     return System(
         name,

@@ -93,7 +93,11 @@ def draw_devices(key: Key, hyper: ClientDelays) -> Devices:
 
 
 def loss_shares(hyper: ClientDelays) -> Array | None:
-    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is."""
+    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
+
+    Args:
+      hyper: The settings.
+    """
     table = hyper.client_table
     if table is not None and table.drop_rate is not None:
         return jnp.asarray(table.drop_rate)
@@ -238,7 +242,17 @@ def is_lost(devices: Devices, client: Array, update: Array) -> Array:
 
 
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
-    """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`."""
+    """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
+
+    Args:
+      key: The lane's timeline key.
+      shares: Shares of lost updates, from `loss_shares`.
+      client: `i32[...]`, numbers of clients.
+      update: `i32[...]`, numbers of their updates.
+
+    Returns:
+      `bool[...]`.
+    """
     if shares is None:
         return jnp.zeros(jnp.broadcast_shapes(client.shape, update.shape), bool)
     share = shares if shares.ndim == 0 else shares[client]

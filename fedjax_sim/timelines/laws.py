@@ -240,7 +240,14 @@ class ClientDelays(Checked):
         )
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
-        """Map the given settings to words for a recorded trace if one is set, else nothing."""
+        """Map the given settings to words for a recorded trace if one is set, else nothing.
+
+        Args:
+          names: Names of settings that a trace replaces.
+
+        Returns:
+          Words by name of the setting.
+        """
         return {} if self.trace is None else dict.fromkeys(names, "a recorded trace")
 
     @property
@@ -268,7 +275,15 @@ class ClientDelays(Checked):
         return any(unset)
 
     def with_message_bits(self, up: int, down: int) -> Any:
-        """Set the bits of messages that are not set."""
+        """Set the bits of messages that are not set.
+
+        Args:
+          up: Bits of a client's message.
+          down: Bits of the server's message.
+
+        Returns:
+          The settings.
+        """
         this: Any = self
         return this.replace(
             bits_up=np.where(np.asarray(self.bits_up) > 0, self.bits_up, float(up))[()],

@@ -123,15 +123,29 @@ class BernoulliMixture:
         return {f"pi_{g}": params.weights[g] for g in range(self.components)}
 
     def log_density(self, params: Mixture, examples: Array) -> Array:
-        """Compute log p(y; theta) of examples `f[B, D]`: `f[B]`."""
+        """Compute log p(y; theta) of examples `f[B, D]`: `f[B]`.
+
+        Args:
+          params: theta.
+          examples: `f[B, D]`.
+        """
         return -self.loss(params, examples)
 
     def responsibilities(self, params: Mixture, examples: Array) -> Array:
-        """Compute the probability of each component given each example: `f[B, G]`."""
+        """Compute the probability of each component given each example: `f[B, G]`.
+
+        Args:
+          params: theta.
+          examples: `f[B, D]`.
+        """
         return responsibilities(self._logits(self.natural(params), examples)).T
 
     def num_free(self, params: Mixture) -> int:
-        """Count the free parameters."""
+        """Count the free parameters.
+
+        Args:
+          params: theta, for its shapes.
+        """
         return self.components - 1 + params.means.size
 
     def _split(self, vector: Array) -> tuple[Array, Array]:

@@ -71,19 +71,38 @@ class Fitted(NamedTuple):
         return np.asarray(self.params.covariance)
 
     def score_samples(self, examples: npt.ArrayLike) -> np.ndarray:
-        """Compute the log-density of each example `[n, D]`: `[n]`."""
+        """Compute the log-density of each example `[n, D]`: `[n]`.
+
+        Args:
+          examples: `[n, D]`, prepared like the training examples.
+        """
         return self._apply(self.model.log_density, examples)
 
     def score(self, examples: npt.ArrayLike) -> float:
-        """Compute the mean log-density of examples `[n, D]`."""
+        """Compute the mean log-density of examples `[n, D]`.
+
+        Args:
+          examples: `[n, D]`.
+        """
         return float(self.score_samples(examples).mean())
 
     def predict_proba(self, examples: npt.ArrayLike) -> np.ndarray:
-        """Compute the probability of each component given each example `[n, D]`: `[n, G]`."""
+        """Compute the probability of each component given each example `[n, D]`: `[n, G]`.
+
+        Args:
+          examples: `[n, D]`.
+        """
         return self._apply(self.model.responsibilities, examples)
 
     def predict(self, examples: npt.ArrayLike) -> np.ndarray:
-        """Find the most probable component of each example `[n, D]`: `i[n]`."""
+        """Find the most probable component of each example `[n, D]`: `i[n]`.
+
+        Args:
+          examples: `[n, D]`.
+
+        Returns:
+          `i[n]`, numbers of components.
+        """
         return self.predict_proba(examples).argmax(axis=1)
 
     def transform(self, examples: npt.ArrayLike) -> np.ndarray:
@@ -91,16 +110,28 @@ class Fitted(NamedTuple):
         return self._apply(self.model.transform, examples)
 
     def bic(self, examples: npt.ArrayLike) -> float:
-        """Compute the Bayesian information criterion on examples `[n, D]`; less is better."""
+        """Compute the Bayesian information criterion on examples `[n, D]`; less is better.
+
+        Args:
+          examples: `[n, D]`.
+        """
         scores = self.score_samples(examples)
         return float(self.model.num_free(self.params) * np.log(len(scores)) - 2 * scores.sum())
 
     def aic(self, examples: npt.ArrayLike) -> float:
-        """Compute Akaike's information criterion on examples `[n, D]`; less is better."""
+        """Compute Akaike's information criterion on examples `[n, D]`; less is better.
+
+        Args:
+          examples: `[n, D]`.
+        """
         return float(2 * self.model.num_free(self.params) - 2 * self.score_samples(examples).sum())
 
     def save(self, path: str | Path) -> None:
-        """Write the model, its parameters and how the fit ended into an .npz file."""
+        """Write the model, its parameters and how the fit ended into an .npz file.
+
+        Args:
+          path: The file.
+        """
         entries: dict[str, Any] = {"kind": type(self.model).__name__}
         for part, owner in (("model", self.model), ("params", self.params)):
             names = owner._fields if part == "params" else _fields(owner)
@@ -180,6 +211,12 @@ def fitted(
 
 def load_fit(path: str | Path) -> Fitted:
     """Read a fitted model that `Fitted.save` wrote.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The fitted model.
 
     Raises:
       ConfigError: If the file is missing, damaged or of another kind.

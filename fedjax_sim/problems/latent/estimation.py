@@ -117,7 +117,11 @@ class Estimation:
         return self._of_clients(lambda rows, weights: self.model.statistics(natural, rows, weights))
 
     def objective(self, params: Params) -> Array:
-        """Compute the objective F(theta): `f[]`."""
+        """Compute the objective F(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
         return self._weighted_losses(params).mean() + self.model.penalty(params)
 
     def _weighted_losses(self, params: Params) -> Array:

@@ -139,7 +139,12 @@ class FactorAnalysis:
         return -self.loss(params, examples) - examples.shape[1] / 2 * np.log(2 * np.pi)
 
     def transform(self, params: Factors, examples: Array) -> Array:
-        """Compute the factors' means given examples `f[B, D]`: `f[B, k]`."""
+        """Compute the factors' means given examples `f[B, D]`: `f[B, k]`.
+
+        Args:
+          params: theta.
+          examples: `f[B, D]`.
+        """
         return self._posterior(self.natural(params), examples - self.mean[None])[1]
 
     def num_free(self, params: Factors) -> int:

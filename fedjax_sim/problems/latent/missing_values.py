@@ -184,7 +184,11 @@ class MissingValues:
         return {}
 
     def means(self, params: LowRank) -> Array:
-        """Compute the expected values psi'(theta) of all cells: `f[J, L]`."""
+        """Compute the expected values psi'(theta) of all cells: `f[J, L]`.
+
+        Args:
+          params: theta.
+        """
         return self._mean(self.natural(params).reshape(self.shape))
 
     def surrogate(self, statistics: Array, params: LowRank) -> Array:

@@ -25,8 +25,10 @@ HATCHES = ("", "////", "....", "xx", "\\\\\\\\", "++", "oo", "--")
 """Of bars and areas."""
 OPEN: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.8}
 """Changes of a `look` for a second kind of the same series."""
-FACE, GREY = "#222222", "#808080"
-"""Colours of text and axes, and of auxiliary lines."""
+FACE = "#222222"
+"""Colour of text and axes."""
+GREY = "#808080"
+"""Colour of auxiliary lines."""
 SHEET = {
     "axes.edgecolor": FACE,
     "axes.labelcolor": FACE,
@@ -108,6 +110,9 @@ def look(
       points: How many points the curve has, which are then marked at regular intervals; otherwise
         the distance along the curve counts, which crowds marks where a curve is noisy.
       **changes: Further keyword arguments of `Axes.plot`, which replace these.
+
+    Returns:
+      Keywords for matplotlib's `plot`.
     """
     cycle = number // len(COLORS)
     found: dict[str, Any] = {

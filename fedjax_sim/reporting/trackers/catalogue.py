@@ -36,6 +36,9 @@ def make_tracker(name: str, folder: str | Path) -> Tracker:
       name: One of `TRACKERS`.
       folder: The results folder; the tracker's files get its name there.
 
+    Returns:
+      The tracker.
+
     Raises:
       ConfigError: If a package is not installed.
     """

@@ -1,0 +1,165 @@
+"""Public names are documented: a first line, and every parameter and result.
+
+The check reads the source, and imports nothing. Public are the names that a package lists in
+`__all__`, the public modules in the root, and the public methods of public classes.
+
+A parameter is explained under "Args:"; by its name in the text, as in "rows: `i32[S]`" or "of
+`dim` entries"; in the symbols of its module, as in "alpha -> `lr`"; or, for a method, where a
+protocol or another public class explains the same parameter of a method of the same name. Where a
+docstring says that its arguments "are those of" another function, they are explained there. A
+result is explained under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedjax_sim
+
+ROOT = Path(fedjax_sim.__file__).parent
+SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets")
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def names_in(tree: ast.Module) -> list[str]:
+    """Read `__all__`, or list the public definitions of a module without one."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, Definition) and not node.name.startswith("_")
+    ]
+
+
+def definition_of(name: str, path: Path) -> tuple[str, Definition | ast.Constant] | None:
+    """Find where a name of a module is defined; None for modules and aliases.
+
+    Returns:
+      The place, and the definition; for a constant the text that follows it, or an empty one.
+    """
+    found_here: Definition | ast.Constant | None = None
+    tree = ast.parse(path.read_text())
+    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == name:
+                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                found_here = after.value if is_text else ast.Constant("")
+    for node in ast.walk(tree):
+        if isinstance(node, Definition) and node.name == name:
+            found_here = node  # The last one: overloads come first.
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedjax_sim"):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    folder = ROOT.parent.joinpath(*str(node.module).split("."))
+                    file = folder.with_suffix(".py")
+                    found = file if file.exists() else folder / "__init__.py"
+                    return definition_of(alias.name, found) if found != path else None
+    return found_here and (f"{path.relative_to(ROOT.parent)}: {name}", found_here)
+
+
+def public_definitions() -> dict[str, Definition | ast.Constant]:
+    """Collect public functions, classes, methods and constants by place and name."""
+    found: dict[str, Definition | ast.Constant] = {}
+    single = [ROOT / f"{name}.py" for name in SINGLE_MODULES]
+    for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
+        for name in names_in(ast.parse(path.read_text())):
+            if (entry := definition_of(name, path)) is None:
+                continue
+            found[entry[0]] = entry[1]
+            for node in entry[1].body if isinstance(entry[1], ast.ClassDef) else ():
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                    found[f"{entry[0]}.{node.name}"] = node
+    return found
+
+
+NAMES_RESULT = (
+    "Return|Yield|Tell|Compute|Count|Draw|List|Estimate|Approximate|Bound|Iterate|Look up|Declare"
+)
+"""First words of functions whose first line says what they return."""
+
+
+def parameters_of(node: ast.FunctionDef) -> list[str]:
+    """List the names of a function's parameters without `self` and `cls`."""
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    names += [each.arg for each in (given.vararg, given.kwarg) if each is not None]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def is_explained(name: str, doc: str, symbols: str) -> bool:
+    """Tell whether a docstring, or the symbols of its module, explain a parameter."""
+    section = re.search(r"^Args:\n((?:[ ].*\n|\n)*)", doc + "\n", flags=re.MULTILINE)
+    told = section[1] if section else ""
+    return bool(
+        re.search(rf"^  \*{{0,2}}(\w+, )*{name}(, \w+)*:", told, flags=re.MULTILINE)
+        or re.search(rf"\b{name}: |`{name}`", doc)
+        or re.search(rf"-> (`[^`]+`, )*`{name}`", symbols)
+    )
+
+
+def faults_of(place: str, node: Definition | ast.Constant) -> Iterator[str]:
+    """Say what the docstring of a function, class, method or constant lacks."""
+    doc = str(node.value) if isinstance(node, ast.Constant) else ast.get_docstring(node) or ""
+    if not doc:
+        yield "has no docstring"
+        return
+    if not doc.partition("\n")[0].endswith((".", ":")):
+        yield "has a first line that is no sentence"
+    if not isinstance(node, ast.FunctionDef):
+        return
+    names = [] if re.search(r"arguments (and errors )?are those of `", doc) else parameters_of(node)
+    symbols = ast.get_docstring(ast.parse((ROOT.parent / place.partition(":")[0]).read_text()))
+    owner, _, method = place.partition(": ")[2].rpartition(".")
+    for name in names:
+        is_elsewhere = bool(owner) and (method, name) in EXPLAINED
+        if not is_elsewhere and not is_explained(name, doc, symbols or ""):
+            yield f"does not explain {name}"
+    result = "None" if node.returns is None else ast.unparse(node.returns)
+    is_told = re.match(rf"({NAMES_RESULT})\b", doc) or re.search(
+        r"^(Returns|Yields):$", doc, flags=re.MULTILINE
+    )
+    is_elsewhere = bool(owner) and (method, "") in EXPLAINED
+    if names and result not in ("None", "Iterator[None]") and not is_told and not is_elsewhere:
+        yield "does not say what it returns"
+
+
+def explained_methods() -> set[tuple[str, str]]:
+    """Collect pairs of a method and a parameter that a public class explains; "" for the result."""
+    found = set()
+    for place, node in DEFINITIONS.items():
+        if "." in place.partition(": ")[2] and isinstance(node, ast.FunctionDef):
+            doc = ast.get_docstring(node) or ""
+            if "Args:\n" in doc:
+                found |= {
+                    (node.name, name) for name in parameters_of(node) if is_explained(name, doc, "")
+                }
+                found |= {(node.name, "")} if "Returns:\n" in doc else set()
+    return found
+
+
+DEFINITIONS = public_definitions()
+EXPLAINED = explained_methods()
+
+
+def test_enough_is_found() -> None:
+    """The names are those of the interface, not an empty list."""
+    assert len(DEFINITIONS) > 500
+    assert "fedjax_sim/engine/sweeps.py: sweep" in DEFINITIONS
+
+
+@pytest.mark.parametrize("room", sorted({place.split("/")[1] for place in DEFINITIONS}))
+def test_public_names_are_documented(room: str) -> None:
+    """Each public name has a first line, its arguments and its result."""
+    faults = [
+        f"{place} {fault}"
+        for place, node in DEFINITIONS.items()
+        if place.split("/")[1] == room
+        for fault in faults_of(place, node)
+    ]
+    assert not faults, "\n".join(faults)
