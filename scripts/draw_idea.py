@@ -1,6 +1,6 @@
 """Draw the README's picture: a real schedule, and what a sweep learns by replaying it.
 
-    python scripts/draw_idea.py [PATH]
+python scripts/draw_idea.py [PATH]
 """
 
 import sys
@@ -88,9 +88,17 @@ def draw(path: Path) -> None:
     right.set_title("2. What: one program replays it for all settings", loc="left", pad=42)
     figure.add_artist(
         ConnectionPatch(
-            (1.01, 0.5), (-0.16, 0.5), "axes fraction", "axes fraction",
-            axesA=left, axesB=right, arrowstyle="-|>", mutation_scale=25, linewidth=2, color="0.4",
-        )  # fmt: skip
+            (1.01, 0.5),
+            (-0.16, 0.5),
+            "axes fraction",
+            "axes fraction",
+            axesA=left,
+            axesB=right,
+            arrowstyle="-|>",
+            mutation_scale=25,
+            linewidth=2,
+            color="0.4",
+        )
     )
     figure.savefig(path, dpi=110)
 

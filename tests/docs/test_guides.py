@@ -12,11 +12,8 @@ from fedjax_sim.cli.arguments import read_settings
 from fedjax_sim.cli.parser import make_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    *sorted((ROOT / "docs" / "guides").glob("*.md")),
-    ROOT / ".github" / "CONTRIBUTING.md",
-    ROOT / "README.md",
-]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
 COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)
 
 
@@ -26,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what a page shows on purpose
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page share one namespace, as if typed one after the other."""
     monkeypatch.chdir(tmp_path)
