@@ -21,8 +21,10 @@ NUM_CLIENTS = 8
 SHOWN = 16
 """Server actions of which the work is drawn."""
 RATES = [0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
-COLOURS = ("#4c72b0", "#dd8452", "#c44e52")
-"""Colours of work by its staleness: 0, 1, and 2 or more server actions."""
+COLOURS = {"0": "#4c72b0", "1": "#55a868", "2 or 3": "#dd8452", "4 or more": "#c44e52"}
+"""Colours of work by its staleness, in server actions."""
+CLASSES = (1, 2, 4)
+"""Where the next colour begins."""
 
 
 def run_sweep() -> fedjax_sim.Run:
@@ -45,16 +47,17 @@ def run_sweep() -> fedjax_sim.Run:
 def draw_schedule(axes: Axes, timeline: Timeline) -> None:
     """Draw a bar for each piece of work, from the model it started from to its report."""
     made = np.concatenate([[0.0], timeline.time])  # when each server version was made
-    for tick, slot in np.ndindex(SHOWN, timeline.clients.shape[1]):
+    for tick, slot in np.ndindex(timeline.clients.shape):
         client, version = timeline.clients[tick, slot], timeline.version[tick, slot]
-        colour = COLOURS[min(tick - version, 2)]
+        colour = list(COLOURS.values())[np.searchsorted(CLASSES, tick - version, side="right")]
         length = made[tick + 1] - made[version]
         axes.barh(client, length, left=made[version], height=0.62, color=colour, edgecolor="w")
     for time in made[: SHOWN + 1]:
         axes.axvline(time, color="0.7", linewidth=0.6, zorder=0)
-    for colour, words in zip(COLOURS, ("fresh", "1 old", "2 or more old"), strict=True):
+    for words, colour in COLOURS.items():
         axes.bar(0, 0, color=colour, label=words)
-    axes.legend(title="model that work started from", ncols=3, frameon=False, fontsize=8)
+    title = "server actions since the work's model was made"
+    axes.legend(title=title, ncols=4, frameon=False, fontsize=8, title_fontsize=9)
     axes.get_legend().set_loc("lower left")
     axes.get_legend().set_bbox_to_anchor((0, 1.0))
     axes.set(xlim=(0, made[SHOWN]), ylim=(NUM_CLIENTS - 0.5, -0.5), yticks=range(NUM_CLIENTS))
