@@ -19,7 +19,9 @@ def run_blocks(page: Path) -> dict:
 
 
 def test_the_first_sweep_learns() -> None:
-    curves = run_blocks(README)["run"].curves
+    scope = run_blocks(README)
+    assert str(scope["problem"][0]) == "Classification(30 clients, 1380 examples, MLP)"
+    curves = scope["run"].curves
     assert curves.accuracy.dims == ("lr", "rate_slow", "seed", "eval")
     assert (
         float(curves.accuracy.isel(eval=-1).mean())
