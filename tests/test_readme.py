@@ -1,4 +1,4 @@
-"""The README's Python blocks run as they are written, one after the other."""
+"""The Python blocks of the README and of the guide for contributors run as they are written."""
 
 import re
 from pathlib import Path
@@ -6,25 +6,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
-def test_blocks_run_and_momentum_matters() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
-    scope: dict = {"__name__": "readme"}
-    exec(compile(blocks[0], "README.md, first block", "exec"), scope)
+def run_blocks(page: Path) -> dict:
+    """Run the Python blocks of a page one after the other, and return their variables."""
+    scope: dict = {"__name__": page.stem}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, page.name, "exec"), scope)
+    return scope
+
+
+def test_the_first_sweep_learns() -> None:
+    scope = run_blocks(README)
+    assert str(scope["problem"][0]) == "Classification(30 clients, 1380 examples, MLP)"
     curves = scope["run"].curves
     assert curves.accuracy.dims == ("lr", "rate_slow", "seed", "eval")
     assert (
         float(curves.accuracy.isel(eval=-1).mean())
         > float(curves.accuracy.isel(eval=0).mean()) + 0.2
     )
-    exec(compile(blocks[1], "README.md, second block", "exec"), scope)
+
+
+def test_momentum_matters_and_without_it_the_system_is_fedavg() -> None:
+    scope = run_blocks(ROOT / ".github" / "CONTRIBUTING.md")
     swept = scope["run"].curves
     assert swept.sizes == {"momentum": 3, "seed": 5, "eval": swept.sizes["eval"]}
     assert np.isfinite(swept.loss.values).all()
-    # Without momentum it is FedAvg.
     from fedjax_sim import sweep
     from fedjax_sim.systems import fedavg
 
@@ -36,6 +45,6 @@ def test_blocks_run_and_momentum_matters() -> None:
 
 @pytest.mark.parametrize("script", ["demo", "test"])
 def test_commands_named_are_there(script: str) -> None:
-    path = README.parent / "scripts" / script
+    path = ROOT / "scripts" / script
     assert f"./scripts/{script}" in README.read_text()
     assert path.stat().st_mode & 0o100

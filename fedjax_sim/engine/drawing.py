@@ -50,7 +50,10 @@ Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds
 FURTHER = (32, 1.5)
 """Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
 own."""
-COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+COMPILED_QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0}
+"""Options of XLA with which programs that run once are compiled."""
+if jax.__version_info__ < (0, 11):  # Later versions refuse this option.
+    COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 
 def request_timelines(

@@ -30,6 +30,9 @@ def list_lanes(
     seeds, settings = list(grid.seeds), grid.settings
     _check_run(system, seeds, settings, options)
     hyper = system.Hyper() if hyper is None else hyper
+    if not all(hasattr(hyper, field.name) for field in dataclasses.fields(system.Hyper)):
+        allowed = f"settings of {system.name}, an instance of its Hyper"
+        raise ConfigError("hyper", type(hyper).__module__ + "." + type(hyper).__name__, allowed)
     points = [
         dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
     ]

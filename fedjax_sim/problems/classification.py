@@ -62,7 +62,7 @@ class OfImages:
         return self.change(key, images), labels
 
 
-@struct.dataclass
+@struct.dataclass(repr=False)
 class Classification(Supervised):
     """Cross-entropy of a model's logits.
 

@@ -59,7 +59,7 @@ class Preparation:
         return batch if self.function is None else self.function(batch)
 
 
-@struct.dataclass
+@struct.dataclass(repr=False)
 class Supervised:
     """The mean loss of a network's outputs.
 
@@ -111,6 +111,11 @@ class Supervised:
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: int = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
+
+    def __repr__(self) -> str:
+        """Say how much there is; arrays would fill the screen."""
+        examples, model = int(self.counts.sum()), type(self.model).__name__
+        return f"{type(self).__name__}({self.num_clients} clients, {examples} examples, {model})"
 
     @property
     def num_clients(self) -> int:

@@ -150,6 +150,12 @@ def test_a_problem_of_the_wrong_kind_is_refused(
             fedjax_sim.sweep(system, problem, small(system), num_ticks=2)
 
 
+def test_settings_of_another_system_are_refused(regression: Callable, small: Callable) -> None:
+    other = small(fedjax_sim.SYSTEMS["favano"])
+    with pytest.raises(ConfigError, match=r"favano\.Hyper', but must be settings of fedavg"):
+        fedjax_sim.sweep(FEDAVG, regression(), other, num_ticks=2)
+
+
 def test_a_system_by_name_is_refused(regression: Callable) -> None:
     name: Any = "fedavg"
     with pytest.raises(ConfigError, match="system is 'fedavg', but must be a System, such as"):

@@ -169,10 +169,11 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
             continue
         for point, lanes in settings_of(data):
             number += 1
-            values, x = (
-                lanes[key].transpose("seed", "eval").values.astype(float)
+            values, x = (  # What `simulate` returns has coordinates without seeds.
+                lanes[key].broadcast_like(lanes["failed"]).transpose("seed", "eval").values
                 for key in (metric, against)
             )
+            values, x = values.astype(float), x.astype(float)
             good = ~lanes["failed"].values & np.isfinite(values).all(axis=1)
             if not good.any():
                 continue

@@ -1,0 +1,56 @@
+"""The guides: their Python blocks run in order, and their commands are words that the CLI takes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import jax
+import matplotlib
+import pytest
+
+from fedjax_sim.cli.arguments import read_settings
+from fedjax_sim.cli.parser import make_parser
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
+COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """List the fenced blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what a page shows on purpose
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page share one namespace, as if typed one after the other."""
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    found = blocks(page, "python")
+    assert found
+    scope: dict = {"__name__": page.stem}
+    with jax.numpy_rank_promotion("allow"):  # users have JAX's defaults
+        for number, block in enumerate(found, start=1):
+            exec(compile(block, f"{page.name}, block {number}", "exec"), scope)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_understood(page: Path) -> None:
+    """Every `fedjax-sim` line of a page has flags and settings in a form that the parser reads."""
+    for block in blocks(page, "(?:bash|sh)"):
+        for line in COMMAND.findall(block.replace("\\\n", " ")):
+            command, *words = shlex.split(line, comments=True)
+            arguments = make_parser(command).read(words)
+            if hasattr(arguments, "set"):
+                read_settings(arguments)
+
+
+def test_pages_link_to_what_exists() -> None:
+    """Relative links of the pages, and of the other texts for readers, lead to files."""
+    others = [ROOT / ".github" / name for name in ("SECURITY.md", "CODE_OF_CONDUCT.md")]
+    for page in [*PAGES, *others, ROOT / "CHANGELOG.md"]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if "://" not in target and not target.startswith("mailto:"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,88 @@
+"""What a release says about itself is the same everywhere."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedjax_sim
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def lower_bounds() -> dict[str, str]:
+    """Read the lower bounds of the packages that are always installed."""
+    found = {}
+    for requirement in PROJECT["dependencies"]:
+        match = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", requirement)
+        assert match, requirement
+        found[match[1]] = match[2]
+    return found
+
+
+def test_versions_and_dates_agree() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## \[([\d.]+)\] - ([\d-]+)$", changelog, flags=re.MULTILINE)
+    assert newest and newest[1] == fedjax_sim.__version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {newest[1]}\n" in citation and f'date-released: "{newest[2]}"' in citation
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    lines = (ROOT / "scripts" / "constraints_oldest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pinned == lower_bounds()
+
+
+def test_the_index_page_has_the_sentences_of_the_readme() -> None:
+    """It has no relative links, which lead nowhere there, and no picture."""
+    first = (ROOT / "README.md").read_text().split("\n\n")[1]
+    page = PROJECT["readme"]["text"]
+    assert first in page and "](" not in page
+    assert first.count(". ") + first.count(".\n") == 2  # three sentences
+
+
+def test_the_front_page_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    block = re.search(r"```python\n(.*?)```", "\n".join(lines), flags=re.DOTALL)
+    assert block and len(block[1].splitlines()) <= 15
+
+
+def test_the_peers_table_has_the_measured_numbers() -> None:
+    """Every number of the README's table stands in the stored results, the best of plain JAX."""
+    stored = (ROOT / "scripts" / "benchmark_peers.md").read_text()
+    front = (ROOT / "README.md").read_text()
+    table = re.search(r"\| rounds per second \|.*?\n\n", front, flags=re.DOTALL)
+    assert table
+    measured: dict[str, list[set[str]]] = {}
+    for line in stored.split("\n\n")[3].splitlines()[2:]:
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        name = "plain JAX, hand-written" if name.startswith("plain JAX") else name
+        columns = measured.setdefault(name, [set() for _ in cells])
+        for column, cell in zip(columns, cells, strict=True):
+            column.add(cell.replace("*", "").split(" ")[0])
+    rows = table[0].strip().splitlines()[2:]
+    assert {row.strip("|").split("|")[0].strip() for row in rows} == set(measured)
+    for row in rows:
+        name, *cells = (cell.strip().replace("*", "") for cell in row.strip("|").split("|"))
+        for column, cell in zip(measured[name], cells, strict=True):
+            assert cell in column
+            others = [float(each.replace(",", "")) for each in column - {"-"}]
+            assert float(cell.replace(",", "")) == max(others)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_a_notebook_installs_only_what_is_missing(path: Path) -> None:
+    """The first cell of code is skipped where the package is, and outputs are stored."""
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    first = "".join(cells[0]["source"])
+    assert 'find_spec("fedjax_sim") is None' in first and "pip install" in first
+    assert "index" not in first and "://" not in first
+    assert all(cell["execution_count"] == n for n, cell in enumerate(cells, start=1))
+    assert not any(out["output_type"] == "error" for cell in cells for out in cell["outputs"])
