@@ -124,7 +124,7 @@ def plain_inputs(content: Any) -> Any:
 
 def judged(entry: Mapping[str, Any]) -> list[Verdict] | None:
     """Judge an entry anew from the numbers that it keeps; None if it keeps none."""
-    if entry["inputs"] is None:
+    if entry.get("inputs") is None:
         return None
     module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
     verdicts: Sequence[Verdict] = module.judge(entry["inputs"])
