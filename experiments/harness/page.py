@@ -20,17 +20,22 @@ COLORS = {
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem;
   color: #202124; background: #fff }
-h1, h2 { line-height: 1.2 } h2 { border-top: 2px solid #dadce0; padding-top: 1rem }
-table { border-collapse: collapse } td, th { padding: .2rem .7rem; text-align: right }
-th:first-child, td:first-child { text-align: left } tr + tr td { border-top: 1px solid #dadce0 }
+h1, h2 { line-height: 1.2 }
+h2 { border-top: 2px solid #dadce0; padding-top: 1rem }
+nav a { margin-right: 1rem }
+table { border-collapse: collapse }
+td, th { padding: .2rem .7rem; text-align: right }
+th:first-child, td:first-child { text-align: left }
+tr + tr td { border-top: 1px solid #dadce0 }
 article { border: 1px solid #dadce0; border-radius: 6px; margin: 1rem 0; padding: .3rem 1rem 1rem }
-article h3 { margin: .5rem 0 } .badge { border-radius: 4px; color: #fff; font-size: .85rem;
-  padding: .1rem .5rem; white-space: nowrap } dl { display: grid; gap: .2rem 1rem;
-  grid-template-columns: 8rem minmax(0, 1fr); margin: .5rem 0 } dt { color: #5f6368 } dd { margin: 0;
-  overflow-wrap: anywhere } figure { display: inline-block; margin: .5rem .5rem 0 0;
-  max-width: 29rem; vertical-align: top } img { border: 1px solid #dadce0; max-width: 100% }
-figcaption { color: #5f6368; font-size: .85rem } nav a { margin-right: 1rem }
-code { background: #f1f3f4; padding: 0 .2rem }
+article h3 { margin: .5rem 0 }
+.badge { border-radius: 4px; color: #fff; font-size: .85rem; padding: .1rem .5rem }
+dl { display: grid; gap: .2rem 1rem; grid-template-columns: 6rem minmax(0, 1fr); margin: .5rem 0 }
+dt { color: #5f6368 }
+dd { margin: 0; overflow-wrap: anywhere }
+figure { display: inline-block; margin: .5rem .5rem 0 0; max-width: 29rem; vertical-align: top }
+img { border: 1px solid #dadce0; max-width: 100% }
+figcaption { color: #5f6368; font-size: .85rem }
 """
 
 
