@@ -201,9 +201,9 @@ CLAIMS = Claims(
             "Sec. 5",
             Criterion(
                 "Once settled, fast clients send within {point:.0%} of {third:.0%} of the "
-                "updates with 66 of them and between {least:.0%} and {most:.0%} with 11, and in"
-                " every case more than their share of the population by {far:g} standard "
-                "errors.",
+                "updates with 66 of them and between {least:.0%} and {most:.0%} with 11, in both "
+                "readings by whole 95 % t intervals, and in every case more than their share of "
+                "the population by {far:g} standard errors.",
                 point=0.01,
                 third=0.94,
                 least=0.44,

@@ -175,6 +175,8 @@ def file_of(name: str) -> Path:
 def picture_of(name: str, file: str) -> str:
     """Return the name under which a picture of an experiment is committed."""
     paper, _, short = name.partition("/")
+    if file.startswith(f"{paper}_"):
+        return file
     return f"{paper}_{file}" if file.startswith(short) else f"{paper}_{short}_{file}"
 
 

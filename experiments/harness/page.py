@@ -23,6 +23,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; p
 h1, h2 { line-height: 1.2 }
 h2 { border-top: 2px solid #dadce0; padding-top: 1rem }
 nav a { margin-right: 1rem }
+div { overflow-x: auto }
 table { border-collapse: collapse }
 td, th { padding: .2rem .7rem; text-align: right }
 th:first-child, td:first-child { text-align: left }
@@ -90,7 +91,7 @@ def count_table(blocks: Mapping[str, Sequence[Row]]) -> str:
         + "</tr>"
         for name, rows in blocks.items()
     ]
-    return f"<table><tr>{header}</tr>{''.join(lines)}</table>"
+    return f"<div><table><tr>{header}</tr>{''.join(lines)}</table></div>"
 
 
 def pictures_of(row: Row) -> list[str]:

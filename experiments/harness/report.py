@@ -67,7 +67,7 @@ def draw_again() -> None:
     for entry in entries():
         for file, panels in entry["pictures"].items():
             if entry["source"] == "recorded" and panels:
-                picture(panels).savefig(FIGURES / picture_of(entry["experiment"], file), dpi=100)
+                picture(panels).savefig(FIGURES / picture_of(entry["experiment"], file), dpi=120)
 
 
 @styled()
