@@ -54,17 +54,30 @@ def run(arguments: Arguments) -> Outcome:
         STUDY,
         size,
         leads=leads,
-        mirrored={f"{name} over {other}": each for (name, other), each in apart.items()},
+        mirrored={
+            f"{label_of(name)} over {label_of(other)}": each
+            for (name, other), each in apart.items()
+        },
         mirror=mirror_difference(),
         ends=setup.spreads(ends),
     )
     figures: dict[str, Figure] = {}
     for panel in SHIFTS:
-        shown = {name: data.sel(lr=lr) for name, data in curves.items() if name.startswith(panel)}
+        shown = {
+            label_of(name): data.sel(lr=lr)
+            for name, data in curves.items()
+            if name.startswith(panel)
+        }
         figures |= setup.pictures(
             shown, f"fig10{panel}", f"{setup.words_of(size)}, shifts {SHIFTS[panel]}, lr {lr:g}"
         )
     return setup.outcome(size, curves, figures, judge(inputs), inputs=inputs)
+
+
+def label_of(name: str) -> str:
+    """Return what a run is called: "a_10_20" is panel a with 10 + 20 clients."""
+    panel, first, second = name.split("_")
+    return f"{panel}: {first} + {second}"
 
 
 def mirror_difference(num_ticks: int = 12) -> float:
