@@ -337,7 +337,7 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
     axes.set(
         xlabel="clients contacted, of 6",
         ylabel="share of the potential lost in a server step",
-        title="Random models without progress; boxes: draws of cohorts, whiskers: all",
+        title="Random models without progress; boxes: quartiles, whiskers: all",
     )
     axes.legend()
     return verdict(
