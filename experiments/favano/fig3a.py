@@ -17,7 +17,6 @@ from experiments.favano.setup import (
     METHODS,
     as_groups,
     decided,
-    final_percent,
     inputs_of,
     picture,
     runs,
@@ -28,6 +27,7 @@ from experiments.harness import (
     Sample,
     Verdict,
     lead,
+    spread_table,
     table,
     unless_collapsed,
 )
@@ -52,14 +52,12 @@ CHANCE = 10.0
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 13."""
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
-    final = final_percent(ran, COLUMN)
     inputs = inputs_of(ran, COLUMN)
     inputs["unsteadiness"] = {name: unsteadiness(data) for name, data in ran.of(COLUMN).items()}
-    rows = [
-        [method, f"{final[method]:.1f}", f"{inputs['unsteadiness'][method]:.2f}"]
-        for method in final
-    ]
-    text = table(["method", "final accuracy, %", "unsteadiness, points"], rows)
+    rows = [[method, f"{value:.2f}"] for method, value in inputs["unsteadiness"].items()]
+    text = "\n\n".join(
+        [spread_table(inputs["final"], CHANCE), table(["method", "unsteadiness, points"], rows)]
+    )
     figures = {"fig3a.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 

@@ -13,7 +13,6 @@ from experiments.favano.setup import (
     TINY_IMAGENET,
     as_groups,
     decided,
-    final_percent,
     inputs_of,
     picture,
     runs,
@@ -24,7 +23,7 @@ from experiments.harness import (
     Sample,
     Verdict,
     lead,
-    table,
+    spread_table,
     unless_collapsed,
 )
 
@@ -37,10 +36,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 14."""
     ran = runs(arguments, TINY_IMAGENET, [COLUMN], SHOWN)
     inputs = inputs_of(ran, COLUMN)
-    text = table(
-        ["method", "final accuracy, %"],
-        [[method, f"{value:.1f}"] for method, value in final_percent(ran, COLUMN).items()],
-    )
+    text = spread_table(inputs["final"], CHANCE)
     figures = {"fig3b.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 

@@ -17,7 +17,6 @@ from experiments.favano.setup import (
     Method,
     as_groups,
     decided,
-    final_percent,
     inputs_of,
     picture,
     runs,
@@ -28,7 +27,7 @@ from experiments.harness import (
     Sample,
     Verdict,
     lead,
-    table,
+    spread_table,
     unless_collapsed,
 )
 from fedjax_sim.systems import favano
@@ -52,10 +51,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     ran = runs(arguments, CIFAR10, [COLUMN], methods)
     inputs = inputs_of(ran, COLUMN)
-    text = table(
-        ["method", "final accuracy, %"],
-        [[method, f"{value:.1f}"] for method, value in final_percent(ran, COLUMN).items()],
-    )
+    text = spread_table(inputs["final"], CHANCE)
     figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 

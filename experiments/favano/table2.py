@@ -34,6 +34,7 @@ from experiments.harness import (
     lead,
     reduction,
     rule,
+    spread_table,
     table,
     unless_collapsed,
 )
@@ -98,9 +99,13 @@ def run(arguments: Arguments) -> Outcome:
     }
     header = ["final accuracy, %", *COLUMNS, "server steps", "local steps"]
     inputs = inputs_of(ran)
-    return Outcome(
-        as_groups(curves), figures, judge(inputs), ran.config, table(header, rows), inputs
-    )
+    spread = {
+        f"{method}, {column}": sample
+        for method, row in inputs["cells"].items()
+        for column, sample in row.items()
+    }
+    text = f"{table(header, rows)}\n\n{spread_table(spread, CHANCE)}"
+    return Outcome(as_groups(curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def inputs_of(ran: Runs) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from experiments.harness import (
     lead,
     reduction,
     rule,
+    spread_table,
     table,
     unless_collapsed,
     verdict_table,
@@ -335,6 +336,16 @@ def run(arguments: Arguments) -> Outcome:
         + table(
             ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
             rows,
+        )
+        + "\n\n"
+        + spread_table(
+            {
+                f"{panel}, {name}, {group}": sample
+                for panel, found in inputs.items()
+                for name, row in found["final"].items()
+                for group, sample in row.items()
+            },
+            CHANCE,
         )
     )
     told = [

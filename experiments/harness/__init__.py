@@ -31,6 +31,7 @@ from experiments.harness.statistics import (
     reduction,
     rule,
     spread_of,
+    spread_table,
     unless_collapsed,
 )
 from experiments.harness.tables import table
@@ -65,6 +66,7 @@ __all__ = [
     "rule",
     "run_experiment",
     "spread_of",
+    "spread_table",
     "table",
     "unless_collapsed",
     "verdict_table",

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from experiments.harness.tables import table
+
 FAR = 4.0
 """Standard errors beyond which a difference counts as real."""
 LEAST_SEEDS = 10
@@ -272,6 +274,22 @@ def spread_of(values: Sequence[Any], chance: float = 0.0) -> dict[str, Any]:
         "collapsed": int((good < 2 * chance).sum()),
         "seeds": int(found.size),
     }
+
+
+def spread_table(samples: Mapping[str, Sample], chance: float) -> str:
+    """Lay out more than means: median, worst, and how many runs failed or collapsed.
+
+    Args:
+      samples: Single runs by name, such as accuracies in percent.
+      chance: The value of chance; runs below twice as much count as collapsed.
+    """
+    columns = ("mean", "std", "median", "worst", "failed", "collapsed", "seeds")
+    rows = []
+    for name, sample in samples.items():
+        found = sample.described(chance)
+        cells = [found.get(column, "not kept") for column in columns]
+        rows.append([name, *(f"{x:.1f}" if isinstance(x, float) else x for x in cells)])
+    return table(["run", *columns], rows)
 
 
 def reduction(seeds: int, words: str = "") -> str:

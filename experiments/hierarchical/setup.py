@@ -31,7 +31,7 @@ from experiments.harness import (
     interval,
     reduction,
     rule,
-    table,
+    spread_table,
     verdict_table,
 )
 from experiments.harness.statistics import has_collapsed
@@ -412,7 +412,7 @@ def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str
 
 def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
     """Lay out the accuracies at the time T of every swept point, by name of the run."""
-    rows = []
+    samples = {}
     for name, each in data.items():
         accuracies = final(each, time)
         dims = [dim for dim in accuracies.dims if dim != "seed"]
@@ -420,8 +420,9 @@ def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
             point = dict(zip(dims, values, strict=True))
             words = ", ".join(f"{dim} {value:g}" for dim, value in point.items())
             number = float(each.ticks.isel(eval=-1).sel(point).mean())
-            rows.append([name, words, percent(accuracies.sel(point)), f"{number:.1f}"])
-    return table(["run", "settings", "accuracy at T, %", "server steps"], rows)
+            label = f"{name}, {words}, {number:.1f} server steps"
+            samples[label] = Sample.of(100 * accuracies.sel(point).values)
+    return f"accuracy at T, %\n\n{spread_table(samples, CHANCE)}"
 
 
 def by_lr(leads: Mapping[str, Interval]) -> str:
