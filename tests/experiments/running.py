@@ -22,7 +22,7 @@ from experiments.harness.statistics import VERDICTS
 REPOSITORY = Path(__file__).parents[2]
 FIELDS = set(Verdict._fields)
 """What `claims.json` says about each claim."""
-FILES = {"claims.json", "config.json", "results.nc", "summary.json"}
+FILES = {"claims.json", "config.json", "entry.json", "results.nc", "summary.json"}
 """What every results folder holds, next to pictures."""
 
 

@@ -20,9 +20,9 @@ NOISE = np.linspace(-0.05, 0.05, 10)
 
 
 def runs(mean: float, *, noisy: bool = False, wave: int = 1) -> Sample:
-    """Make ten runs, which all but agree or differ by tens of points in no order."""
-    spread = 30 * np.sin(wave * np.arange(10)) if noisy else NOISE * wave
-    return Sample.of(mean + spread)
+    """Make ten runs, which all but agree or differ by up to 200 points in no order."""
+    noise = np.random.default_rng(wave).permutation(2000 * NOISE)
+    return Sample.of(mean + (noise if noisy else NOISE * wave))
 
 
 def lead(mean: float, *, open_: bool = False) -> Interval:
@@ -52,8 +52,8 @@ def table2_inputs(outcome: str) -> Inputs:
     return {
         "cells": {
             name: {
-                column: runs(value, noisy=outcome == "undecided", wave=i + 1)
-                for column, value in zip(table2.COLUMNS, values, strict=True)
+                column: runs(value, noisy=outcome == "undecided", wave=3 * i + j + 1)
+                for j, (column, value) in enumerate(zip(table2.COLUMNS, values, strict=True))
             }
             for i, (name, values) in enumerate(means.items())
         },
@@ -76,7 +76,8 @@ MADE_UP: dict[str, Any] = {"dataset": "made up", "reduced": "", "smoke": False}
 
 
 def fig3a_inputs(outcome: str) -> Inputs:
-    wobble = {"FedBuff, lr": 2.0, "FAVANO, stochastic": 3.0 if outcome == "fails" else 1.0}
+    known = {"FedBuff, lr": 2.0, "FAVANO, stochastic": 3.0 if outcome == "fails" else 1.0}
+    wobble = None if outcome == "undecided" else known
     return {**MADE_UP, "final": methods(outcome, ORDER, REVERSED), "unsteadiness": wobble}
 
 
