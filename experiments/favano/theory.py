@@ -350,7 +350,7 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
         axes.set(
             xlabel="server steps T", title=f"n = {case.n}, s = {case.s}, K = {case.most_steps}"
         )
-    panels[0].set_ylabel("squared gradient at the mean of all models, averaged up to T")
+    panels[0].set_ylabel("squared gradient at the mean of\nall models, averaged up to T")
     name_beside(figure, panels[0])
     ratios = [each["ratio"] for each in measured.values()]
     holds = all(
