@@ -38,7 +38,7 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
 
 
 def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
-    """A step too many after the first, every second contact a step too old, and updates of anyone."""
+    """A step too many after the first, every second contact too old, and updates of anyone."""
     lanes, ticks = clock.STUDY.smoke.seeds, clock.BUDGET // clock.PERIOD
     shares = (clock.SHARES[clock.THIRD], clock.SHARES[clock.MOST])
     drawn = clock.at_shares(favano.system, favano.system.Hyper(), lanes, ticks, shares)
