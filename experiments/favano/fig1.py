@@ -6,7 +6,7 @@ figure from a results folder of favano/table2.
 
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
 from experiments.favano.setup import METHODS, MNIST, as_groups, final_percent, picture, runs
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import NOT_RUN, Arguments, Outcome, table
 
 COLUMN = "non-IID, 2/3 fast"
 SHOWN = {
@@ -25,7 +25,7 @@ def run(arguments: Arguments) -> Outcome:
     return Outcome(
         as_groups(ran.curves),
         {"fig1.png": figure},
-        [verdict(9, final, None, JUDGED_BY_TABLE2)],
+        [verdict(9, final, NOT_RUN, JUDGED_BY_TABLE2)],
         ran.config,
         text,
     )

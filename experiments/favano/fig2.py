@@ -7,7 +7,7 @@ from a results folder of favano/table2.
 
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
 from experiments.favano.setup import METHODS, MNIST, as_groups, final_percent, picture, runs
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import NOT_RUN, Arguments, Outcome, table
 
 COLUMN = "non-IID, 1/9 fast"
 SHOWN = {
@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> Outcome:
         method: float(data.client_variance.isel(eval=-1).mean())
         for method, data in by_method.items()
     }
-    judged = verdict(9, {"accuracy": final, "variance": variance}, None, JUDGED_BY_TABLE2)
+    judged = verdict(9, {"accuracy": final, "variance": variance}, NOT_RUN, JUDGED_BY_TABLE2)
     rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in SHOWN]
     text = table(["method", "final accuracy, %", "final variance"], rows)
     return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)

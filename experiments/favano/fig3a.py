@@ -6,20 +6,31 @@ full size is meant for an accelerator; `--reduced` is smaller on the same images
 favano/fig6.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import xarray as xr
 
-from experiments.favano.claims import SMOKE, verdict
 from experiments.favano.setup import (
     CIFAR10,
     METHODS,
     as_groups,
-    final_percent,
+    decided,
+    inputs_of,
     picture,
     runs,
-    size_words,
 )
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sample,
+    Verdict,
+    lead,
+    spread_table,
+    table,
+    unless_collapsed,
+)
 
 COLUMN = "non-IID, 2/3 fast"
 SHOWN = {
@@ -34,28 +45,47 @@ SHOWN = {
     )
 }
 FAVANO, FEDBUFF = "FAVANO, stochastic", "FedBuff, lr"
+CHANCE = 10.0
+"""Accuracy of chance, in percent."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 13."""
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
-    final = final_percent(ran, COLUMN)
-    wobble = {method: unsteadiness(data) for method, data in ran.of(COLUMN).items()}
-    rest = max(final["FedAvg"], final["QuAFL"])
-    holds = min(final[FAVANO], final[FEDBUFF]) > rest and wobble[FEDBUFF] > wobble[FAVANO]
-    why = (
-        f"holds if {FAVANO!r} and {FEDBUFF!r} end above FedAvg and QuAFL, and the latter is less "
-        f"steady; {size_words(ran)}"
+    inputs = inputs_of(ran, COLUMN)
+    inputs["unsteadiness"] = {name: unsteadiness(data) for name, data in ran.of(COLUMN).items()}
+    rows = [[method, f"{value:.2f}"] for method, value in inputs["unsteadiness"].items()]
+    text = "\n\n".join(
+        [spread_table(inputs["final"], CHANCE), table(["method", "unsteadiness, points"], rows)]
     )
-    judged = verdict(
-        13,
-        {"final": final, "unsteadiness": wobble},
-        *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)),
-    )
-    rows = [[method, f"{final[method]:.1f}", f"{wobble[method]:.2f}"] for method in final]
-    text = table(["method", "final accuracy, %", "unsteadiness, points"], rows)
     figures = {"fig3a.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 13 on the final accuracies.
+
+    Args:
+      inputs: What `inputs_of` returns, with the unsteadiness of each method, or None where it was
+        not kept.
+    """
+    final = {name: Sample.read(each) for name, each in inputs["final"].items()}
+    wobble = inputs["unsteadiness"]
+    parts = {
+        f"{first} above {second}": unless_collapsed(
+            lead(final[first], final[second]).above(), final.values(), CHANCE
+        )
+        for first in (FAVANO, FEDBUFF)
+        for second in ("FedAvg", "QuAFL")
+    }
+    parts["FedBuff less steady"] = unless_collapsed(
+        None if wobble is None else wobble[FEDBUFF] > wobble[FAVANO], final.values(), CHANCE
+    )
+    measured = {
+        "final accuracy, %": {name: each.described(CHANCE) for name, each in final.items()},
+        "unsteadiness": wobble,
+    }
+    return [decided(13, inputs, measured, parts, final, CHANCE)]
 
 
 def unsteadiness(data: xr.Dataset) -> float:

@@ -5,31 +5,54 @@ for an accelerator; `--reduced` is smaller on the same images and says how. `--d
 takes the images from a file.
 """
 
-from experiments.favano.claims import SMOKE, verdict
-from experiments.favano.fig3a import FAVANO, SHOWN
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.favano.fig3a import FAVANO, FEDBUFF, SHOWN
 from experiments.favano.setup import (
     TINY_IMAGENET,
     as_groups,
-    final_percent,
+    decided,
+    inputs_of,
     picture,
     runs,
-    size_words,
 )
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sample,
+    Verdict,
+    lead,
+    spread_table,
+    unless_collapsed,
+)
 
 COLUMN = "IID"
+CHANCE = 0.5
+"""Accuracy of chance, in percent."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 14."""
     ran = runs(arguments, TINY_IMAGENET, [COLUMN], SHOWN)
-    final = final_percent(ran, COLUMN)
-    holds = final[FAVANO] > max(final["FedAvg"], final["QuAFL"], final["FedBuff, lr"])
-    why = f"holds if {FAVANO!r} ends above FedAvg, QuAFL and 'FedBuff, lr'; {size_words(ran)}"
-    judged = verdict(14, final, *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)))
-    text = table(
-        ["method", "final accuracy, %"],
-        [[method, f"{value:.1f}"] for method, value in final.items()],
-    )
+    inputs = inputs_of(ran, COLUMN)
+    text = spread_table(inputs["final"], CHANCE)
     figures = {"fig3b.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 14 on the final accuracies.
+
+    Args:
+      inputs: What `inputs_of` returns.
+    """
+    final = {name: Sample.read(each) for name, each in inputs["final"].items()}
+    parts = {
+        f"above {other}": unless_collapsed(
+            lead(final[FAVANO], final[other]).above(), (final[FAVANO], final[other]), CHANCE
+        )
+        for other in ("FedAvg", "QuAFL", FEDBUFF)
+    }
+    measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
+    return [decided(14, inputs, measured, parts, final, CHANCE)]

@@ -8,7 +8,7 @@ steps are those delivered to the server. `--results` draws from a results folder
 from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
 from experiments.favano.fig2 import COLUMN, SHOWN
 from experiments.favano.setup import MNIST, as_groups, panels, runs, times_to
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import NOT_RUN, Arguments, Outcome, table
 
 TARGET = 0.8
 
@@ -17,7 +17,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw all panels, and report the time to 80 % accuracy."""
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
-    judged = verdict(9, {f"virtual time to {TARGET:.0%}": reached}, None, JUDGED_BY_TABLE2)
+    judged = verdict(9, {f"virtual time to {TARGET:.0%}": reached}, NOT_RUN, JUDGED_BY_TABLE2)
     rows = [
         [method, "not reached" if time is None else f"{time:.0f}"]
         for method, time in reached.items()

@@ -8,7 +8,7 @@ file; `--results` draws from a results folder of favano/fig3a.
 from experiments.favano.claims import verdict
 from experiments.favano.fig3a import COLUMN, SHOWN
 from experiments.favano.setup import CIFAR10, as_groups, panels, runs, times_to
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import NOT_RUN, Arguments, Outcome, table
 
 TARGET = 0.3
 
@@ -20,7 +20,7 @@ def run(arguments: Arguments) -> Outcome:
     judged = verdict(
         13,
         {f"virtual time to {TARGET:.0%}": reached},
-        None,
+        NOT_RUN,
         "judged by favano/fig3a on the same runs",
     )
     rows = [

@@ -7,23 +7,37 @@ meant for an accelerator; `--reduced` is smaller on the same images and says how
 FILE.npz` takes the images from a file.
 """
 
-from experiments.favano.claims import CLAIMS, SMOKE, verdict
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.favano.claims import CLAIMS
 from experiments.favano.setup import (
     CIFAR10,
     Method,
     as_groups,
-    final_percent,
+    decided,
+    inputs_of,
     picture,
     runs,
-    size_words,
 )
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sample,
+    Verdict,
+    lead,
+    spread_table,
+    unless_collapsed,
+)
 from fedjax_sim.systems import favano
 
 COLUMN = "non-IID, 2/3 fast"
 SHARES = (1 / 20, 1 / 5, 1 / 2)
 BITS = {"32 bits": None, "QNN": (3, 3, 4)}
 CLOSE = CLAIMS[15].criterion.lost
+CHANCE = 10.0
+"""Accuracy of chance, in percent."""
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -36,19 +50,30 @@ def run(arguments: Arguments) -> Outcome:
         for bits in BITS
     }
     ran = runs(arguments, CIFAR10, [COLUMN], methods)
-    final = final_percent(ran, COLUMN)
-    whole, low = ([final[f"{bits}, s = {s}"] for s in sizes] for bits in BITS)
-    lost = [a - b for a, b in zip(whole, low, strict=True)]
-    holds = whole == sorted(whole) and low == sorted(low) and max(lost) < CLOSE
-    numbers = ", ".join(f"{x:.1f}" for x in lost)
-    why = (
-        f"holds if accuracy grows with s and QNN loses under {CLOSE:g} points; lost {numbers}; "
-        f"{size_words(ran)}"
-    )
-    judged = verdict(15, final, *((None, SMOKE) if ran.config["smoke"] else (bool(holds), why)))
-    text = table(
-        ["method", "final accuracy, %"],
-        [[method, f"{value:.1f}"] for method, value in final.items()],
-    )
+    inputs = inputs_of(ran, COLUMN)
+    text = spread_table(inputs["final"], CHANCE)
     figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 15 on the final accuracies.
+
+    Args:
+      inputs: What `inputs_of` returns, with methods named "32 bits, s = 4" and "QNN, s = 4".
+    """
+    final = {name: Sample.read(each) for name, each in inputs["final"].items()}
+    sizes = sorted({int(name.rpartition(" ")[2]) for name in final})
+    parts = {}
+    for bits, (small, large) in itertools.product(BITS, itertools.pairwise(sizes)):
+        pair = final[f"{bits}, s = {large}"], final[f"{bits}, s = {small}"]
+        parts[f"{bits}: s = {large} above {small}"] = unless_collapsed(
+            lead(*pair).above(), pair, CHANCE
+        )
+    for s in sizes:
+        low, whole = final[f"QNN, s = {s}"], final[f"32 bits, s = {s}"]
+        parts[f"QNN loses little at s = {s}"] = unless_collapsed(
+            lead(low, whole).above(-CLOSE), (low, whole), CHANCE
+        )
+    measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
+    return [decided(15, inputs, measured, parts, final, CHANCE)]

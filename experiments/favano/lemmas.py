@@ -330,14 +330,14 @@ def judge_contraction(sizes: Sizes) -> tuple[Verdict, Figure]:
             **look(i, "all"),
             label={
                 "kappa_star": "exact, server at the mean",
-                "kappa_sharp": "kappa'",
-                "kappa": "kappa",
+                "kappa_sharp": "bound κ'",
+                "kappa": "bound κ",
             }[name],
         )
     axes.set(
         xlabel="clients contacted, of 6",
         ylabel="share of the potential lost in a server step",
-        title="No progress, random models",
+        title="Random models without progress; boxes: quartiles, whiskers: all",
     )
     axes.legend()
     return verdict(

@@ -20,7 +20,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Sizes, Study
+from experiments.favano.claims import SMOKE, verdict
+from experiments.harness import NOT_RUN, Arguments, Sample, Sizes, Study, Verdict, reduction, rule
+from experiments.harness.statistics import has_collapsed
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
@@ -379,6 +381,58 @@ def size_words(ran: Runs) -> str:
     """Describe the size of a run: data set, number of seeds, and how it is reduced."""
     reduced = f"; reduced: {ran.config['reduced']}" if ran.config["reduced"] else ""
     return f"{ran.config['dataset']}, {ran.config['seeds']} seeds{reduced}"
+
+
+def final_sample(data: xr.Dataset) -> Sample:
+    """Return the final test accuracy of every seed in percent; NaN for those that diverged."""
+    final = 100 * data.accuracy.isel(eval=-1).values.astype(float)
+    return Sample.of(np.where(data.failed.values, np.nan, final))
+
+
+def inputs_of(ran: Runs, column: str) -> dict[str, Any]:
+    """Return the numbers that verdicts need: each method's final accuracies, and how it was run."""
+    return {
+        "final": {name: final_sample(data) for name, data in ran.of(column).items()},
+        "dataset": ran.config["dataset"],
+        "reduced": ran.config["reduced"],
+        "smoke": ran.config["smoke"],
+    }
+
+
+def decided(
+    number: int,
+    inputs: Mapping[str, Any],
+    measured: Mapping[str, Any],
+    parts: Mapping[str, bool | None],
+    final: Mapping[str, Sample],
+    chance: float,
+) -> Verdict:
+    """Give the verdict on a claim on final accuracies, from its parts.
+
+    Args:
+      number: The claim's number.
+      inputs: What `inputs_of` returns.
+      measured: What was measured.
+      parts: Whether each part of the claim is true, None if that is undecided.
+      final: Final accuracies by method, in percent.
+      chance: The accuracy of chance, in percent.
+    """
+    if inputs["smoke"]:
+        return verdict(number, measured, NOT_RUN, SMOKE)
+    seeds = min(each.seeds for each in final.values())
+    told = ", ".join(f"{name} {each}" for name, each in final.items())
+    level = (
+        f"; {', '.join(low)} below twice chance ({chance:g} %)"
+        if (low := [name for name, each in final.items() if has_collapsed(each, chance)])
+        else ""
+    )
+    words = reduction(seeds, inputs["reduced"])
+    return verdict(
+        number,
+        {**measured, "parts": parts},
+        rule(parts, words),
+        f"final accuracy, %: {told}{level}; {inputs['dataset']}, {seeds} seeds",
+    )
 
 
 def final_percent(ran: Runs, column: str) -> dict[str, float]:

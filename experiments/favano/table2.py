@@ -3,16 +3,41 @@
 In addition to the paper's rows it has both readings of FedBuff's local learning rate under three
 readings of its clock (blocked; own finish; running times drawn afresh at each server step), both
 reweightings of FAVANO, and FAVANO with alpha = 1: an ablation in which QuAFL's clients adopt the
-server's model, without reweighting. Ten seeds by default. The results are in experiments/README.md.
+server's model, without reweighting. Ten seeds by default.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
-from experiments.favano.setup import COLUMNS, METHODS, MNIST, as_groups, percent, picture, runs
-from experiments.harness import Arguments, Outcome, Verdict, table
+from experiments.favano.setup import (
+    COLUMNS,
+    METHODS,
+    MNIST,
+    Runs,
+    as_groups,
+    final_sample,
+    percent,
+    picture,
+    runs,
+    size_words,
+)
+from experiments.harness import (
+    NOT_RUN,
+    Arguments,
+    Outcome,
+    Sample,
+    Verdict,
+    all_of,
+    difference,
+    lead,
+    reduction,
+    rule,
+    spread_table,
+    table,
+    unless_collapsed,
+)
 
 IID, FAST, SLOW = COLUMNS
 
@@ -73,118 +98,171 @@ def run(arguments: Arguments) -> Outcome:
         for i, column in enumerate(COLUMNS)
     }
     header = ["final accuracy, %", *COLUMNS, "server steps", "local steps"]
-    return Outcome(
-        as_groups(curves), figures, verdicts(cells, ran.config), ran.config, table(header, rows)
-    )
+    inputs = inputs_of(ran)
+    spread = {
+        f"{method}, {column}": sample
+        for method, row in inputs["cells"].items()
+        for column, sample in row.items()
+    }
+    text = f"{table(header, rows)}\n\n{spread_table(spread, CHANCE)}"
+    return Outcome(as_groups(curves), figures, judge(inputs), ran.config, text, inputs)
+
+
+def inputs_of(ran: Runs) -> dict[str, Any]:
+    """Return the numbers that `judge` needs: the final accuracies of every cell, per seed."""
+    cells = {
+        method: {column: final_sample(ran.curves[f"{method} | {column}"]) for column in COLUMNS}
+        for method in METHODS
+    }
+    return {"cells": cells, "words": size_words(ran), "smoke": ran.config["smoke"]}
 
 
 READING = "FedBuff, lr"
-"""The reading of FedBuff that claims are judged with.
+"""The default reading of FedBuff.
 
 Clients are blocked until the exchange, with the plain learning rate: the system's defaults.
 """
+CHANCE = 10.0
+"""Accuracy of chance, in percent."""
+Parts = dict[str, bool | None]
+"""Whether each part of a claim is true, None if that is undecided."""
 
 
-def verdicts(cells: Cells, config: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12 on the means over seeds.
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 9 to 12.
 
-    The paper settles neither FedBuff's clock nor its learning rate. Claims are judged in the
-    default reading, and the verdict's text gives the outcome in the other readings too. No claim is
-    judged if a method diverged in all seeds.
+    The paper settles neither FedBuff's clock nor its learning rate, so the parts of a claim that
+    are about FedBuff are judged in every reading that was run. A reading in which FedBuff has
+    collapsed to chance decides nothing.
 
     Args:
-      cells: Mean and standard deviation in percent, by method and column.
-      config: The settings of the runs.
+      inputs: What `inputs_of` returns.
     """
-    mean = {
-        method: {column: values[0] for column, values in row.items()}
+    cells = {
+        method: {column: Sample.read(found) for column, found in row.items()}
+        for method, row in inputs["cells"].items()
+    }
+    seeds = min(sample.seeds for row in cells.values() for sample in row.values())
+    if inputs["smoke"]:
+        return [verdict(number, _means(cells), NOT_RUN, SMOKE) for number in (9, 10, 11, 12)]
+    readings = [method for method in cells if method.startswith("FedBuff")]
+    judged = {
+        9: _order(cells, readings),
+        10: _drops(cells, readings),
+        11: _on_iid(cells, readings),
+        12: _gap(cells),
+    }
+    return [
+        verdict(
+            number,
+            {"final accuracy, %": _means(cells), "parts": parts},
+            rule(parts, reduction(seeds)),
+            f"{_told(number, cells)}; {inputs['words']}",
+        )
+        for number, parts in judged.items()
+    ]
+
+
+def _order(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
+    """Judge claim 9 in each reading of FedBuff."""
+    favano, quafl, fedavg = (cells[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg"))
+    parts: Parts = {}
+    for reading in readings:
+        fedbuff = cells[reading]
+        in_order = [
+            lead(higher[column], lower[column]).above()
+            for column in (FAST, SLOW)
+            for higher, lower in ((favano, fedbuff), (fedbuff, quafl), (fedbuff, fedavg))
+        ]
+        growth = difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above()
+        parts[reading] = unless_collapsed(
+            all_of([*in_order, growth]),
+            [each[column] for each in (favano, fedbuff) for column in (FAST, SLOW)],
+            CHANCE,
+        )
+    return parts
+
+
+def _drops(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
+    """Judge claim 10: FAVANO's loss, and FedBuff's in each reading."""
+    marks = CLAIMS[10].criterion
+    favano = cells["FAVANO, stochastic"]
+    parts: Parts = {"FAVANO loses little": lead(favano[SLOW], favano[FAST]).above(-marks.favano)}
+    for reading in readings:
+        row = cells[reading]
+        parts[f"{reading} loses much"] = unless_collapsed(
+            lead(row[FAST], row[SLOW]).above(marks.fedbuff), (row[FAST], row[SLOW]), CHANCE
+        )
+    return parts
+
+
+def _on_iid(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
+    """Judge claim 11: the order on IID data, and FedBuff's part in each reading."""
+    marks = CLAIMS[11].criterion
+    favano, quafl, fedavg = (cells[name][IID] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg"))
+    parts: Parts = {
+        "FAVANO above FedAvg and QuAFL": all_of(lead(favano, x).above() for x in (fedavg, quafl)),
+        f"FAVANO, FedAvg and QuAFL above {marks.least} %": all_of(
+            each.interval().above(marks.least) for each in (favano, fedavg, quafl)
+        ),
+    }
+    for reading in readings:
+        fedbuff = cells[reading][IID]
+        parts[f"{reading} near FAVANO and above the others"] = unless_collapsed(
+            all_of(
+                [
+                    lead(fedbuff, favano).within(marks.apart),
+                    fedbuff.interval().above(marks.least),
+                    *(lead(fedbuff, each).above() for each in (fedavg, quafl)),
+                ]
+            ),
+            [fedbuff],
+            CHANCE,
+        )
+    return parts
+
+
+def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
+    """Judge claim 12 in both non-IID columns."""
+    favano, quafl, adopting = (
+        cells[name] for name in ("FAVANO, stochastic", "QuAFL", "FAVANO, alpha = 1")
+    )
+    far = CLAIMS[12].criterion.lead
+    parts: Parts = {}
+    for column in (FAST, SLOW):
+        where = column.removeprefix("non-IID, ")
+        compared = (favano[column], quafl[column], adopting[column])
+        for words, judgement in (
+            ("FAVANO far above QuAFL", lead(favano[column], quafl[column]).above(far)),
+            ("alpha = 1 above QuAFL", lead(adopting[column], quafl[column]).above()),
+            ("alpha = 1 below FAVANO", lead(favano[column], adopting[column]).above()),
+        ):
+            parts[f"{words} ({where})"] = unless_collapsed(judgement, compared, CHANCE)
+    return parts
+
+
+def _told(number: int, cells: Mapping[str, Mapping[str, Sample]]) -> str:
+    """Return the numbers behind the verdict on a claim."""
+    columns = {9: (FAST, SLOW), 10: (FAST, SLOW), 11: (IID,), 12: (FAST, SLOW)}[number]
+    methods = [
+        name
+        for name in cells
+        if (number != 12 or not name.startswith("FedBuff")) and name != "FAVANO, deterministic"
+    ]
+    rows = [
+        f"{name} {' and '.join(str(cells[name][column]) for column in columns)}"
+        for name in methods
+        if number == 12 or name != "FAVANO, alpha = 1"
+    ]
+    return f"{' and '.join(columns)}, % ± standard deviation: {', '.join(rows)}"
+
+
+def _means(cells: Mapping[str, Mapping[str, Sample]]) -> dict[str, dict[str, Any]]:
+    """Return what is known of each cell."""
+    return {
+        method: {column: sample.described(CHANCE) for column, sample in row.items()}
         for method, row in cells.items()
     }
-    readings = [method for method in mean if method.startswith("FedBuff")]
-    favano, quafl, fedavg, adopting = (
-        mean[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg", "FAVANO, alpha = 1")
-    )
-
-    def lead(reading: str) -> dict[str, float]:
-        return {column: favano[column] - mean[reading][column] for column in (FAST, SLOW)}
-
-    def drop(row: dict[str, float]) -> float:
-        return row[FAST] - row[SLOW]
-
-    def ordered(reading: str) -> bool:
-        rest = {column: max(quafl[column], fedavg[column]) for column in (FAST, SLOW)}
-        in_order = all(favano[column] > mean[reading][column] > rest[column] for column in rest)
-        return in_order and lead(reading)[SLOW] > lead(reading)[FAST]
-
-    def unequal_drops(reading: str) -> bool:
-        marks = CLAIMS[10].criterion
-        return drop(favano) < marks.favano and drop(mean[reading]) > marks.fedbuff
-
-    def close_on_iid(reading: str) -> bool:
-        marks = CLAIMS[11].criterion
-        best_two = (mean[reading][IID], favano[IID])
-        return (
-            abs(best_two[0] - best_two[1]) <= marks.apart
-            and min(best_two) > max(quafl[IID], fedavg[IID])
-            and min(quafl[IID], fedavg[IID]) > marks.least
-        )
-
-    def closes_the_gap(_: str) -> bool:
-        return favano[FAST] - quafl[FAST] > CLAIMS[12].criterion.lead and all(
-            quafl[column] < adopting[column] for column in (FAST, SLOW)
-        )
-
-    judged: list[tuple[int, Callable[[str], bool], Any, str]] = [
-        (
-            9,
-            ordered,
-            {"lead": {reading: lead(reading) for reading in readings}},
-            "the order in both non-IID columns, and a growing lead",
-        ),
-        (
-            10,
-            unequal_drops,
-            {"points lost": {m: drop(mean[m]) for m in mean}},
-            "FAVANO loses under 5 points and FedBuff over 10",
-        ),
-        (
-            11,
-            close_on_iid,
-            {m: mean[m][IID] for m in mean},
-            "FedBuff and FAVANO within a point, above the others, all above 92",
-        ),
-        (
-            12,
-            closes_the_gap,
-            {m: mean[m] for m in mean},
-            "FAVANO is 10 points above QuAFL (2/3 fast), alpha = 1 above QuAFL in both",
-        ),
-    ]
-    if config["smoke"]:
-        return [verdict(number, measured, None, SMOKE) for number, _, measured, _ in judged]
-    if any(math.isnan(value) for row in mean.values() for value in row.values()):
-        return [
-            verdict(number, measured, None, "not judged: a method has diverged in all seeds")
-            for number, _, measured, _ in judged
-        ]
-    how = (
-        f"{config['dataset']}, {config['seeds']} seeds, means of final accuracy in %; FAVANO "
-        f"stochastic; {READING!r} is FedBuff"
-    )
-    found = []
-    for number, holds, measured, words in judged:
-        others = ", ".join(
-            f"{reading!r} {holds(reading)}" for reading in readings if reading != READING
-        )
-        found.append(
-            verdict(
-                number,
-                measured,
-                bool(holds(READING)),
-                f"holds if {words}; {how}; in its other readings: {others}",
-            )
-        )
-    return found
 
 
 def _cell(values: tuple[float, float]) -> str:

@@ -178,7 +178,7 @@ def judge_long_run_mean(sizes: Sizes) -> tuple[Verdict, xr.Dataset, Figure]:
     axes.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",
-        xlabel="step size times curvature, eta a",
+        xlabel="step size times curvature, ηa",
         ylabel="long-run mean of the server's model",
         title="Fast clients want -1, slow ones 1; optimum 0",
     )
@@ -289,7 +289,7 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
     rows = CASES[: sizes.cases]
     curves: dict[str, xr.Dataset] = {}
     measured: dict[str, dict[str, float]] = {}
-    figure = Figure(figsize=(4.2 * len(rows) + 1, 4))
+    figure = Figure(figsize=(4.2 * len(rows) + 2.5, 4))
     panels = figure.subplots(1, len(rows), squeeze=False)[0]
     ticks = range(1, TICKS + 1)
     for k, (case, axes) in enumerate(zip(rows, panels, strict=True)):
@@ -350,8 +350,8 @@ def judge_bound(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset], Figure]:
         axes.set(
             xlabel="server steps T", title=f"n = {case.n}, s = {case.s}, K = {case.most_steps}"
         )
-    panels[0].set_ylabel("mean squared gradient at mu_t, t < T")
-    panels[0].legend()
+    panels[0].set_ylabel("squared gradient at the mean of\nall models, averaged up to T")
+    name_beside(figure, panels[0])
     ratios = [each["ratio"] for each in measured.values()]
     holds = all(
         each["measured"] + CLAIMS[7].criterion.far * each["standard_error"] <= each["bound"]

@@ -17,13 +17,23 @@ import xarray as xr
 import fedjax_sim
 from experiments.fedstaleweight.claims import verdict
 from experiments.harness import (
+    NOT_RUN,
     Arguments,
+    Interval,
     Outcome,
+    Sample,
     Sizes,
     Study,
     Verdict,
+    all_of,
+    difference,
     interval,
+    lead,
+    reduction,
+    rule,
+    spread_table,
     table,
+    unless_collapsed,
     verdict_table,
 )
 from fedjax_sim import datasets, models, problems
@@ -40,6 +50,14 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 OURS, BASELINE, ALG1 = METHODS
 SLOW_LABELS = 4
+GROUPS = {
+    "all labels": "accuracy",
+    "labels 0-3": "accuracy_slow_labels",
+    "labels 4-9": "accuracy_fast_labels",
+}
+"""Name of the metric by group of labels."""
+CHANCE = 10.0
+"""Accuracy of chance, in percent."""
 HELD_OUT = 0.1
 NUM_EVALS = 25
 ALG1_EVALS = 3
@@ -141,94 +159,151 @@ def first_reached(data: xr.Dataset, level: float) -> int | None:
     return int(data.ticks.isel(seed=0).values[np.argmax(above)]) if above.any() else None
 
 
-def judge(
-    panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
-) -> dict[int, tuple[Any, bool | None, str]]:
-    """Judge the claims on one panel.
+def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool) -> dict[str, Any]:
+    """Return the numbers of one panel that verdicts need; accuracies are in percent.
+
+    Leads are pairs of the mean and half the 95 % t interval, paired by seed.
+    """
+    until = {name: curves[name].isel(eval=slice(ALG1_EVALS + 1)) for name in (OURS, ALG1)}
+    baseline = float(final(curves[BASELINE]).mean())
+    lasts = {
+        name: {group: final(curves[name], metric) for group, metric in GROUPS.items()}
+        for name in (OURS, BASELINE)
+    }
+    leads = {group: interval(lasts[OURS][group] - lasts[BASELINE][group]) for group in GROUPS}
+    return {
+        "dataset": panel.dataset,
+        "server_steps": panel.num_ticks,
+        "seeds": panel.seeds,
+        "claim": panel.claim,
+        "smoke": is_smoke,
+        "final": {
+            name: {group: Sample.of(values) for group, values in each.items()}
+            for name, each in lasts.items()
+        },
+        "leads": leads,
+        "rise over fall": interval(
+            (lasts[OURS]["labels 0-3"] - lasts[BASELINE]["labels 0-3"])
+            + (lasts[OURS]["labels 4-9"] - lasts[BASELINE]["labels 4-9"])
+        ),
+        "steps to the baseline's end": first_reached(curves[OURS], baseline / 100),
+        "diverged": {name: int(data.failed.sum()) for name, data in curves.items()},
+        "over Algorithm 1": interval(final(until[OURS]) - final(until[ALG1])),
+        "server steps of Algorithm 1": int(curves[ALG1].ticks.isel(seed=0, eval=-1)),
+    }
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 8 to 11, 19 and 20; of several panels all have to agree.
+
+    Claim 10 names both data sets, so that each panel is a part of it.
 
     Args:
-      panel: The panel.
-      curves: Curves by method.
-      is_smoke: Whether the run is too small to be judged.
-
-    Returns:
-      By number of the claim: what was measured, whether it holds, and why.
+      inputs: What `inputs_of` returns, by name of the data set.
     """
-    gain, half = interval(final(curves[OURS]) - final(curves[BASELINE]))
-    where = f"{panel.dataset}, {panel.num_ticks} server steps, {panel.seeds} seeds"
-    means = {name: float(final(curves[name]).mean()) for name in (OURS, BASELINE)}
-    sooner = first_reached(curves[OURS], means[BASELINE] / 100)
-    groups = {
-        group: {
-            name: float(final(curves[name], f"accuracy_{group}_labels").mean()) for name in means
-        }
-        for group in ("slow", "fast")
+    found: dict[int, dict[str, tuple[Any, dict[str, bool | None], str]]] = {}
+    for name, panel in inputs.items():
+        for number, judged in _judge_panel(panel).items():
+            found.setdefault(number, {})[name] = judged
+    is_smoke = any(panel["smoke"] for panel in inputs.values())
+    verdicts = []
+    for number, panels_judged in sorted(found.items()):
+        measured = {name: each for name, (each, _, _) in panels_judged.items()}
+        why = "; ".join(dict.fromkeys(each for _, _, each in panels_judged.values()))
+        parts: dict[str, bool | None] = {}
+        for name, (_, of_panel, _) in panels_judged.items():
+            parts |= {f"{words} on {name}": value for words, value in of_panel.items()}
+        if number == 10:
+            parts |= {f"on {name}": None for name in PANELS if name not in inputs}
+        seeds = min(int(panel["seeds"]) for panel in inputs.values())
+        accuracy = number in (8, 9, 10, 11)
+        ruling = rule(parts, reduction(seeds) if accuracy else "") if parts else NOT_RUN
+        verdicts.append(
+            verdict(number, None, NOT_RUN, SMOKE)
+            if is_smoke
+            else verdict(number, measured, ruling, why)
+        )
+    return verdicts
+
+
+def _judge_panel(
+    panel: Mapping[str, Any],
+) -> dict[int, tuple[Any, dict[str, bool | None], str]]:
+    """Return what one panel says of each claim: the measured numbers, parts, and words."""
+    final = {
+        name: {group: Sample.read(each) for group, each in row.items()}
+        for name, row in panel["final"].items()
     }
-    rise, fall = (groups[group][OURS] - groups[group][BASELINE] for group in ("slow", "fast"))
-    until = {name: curves[name].isel(eval=slice(ALG1_EVALS + 1)) for name in (OURS, ALG1)}
-    between, half_between = interval(final(until[OURS]) - final(until[ALG1]))
-    compared = int(curves[ALG1].ticks.isel(seed=0, eval=-1))
-    fails = {name: int(data.failed.sum()) for name, data in curves.items()}
-    found: dict[int, tuple[Any, bool | None, str]] = {
-        panel.claim: (
-            {"accuracy": means, "gain": gain},
-            gain > half,
-            f"gain {gain:.2f} +- {half:.2f} points; {where}",
+    gain, rise, fall = (
+        lead_of(panel["leads"].get(group), final[OURS][group], final[BASELINE][group])
+        for group in GROUPS
+    )
+    net = panel["rise over fall"]
+    outweighs = (
+        difference(
+            (final[OURS]["labels 0-3"], final[BASELINE]["labels 0-3"]),
+            (final[BASELINE]["labels 4-9"], final[OURS]["labels 4-9"]),
+        )
+        if net is None
+        else Interval.read(net)
+    )
+    whole = [final[name]["all labels"] for name in (OURS, BASELINE)]
+    where = f"{panel['dataset']}, {panel['server_steps']} server steps, {panel['seeds']} seeds"
+    sooner = panel["steps to the baseline's end"]
+    is_sooner = all_of([sooner is not None and sooner < panel["server_steps"], gain.above()])
+    described = {
+        name: {group: each.described(CHANCE) for group, each in row.items()}
+        for name, row in final.items()
+    }
+    between = Interval.read(panel["over Algorithm 1"])
+    found: dict[int, tuple[Any, dict[str, bool | None], str]] = {
+        int(panel["claim"]): (
+            {"final accuracy, %": described, "gain": gain._asdict()},
+            {"higher": unless_collapsed(gain.above(), whole, CHANCE)},
+            f"{whole[0]} against {whole[1]} %, gain {gain} points; {where}",
         ),
         10: (
             {"server steps to the baseline's final accuracy": sooner},
-            sooner is not None and sooner < panel.num_ticks,
-            f"after {sooner}; {where}",
+            {"fewer aggregations": unless_collapsed(is_sooner, whole, CHANCE)},
+            f"after {sooner}, gain at the end {gain} points; {where}",
         ),
         11: (
-            groups,
-            rise > 0 and -fall < rise,
-            f"labels 0-3 {rise:+.2f}, labels 4-9 {fall:+.2f} points; {where}",
+            {"final accuracy, %": described},
+            {
+                "labels 0-3 gain": unless_collapsed(rise.above(), whole, CHANCE),
+                "labels 4-9 lose less": unless_collapsed(outweighs.above(), whole, CHANCE),
+            },
+            f"labels 0-3 {rise}, labels 4-9 {fall}, their sum {outweighs} points; {where}",
         ),
         19: (
-            {"diverged": fails},
-            fails[OURS] == 0,
-            f"{fails[OURS]} of {panel.seeds} runs diverged; {where}",
+            {"diverged": panel["diverged"]},
+            {"no run diverges": panel["diverged"][OURS] == 0},
+            f"{panel['diverged'][OURS]} of {panel['seeds']} runs diverged; {where}",
         ),
         20: (
-            {"difference": between},
-            None,
-            f"accuracy of eq. (8) over Algorithm 1's after {compared} server steps {between:+.2f} "
-            f"+- {half_between:.2f} points; {where}",
+            {"difference": between.mean},
+            {},
+            "accuracy of eq. (8) over Algorithm 1's after "
+            f"{panel['server steps of Algorithm 1']} server steps {between} points, "
+            f"not judged; {where}",
         ),
     }
-    if is_smoke:
-        return dict.fromkeys(found, (None, None, SMOKE))
     return found
 
 
-def both(
-    of_panels: list[dict[int, tuple[Any, bool | None, str]]], datasets_run: list[str]
-) -> list[Verdict]:
-    """Combine the panels into one verdict per claim, which holds if it does in all of them."""
-    verdicts = []
-    for number in sorted(set().union(*of_panels)):
-        judged = [each[number] for each in of_panels if number in each]
-        said = [holds for _, holds, _ in judged]
-        holds = None if None in said else all(said)
-        measured = (
-            None
-            if all(x is None for x, _, _ in judged)
-            else {name: x for name, (x, _, _) in zip(datasets_run, judged, strict=False)}
-        )
-        verdicts.append(
-            verdict(number, measured, holds, "; ".join(dict.fromkeys(why for _, _, why in judged)))
-        )
-    return verdicts
+def lead_of(paired: Any, first: Sample, second: Sample) -> Interval:
+    """Return a lead that was paired by seed, or one from means and deviations if none was kept."""
+    return lead(first, second) if paired is None else Interval.read(paired)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run the panels, draw them, and judge claims 8 to 11, 19 and 20."""
     asked = panels(arguments)
-    curves, figures, judged, rows = {}, {}, [], []
+    curves, figures, inputs, rows = {}, {}, {}, []
     for panel in asked:
         curves_of_panel = train(panel, arguments)
-        judged.append(judge(panel, curves_of_panel, is_smoke=arguments.smoke))
+        name = f"{panel.dataset} ({panel.claim})" if arguments.smoke else Path(panel.dataset).stem
+        inputs[name] = inputs_of(panel, curves_of_panel, is_smoke=arguments.smoke)
         letter = "A" if panel.claim == 8 else "B"
         for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
             words = metric.replace("accuracy_", "accuracy on the ").replace(
@@ -254,7 +329,7 @@ def run(arguments: Arguments) -> Outcome:
                     ),
                 ]
             )
-    verdicts = both(judged, [panel.dataset for panel in asked])
+    verdicts = judge(inputs)
     text = (
         verdict_table(verdicts)
         + "\n\n"
@@ -262,10 +337,21 @@ def run(arguments: Arguments) -> Outcome:
             ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
             rows,
         )
+        + "\n\n"
+        + spread_table(
+            {
+                f"{panel}, {name}, {group}": sample
+                for panel, found in inputs.items()
+                for name, row in found["final"].items()
+                for group, sample in row.items()
+            },
+            CHANCE,
+        )
     )
     told = [
         {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.seeds}
         for panel in asked
     ]
-    config = {"panels": told, "smoke": arguments.smoke}
-    return Outcome(curves, figures, verdicts, config, text)
+    seeds = min(panel.seeds for panel in asked)
+    config = {"panels": told, "seeds": seeds, "smoke": arguments.smoke}
+    return Outcome(curves, figures, verdicts, config, text, inputs)

@@ -22,6 +22,7 @@ from experiments.harness.statistics import (
     Ruling,
     Sample,
     all_of,
+    difference,
     estimate,
     interval,
     interval_of_error,
@@ -30,6 +31,7 @@ from experiments.harness.statistics import (
     reduction,
     rule,
     spread_of,
+    spread_table,
     unless_collapsed,
 )
 from experiments.harness.tables import table
@@ -52,6 +54,7 @@ __all__ = [
     "all_of",
     "are_fast",
     "by_speed",
+    "difference",
     "draw",
     "estimate",
     "interval",
@@ -63,6 +66,7 @@ __all__ = [
     "rule",
     "run_experiment",
     "spread_of",
+    "spread_table",
     "table",
     "unless_collapsed",
     "verdict_table",

@@ -110,7 +110,7 @@ def _run(given: argparse.Namespace) -> None:
     if given.command == "report":
         for folder in given.keep:
             print(f"kept {ledger.keep(Path(folder))}")
-        counts = report.write(Path(given.out or "results-report"))
+        counts = report.write_report(Path(given.out or "results-report"))
         print(to_json(counts) if given.json else report.told(counts), end="")
         return
     if given.command == "merge":

@@ -26,6 +26,9 @@ class Outcome(NamedTuple):
       verdicts: Verdicts on the paper's claims, the entries of `claims.json`.
       config: The settings behind the results, added to `config.json`.
       text: What is printed at the end.
+      inputs: The numbers from which the verdicts follow, for the function `judge(inputs)` of the
+        experiment's module; None if it has no such function. They are kept with the results, so
+        that a change of the standard needs no new run.
     """
 
     curves: Mapping[str, xr.Dataset]
@@ -33,6 +36,7 @@ class Outcome(NamedTuple):
     verdicts: Sequence[Verdict]
     config: Mapping[str, Any]
     text: str
+    inputs: Mapping[str, Any] | None = None
 
 
 class Arguments(NamedTuple):

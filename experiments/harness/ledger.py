@@ -10,6 +10,7 @@ as those of a run.
 """
 
 import datetime
+import importlib
 import json
 import shlex
 import shutil
@@ -99,8 +100,10 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
         "command": command_of(name, arguments),
         "date": datetime.date.today().isoformat(),
         "size": size_of(arguments),
+        "seeds": int(outcome.config.get("seeds", 0)),
         "cost": {key: round(value, 1) for key, value in cost._asdict().items()},
         "claims": [each._asdict() for each in outcome.verdicts],
+        "inputs": plain_inputs(outcome.inputs),
         "text": outcome.text.replace(verdict_table(outcome.verdicts), "").strip(),
         "pictures": dict(list(pictures.items())[:MOST_PICTURES]),
     }
@@ -108,6 +111,24 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
     if len(to_json(entry)) > MOST_BYTES:
         entry["pictures"] = {file: [] for file in entry["pictures"]}
     return entry
+
+
+def plain_inputs(content: Any) -> Any:
+    """Write named tuples as mappings, which JSON keeps by name."""
+    if hasattr(content, "_asdict"):
+        content = content._asdict()
+    if isinstance(content, Mapping):
+        return {str(name): plain_inputs(value) for name, value in content.items()}
+    return content
+
+
+def judged(entry: Mapping[str, Any]) -> list[Verdict] | None:
+    """Judge an entry anew from the numbers that it keeps; None if it keeps none."""
+    if entry.get("inputs") is None:
+        return None
+    module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
+    verdicts: Sequence[Verdict] = module.judge(entry["inputs"])
+    return list(complete(verdicts, entry["size"], {"seeds": entry["seeds"]}))
 
 
 def rounded(content: Any, digits: int = 5) -> Any:
@@ -154,6 +175,8 @@ def file_of(name: str) -> Path:
 def picture_of(name: str, file: str) -> str:
     """Return the name under which a picture of an experiment is committed."""
     paper, _, short = name.partition("/")
+    if file.startswith(f"{paper}_"):
+        return file
     return f"{paper}_{file}" if file.startswith(short) else f"{paper}_{short}_{file}"
 
 

@@ -1,11 +1,149 @@
-"""placeholder"""
+"""Writes the ledger: tables of verdicts in the READMEs, and a page with all claims.
 
+The tables stand between two comments in `experiments/README.md` and in each
+`experiments/PAPER/README.md`. A test compares them with the committed results.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.harness import page
+from experiments.harness.claims import KINDS, worded
+from experiments.harness.ledger import (
+    FIGURES,
+    ROOT,
+    Row,
+    all_claims,
+    counts,
+    entries,
+    judged,
+    picture_of,
+    rounded,
+    rows,
+    write,
+)
+from experiments.harness.statistics import VERDICTS
+from experiments.harness.tables import table
+from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.reporting.results import to_json
+
+BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
+"""Comments around what is written from the results."""
+NAMES = {
+    "favano": "FAVANO",
+    "fald": "FA-LD",
+    "fedem": "FedEM",
+    "fedstaleweight": "FedStaleWeight",
+    "hierarchical": "Hierarchical FL",
+}
+"""What the papers' systems are called."""
 
 
-def write(out: Path) -> dict[str, int]:
-    return {}
+def write_report(out: Path) -> dict[str, int]:
+    """Judge the committed results anew, and write the tables and the page.
+
+    Args:
+      out: Folder of the page.
+
+    Returns:
+      The number of claims by verdict.
+    """
+    judge_again()
+    draw_again()
+    found = rows(entries())
+    for file, text in texts(found).items():
+        file.write_text(text)
+    page.write(out, found, FIGURES, NAMES)
+    return counts(found)
 
 
-def told(counts: dict[str, int]) -> str:
-    return ""
+def draw_again() -> None:
+    """Draw the pictures of recorded entries from the points that were kept."""
+    for entry in entries():
+        for file, panels in entry["pictures"].items():
+            if entry["source"] == "recorded" and panels:
+                picture(panels).savefig(FIGURES / picture_of(entry["experiment"], file), dpi=120)
+
+
+@styled()
+def picture(panels: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the lines of a picture from the points that an entry keeps.
+
+    Args:
+      panels: Title, labels of the axes and lines of every panel, see `ledger.points_of`.
+    """
+    figure = Figure(figsize=(8.5 * len(panels), 4.8))
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for i, line in enumerate(panel["lines"]):
+            style = look(i, points=len(line["x"]))
+            axes.plot(line["x"], line["y"], drawstyle="steps-post", label=line["label"], **style)
+        axes.set(xlabel=panel["x"], ylabel=panel["y"], title=panel["title"])
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1)
+    name_beside(figure, figure.axes[0])
+    return figure
+
+
+def judge_again() -> None:
+    """Judge every entry that keeps its numbers, by today's criteria, and write it."""
+    for entry in entries():
+        verdicts = judged(entry)
+        if verdicts is not None:
+            claims = rounded(json.loads(to_json([each._asdict() for each in verdicts])))
+            write({**entry, "claims": claims})
+
+
+def texts(found: Sequence[Row]) -> dict[Path, str]:
+    """Return what the READMEs should be, by file."""
+    made = {ROOT / "README.md": summary(found)}
+    for paper in all_claims():
+        made[ROOT / paper / "README.md"] = ledger_table(
+            [row for row in found if row.paper == paper]
+        )
+    return {file: between(file.read_text(), text) for file, text in made.items()}
+
+
+def between(text: str, inner: str) -> str:
+    """Replace what stands between the two comments of a text."""
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    assert len(pattern.findall(text)) == 1, "the text needs the two comments once"
+    return pattern.sub(lambda _: f"{BEGIN}\n\n{inner}\n\n{END}", text)
+
+
+def summary(found: Sequence[Row]) -> str:
+    """Lay out the numbers of verdicts by paper and by kind."""
+    blocks = [
+        (NAMES.get(paper, paper), [row for row in found if row.paper == paper])
+        for paper in all_claims()
+    ]
+    by_paper = [
+        [f"[{name}]({each[0].paper}/README.md)", *counts(each).values(), len(each)]
+        for name, each in blocks
+    ]
+    by_paper.append(["all", *counts(found).values(), len(found)])
+    kinds = [(kind, [row for row in found if row.claim.kind == kind]) for kind in KINDS]
+    by_kind = [[kind, *counts(each).values(), len(each)] for kind, each in kinds]
+    header = [*VERDICTS, "claims"]
+    return f"{table(['paper', *header], by_paper)}\n\n{table(['kind', *header], by_kind)}"
+
+
+def ledger_table(found: Sequence[Row]) -> str:
+    """Lay out one paper's claims: verdict, scope, the numbers, and the experiments."""
+    lines = ["| claim | verdict | measured | by |", "| --- | --- | --- | --- |"]
+    for row in found:
+        why = "; ".join(dict.fromkeys(page.evidence(each, entry) for each, entry in row.found))
+        by = ", ".join(f"`{entry['experiment']}`, {page.told_run(entry)}" for _, entry in row.found)
+        cells = (row.claim.id, worded(row.verdict, row.scope), why or "no result", by)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def told(found: dict[str, int]) -> str:
+    """Describe the numbers of verdicts in a sentence."""
+    parts = ", ".join(f"{number} {verdict}" for verdict, number in found.items())
+    return f"{sum(found.values())} claims: {parts}\n"

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from experiments.harness.tables import table
+
 FAR = 4.0
 """Standard errors beyond which a difference counts as real."""
 LEAST_SEEDS = 10
@@ -93,6 +95,14 @@ class Interval(NamedTuple):
     mean: float
     half: float
 
+    @classmethod
+    def read(cls, found: "Mapping[str, Any] | Interval") -> "Interval":
+        """Read an interval as it is kept in JSON, where an unknown length is null."""
+        if isinstance(found, Interval):
+            return found
+        half = found.get("half")
+        return cls(_number(found["mean"]), float("inf") if half is None else float(half))
+
     def above(self, level: float = 0.0) -> bool | None:
         """Whether the difference is above a level: None if the interval covers the level."""
         if not np.isfinite(self.mean + self.half):
@@ -136,8 +146,36 @@ class Sample(NamedTuple):
         std = float(found.std(ddof=1)) if len(found) > 1 else float("nan")
         return cls(float(found.mean()), std, len(found), tuple(found.tolist()))
 
+    @classmethod
+    def read(cls, found: "Mapping[str, Any] | Sample") -> "Sample":
+        """Read a sample as it is kept in JSON, where numbers that are not finite are null."""
+        if isinstance(found, Sample):
+            return found
+        values = found.get("values")
+        if values is not None:
+            return cls.of([_number(value) for value in values])
+        return cls(_number(found["mean"]), _number(found.get("std")), int(found["seeds"]))
+
+    def interval(self) -> "Interval":
+        """Return the 95 % t interval of the mean."""
+        return interval_of_error(self.mean, self.std / np.sqrt(self.seeds), self.seeds)
+
+    def described(self, chance: float = 0.0) -> dict[str, Any]:
+        """Describe the runs, see `spread_of`; only by what is known if single runs are not."""
+        if self.values is None:
+            return {"mean": self.mean, "std": self.std, "seeds": self.seeds}
+        return spread_of(self.values, chance)
+
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.std:.1f}" if self.seeds > 1 else f"{self.mean:.1f}"
+        if self.values is not None and not np.isfinite(self.mean):
+            good = [value for value in self.values if np.isfinite(value)]
+            return f"{len(self.values) - len(good)} of {len(self.values)} runs diverged"
+        return f"{self.mean:.1f} ± {self.std:.1f}" if np.isfinite(self.std) else f"{self.mean:.1f}"
+
+
+def _number(value: Any) -> float:
+    """Read a number from JSON, where null stands for one that is not finite."""
+    return float("nan") if value is None else float(value)
 
 
 def t95(degrees: float) -> float:
@@ -163,14 +201,33 @@ def lead(first: Sample, second: Sample) -> Interval:
     """Compare two methods: paired by seed if single runs are known, by Welch's interval if not."""
     if first.values is not None and second.values is not None and first.seeds == second.seeds:
         return interval(np.subtract(first.values, second.values))
-    mean = first.mean - second.mean
-    if min(first.seeds, second.seeds) < 2:
+    return _welch((first, second), (1, -1))
+
+
+def difference(late: tuple[Sample, Sample], early: tuple[Sample, Sample]) -> Interval:
+    """Compare two leads: of the first over the second method of `late`, and of `early`.
+
+    Paired by seed if all single runs are known, by Welch's interval if not.
+    """
+    samples = (*late, *early)
+    if all(each.values is not None and each.seeds == late[0].seeds for each in samples):
+        return interval(
+            np.subtract(late[0].values, late[1].values)  # type: ignore[arg-type]
+            - np.subtract(early[0].values, early[1].values)  # type: ignore[arg-type]
+        )
+    return _welch(samples, (1, -1, -1, 1))
+
+
+def _welch(samples: Sequence[Sample], signs: Sequence[int]) -> Interval:
+    """Return Welch's interval of a sum of means with signs."""
+    mean = float(sum(sign * each.mean for sign, each in zip(signs, samples, strict=True)))
+    if min(each.seeds for each in samples) < 2:
         return Interval(mean, float("inf"))
-    parts = [each.std**2 / each.seeds for each in (first, second)]
+    parts = [each.std**2 / each.seeds for each in samples]
     total = sum(parts)
     if total == 0:
         return Interval(mean, 0.0)
-    spread = sum(x**2 / (each.seeds - 1) for x, each in zip(parts, (first, second), strict=True))
+    spread = sum(x**2 / (each.seeds - 1) for x, each in zip(parts, samples, strict=True))
     return Interval(mean, t95(total**2 / spread) * float(np.sqrt(total)))
 
 
@@ -217,6 +274,22 @@ def spread_of(values: Sequence[Any], chance: float = 0.0) -> dict[str, Any]:
         "collapsed": int((good < 2 * chance).sum()),
         "seeds": int(found.size),
     }
+
+
+def spread_table(samples: Mapping[str, Sample], chance: float) -> str:
+    """Lay out more than means: median, worst, and how many runs failed or collapsed.
+
+    Args:
+      samples: Single runs by name, such as accuracies in percent.
+      chance: The value of chance; runs below twice as much count as collapsed.
+    """
+    columns = ("mean", "std", "median", "worst", "failed", "collapsed", "seeds")
+    rows = []
+    for name, sample in samples.items():
+        found = sample.described(chance)
+        cells = [found.get(column, "not kept") for column in columns]
+        rows.append([name, *(f"{x:.1f}" if isinstance(x, float) else x for x in cells)])
+    return table(["run", *columns], rows)
 
 
 def reduction(seeds: int, words: str = "") -> str:

@@ -5,13 +5,14 @@ tiny_shakespeare) are dealt to 40 clients. `--reduced` has one layer of 64 GRU c
 The groups' idle time expected by theory is reported too.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from experiments.harness import Arguments, Outcome, Sizes, Study
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical import setup
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.datasets import Text
@@ -83,17 +84,37 @@ def run(arguments: Arguments) -> Outcome:
     ends = {name: setup.final(each, size.time) for name, each in curves.items()}
     lr = setup.best_lr(ends["symmetric"])
     leads = setup.leads(ends["symmetric"], ends["asymmetric"])
-    why = (
-        f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time "
-        f"{idle['symmetric']} and {idle['asymmetric']}, "
-        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}; judged at lr "
-        f"{lr:g}; {setup.words_of(size)}"
+    inputs = setup.inputs_of(
+        arguments, STUDY, size, leads=leads, idle=idle, rounds=rounds, ends=setup.spreads(ends)
     )
-    measured = {"leads": setup.numbers(leads), "idle": idle, "rounds": rounds}
-    verdicts = [setup.settle(arguments, size, 21, measured, leads[lr].is_clear, why, smoke=SMOKE)]
     figures = setup.pictures(
         {name: each.sel(lr=lr) for name, each in curves.items()},
         "fig11",
         f"{setup.words_of(size)}, S = 12, lr {lr:g}",
     )
-    return setup.outcome(size, curves, figures, verdicts)
+    return setup.outcome(size, curves, figures, judge(inputs), inputs=inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 21: the equal split is ahead.
+
+    Args:
+      inputs: Leads of the equal split by learning rate ("leads"), accuracies at T ("ends"), and
+        the expected idle times and rounds ("idle", "rounds").
+    """
+    leads = setup.read_leads(inputs["leads"])
+    judged = {rate: {"20 + 20 over 30 + 10": each.above()} for rate, each in leads.items()}
+    parts = setup.by_rate(inputs, judged, inputs["ends"])
+    idle, rounds = inputs["idle"], inputs["rounds"]
+    why = (
+        f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time "
+        f"{idle['symmetric']} and {idle['asymmetric']}, "
+        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}"
+    )
+    measured = {
+        "leads": {rate: each._asdict() for rate, each in leads.items()},
+        "idle": idle,
+        "rounds": rounds,
+        "accuracy at T, %": setup.described(inputs),
+    }
+    return [setup.settle(inputs, 21, measured, parts, why, smoke=SMOKE)]

@@ -5,10 +5,13 @@ S = 5, 10, 20, and the delays of Fig. 6. Clients follow Dirichlet(0.5) and are t
 examples each.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome
+from experiments.harness import Arguments, Outcome, Verdict
 from experiments.hierarchical import setup
 from fedjax_sim.models import LogisticRegression
 
@@ -28,20 +31,19 @@ def run(arguments: Arguments) -> Outcome:
         s: setup.leads(*(ends.sel(sync_time=s, sync_growth=growth) for growth in (1.0, 0.0)))
         for s in SYNC_TIMES
     }
-    gaps = [leads[s][lr] for s in SYNC_TIMES]
-    widens = gaps[0].mean < gaps[1].mean < gaps[2].mean
-    holds = setup.all_of(
-        [
-            *(each.is_clear for each in gaps),
-            widens if np.isfinite([each.mean for each in gaps]).all() else None,
-        ]
+    inputs = setup.inputs_of(
+        arguments,
+        STUDY,
+        size,
+        leads={f"{s:g}": each for s, each in leads.items()},
+        ends=setup.spreads(
+            {
+                f"S = {s:g}, {word}": ends.sel(sync_time=s, sync_growth=growth)
+                for s in SYNC_TIMES
+                for word, growth in (("fixed", 0.0), ("growing", 1.0))
+            }
+        ),
     )
-    told = "; ".join(f"S = {s:g}: {setup.by_lr(each)}" for s, each in leads.items())
-    measured = {f"{s:g}": setup.numbers(each) for s, each in leads.items()}
-    why = (
-        f"growing ahead of fixed at T, points, {told}; judged at lr {lr:g}; {setup.words_of(size)}"
-    )
-    verdicts = [setup.settle(arguments, size, 23, measured, holds, why)]
     figures: dict[str, Figure] = {}
     for s in SYNC_TIMES:
         chosen = curves.sel(lr=lr, sync_time=s)
@@ -49,4 +51,31 @@ def run(arguments: Arguments) -> Outcome:
         figures |= setup.pictures(
             shown, f"fig13_S{s:g}", f"{setup.words_of(size)}, S = {s:g}, lr {lr:g}"
         )
-    return setup.outcome(size, {"fig13": curves}, figures, verdicts)
+    return setup.outcome(size, {"fig13": curves}, figures, judge(inputs), inputs=inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 23: a growing S is ahead of a fixed one, by more for a larger final S.
+
+    Args:
+      inputs: Leads of the growing S by final S and learning rate ("leads"), and accuracies at T
+        ("ends").
+    """
+    leads = {s: setup.read_leads(each) for s, each in inputs["leads"].items()}
+    finals = sorted(leads, key=float)
+    judged: dict[str, dict[str, bool | None]] = {}
+    for rate in leads[finals[0]]:
+        gaps = [leads[s][rate] for s in finals]
+        means = [each.mean for each in gaps]
+        judged[rate] = {f"S = {s}": each.above() for s, each in zip(finals, gaps, strict=True)}
+        judged[rate]["more for larger S"] = (
+            bool(np.all(np.diff(means) > 0)) if np.isfinite(means).all() else None
+        )
+    parts = setup.by_rate(inputs, judged, inputs["ends"])
+    told = "; ".join(f"S = {s}: {setup.by_lr(each)}" for s, each in leads.items())
+    measured = {
+        "leads": {s: {r: x._asdict() for r, x in each.items()} for s, each in leads.items()},
+        "accuracy at T, %": setup.described(inputs),
+    }
+    why = f"growing ahead of fixed at T, points, {told}"
+    return [setup.settle(inputs, 23, measured, parts, why)]

@@ -4,11 +4,14 @@ See arXiv 2302.04851. CIFAR-10, i.i.d., the CNN, 2 x 10 clients, S = 5. Each rou
 times.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, verdict_table
+from experiments.harness import Arguments, Interval, Outcome, Verdict, interval
 from experiments.hierarchical import setup
 from fedjax_sim.reporting.plots import LABELS, look, name_beside, styled
 
@@ -82,38 +85,41 @@ def run(arguments: Arguments) -> Outcome:
     )
     data = setup.play(arguments, size, "fig3", tasks, changes)
     lr = setup.best_lr(setup.final(data, size.time))
-    rates = {}
+    falls = {}
     for rate in size.lrs:
         of_rate = data.sel(lr=rate)
         early, late = fluctuation(of_rate, 0.0, 0.2), fluctuation(of_rate, 0.8, 1.0)
-        is_known = not of_rate.failed.any()
-        rates[rate] = (
-            float(early.mean()),
-            float(late.mean()),
-            bool(np.all(early > late)) if is_known else None,
-        )
-    words = ", ".join(
-        f"{early:.2f} and {late:.2f} at lr {rate:g}" for rate, (early, late, _) in rates.items()
-    )
-    why = (
-        f"points lost between looks in the first and the last fifth of T: {words}; judged at lr "
-        f"{lr:g}, every seed; {setup.words_of(size)}"
-    )
-    verdicts = [
-        setup.settle(
-            arguments,
-            size,
-            11,
-            {str(rate): each[:2] for rate, each in rates.items()},
-            rates[lr][2],
-            why,
-        )
-    ]
+        failed = of_rate.failed.values
+        falls[f"{rate:g}"] = {
+            "early": float(early.mean()),
+            "late": float(late.mean()),
+            "difference": interval(np.where(failed, np.nan, early - late)),
+        }
+    ends = {"global": setup.final(data, size.time)}
+    inputs = setup.inputs_of(arguments, STUDY, size, falls=falls, ends=setup.spreads(ends))
     figures = {"fig3.png": picture(data.sel(lr=lr), f"{setup.words_of(size)}, lr {lr:g}")}
-    return Outcome(
-        {"fig3": data},
-        figures,
-        verdicts,
-        {"size": setup.words_of(size), "seeds": size.seeds, "lrs": size.lrs},
-        verdict_table(verdicts),
+    return setup.outcome(size, {"fig3": data}, figures, judge(inputs), inputs=inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 11: accuracies fall more between looks early than late.
+
+    Args:
+      inputs: Points lost between looks in the first and last fifth of the time, with the interval
+        of their difference, by learning rate ("falls"), and accuracies at T ("ends").
+    """
+    falls = inputs["falls"]
+    judged = {
+        rate: {"more early than late": Interval.read(each["difference"]).above()}
+        for rate, each in falls.items()
+    }
+    parts = setup.by_rate(inputs, judged, inputs["ends"])
+    words = ", ".join(
+        f"{each['early']:.2f} and {each['late']:.2f} at lr {rate}" for rate, each in falls.items()
     )
+    why = f"points lost between looks in the first and the last fifth of T: {words}"
+    measured = {
+        "points lost": {rate: [each["early"], each["late"]] for rate, each in falls.items()},
+        "accuracy at T, %": setup.described(inputs),
+    }
+    return [setup.settle(inputs, 11, measured, parts, why)]

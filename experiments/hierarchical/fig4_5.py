@@ -7,12 +7,20 @@ with groups that are isolated until T, each at its best learning rate. Every mod
 common test set.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import (
+    Arguments,
+    Interval,
+    Outcome,
+    Sample,
+    Verdict,
+    table,
+    unless_collapsed,
+)
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 from fedjax_sim.reporting import plots
@@ -46,8 +54,8 @@ def run(arguments: Arguments) -> Outcome:
     size = setup.choose(arguments, STUDY)
     data = setup.load(arguments, size)
     curves: dict[str, xr.Dataset] = {}
-    figures, rows, words = {}, [], {}
-    gains: dict[str, list[setup.Lead]] = {}
+    figures, rows = {}, []
+    panels: dict[str, Any] = {}
     for name, (sizes, kind, options) in PANELS.items():
         tasks = setup.split(data, size, kind, sum(sizes), group_sizes=sizes, **options)
         changes = setup.clock(sizes, setup.FIG3, group_sizes=sizes)
@@ -68,49 +76,55 @@ def run(arguments: Arguments) -> Outcome:
         }
         figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy", title=setup.words_of(size))
         best = setup.final(together.sel(lr=lr), size.time)
-        gains[name] = [
-            setup.lead(best, setup.final(each.sel(lr=best_rates[label]), size.time))
-            for label, each in groups.items()
-        ]
-        words[name] = " and ".join(
-            f"{gain} over group {i + 1} ({sizes[i]} clients, lr {rate:g})"
-            for i, (gain, rate) in enumerate(zip(gains[name], best_rates.values(), strict=True))
-        )
-        words[name] += f", cooperating at lr {lr:g}"
+        panels[name] = {
+            "sizes": list(sizes),
+            "gains": [
+                setup.compare(best, setup.final(each.sel(lr=best_rates[label]), size.time))
+                for label, each in groups.items()
+            ],
+            "together": Sample.of(100 * best.values),
+            "rates": [lr, *best_rates.values()],
+        }
         for label, each in {"cooperating, S = 5": together, **groups}.items():
             rows += [
                 [name, label, f"{rate:g}", setup.percent(setup.final(each.sel(lr=rate), size.time))]
                 for rate in size.lrs
             ]
-    small, large = gains["fig4"]
-    judged = [
-        (
-            12,
-            setup.all_of(
-                [
-                    small.is_clear,
-                    large.mean > -CLAIMS[12].criterion.little if np.isfinite(large.mean) else None,
-                ]
-            ),
-            words["fig4"],
-        ),
-        (
-            13,
-            setup.all_of(each.is_clear for each in gains["fig5a"] + gains["fig5b"]),
-            f"5a {words['fig5a']}; 5b {words['fig5b']}",
-        ),
-    ]
-    measured: dict[str, Any] = {
-        name: [each._asdict() for each in both] for name, both in gains.items()
-    }
-    measured["accuracy at T"] = {
-        f"{name}, {label}, lr {rate}": found for name, label, rate, found in rows
-    }
-    tail = f"points at T, each model at its best learning rate; {setup.words_of(size)}"
-    verdicts = [
-        setup.settle(arguments, size, number, measured, holds, f"{text}: {tail}")
-        for number, holds, text in judged
-    ]
-    return setup.outcome(
-        size, curves, figures, verdicts, table(["panel", "model", "lr", "accuracy at T, %"], rows)
-    )
+    inputs = setup.inputs_of(arguments, STUDY, size, panels=panels)
+    text = table(["panel", "model", "lr", "accuracy at T, %"], rows)
+    return setup.outcome(size, curves, figures, judge(inputs), text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 12 and 13, each model at its best learning rate.
+
+    Args:
+      inputs: By panel ("panels") the gains of the cooperative model over each group alone, its
+        accuracies at T ("together"), the sizes of the groups, and the learning rates.
+    """
+    gains, parts, words = {}, {}, {}
+    for name, panel in inputs["panels"].items():
+        gains[name] = [Interval.read(each) for each in panel["gains"]]
+        together = [Sample.read(panel["together"])]
+        judgements = [each.above() for each in gains[name]]
+        if name == "fig4":
+            judgements[1] = gains[name][1].above(-CLAIMS[12].criterion.little)
+        parts[name] = {
+            f"{name.replace('fig', 'Fig. ')}, group {i + 1}": unless_collapsed(
+                each, together, setup.CHANCE
+            )
+            for i, each in enumerate(judgements)
+        }
+        words[name] = " and ".join(
+            f"{each} over group {i + 1} ({panel['sizes'][i]} clients, lr {panel['rates'][i + 1]:g})"
+            for i, each in enumerate(gains[name])
+        )
+        words[name] += f", cooperating {together[0]} % at lr {panel['rates'][0]:g}"
+    verdicts = []
+    for number, names in ((12, ("fig4",)), (13, ("fig5a", "fig5b"))):
+        judged = {part: value for name in names for part, value in parts[name].items()}
+        told = "; ".join(f"{name.replace('fig', 'Fig. ')}: {words[name]}" for name in names)
+        measured = {name: [each._asdict() for each in gains[name]] for name in names}
+        why = f"{told}: points at T, each model at its best learning rate"
+        verdicts.append(setup.settle(inputs, number, measured, judged, why))
+    return verdicts

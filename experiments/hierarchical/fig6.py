@@ -5,9 +5,12 @@ clients. "average" in place of the division by the number of iterations, which t
 run, is run too.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Verdict, all_of, table
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 
@@ -36,28 +39,13 @@ def run(arguments: Arguments) -> Outcome:
         for rule in ("divide_by_steps", "average")
     }
     ends = setup.final(curves["divide_by_steps"], size.time)
-    lr = setup.best_lr(ends.sel(sync_time=0.0))
     leads = setup.leads(ends.sel(sync_time=5.0), ends.sel(sync_time=0.0))
     rounds = curves["divide_by_steps"].ticks.isel(eval=-1, lr=0).mean("seed")
     fewer = 100 * (1 - float(rounds.sel(sync_time=5.0)) / float(rounds.sel(sync_time=0.0)))
-    marks = CLAIMS[14].criterion
-    measured = {
-        "lead of S = 5 in points by lr": setup.numbers(leads),
-        "judged at lr": lr,
-        "fewer rounds, %": fewer,
-    }
-    told = f"S = 5 ahead of S = 0 at T by {setup.by_lr(leads)} points, {fewer:.1f} % fewer rounds"
-    why = f"{told}; judged at lr {lr:g}, within a point; {setup.words_of(size)}"
-    verdicts = [
-        setup.settle(
-            arguments,
-            size,
-            14,
-            measured,
-            setup.all_of([leads[lr].is_none, marks.least <= fewer <= marks.most]),
-            why,
-        )
-    ]
+    runs = {f"S = {s:g}": ends.sel(sync_time=s) for s in SYNC_TIMES}
+    inputs = setup.inputs_of(
+        arguments, STUDY, size, leads=leads, fewer=fewer, ends=setup.spreads(runs)
+    )
     rows = [
         [
             rule,
@@ -77,6 +65,31 @@ def run(arguments: Arguments) -> Outcome:
             f"fig6_{rule}",
             f"{setup.words_of(size)}, {rule.replace('_', ' ')}, lr {best:g}",
         )
-    return setup.outcome(
-        size, curves, figures, verdicts, table(["aggregation", "lr", "S", "accuracy at T, %"], rows)
+    text = table(["aggregation", "lr", "S", "accuracy at T, %"], rows)
+    return setup.outcome(size, curves, figures, judge(inputs), text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 14: S = 5 is equal to S = 0 at T, with fewer rounds.
+
+    Args:
+      inputs: Leads of S = 5 over S = 0 by learning rate ("leads"), the share of rounds saved in
+        percent ("fewer"), and accuracies at T ("ends").
+    """
+    marks, leads = CLAIMS[14].criterion, setup.read_leads(inputs["leads"])
+    saves = marks.least <= inputs["fewer"] <= marks.most
+    judged = {
+        rate: {"as good with fewer rounds": all_of([each.within(marks.equal), saves])}
+        for rate, each in leads.items()
+    }
+    measured = {
+        "lead of S = 5 in points": {rate: each._asdict() for rate, each in leads.items()},
+        "fewer rounds, %": inputs["fewer"],
+        "accuracy at T, %": setup.described(inputs),
+    }
+    why = (
+        f"S = 5 ahead of S = 0 at T by {setup.by_lr(leads)} points, {inputs['fewer']:.1f} % fewer "
+        "rounds"
     )
+    parts = setup.by_rate(inputs, judged, inputs["ends"])
+    return [setup.settle(inputs, 14, measured, parts, why)]

@@ -4,14 +4,17 @@ See arXiv 2302.04851. CIFAR-10, the CNN, 2 x 15 clients, Dirichlet(0.5) over cli
 0, 5, 20 with c_g = 10 and 30; Fig. 12 has S = 10 with c_g = 5, 10, 30, 60.
 """
 
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Sizes, Verdict
+from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
-from fedjax_sim.theory.hierarchical.timing import expected_rounds, linear_delays
 
 STUDY = setup.study(setup.CIFAR10)
 SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 30.0, 60.0]
@@ -30,8 +33,103 @@ def _crossing(found: setup.Crossing) -> str:
     return f"{found.time:g} (S = {0 if found.led_before else 20} ahead before)"
 
 
-def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset) -> list[Verdict]:
-    """Judge claims 15, 16 and 22 at the learning rate with which S = 0 ends best.
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 15, 16, 17 and 22, the last two only if their numbers were kept.
+
+    Args:
+      inputs: Accuracies at T ("ends") of the runs "c_g = 10, S = 5" and so on; leads of S = 5 by
+        the other run and learning rate ("leads"); when S = 0 and 20 change places with c_g = 30,
+        by learning rate ("crossings"); rounds saved by c_g in percent ("savings"); and falls of
+        accuracy from each c_g to the next with S = 10 by learning rate ("falls").
+    """
+    leads = {name: setup.read_leads(found) for name, found in inputs["leads"].items()}
+    parts: dict[str, bool | None] = {}
+    for name, found in leads.items():
+        delay, _, other = name.partition(", over ")
+        judged = {rate: {name: each.above()} for rate, each in found.items()}
+        parts |= setup.by_rate(inputs, judged, (f"{delay}, S = 5", f"{delay}, {other}"))
+    parts.pop("every learning rate collapsed", None)
+    told = "; ".join(f"{name} by {setup.by_lr(each)}" for name, each in leads.items())
+    measured: dict[str, Any] = {
+        "leads": {
+            name: {rate: each._asdict() for rate, each in found.items()}
+            for name, found in leads.items()
+        },
+        "accuracy at T, %": setup.described(inputs),
+    }
+    first = setup.settle(inputs, 15, measured, parts, f"S = 5 ahead at T, points: {told}")
+    return [first, _judge_crossing(inputs), *_judge_rounds(inputs), *_judge_delays(inputs)]
+
+
+def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
+    """Judge claim 16: S = 0 and 20 change places once, near 750."""
+    marks = CLAIMS[16].criterion
+    found = {
+        rate: None if places is None else [setup.Crossing(*each) for each in places]
+        for rate, places in inputs["crossings"].items()
+    }
+    judged = {
+        rate: {
+            "one crossing near 750": None
+            if places is None
+            else len(places) == 1
+            and places[0].led_before
+            and marks.first <= places[0].time <= marks.last
+        }
+        for rate, places in found.items()
+    }
+    told = ", ".join(
+        f"{' '.join(map(_crossing, places or [])) or 'never'} at lr {rate}"
+        for rate, places in found.items()
+    )
+    parts = setup.by_rate(inputs, judged, ("c_g = 30, S = 0", "c_g = 30, S = 20"))
+    measured = {
+        rate: None if places is None else [each._asdict() for each in places]
+        for rate, places in found.items()
+    }
+    return setup.settle(inputs, 16, measured, parts, f"S = 0 and 20 change places: {told}")
+
+
+def _judge_rounds(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 17 by the rounds of the runs."""
+    marks, savings = CLAIMS[17].criterion, inputs["savings"]
+    if savings is None:
+        return []
+    parts = {f"c_g = {d}": marks.least <= value <= marks.most for d, value in savings.items()}
+    told = " and ".join(f"{value:.1f} % with c_g = {d}" for d, value in savings.items())
+    why = f"S = 20 takes fewer rounds than S = 0: {told}"
+    return [setup.settle(inputs, 17, {"fewer rounds, %": savings}, parts, why, is_accuracy=False)]
+
+
+def _judge_delays(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 22: accuracy at T falls from each c_g to the next."""
+    if inputs["falls"] is None:
+        return []
+    names = [f"{delay:g}" for delay in SWEPT_DELAYS]
+    falls = {
+        rate: [Interval.read(each) for each in found] for rate, found in inputs["falls"].items()
+    }
+    judged = {
+        rate: {
+            f"c_g = {before} above {after}": each.above()
+            for before, after, each in zip(names[:-1], names[1:], found, strict=True)
+        }
+        for rate, found in falls.items()
+    }
+    told = "; ".join(f"{', '.join(map(str, each))} at lr {rate}" for rate, each in falls.items())
+    parts = setup.by_rate(inputs, judged, [f"S = 10, c_g = {delay}" for delay in names])
+    measured = {
+        "falls, points": {rate: [each._asdict() for each in x] for rate, x in falls.items()},
+        "accuracy at T, %": setup.described(inputs),
+    }
+    why = f"points lost at T from c_g = 5 to 10, 30 and 60: {told}"
+    return [setup.settle(inputs, 22, measured, parts, why)]
+
+
+def inputs_of(
+    arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset
+) -> dict[str, Any]:
+    """Return the numbers that `judge` needs.
 
     Args:
       arguments: The command line.
@@ -39,70 +137,49 @@ def judge(arguments: Arguments, size: Sizes, data: xr.Dataset, swept: xr.Dataset
       data: Curves of Fig. 7.
       swept: Curves of Fig. 12.
     """
-    time, words, lrs = size.time, setup.words_of(size), size.lrs
-    ends = setup.final(data, time)
-    grid = np.linspace(0, time, 101)[5:]
-    best = {delay: setup.best_lr(ends.sel(exchange_shift=delay, sync_time=0.0)) for delay in DELAYS}
-    pairs = [(delay, other) for delay in DELAYS for other in (0.0, 20.0)]
-    leads = {
-        (delay, other): setup.leads(
-            *(ends.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))
-        )
-        for delay, other in pairs
-    }
-    beats = setup.all_of(leads[delay, other][best[delay]].is_clear for delay, other in pairs)
-    parts = [
-        f"c_g = {delay:g}: ahead of S = {other:g} by {setup.by_lr(leads[delay, other])}"
-        for delay, other in pairs
-    ]
-    judged_at = " and ".join(f"{best[delay]:g}" for delay in DELAYS)
-    points = {
-        f"c_g = {d:g}, lr {rate:g}, over S = {s:g}": e._asdict()
-        for (d, s), each in leads.items()
-        for rate, e in each.items()
-    }
-    first = setup.settle(
-        arguments,
-        size,
-        15,
-        points,
-        beats,
-        f"S = 5, points at T; {'; '.join(parts)}; judged at lr {judged_at}; {words}",
-    )
+    ends, swept_ends = setup.final(data, size.time), setup.final(swept, size.time)
+    grid = np.linspace(0, size.time, 101)[5:]
     far = data.sel(exchange_shift=30.0)
-    found = {
-        rate: setup.crossings(*(setup.at(far.sel(lr=rate, sync_time=s), grid) for s in (0.0, 20.0)))
-        for rate in lrs
+    crossings: dict[str, Any] = {}
+    for rate in size.lrs:
+        pair = [far.sel(lr=rate, sync_time=s) for s in (0.0, 20.0)]
+        known = not any(bool(each.failed.any()) for each in pair)
+        places = setup.crossings(*(setup.at(each, grid) for each in pair))
+        crossings[f"{rate:g}"] = [list(each) for each in places] if known else None
+    runs = {
+        f"c_g = {delay:g}, S = {s:g}": ends.sel(exchange_shift=delay, sync_time=s)
+        for delay in DELAYS
+        for s in SYNC_TIMES
     }
-    marks, mine = CLAIMS[16].criterion, found[best[30.0]]
-    crossed = len(mine) == 1 and mine[0].led_before and marks.first <= mine[0].time <= marks.last
-    is_known = not far.failed.sel(lr=best[30.0], sync_time=[0.0, 20.0]).any()
-    told = ", ".join(
-        f"{' '.join(map(_crossing, places)) or 'never'} at lr {rate:g}"
-        for rate, places in found.items()
-    )
-    why = f"S = 0 and 20 change places: {told}; judged at lr {best[30.0]:g}; {words}"
-    measured = {str(rate): [each._asdict() for each in places] for rate, places in found.items()}
-    second = setup.settle(arguments, size, 16, measured, crossed if is_known else None, why)
-    accuracies = setup.final(swept, time).mean("seed", skipna=False)
-    falls = {rate: 100 * accuracies.sel(lr=rate).values for rate in lrs}
-    rate = setup.best_lr(setup.final(swept, time).sel(exchange_shift=SWEPT_DELAYS[0]))
-    numbers = "; ".join(
-        f"{', '.join(f'{x:.1f}' for x in values)} at lr {each:g}" for each, values in falls.items()
-    )
-    last = setup.settle(
+    swept_runs = {
+        f"S = 10, c_g = {delay:g}": swept_ends.sel(exchange_shift=delay) for delay in SWEPT_DELAYS
+    }
+    steps = list(itertools.pairwise(swept_runs.values()))
+    return setup.inputs_of(
         arguments,
+        STUDY,
         size,
-        22,
-        {str(each): values.tolist() for each, values in falls.items()},
-        bool(np.all(np.diff(falls[rate]) < 0)) if np.isfinite(falls[rate]).all() else None,
-        f"% at T for c_g = 5, 10, 30, 60: {numbers}; judged at lr {rate:g}; {words}",
+        ends=setup.spreads(runs | swept_runs),
+        leads={
+            f"c_g = {delay:g}, over S = {other:g}": setup.leads(
+                *(ends.sel(exchange_shift=delay, sync_time=s) for s in (5.0, other))
+            )
+            for delay in DELAYS
+            for other in (0.0, 20.0)
+        },
+        crossings=crossings,
+        savings={f"{delay:g}": saving(data, delay) for delay in DELAYS},
+        falls={
+            f"{rate:g}": [
+                setup.compare(before.sel(lr=rate), after.sel(lr=rate)) for before, after in steps
+            ]
+            for rate in size.lrs
+        },
     )
-    return [first, second, last]
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run both sweeps, and judge the claims, claim 17 by the number of rounds alone."""
+    """Run both sweeps, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 30)
     changes = setup.clock([15, 15], setup.FIG7)
@@ -117,22 +194,7 @@ def run(arguments: Arguments) -> Outcome:
         changes | {"sync_time": 10.0},
         {"exchange_shift": SWEPT_DELAYS},
     )
-    verdicts = judge(arguments, size, data, swept)
-    savings = {delay: saving(data, delay) for delay in DELAYS}
-    expected = {}
-    for delay in DELAYS:
-        law = linear_delays([15, 15], setup.FIG7)._replace(global_shift=delay)
-        flat, long = (expected_rounds(s, law, system_time=1000.0) for s in (0.0, 20.0))
-        expected[delay] = 100 * (1 - long / flat)
-    told = " and ".join(
-        f"{savings[delay]:.1f} % with c_g = {delay:g} (expected at T = 1000: {expected[delay]:.1f})"
-        for delay in DELAYS
-    )
-    measured = {str(delay): value for delay, value in savings.items()}
-    saves = CLAIMS[17].criterion.least <= savings[30.0] <= CLAIMS[17].criterion.most
-    verdicts.append(
-        setup.settle(arguments, size, 17, measured, saves, f"{told}; judged at c_g = 30")
-    )
+    inputs = inputs_of(arguments, size, data, swept)
     figures: dict[str, Figure] = {}
     for delay in DELAYS:
         of_delay = data.sel(exchange_shift=delay)
@@ -148,4 +210,4 @@ def run(arguments: Arguments) -> Outcome:
         f"{setup.words_of(size)}, S = 10, lr {lr:g}",
     )
     curves = {"fig7": data, "fig12": swept}
-    return setup.outcome(size, curves, figures, verdicts)
+    return setup.outcome(size, curves, figures, judge(inputs), inputs=inputs)

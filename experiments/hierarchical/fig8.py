@@ -6,11 +6,13 @@ with 16 writers of a group taking part in each round, which also count for its d
 has MNIST and 340 clients with Dirichlet(0.5).
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from experiments.harness import Arguments, Outcome
+from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict, all_of
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 
@@ -18,10 +20,6 @@ STUDY = setup.study(setup.FEMNIST, setup.MNIST)
 SYNC_TIMES = [0.0, 12.0, 24.0]
 ACTIVE = 16
 EARLY = (100.0, 200.0, 300.0)
-
-
-def _crossing(found: setup.Crossing, sync_time: float) -> str:
-    return f"{found.time:g} (S = {0 if found.led_before else sync_time:g} ahead before)"
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -48,61 +46,7 @@ def run(arguments: Arguments) -> Outcome:
     )
     ends = setup.final(active, size.time)
     lr = setup.best_lr(ends.sel(sync_time=0.0))
-    grid = np.linspace(0, size.time, 101)[5:]
-    marks = CLAIMS[18].criterion
-    early, changes, leads_first = {}, {}, []
-    for s in SYNC_TIMES[1:]:
-        both = [active.sel(lr=lr, sync_time=each) for each in (0.0, s)]
-        early[s] = {time: setup.lead(*(setup.at(each, time) for each in both)) for time in EARLY}
-        changes[s] = setup.crossings(*(setup.at(each, grid) for each in both))
-        is_between = any(
-            each.led_before and marks.first <= each.time <= marks.last for each in changes[s]
-        )
-        at_all = setup.all_of(each.is_clear for each in early[s].values())
-        leads_first.append(True if is_between and at_all is not None else at_all)
-    late = {s: setup.leads(ends.sel(sync_time=12.0), ends.sel(sync_time=s)) for s in (0.0, 24.0)}
-    holds = setup.all_of([*leads_first, *(each[lr].is_clear for each in late.values())])
-    told = "; ".join(
-        f"at T S = 12 over S = {s:g} by {setup.by_lr(each)}" for s, each in late.items()
-    )
-    before = "; ".join(
-        f"over S = {s:g} by {', '.join(f'{each} at {time:g}' for time, each in leads.items())}, "
-        "places changed at "
-        f"{' '.join(_crossing(each, s) for each in changes[s]) or 'no time'}"
-        for s, leads in early.items()
-    )
-    why = (
-        f"S = 0 is ahead {before}; {told} points; 16 clients a round; judged at lr {lr:g}; "
-        f"{setup.words_of(size)}"
-    )
-    measured = {
-        "early": {
-            f"S = {s:g} at {time:g}": e._asdict()
-            for s, leads in early.items()
-            for time, e in leads.items()
-        },
-        "crossings": {
-            f"{s:g}": [each._asdict() for each in places] for s, places in changes.items()
-        },
-        "late": {f"{s:g}": e[lr]._asdict() for s, e in late.items()},
-    }
-    first = printed.accuracy.sel(sync_time=0.0)
-    spread = max(
-        float(np.max(np.abs(printed.accuracy.sel(sync_time=s) - first))) for s in SYNC_TIMES
-    )
-    same_time = all(
-        bool(np.all(printed.time.sel(sync_time=s) == printed.time.sel(sync_time=0.0)))
-        for s in SYNC_TIMES
-    )
-    verdicts = [
-        setup.settle(arguments, size, 18, measured, holds, why),
-        verdict(
-            27,
-            {"largest difference": spread},
-            spread == 0 and same_time,
-            f"largest difference of accuracies {spread:g}, same times",
-        ),
-    ]
+    inputs = inputs_of(arguments, size, active, printed)
     figures = setup.pictures(
         setup.each_setting(active, "sync_time", lr, "S"),
         "fig8",
@@ -114,4 +58,108 @@ def run(arguments: Arguments) -> Outcome:
         f"{setup.words_of(size)}, as printed, lr {lr:g}",
     )
     curves = {"printed": printed, "active": active}
-    return setup.outcome(size, curves, figures, verdicts)
+    return setup.outcome(size, curves, figures, judge(inputs), inputs=inputs)
+
+
+def inputs_of(
+    arguments: Arguments, size: Sizes, active: xr.Dataset, printed: xr.Dataset
+) -> dict[str, Any]:
+    """Return the numbers that `judge` needs.
+
+    Args:
+      arguments: The command line.
+      size: The size of the study.
+      active: Curves with few active clients.
+      printed: Curves of the setting as printed.
+    """
+    ends = setup.final(active, size.time)
+    grid = np.linspace(0, size.time, 101)[5:]
+    early: dict[str, Any] = {}
+    crossings: dict[str, Any] = {}
+    for s in SYNC_TIMES[1:]:
+        found: dict[str, Any] = {}
+        places: dict[str, Any] = {}
+        for rate in size.lrs:
+            both = [active.sel(lr=rate, sync_time=each) for each in (0.0, s)]
+            found[f"{rate:g}"] = {
+                f"{time:g}": setup.compare(*(setup.at(each, time) for each in both))
+                for time in EARLY
+            }
+            places[f"{rate:g}"] = [
+                list(each) for each in setup.crossings(*(setup.at(each, grid) for each in both))
+            ]
+        early[f"{s:g}"], crossings[f"{s:g}"] = found, places
+    first = printed.sel(sync_time=0.0)
+    return setup.inputs_of(
+        arguments,
+        STUDY,
+        size,
+        ends=setup.spreads({f"S = {s:g}": ends.sel(sync_time=s) for s in SYNC_TIMES}),
+        early=early,
+        crossings=crossings,
+        late={
+            f"{s:g}": setup.leads(ends.sel(sync_time=12.0), ends.sel(sync_time=s))
+            for s in (0.0, 24.0)
+        },
+        printed={
+            "largest difference": max(
+                float(np.max(np.abs(printed.accuracy.sel(sync_time=s) - first.accuracy)))
+                for s in SYNC_TIMES
+            ),
+            "same times": all(
+                bool(np.all(printed.time.sel(sync_time=s) == first.time)) for s in SYNC_TIMES
+            ),
+            "least iteration time": min(setup.clock([850] * 4, setup.FIG8)["shift"]),
+        },
+    )
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 18 and 27.
+
+    Args:
+      inputs: Leads of S = 0 over 12 and 24 by the other S, learning rate and time ("early"); when
+        they change places, or None where that was not kept ("crossings"); leads of S = 12 at T
+        ("late"); accuracies at T ("ends"); and the comparison of the printed setting ("printed").
+    """
+    marks = CLAIMS[18].criterion
+    judged: dict[str, dict[str, bool | None]] = {}
+    told = []
+    for s, by_rate in inputs["early"].items():
+        for rate, by_time in by_rate.items():
+            leads = {time: Interval.read(each) for time, each in by_time.items()}
+            places = inputs["crossings"][s][rate]
+            at_all = all_of(each.above() for each in leads.values())
+            crosses = None
+            if places is not None:
+                crosses = any(led and marks.first <= time <= marks.last for time, led in places)
+            judged.setdefault(rate, {})[f"S = 0 leads S = {s} early"] = any_of([at_all, crosses])
+            words = ", ".join(f"{each} at {time}" for time, each in leads.items())
+            told.append(f"S = 0 over S = {s} by {words} (lr {rate})")
+    for s, found in inputs["late"].items():
+        for rate, each in setup.read_leads(found).items():
+            judged.setdefault(rate, {})[f"S = 12 over S = {s} at T"] = each.above()
+        told.append(f"S = 12 over S = {s} at T by {setup.by_lr(setup.read_leads(found))}")
+    parts = setup.by_rate(inputs, judged, inputs["ends"])
+    measured = {
+        **{name: inputs[name] for name in ("early", "crossings", "late")},
+        "accuracy at T, %": setup.described(inputs),
+    }
+    printed = inputs["printed"]
+    return [
+        setup.settle(inputs, 18, measured, parts, f"{'; '.join(told)}; 16 clients a round"),
+        verdict(
+            27,
+            printed,
+            printed["largest difference"] == 0 and printed["same times"],
+            f"largest difference of accuracies {printed['largest difference']:g}; the delays are "
+            "those of 850 clients a group, so that an iteration takes at least "
+            f"{printed['least iteration time']:.1f} units, longer than every S",
+        ),
+    ]
+
+
+def any_of(judgements: Iterable[bool | None]) -> bool | None:
+    """Return whether one holds: True if one does, otherwise None if one is unknown."""
+    found = list(judgements)
+    return True if True in found else None if None in found else False

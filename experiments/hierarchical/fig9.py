@@ -5,7 +5,10 @@ used, so that a CPU can run it at full size (`--dataset` takes CIFAR-10, with th
 follow Dirichlet(0.5), the same for every clustering.
 """
 
-from experiments.harness import Arguments, Outcome
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.harness import Arguments, Outcome, Verdict
 from experiments.hierarchical import setup
 
 STUDY = setup.study(setup.MNIST, reduced=None)
@@ -27,21 +30,34 @@ def run(arguments: Arguments) -> Outcome:
     lr = setup.best_lr(ends["M2"])
     leads = {other: setup.leads(ends["M4"], ends[other]) for other in ("M2", "M8")}
     rounds = {name: float(data.ticks.isel(eval=-1, lr=0).mean()) for name, data in curves.items()}
-    told = "; ".join(
-        f"M = 4 ahead of {other} by {setup.by_lr(each)}" for other, each in leads.items()
+    inputs = setup.inputs_of(
+        arguments, STUDY, size, leads=leads, rounds=rounds, ends=setup.spreads(ends)
     )
-    counts = ", ".join(f"{value:.1f} ({name})" for name, value in rounds.items())
-    holds = setup.all_of(each[lr].is_clear for each in leads.values())
-    expected = ", ".join(f"{value:g}" for value in ROUNDS.values())
-    why = (
-        f"{told} points; rounds {counts}, expected {expected} at T = 1000; judged at lr {lr:g}; "
-        f"{setup.words_of(size)}"
-    )
-    measured = {
-        "rounds": rounds,
-        "leads": {other: setup.numbers(each) for other, each in leads.items()},
-    }
-    verdicts = [setup.settle(arguments, size, 19, measured, holds, why)]
     shown = {f"{name}, {rounds[name]:.1f} rounds": data.sel(lr=lr) for name, data in curves.items()}
     figures = setup.pictures(shown, "fig9", f"{setup.words_of(size)}, S = 6, lr {lr:g}")
-    return setup.outcome(size, curves, figures, verdicts)
+    return setup.outcome(size, curves, figures, judge(inputs), inputs=inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 19: four groups are ahead of two and of eight.
+
+    Args:
+      inputs: Leads of M4 by the other run and learning rate ("leads"), rounds of every run
+        ("rounds"), and accuracies at T ("ends").
+    """
+    leads = {other: setup.read_leads(each) for other, each in inputs["leads"].items()}
+    judged: dict[str, dict[str, bool | None]] = {}
+    for other, found in leads.items():
+        for rate, each in found.items():
+            judged.setdefault(rate, {})[f"M4 over {other}"] = each.above()
+    parts = setup.by_rate(inputs, judged, inputs["ends"])
+    told = "; ".join(f"over {other} by {setup.by_lr(each)}" for other, each in leads.items())
+    rounds = ", ".join(f"{value:.1f} ({name})" for name, value in inputs["rounds"].items())
+    expected = ", ".join(f"{value:g}" for value in ROUNDS.values())
+    measured = {
+        "rounds": inputs["rounds"],
+        "leads of M4": {o: {r: x._asdict() for r, x in each.items()} for o, each in leads.items()},
+        "accuracy at T, %": setup.described(inputs),
+    }
+    why = f"M4 ahead at T {told} points; rounds {rounds}, expected {expected} at T = 1000"
+    return [setup.settle(inputs, 19, measured, parts, why)]

@@ -2,12 +2,11 @@
 
 See arXiv 2302.04851, Sec. VI. The paper gives neither learning rate, batch, T nor seeds. Here
 batches of 32 are drawn afresh, with plain SGD, T = 1000, five seeds, and several learning rates. A
-claim is judged at the rate with which the figure's baseline ends best, and results at the other
-rates are reported too. CIFAR-10 has the paper's CNN, MNIST its perceptron of 50 units.
+claim is judged at every learning rate at which no compared run has collapsed to chance, and the
+rates are parts of the claim. CIFAR-10 has the paper's CNN, MNIST its perceptron of 50 units.
 
 The accuracy at a time is that of the last global model finished by then; every model is evaluated.
-A diverged lane has no accuracy, and claims that need it are not judged; nor are claims on the
-spread over seeds if there is a single one.
+A diverged lane has no accuracy, and decides nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,22 +20,30 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.harness import (
+    NOT_RUN,
     Arguments,
+    Interval,
     Outcome,
+    Sample,
     Sizes,
     Study,
     Verdict,
-    mean_and_error,
-    table,
+    interval,
+    reduction,
+    rule,
+    spread_table,
     verdict_table,
 )
-from experiments.hierarchical.claims import EQUAL, verdict
+from experiments.harness.statistics import has_collapsed
+from experiments.hierarchical.claims import verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.reporting import plots
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical.timing import linear_delays
 
+CHANCE = 10.0
+"""Accuracy of chance with ten classes, in percent."""
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
 EVERY_TICK = 1_000_000
 """Limit on the number of evaluations, larger than the number of ticks of any run here."""
@@ -228,96 +235,114 @@ def final(data: xr.Dataset, time: float, metric: str = "accuracy") -> xr.DataArr
     return at(data, time, metric).isel(at=0, drop=True)
 
 
-class Lead(NamedTuple):
-    """Lead of one run over another, paired by seed, in points of accuracy.
-
-    Attributes:
-      mean: The mean lead.
-      error: Its standard error; NaN for a single seed.
-    """
-
-    mean: float
-    error: float
-
-    @property
-    def is_clear(self) -> bool | None:
-        """Whether the first run is ahead by two standard errors.
-
-        None for a single seed, or if a lane failed.
-        """
-        return self.mean > 2 * self.error if np.isfinite(self.mean + self.error) else None
-
-    @property
-    def is_none(self) -> bool | None:
-        """Whether both are equal within `EQUAL` points.
-
-        None if two standard errors are more than that, unless the two are clearly apart.
-        """
-        if not np.isfinite(self.mean + self.error):
-            return None
-        if 2 * self.error > EQUAL and abs(self.mean) <= EQUAL + 2 * self.error:
-            return None
-        return abs(self.mean) <= EQUAL
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.error:.2f}"
+def compare(first: xr.DataArray, second: xr.DataArray) -> Interval:
+    """Compare accuracies paired by seed, in points."""
+    return interval(100 * (first.values - second.values).astype(float).ravel())
 
 
-def lead(first: xr.DataArray, second: xr.DataArray) -> Lead:
-    """Compare accuracies per seed, in percent."""
-    difference = 100 * (first.values - second.values).astype(float).ravel()
-    return Lead(*mean_and_error(difference))
-
-
-def leads(first: xr.DataArray, second: xr.DataArray) -> dict[float, Lead]:
+def leads(first: xr.DataArray, second: xr.DataArray) -> dict[str, Interval]:
     """Compare two runs at each learning rate. Dimensions are lr and seed."""
     return {
-        float(rate): lead(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values
+        f"{rate:g}": compare(first.sel(lr=rate), second.sel(lr=rate)) for rate in first["lr"].values
     }
 
 
-def numbers(leads: Mapping[Any, Lead]) -> dict[str, dict[str, float]]:
-    """Return leads as a verdict keeps them."""
-    return {str(name): each._asdict() for name, each in leads.items()}
+def spreads(ends: Mapping[str, xr.DataArray]) -> dict[str, dict[str, Sample]]:
+    """Return the accuracies at T in percent per seed, by run and learning rate."""
+    return {
+        name: {f"{rate:g}": Sample.of(100 * each.sel(lr=rate).values) for rate in each["lr"].values}
+        for name, each in ends.items()
+    }
 
 
-def all_of(judgements: Iterable[bool | None]) -> bool | None:
-    """Return whether all hold: False if one does not, otherwise None if one is unknown."""
-    found = list(judgements)
-    return False if False in found else None if None in found else True
-
-
-def settle(
-    arguments: Arguments,
-    size: Sizes,
-    number: int,
-    measured: Any,
-    holds: bool | None,
-    why: str,
-    *,
-    smoke: str = SMOKE,
-) -> Verdict:
-    """Give the verdict on a claim, or none after a smoke run or with a single seed.
+def inputs_of(arguments: Arguments, study: Study, size: Sizes, **found: Any) -> dict[str, Any]:
+    """Return the numbers that verdicts need, with how they were run.
 
     Args:
       arguments: The command line.
+      study: The study.
       size: The size of the run.
+      **found: The numbers.
+    """
+    given, full = Path(size.dataset).stem, study.full.dataset
+    reduced = "" if given == full else f"{given} in place of {full}"
+    how = {"smoke": arguments.smoke, "seeds": size.seeds, "words": words_of(size)}
+    return {**how, "reduced": reduced, **found}
+
+
+def settle(
+    inputs: Mapping[str, Any],
+    number: int,
+    measured: Mapping[str, Any],
+    parts: Mapping[str, bool | None],
+    why: str,
+    *,
+    is_accuracy: bool = True,
+    smoke: str = SMOKE,
+) -> Verdict:
+    """Give the verdict on a claim from its parts, or none after a smoke run.
+
+    Args:
+      inputs: What `inputs_of` returns.
       number: The claim's number.
       measured: What was measured.
-      holds: Whether the claim meets its criterion; None if that is unknown.
+      parts: Whether each part of the claim is true, None if that is undecided.
       why: The numbers behind the verdict.
+      is_accuracy: Whether the claim is on accuracies, which asks for ten seeds.
       smoke: Why a smoke run is not judged.
     """
-    if arguments.smoke:
-        return verdict(number, measured, None, smoke)
-    if size.seeds < 2:
-        return verdict(number, measured, None, f"not judged by a single seed: {why}")
+    if inputs["smoke"]:
+        return verdict(number, measured, NOT_RUN, smoke)
+    words = reduction(inputs["seeds"], inputs["reduced"]) if is_accuracy else ""
     return verdict(
-        number,
-        measured,
-        None if holds is None else bool(holds),
-        why if holds is not None else f"undecided: {why}",
+        number, {**measured, "parts": parts}, rule(parts, words), f"{why}; {inputs['words']}"
     )
+
+
+def by_rate(
+    inputs: Mapping[str, Any],
+    judged: Mapping[str, Mapping[str, bool | None]],
+    compared: Iterable[str],
+) -> dict[str, bool | None]:
+    """Name the parts of a claim by learning rate, and leave out rates that decide nothing.
+
+    Rates at which a compared run diverged or is below twice chance are left out, unless that is so
+    at all of them, which leaves the claim undecided.
+
+    Args:
+      inputs: What `inputs_of` returns, with the accuracies at T as "ends" by run and rate.
+      judged: Whether each part is true, by rate and by name of the part.
+      compared: Names of the compared runs.
+    """
+    ends = inputs["ends"]
+    names = list(compared)
+    parts: dict[str, bool | None] = {}
+    for rate, each in judged.items():
+        samples = [Sample.read(ends[name][rate]) for name in names if rate in ends.get(name, {})]
+        if not any(has_collapsed(sample, CHANCE) for sample in samples):
+            parts |= {f"{words} at lr {rate}": value for words, value in each.items()}
+    return parts or {"every learning rate collapsed": None}
+
+
+def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:
+    """Read leads by learning rate as JSON keeps them."""
+    return {rate: Interval.read(each) for rate, each in found.items()}
+
+
+def told_ends(inputs: Mapping[str, Any]) -> str:
+    """Describe the accuracies at T by run and learning rate."""
+    return "; ".join(
+        f"{name} " + ", ".join(f"{Sample.read(each)} at lr {rate}" for rate, each in row.items())
+        for name, row in inputs["ends"].items()
+    )
+
+
+def described(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spread over seeds of the accuracies at T, by run and learning rate."""
+    return {
+        name: {rate: Sample.read(each).described(CHANCE) for rate, each in row.items()}
+        for name, row in inputs["ends"].items()
+    }
 
 
 class Crossing(NamedTuple):
@@ -387,7 +412,7 @@ def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str
 
 def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
     """Lay out the accuracies at the time T of every swept point, by name of the run."""
-    rows = []
+    samples = {}
     for name, each in data.items():
         accuracies = final(each, time)
         dims = [dim for dim in accuracies.dims if dim != "seed"]
@@ -395,13 +420,14 @@ def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
             point = dict(zip(dims, values, strict=True))
             words = ", ".join(f"{dim} {value:g}" for dim, value in point.items())
             number = float(each.ticks.isel(eval=-1).sel(point).mean())
-            rows.append([name, words, percent(accuracies.sel(point)), f"{number:.1f}"])
-    return table(["run", "settings", "accuracy at T, %", "server steps"], rows)
+            label = f"{name}, {words}, {number:.1f} server steps"
+            samples[label] = Sample.of(100 * accuracies.sel(point).values)
+    return f"accuracy at T, %\n\n{spread_table(samples, CHANCE)}"
 
 
-def by_lr(leads: Mapping[float, Lead]) -> str:
+def by_lr(leads: Mapping[str, Interval]) -> str:
     """Describe leads at each learning rate."""
-    return ", ".join(f"{each} at lr {rate:g}" for rate, each in leads.items())
+    return ", ".join(f"{each} at lr {rate}" for rate, each in leads.items())
 
 
 def outcome(
@@ -410,6 +436,7 @@ def outcome(
     figures: Mapping[str, Figure],
     verdicts: Sequence[Verdict],
     shown: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Collect what a figure returns.
 
@@ -418,10 +445,5 @@ def outcome(
     text = (
         (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
     )
-    return Outcome(
-        curves,
-        figures,
-        verdicts,
-        {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs},
-        text,
-    )
+    config = {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs}
+    return Outcome(curves, figures, verdicts, config, text, inputs)

@@ -13,7 +13,7 @@ def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
     done = run("favano/fig3a", "--smoke", "--out", "fig3a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = claims(tmp_path / "fig3a")
-    assert set(found) == {"favano-13"} and found["favano-13"]["holds"] is None
+    assert set(found) == {"favano-13"} and found["favano-13"]["verdict"] == "not run"
     config = json.loads((tmp_path / "fig3a" / "config.json").read_text())
     assert (config["dataset"], config["model"], config["smoke"]) == ("digits", "SmallCNN", True)
     done = run("favano/fig6", "--results", "fig3a", "--out", "fig6", cwd=tmp_path)

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from experiments.favano import clock
+from fedjax_sim.systems import favano, fedbuff
 from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED = {
@@ -11,6 +14,8 @@ JUDGED = {
     "favano/theory": [6, 7, 16],
     "favano/clock": [4, 5, 8, 17, 18, 19],
 }
+OPEN = {19}
+"""Too near to its mark for the few schedules of a smoke run."""
 PICTURES = {
     "favano/lemmas": {"contraction.png"},
     "favano/theory": {"long_run_mean.png", "theorem_1.png"},
@@ -23,9 +28,30 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
-    assert judged(out) == {f"favano-{number}": True for number in JUDGED[name]}
+    expected = {f"favano-{number}": number not in OPEN or None for number in JUDGED[name]}
+    assert judged(out) == expected
     for id, claim in claims(out).items():
         assert isinstance(claim["measured"], dict)
         assert f"| {id} " in done.stdout
     assert {path.name for path in out.iterdir()} == FILES | PICTURES[name]
     assert summary(out)["failed_lanes"] == 0
+
+
+def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
+    """A step too many after the first, every second contact too old, and updates of anyone."""
+    lanes, ticks = clock.STUDY.smoke.seeds, clock.BUDGET // clock.PERIOD
+    shares = (clock.SHARES[clock.THIRD], clock.SHARES[clock.MOST])
+    drawn = clock.at_shares(favano.system, favano.system.Hyper(), lanes, ticks, shares)
+
+    def found(timeline: clock.Timeline) -> list[bool | None]:
+        return [each.holds for each in clock.judge_contacts(timeline)[0]]
+
+    assert found(drawn) == [True, True]
+    assert found(drawn._replace(steps=drawn.steps + (drawn.steps > 0))) == [False, True]
+    assert found(drawn._replace(version=drawn.version - drawn.version % 2)) == [True, False]
+
+    settings = clock.READINGS["blocked"]
+    runs = clock.at_shares(fedbuff.system, settings, lanes, clock.FEDBUFF_TICKS)
+    anyone = np.random.default_rng(0).integers(0, settings.num_clients, runs.clients.shape)
+    readings = dict.fromkeys(clock.READINGS, runs._replace(clients=anyone))
+    assert clock.judge_shares(clock.STUDY.smoke, readings).verdict == "fails"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.fedstaleweight import influence
 from tests.experiments.running import FILES, claims, judged, run
 
 JUDGED = {"fedstaleweight/influence": [*range(1, 8), *range(12, 21)], "fedstaleweight/fig2": []}
@@ -29,3 +30,13 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
     assert judged(out) == expected
     assert all(f"| {id} " in done.stdout for id in claims(out))
     assert {path.name for path in out.iterdir()} == FILES | PICTURES[name]
+
+
+def test_verdicts_on_influence_fail_where_all_are_equally_fast() -> None:
+    """The claims on the paper's two speeds do not hold on schedules of one speed."""
+    sizes = influence.STUDY.smoke
+    settings = influence.HYPER.replace(rate_fast=influence.HYPER.rate_slow)
+    alone = influence.arrivals(sizes.seeds, 5 * sizes.ticks, [settings])
+    found = {each.id: each.verdict for each in influence.influence_claims(sizes, alone)[0]}
+    failed = {id for id, verdict in found.items() if verdict == "fails"}
+    assert failed == {f"fedstaleweight-{number}" for number in (1, 3, 4, 20)}

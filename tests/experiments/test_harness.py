@@ -105,7 +105,7 @@ def test_interval_of_paired_differences() -> None:
     """Two pairs: one degree of freedom, whose 95 % point is 12.7."""
     mean, half = interval(np.array([1.0, 3.0]))
     assert mean == 2
-    assert half == pytest.approx(12.706 * np.sqrt(2) / np.sqrt(2))
+    assert half == pytest.approx(12.7062 * np.sqrt(2) / np.sqrt(2))
 
 
 def test_means_with_standard_errors() -> None:

@@ -1,0 +1,150 @@
+"""The page of all claims: one HTML file that needs no network and no script."""
+
+import html
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.claims import Verdict, claims_of
+from experiments.harness.ledger import Row, counts, picture_of
+from experiments.harness.statistics import VERDICTS
+
+COLORS = {
+    "holds": "#1b7f4b",
+    "holds in part": "#8a6d00",
+    "fails": "#b3261e",
+    "undecided": "#5f6368",
+    "not run": "#9aa0a6",
+}
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem;
+  color: #202124; background: #fff }
+h1, h2 { line-height: 1.2 }
+h2 { border-top: 2px solid #dadce0; padding-top: 1rem }
+nav a { margin-right: 1rem }
+div { overflow-x: auto }
+table { border-collapse: collapse }
+td, th { padding: .2rem .7rem; text-align: right }
+th:first-child, td:first-child { text-align: left }
+tr + tr td { border-top: 1px solid #dadce0 }
+article { border: 1px solid #dadce0; border-radius: 6px; margin: 1rem 0; padding: .3rem 1rem 1rem }
+article h3 { margin: .5rem 0 }
+.badge { border-radius: 4px; color: #fff; font-size: .85rem; padding: .1rem .5rem }
+dl { display: grid; gap: .2rem 1rem; grid-template-columns: 6rem minmax(0, 1fr); margin: .5rem 0 }
+dt { color: #5f6368 }
+dd { margin: 0; overflow-wrap: anywhere }
+figure { display: inline-block; margin: .5rem .5rem 0 0; max-width: 29rem; vertical-align: top }
+img { border: 1px solid #dadce0; max-width: 100% }
+figcaption { color: #5f6368; font-size: .85rem }
+"""
+
+
+def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, str]) -> None:
+    """Write the page and copy the pictures that it shows.
+
+    Args:
+      out: Folder of the page, made if it is missing.
+      found: All claims.
+      figures: Folder of the committed pictures.
+      names: What the papers' systems are called.
+    """
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    sections, shown = [], set()
+    for paper in dict.fromkeys(row.paper for row in found):
+        mine = [row for row in found if row.paper == paper]
+        articles = []
+        for row in mine:
+            pictures = [file for file in pictures_of(row) if (figures / file).exists()]
+            shown.update(pictures)
+            articles.append(article(row, pictures))
+        name = html.escape(names.get(paper, paper))
+        sections.append(
+            f'<h2 id="{paper}">{name}</h2>\n{count_table({name: mine})}' + "\n".join(articles)
+        )
+    for file in shown:
+        shutil.copyfile(figures / file, out / "figures" / file)
+    whole = {
+        names.get(paper, paper): [row for row in found if row.paper == paper] for paper in names
+    }
+    links = " ".join(f'<a href="#{paper}">{html.escape(name)}</a>' for paper, name in names.items())
+    (out / "index.html").write_text(
+        "<!DOCTYPE html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>Claims of five papers</title><style>{STYLE}</style></head>\n<body>"
+        f"<h1>Claims of five papers on federated learning</h1><nav>{links}</nav>\n"
+        "<p>Each claim is judged by the criterion that stands with it. Intervals are 95 % t "
+        "intervals. A claim is undecided if its interval covers both outcomes, and holds in part "
+        "if it was shown for the stated scope only.</p>\n"
+        f"{count_table(whole | {'all': list(found)})}\n" + "\n".join(sections) + "</body></html>\n"
+    )
+
+
+def count_table(blocks: Mapping[str, Sequence[Row]]) -> str:
+    """Lay out the numbers of verdicts."""
+    header = "".join(f"<th>{each}</th>" for each in ("paper", *VERDICTS, "claims"))
+    lines = [
+        "<tr>"
+        + "".join(f"<td>{x}</td>" for x in (html.escape(name), *counts(rows).values(), len(rows)))
+        + "</tr>"
+        for name, rows in blocks.items()
+    ]
+    return f"<div><table><tr>{header}</tr>{''.join(lines)}</table></div>"
+
+
+def pictures_of(row: Row) -> list[str]:
+    """Return the committed pictures of the experiments that judge a claim."""
+    return list(
+        dict.fromkeys(
+            picture_of(entry["experiment"], file)
+            for _, entry in row.found
+            for file in entry["pictures"]
+        )
+    )
+
+
+def article(row: Row, pictures: Sequence[str]) -> str:
+    """Lay out one claim."""
+    claim = row.claim
+    color = COLORS[row.verdict]
+    badge = f'<span class="badge" style="background:{color}">{row.verdict}</span>'
+    facts = [("claim", claim.text), ("where", claim.place)]
+    facts.append(("paper", claim.stated or "as in the claim"))
+    facts += [("ours", evidence(each, entry)) for each, entry in row.found] or [("ours", "not run")]
+    if row.scope:
+        facts.append(("scope", row.scope))
+    facts += [("criterion", str(claim.criterion)), ("kind", claim.kind)]
+    for _, entry in row.found:
+        facts.append(("run", f"{entry['command']} ({told_run(entry)}; {cost_of(entry)})"))
+        facts += [("note", entry["note"])] if entry.get("note") else []
+    rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts)
+    outcome = html.escape(claim.stated or claim.text)
+    shown = "".join(
+        f'<figure><img loading="lazy" src="figures/{file}" alt="{html.escape(claim.id)}: '
+        f'{file}"><figcaption>ours; the paper: {outcome}</figcaption></figure>'
+        for file in pictures
+    )
+    return f'<article id="{claim.id}"><h3>{claim.id} {badge}</h3><dl>{rows}</dl>{shown}</article>'
+
+
+def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
+    """Return the numbers behind a verdict, with a warning if its criterion has changed since."""
+    paper, _, number = verdict.id.rpartition("-")
+    is_old = str(claims_of(paper)[int(number)].criterion) != verdict.criterion
+    return f"(judged by an earlier criterion) {verdict.why}" if is_old else verdict.why
+
+
+def told_run(entry: Mapping[str, Any]) -> str:
+    """Describe the size, seeds and date of a run."""
+    seeds = f", {entry['seeds']} seeds" if entry.get("seeds") else ""
+    kept = ", recorded" if entry["source"] == "recorded" else ""
+    return f"{entry['size']}{seeds}, {entry['date']}{kept}"
+
+
+def cost_of(entry: Mapping[str, Any]) -> str:
+    """Describe what a run cost."""
+    seconds, cpu = entry["cost"]["seconds"], entry["cost"]["cpu_seconds"]
+    told = [f"{seconds:.0f} s" if seconds else "", f"{cpu:.0f} s of processor time" if cpu else ""]
+    return ", ".join(filter(None, told)) or "cost not kept"

@@ -1,0 +1,210 @@
+"""The ledger of claims: committed results, the tables and the page that are written from them."""
+
+import importlib
+import json
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.harness import Interval, Ruling, Sample, ledger, main, report, rule
+from experiments.harness.claims import KINDS, Verdict
+from experiments.harness.statistics import (
+    VERDICTS,
+    all_of,
+    difference,
+    has_collapsed,
+    interval,
+    interval_of_error,
+    lead,
+    reduction,
+    spread_of,
+    unless_collapsed,
+)
+from fedjax_sim.reporting.results import to_json
+
+ENTRIES = ledger.entries()
+MOST_BYTES = 2_000_000
+
+
+def test_every_claim_has_one_row() -> None:
+    found = ledger.rows(ENTRIES)
+    assert len(found) == len({row.claim.id for row in found}) == 107
+    assert {row.verdict for row in found} <= set(VERDICTS)
+    assert sum(ledger.counts(found).values()) == 107
+    for row in found:
+        assert row.claim.kind in KINDS
+        assert bool(row.found) == (row.verdict != "not run")
+        assert all(each.why for each, _ in row.found)
+
+
+def test_the_readmes_agree_with_the_results() -> None:
+    """`python -m experiments report` writes what is committed."""
+    for file, text in report.texts(ledger.rows(ENTRIES)).items():
+        assert file.read_text() == text, f"run `python -m experiments report`: {file} is old"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["experiment"])
+def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
+    assert entry["source"] in ("run", "recorded") and entry["size"] in ("full", "reduced")
+    assert entry["command"].startswith(f"python -m experiments run {entry['experiment']}")
+    for each in entry["claims"]:
+        assert set(each) == set(Verdict._fields)
+        assert each["verdict"] in VERDICTS and each["size"] in ("full", "reduced")
+    for file in entry["pictures"]:
+        assert (ledger.FIGURES / ledger.picture_of(entry["experiment"], file)).exists()
+    again = ledger.judged(entry)
+    if again is not None:
+        plain = ledger.rounded(json.loads(to_json([each._asdict() for each in again])))
+        assert plain == entry["claims"]
+
+
+def test_results_stay_small() -> None:
+    files = list(ledger.ROOT.glob("*/results/*.json"))
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert {ledger.file_of(json.loads(file.read_text())["experiment"]) for file in files} == set(
+        files
+    )
+
+
+class _Page(HTMLParser):
+    """Counts tags, and collects what a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        given = dict(attrs)
+        self.loads += [value for name in ("src", "href") if (value := given.get(name))]
+
+
+def test_the_page_needs_no_network_and_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository stays as it is, as its tables agree with the results."""
+    monkeypatch.setattr(report, "draw_again", lambda: None)  # Pictures differ between machines.
+    assert main(["report", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("107 claims: ")
+    page = _Page()
+    page.feed((tmp_path / "index.html").read_text())
+    assert page.tags["article"] == 107 and not page.tags["script"]
+    for target in page.loads:
+        assert target.startswith(("#", "data:,")) or (tmp_path / target).is_file(), target
+    assert page.tags["img"] > 20
+    test_the_readmes_agree_with_the_results()
+
+
+def test_kept_results_come_from_runs_that_are_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {**ENTRIES[0], "pictures": {"a.png": []}}
+    monkeypatch.setattr(ledger, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(ledger, "FIGURES", tmp_path)
+    (tmp_path / "root" / entry["experiment"].split("/")[0]).mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a.png").write_bytes(b"picture")
+    (tmp_path / "run" / ledger.FILE).write_text(json.dumps(entry))
+    assert ledger.keep(tmp_path / "run") == entry["experiment"]
+    assert json.loads(ledger.file_of(entry["experiment"]).read_text()) == entry
+    assert (tmp_path / ledger.picture_of(entry["experiment"], "a.png")).read_bytes() == b"picture"
+    (tmp_path / "run" / ledger.FILE).write_text(json.dumps({**entry, "size": "smoke"}))
+    for folder, word in ((tmp_path / "run", "smoke"), (tmp_path / "none", "finished run")):
+        assert main(["report", "--keep", str(folder)]) == 2
+        assert word in capsys.readouterr().err
+
+
+def test_a_row_joins_what_several_experiments_say() -> None:
+    claims = importlib.import_module("experiments.fald.claims").CLAIMS
+
+    def said(*words: str) -> tuple[str, str]:
+        verdicts = [claims.verdict(1, None, Ruling(word), "why") for word in words]
+        return ledger.joined(verdicts, ["a", "b"])
+
+    assert said() == ("not run", "")
+    assert said("holds", "holds") == ("holds", "")
+    assert said("holds", "fails") == ("holds in part", "a holds; b fails")
+    assert said("holds in part", "fails")[0] == "holds in part"
+    assert said("undecided", "fails")[0] == "fails"
+    assert said("undecided", "holds")[0] == "holds in part"
+
+
+def test_points_of_a_picture() -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot(range(1000), range(1000), label="line")
+    axes.plot([0, 1], [0, 1])
+    axes.set(xlabel="time", ylabel="loss")
+    (panel,) = ledger.points_of(figure)
+    (line,) = panel["lines"]
+    assert (panel["x"], panel["y"], line["label"]) == ("time", "loss", "line")
+    assert len(line["x"]) == ledger.MOST_POINTS and line["x"][-1] == 999
+
+
+@pytest.mark.parametrize(
+    ("parts", "reduced", "verdict", "scope"),
+    [
+        ({"a": True, "b": True}, "", "holds", ""),
+        ({"a": True, "b": True}, "3 seeds", "holds in part", "reduced: 3 seeds"),
+        ({"a": True, "b": False}, "", "holds in part", "true: a; false: b"),
+        ({"a": True, "b": None}, "", "holds in part", "true: a; undecided: b"),
+        ({"a": False, "b": False}, "", "fails", ""),
+        ({"a": False, "b": None}, "", "fails", "false: a; undecided: b"),
+        ({"a": None, "b": None}, "3 seeds", "undecided", ""),
+        ({}, "", "undecided", ""),
+    ],
+)
+def test_one_standard(parts: dict, reduced: str, verdict: str, scope: str) -> None:
+    assert rule(parts, reduced) == (verdict, scope)
+
+
+def test_intervals_decide_only_if_all_of_them_agrees() -> None:
+    assert [Interval(mean, 1.0).above() for mean in (1.1, 0.9, -0.9, -1.0)] == [
+        True,
+        None,
+        None,
+        False,
+    ]
+    assert [Interval(mean, 0.5).within(1.0) for mean in (0.4, -0.5, 0.6, -1.4, 1.6)] == [
+        True,
+        True,
+        None,
+        None,
+        False,
+    ]
+    unknown = Interval(3.0, float("inf"))
+    assert unknown.above() is None and unknown.within(1.0) is None
+    assert (all_of([True, None]), all_of([None, False]), all_of([True])) == (None, False, True)
+    assert interval([5.0]).half == float("inf")
+    assert interval_of_error(1.0, 0.5, 5).half == pytest.approx(2.7764 * 0.5, rel=1e-4)
+
+
+def test_leads_are_paired_where_single_runs_are_known() -> None:
+    first, second = Sample.of([80.0, 70.0, 60.0]), Sample.of([79.0, 68.5, 59.0])
+    assert lead(first, second).above() is True  # by 1, 1.5, 1
+    by_moments = [each._replace(values=None) for each in (first, second)]
+    assert lead(*by_moments).above() is None  # deviations of 10 hide it
+    assert lead(first, second).mean == pytest.approx(lead(*by_moments).mean)
+    # Welch: equal sizes and deviations have 2 (n - 1) degrees of freedom.
+    same = Sample(0.0, 10.0, 3)
+    assert lead(same, same).half == pytest.approx(2.7764 * 10 * (2 / 3) ** 0.5, rel=1e-4)
+    assert difference((first, second), (first, second)) == (0.0, 0.0)
+    assert difference((same, same), (same, same)).half == pytest.approx(
+        2.306 * 20 / 3**0.5, rel=1e-3
+    )
+
+
+def test_chance_and_failed_runs_are_seen() -> None:
+    collapsed, mixed = Sample.of([10.0, 11.0, 90.0]), Sample.of([10.0, 90.0, 90.0])
+    assert has_collapsed(collapsed, 10) and not has_collapsed(mixed, 10)
+    assert has_collapsed(Sample.of([float("nan")] * 3), 10)
+    assert has_collapsed(Sample(float("nan"), 0.0, 3), 10)
+    assert unless_collapsed(True, [mixed], 10) is True
+    assert unless_collapsed(True, [mixed, collapsed], 10) is None
+    found = spread_of([10.0, 90.0, float("nan"), 95.0], 10.0)
+    assert (found["median"], found["worst"], found["failed"], found["collapsed"]) == (90, 10, 1, 1)
+    assert reduction(3, "digits") == "digits, 3 seeds in place of 10" and not reduction(10)
