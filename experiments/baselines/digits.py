@@ -18,7 +18,7 @@ from fedjax_sim.cli.defaults import DEFAULTS
 
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 """The grid of every method's learning rate of local steps."""
-SERVER_RATES = (0.3, 1.0)
+SERVER_RATES = (0.3, 1.0, 3.0)
 """The grid of FedBuff's server learning rate. The other systems have none."""
 EVERYONE = {"restart": "after_interaction", "weighting": "mean"}
 """FedBuff with all clients at work and no discount."""
@@ -40,7 +40,7 @@ def contestants(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
 
 COMPARISON = Comparison(
     Study(
-        full=Sizes(10, dataset="digits", time_budget=5000.0, clients=30, tuning_seeds=5),
+        full=Sizes(10, dataset="digits", time_budget=5000.0, clients=30, tuning_seeds=10),
         smoke=Sizes(
             2,
             dataset="digits",

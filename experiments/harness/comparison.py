@@ -237,8 +237,8 @@ def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accur
     )
 
 
-COLUMNS = 4
-"""Panels of a sensitivity picture side by side."""
+MOST_COLUMNS = 4
+"""Most panels of a sensitivity picture side by side."""
 
 
 @plots.styled()
@@ -253,7 +253,7 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
       title: The title.
       metric: The setting on the horizontal axis.
     """
-    columns = min(COLUMNS, len(tuned))
+    columns = min(MOST_COLUMNS, -(-len(tuned) // 2))
     rows = -(-len(tuned) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.4 * rows + 0.7))
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -277,10 +277,11 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         edge = f" ({', '.join(each.at_edge)} at the edge)" if each.at_edge else ""
         axes.set_title(name + edge)
         if others:
-            axes.legend(fontsize=6.5, handlelength=2.2)
-    for axes in panels[-1]:
+            axes.legend(fontsize=6.5, handlelength=2.2, loc="lower left")
+    for axes in panels.flat[max(0, len(tuned) - columns) : len(tuned)]:
+        axes.tick_params(labelbottom=True)
         axes.set_xlabel("local learning rate")
     for axes in panels[:, 0]:
         axes.set_ylabel("validation accuracy")
-    figure.suptitle(f"{title}: mean (line) and each tuning seed (points); ring: the choice")
+    figure.suptitle(f"{title}\nmean (line) and each tuning seed (points); ring: the choice")
     return figure
