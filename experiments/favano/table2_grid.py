@@ -9,6 +9,7 @@ nearest to the paper, and each method at its best learning rate, run with ten se
 images (`--seeds` is the number of seeds of the second stage). No claim is judged here.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -261,7 +262,7 @@ def first_stage(
         curves = ran.curves
         final = curves.accuracy.isel(eval=-1)
         validated.loc[place] = 100 * final.where(~curves.failed, 0.0).values
-        task = tasks[inputs, COLUMNS[column].partition][0].replace(test_data=test_data)
+        task = dataclasses.replace(tasks[inputs, COLUMNS[column].partition][0], test_data=test_data)
         of_lanes = np.asarray(
             jax.jit(lambda x, task=task: jax.lax.map(task.evaluate, x))(ran.models)["accuracy"]
         )

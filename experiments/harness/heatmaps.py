@@ -66,7 +66,7 @@ def heat_maps(
             color = "white" if is_dark else "black"
             axes.text(j, i, written[i, j], ha="center", va="center", fontsize=7.5, color=color)
             if marked is not None and bool(np.asarray(marked[name])[i, j]):
-                frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 1.6}
+                frame: dict[str, Any] = {"fill": False, "edgecolor": "#D55E00", "linewidth": 1.6}
                 axes.add_patch(Rectangle((j - 0.47, i - 0.46), 0.94, 0.92, **frame))
         axes.set_xticks(range(len(along)), [_tick(each) for each in along])
         axes.set_yticks(range(len(down)), [_tick(each) for each in down])

@@ -191,29 +191,19 @@ def first_stage(
 ) -> dict[Point, xr.Dataset]:
     """Run every point at all learning rates and sync times, without the images held out.
 
-    With S = 0 a group does one iteration in a round, and all rules are the same. It is run once.
-
     Returns:
       Curves by point; dimensions `lr`, `sync_time`, `seed` and `eval`.
     """
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     held = comparison.hold_out(data, HELD_OUT)
     tasks = {inputs: _tasks(held, seeds, inputs) for inputs in sizes.inputs}
-    found: dict[Point, xr.Dataset] = {}
-    for point in points:
-        is_first = point.rule == RULES[0]
-        settings = {
-            "lr": list(sizes.rates),
-            "sync_time": list(SYNC_TIMES if is_first else SYNC_TIMES[1:]),
-        }
-        curves = _sweep(
+    settings = {"lr": list(sizes.rates), "sync_time": list(SYNC_TIMES)}
+    return {
+        point: _sweep(
             arguments, f"{point}", point, tasks[point.inputs], seeds, sizes.steps, settings
         )
-        if not is_first:
-            flat = found[point._replace(rule=RULES[0])].sel(sync_time=[0.0])
-            curves = xr.concat([flat, curves], "sync_time")
-        found[point] = curves
-    return found
+        for point in points
+    }
 
 
 def map_orders(
