@@ -13,7 +13,7 @@ from typing import Any
 from experiments.baselines.setup import Comparison, compare, contestant
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from experiments.harness.comparison import Contestant
-from fedjax_sim import models, partition
+from fedjax_sim import models
 from fedjax_sim.cli.defaults import DEFAULTS
 
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
@@ -40,20 +40,27 @@ def contestants(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
 
 COMPARISON = Comparison(
     Study(
-        full=Sizes(10, dataset="digits", time_budget=5000.0, clients=30, tuning_seeds=10),
+        full=Sizes(
+            10,
+            dataset="digits",
+            time_budget=5000.0,
+            clients=30,
+            tuning_seeds=10,
+            splits=("two classes a client",),
+        ),
         smoke=Sizes(
             2,
             dataset="digits",
             time_budget=1000.0,
             clients=30,
             tuning_seeds=1,
+            splits=("two classes a client",),
             words="a fifth of the virtual time, FedAvg alone",
         ),
     ),
     network=partial(models.MLP, (32,)),
     targets=(0.8, 0.9),
     contestants=contestants,
-    splits={"two classes a client": partial(partition.make, "classes")},
     held_out=0.2,
 )
 

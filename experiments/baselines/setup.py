@@ -59,10 +59,14 @@ SMOKE = ("fedadam", "fedper")
 
 Split = Callable[..., Partition]
 """Splits labels over `num_clients` clients, with a `seed`."""
-DIRICHLET: dict[str, Split] = {
+SPLITS: dict[str, Split] = {
     "Dirichlet(0.1)": partial(partition.dirichlet, alpha=0.1),
     "Dirichlet(1)": partial(partition.dirichlet, alpha=1.0),
+    "two classes a client": partial(partition.make, "classes"),
 }
+"""How labels are split over clients, by the names that sizes use."""
+BOTH = ("Dirichlet(0.1)", "Dirichlet(1)")
+ONE = BOTH[:1]
 SHARED = ("dataset", "seeds", "tuning_seeds", "time_budget", "held_out")
 """Facts in which an earlier run and the one that goes on from it must agree."""
 
@@ -82,7 +86,7 @@ def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
     }
     found = {}
     for name in SMOKE if smoke else (*GRIDS, *PERSONAL):
-        grid = {"lr": RATES, **GRIDS.get(name, {})}
+        grid = {"lr": sizes.rates, **GRIDS.get(name, {})}
         if smoke:
             grid = {key: values[-3:-1] for key, values in grid.items()}
         found[name] = contestant(name, shared, grid)
@@ -106,7 +110,6 @@ class Comparison(NamedTuple):
       network: Makes the network from the number of classes.
       targets: Accuracies whose rounds and times are reported.
       contestants: Lists the methods of a size, by label.
-      splits: How labels are split over clients, by name.
       held_out: Share of the training examples on which settings are chosen.
       mean: Mean of each colour channel, subtracted from images in [0, 1].
       std: Standard deviation of each colour channel, by which images are divided.
@@ -116,7 +119,6 @@ class Comparison(NamedTuple):
     network: Callable[[int], Model]
     targets: tuple[float, ...]
     contestants: Callable[..., dict[str, Contestant]] = standard_algorithms
-    splits: Mapping[str, Split] = DIRICHLET
     held_out: float = HELD_OUT
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
@@ -149,10 +151,10 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
     earlier = _earlier(arguments, facts)
     options = {"time_budget": sizes.time_budget, "num_evals": NUM_EVALS, "progress": True}
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
-    splits = dict(list(given.splits.items())[: 1 if arguments.smoke else None])
     curves: dict[str, xr.Dataset] = {}
     tuned: dict[str, dict[str, Tuned]] = {}
-    for split, divide in splits.items():
+    for split in sizes.splits:
+        divide = SPLITS[split]
         of_tuning = _problems(given, validation, sizes.clients, divide, seeds)
         of_test = _problems(given, data, sizes.clients, divide, range(sizes.seeds))
         tuned[split] = {}
@@ -185,7 +187,7 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
             name: comparison.summarise(curves[f"{split}, {name}"], given.targets, metric_of(name))
             for name in methods
         }
-        for split in splits
+        for split in sizes.splits
     }
     facts["chosen"] = {
         f"{split}, {name}": {
@@ -201,7 +203,8 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         for split, of_split in summaries.items()
     }
     texts = [
-        f"{split}\n\n" + _table(summaries[split], tuned[split], given.targets) for split in splits
+        f"{split}\n\n" + _table(summaries[split], tuned[split], given.targets)
+        for split in sizes.splits
     ]
     figures = _figures(curves, tuned, f"{data.name}{', ' * bool(sizes.words)}{sizes.words}")
     return Outcome(curves, figures, [], facts, "\n\n".join(texts))
