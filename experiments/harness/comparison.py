@@ -264,7 +264,7 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         lines = each.scores.stack(line=others) if others else each.scores.expand_dims("line")
         for number in range(lines.sizes["line"]):
             line = lines.isel(line=number)
-            label = ", ".join(f"{other} {float(line[other]):g}" for other in others)
+            label = ", ".join(f"{_words(other)} {float(line[other]):g}" for other in others)
             rates = line[metric].values
             shown = plots.look(number, "all", markersize=3.5, label=label or None)
             axes.plot(rates, line.mean("seed"), **shown)
@@ -274,10 +274,10 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         ring = {"marker": "o", "ms": 11, "mfc": "none", "mec": plots.FACE, "zorder": 5}
         axes.plot([each.choice[metric]], [at], linestyle="", **ring)
         axes.set(xscale="log", ylim=(0, 1.02))
-        edge = f" ({', '.join(each.at_edge)} at the edge)" if each.at_edge else ""
+        edge = f" ({', '.join(map(_words, each.at_edge))} at the edge)" if each.at_edge else ""
         axes.set_title(name + edge)
         if others:
-            axes.legend(fontsize=6.5, handlelength=2.2, loc="lower left")
+            axes.legend(fontsize=6.5, handlelength=2.2, loc="center left", bbox_to_anchor=(0, 0.4))
     for axes in panels.flat[max(0, len(tuned) - columns) : len(tuned)]:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("local learning rate")
@@ -285,3 +285,8 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         axes.set_ylabel("validation accuracy")
     figure.suptitle(f"{title}\nmean (line) and each tuning seed (points); ring: the choice")
     return figure
+
+
+def _words(setting: str) -> str:
+    """Write a setting's name in words."""
+    return setting.replace("_", " ").replace("lr", "learning rate")

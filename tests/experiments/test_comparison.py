@@ -88,7 +88,8 @@ def test_choices_and_where_grids_continue() -> None:
     figure = sensitivity_figure({"one": found, "other": alone}, "title")
     panels = figure.axes
     titles = [axes.get_title() for axes in panels]
-    assert titles == ["one (lr, server_lr at the edge)", "other (lr at the edge)"]
+    first = "one (learning rate, server learning rate at the edge)"
+    assert titles == [first, "other (learning rate at the edge)"]
     # Two lines of means with two seeds each, and a ring at the choice.
     assert [len(axes.lines) for axes in panels] == [7, 4]
     for axes in panels:
