@@ -87,7 +87,7 @@ def test_choices_and_where_grids_continue() -> None:
     assert next_value([0.1, 0.5, 1.0], above=False) == 0.02
     figure = sensitivity_figure({"one": found, "other": alone}, "title")
     panels = figure.axes
-    titles = [axes.get_title() for axes in panels]
+    titles = [axes.get_title(loc="left") for axes in panels]
     first = "one (learning rate, server learning rate at the edge)"
     assert titles == [first, "other (learning rate at the edge)"]
     # Two lines of means with two seeds each, and a ring at the choice.
