@@ -317,7 +317,7 @@ def _chosen(near: Sequence[Reading], best: xr.DataArray) -> list[tuple[str, str,
     found: dict[tuple[str, str, str, float], None] = {}
     for name, column in itertools.product((*METHODS, *REWEIGHTINGS), COLUMNS):
         parent = "FAVANO" if name in REWEIGHTINGS else name
-        rate = float(best.sel(method=parent, inputs=inputs, column=column))
+        rate = float(best.sel({"method": parent, "inputs": inputs, "column": column}))
         if np.isfinite(rate):
             found[name, inputs, column, rate] = None
         if common is not None and (name not in CLOCKS or name == common.clock):

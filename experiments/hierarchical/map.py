@@ -52,7 +52,15 @@ CHANCE = 20.0
 """An order of accuracies below twice chance, in percent, is not read."""
 
 STUDY = Study(
-    full=Sizes(10, dataset="mnist", tuning_seeds=2, steps=TIMES, rates=RATES, inputs=tuple(INPUTS)),
+    full=Sizes(
+        10,
+        dataset="mnist",
+        tuning_seeds=2,
+        steps=TIMES,
+        rates=RATES,
+        inputs=tuple(INPUTS),
+        rules=RULES,
+    ),
     reduced=Sizes(
         0,
         dataset="mnist",
@@ -60,6 +68,7 @@ STUDY = Study(
         steps={1: 1000.0, 5: 300.0},
         rates=RATES,
         inputs=tuple(INPUTS),
+        rules=RULES,
         words="the first stage alone, without E = an epoch",
     ),
     smoke=Sizes(
@@ -69,7 +78,8 @@ STUDY = Study(
         steps={1: 60.0},
         rates=(0.5, 2.0),
         inputs=("[0, 1]",),
-        words="handwritten digits",
+        rules=RULES[1:2],
+        words="handwritten digits, one rule",
     ),
 )
 
@@ -161,7 +171,7 @@ def run(arguments: Arguments) -> Outcome:
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     points = [
         Point(rule, steps, inputs)
-        for steps, inputs, rule in itertools.product(sizes.steps, sizes.inputs, RULES)
+        for steps, inputs, rule in itertools.product(sizes.steps, sizes.inputs, sizes.rules)
     ]
     curves = first_stage(arguments, sizes, data, points)
     orders = map_orders(curves, sizes)

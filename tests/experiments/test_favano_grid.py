@@ -57,8 +57,8 @@ def test_the_best_rate_is_that_of_validation(accuracy: xr.DataArray) -> None:
     validated.loc[{"lr": 0.35}] += 3
     validated.loc[{"method": "QuAFL"}] = np.nan
     best = table2_grid.best_rates(validated)
-    assert best.sel(method="QuAFL").isnull().all()
-    assert (best.drop_sel(method="QuAFL") == 0.35).all()
+    assert best.sel({"method": "QuAFL"}).isnull().all()
+    assert (best.drop_sel({"method": "QuAFL"}) == 0.35).all()
 
 
 def test_both_stages_run(tmp_path: Path) -> None:
