@@ -201,7 +201,7 @@ def run(arguments: Arguments) -> Outcome:
     if sizes.seeds:
         curves = second_stage(arguments, sizes, data, _chosen(near, best))
         text.append(_second_table(curves))
-    figures = {"test.png": _figure(tested, best, f"{data.name}, {sizes.tuning_seeds} seeds")}
+    figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}
     return Outcome(curves, figures, [], facts, "\n\n".join(text))
 
@@ -407,11 +407,11 @@ def _second_table(curves: Mapping[str, xr.Dataset]) -> str:
 def _figure(tested: xr.DataArray, best: xr.DataArray, title: str) -> Figure:
     """Draw test accuracy by method and learning rate, a panel for each column and inputs."""
     panels = {
-        f"{column}, inputs {inputs}": tested.mean("seed").sel(inputs=inputs, column=column)
+        f"{column}\ninputs {inputs}": tested.mean("seed").sel(inputs=inputs, column=column)
         for inputs, column in itertools.product(tested.inputs.values, tested.column.values)
     }
     marked = {
-        name: panel.lr == best.sel(inputs=panel.inputs, column=panel.column)
+        name: best.sel(inputs=panel.inputs, column=panel.column) == panel.lr
         for name, panel in panels.items()
     }
     return heat_maps(

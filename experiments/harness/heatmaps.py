@@ -46,7 +46,10 @@ def heat_maps(
     rows = -(-len(panels) // columns)
     height, width = (0.34 * size for size in first.shape)
     longest = max(len(str(name)) for name in first[first.dims[0]].values)
-    size = ((1.6 * width + 0.4) * columns + 0.08 * longest + 1.0, (height + 0.75) * rows + 0.6)
+    size = (
+        (1.6 * width + 0.4) * columns + 0.08 * longest + 1.0,
+        max(3.4, (height + 0.75) * rows + 0.9),
+    )
     figure = Figure(figsize=size)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     scale = Normalize(*limits)

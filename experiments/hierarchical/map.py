@@ -345,7 +345,7 @@ def _figure(orders: Mapping[tuple[Point, float, float], Order], steps: int, titl
     panels, words, marked = {}, {}, {}
     inputs = dict.fromkeys(point.inputs for point, _, _ in keys)
     for name, delay in itertools.product(inputs, DELAYS):
-        panel = f"inputs {name}, c_g = {delay:g}"
+        panel = f"inputs {name}, $c_g$ = {delay:g}"
         of_panel = [[orders[Point(rule, steps, name), delay, t] for t in times] for rule in rules]
         leads = [[each.lead if each.is_readable else np.nan for each in row] for row in of_panel]
         panels[panel] = xr.DataArray(leads, {"rule": rules, "T": times}, ("rule", "T"))

@@ -61,6 +61,18 @@ def test_the_best_rate_is_that_of_validation(accuracy: xr.DataArray) -> None:
     assert (best.drop_sel({"method": "QuAFL"}) == 0.35).all()
 
 
+def test_the_chosen_rate_of_each_method_is_framed(accuracy: xr.DataArray) -> None:
+    best = accuracy.isel(lr=0, drop=True) * 0 + 0.2
+    best.loc[{"method": "QuAFL"}] = 0.5
+    figure = table2_grid._figure(accuracy.expand_dims(seed=[0], axis=-1), best, "title")
+    panels = figure.axes[:-1]  # The last one is the scale of colours.
+    assert len(panels) == len(INPUTS) * len(COLUMNS)
+    methods = list(METHODS)
+    for axes in panels:
+        places = sorted((round(frame.get_y()), round(frame.get_x())) for frame in axes.patches)
+        assert places == [(row, 4 if methods[row] == "QuAFL" else 2) for row in range(len(methods))]
+
+
 def test_both_stages_run(tmp_path: Path) -> None:
     done = run("favano/table2_grid", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
