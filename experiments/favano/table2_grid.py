@@ -411,7 +411,9 @@ def _figure(tested: xr.DataArray, best: xr.DataArray, title: str) -> Figure:
         for inputs, column in itertools.product(tested.inputs.values, tested.column.values)
     }
     marked = {
-        name: best.sel(inputs=panel.inputs, column=panel.column) == panel.lr
+        name: (best.sel(inputs=panel.inputs, column=panel.column) == panel.lr).transpose(
+            *panel.dims
+        )
         for name, panel in panels.items()
     }
     return heat_maps(
