@@ -1,9 +1,9 @@
-"""The field's standard algorithms against each other, each at learning rates of its own.
+"""The field's standard algorithms against each other, each at its best learning rate.
 
-`setup` says who takes part and how; `mnist` and `cifar10` are the comparisons.
+`setup` says who takes part and how; `digits`, `mnist` and `cifar10` are the comparisons.
 """
 
-EXPERIMENTS = ("cifar10", "mnist")
+EXPERIMENTS = ("cifar10", "digits", "mnist")
 """The modules that can be run."""
 
 __all__ = ["EXPERIMENTS"]

@@ -4,7 +4,7 @@
 `experiments.harness.comparison`; no claim of a paper is judged.
 """
 
-from experiments.baselines.setup import Comparison, compare
+from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare
 from experiments.favano.setup import CIFAR10
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import models
@@ -12,16 +12,26 @@ from fedjax_sim import models
 COMPARISON = Comparison(
     Study(
         full=Sizes(
-            10, dataset="cifar10", time_budget=20_000.0, clients=50, tuning_seeds=2, batch=32
+            10,
+            dataset="cifar10",
+            time_budget=20_000.0,
+            clients=50,
+            tuning_seeds=2,
+            batch=32,
+            rates=RATES,
+            splits=BOTH,
         ),
         reduced=Sizes(
-            3,
+            2,
             dataset="cifar10",
-            time_budget=5000.0,
-            clients=50,
+            time_budget=2500.0,
+            clients=20,
             tuning_seeds=1,
             batch=32,
-            words="a quarter of the virtual time, 3 seeds, tuned on one",
+            rates=(0.02, 0.05, 0.1, 0.2),
+            splits=ONE,
+            words="Dirichlet(0.1) alone, 20 clients, an eighth of the virtual time, 2 seeds, four "
+            "learning rates tuned on one seed",
         ),
         smoke=Sizes(
             2,
@@ -30,6 +40,8 @@ COMPARISON = Comparison(
             clients=20,
             tuning_seeds=1,
             batch=8,
+            rates=RATES,
+            splits=ONE,
             words="handwritten digits, 20 clients",
         ),
     ),

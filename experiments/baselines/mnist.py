@@ -4,14 +4,21 @@
 `experiments.harness.comparison`; no claim of a paper is judged.
 """
 
-from experiments.baselines.setup import Comparison, compare
+from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import models
 
 COMPARISON = Comparison(
     Study(
         full=Sizes(
-            10, dataset="mnist", time_budget=10_000.0, clients=100, tuning_seeds=2, batch=32
+            10,
+            dataset="mnist",
+            time_budget=10_000.0,
+            clients=100,
+            tuning_seeds=2,
+            batch=32,
+            rates=RATES,
+            splits=BOTH,
         ),
         smoke=Sizes(
             2,
@@ -20,6 +27,8 @@ COMPARISON = Comparison(
             clients=20,
             tuning_seeds=1,
             batch=8,
+            rates=RATES,
+            splits=ONE,
             words="handwritten digits, 20 clients",
         ),
     ),

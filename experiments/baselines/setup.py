@@ -1,29 +1,34 @@
-"""Who takes part in the comparisons of standard algorithms, and how they are run.
+"""How methods are tuned and compared, and the standard algorithms that two comparisons share.
 
-All methods share the clients' speeds, the data, the network, the mini-batches' size and the virtual
-time. Synchronous methods wait for a fifth of the clients, of which each makes 20 local steps.
+All methods of a comparison share the clients' speeds, the data, the network, the mini-batches' size
+and the virtual time. The protocol is that of `experiments.harness.comparison`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Study, comparison, table
-from experiments.harness.comparison import Contestant
+from experiments.harness.comparison import Contestant, Summary, Tuned
 from fedjax_sim import SYSTEMS, datasets, partition, problems
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
-from fedjax_sim.reporting import plots
-from fedjax_sim.settings import fields
+from fedjax_sim.reporting import plots, results
+from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.types import Model
 
 HELD_OUT = 0.1
 """Share of the training examples on which settings are chosen."""
 FIRST_TUNING_SEED = 1000
 """Seeds of tuning are counted from here, and those of the comparison from 0."""
+NUM_EVALS = 25
+"""Evaluations of a run, after equal numbers of server steps."""
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The grid of every method's learning rate of local steps."""
 SERVER_RATES = (0.003, 0.01, 0.03, 0.1)
@@ -50,30 +55,27 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
 PERSONAL = ("ditto", "fedper")
 """Systems whose clients have models of their own. They are tuned and judged by these."""
 SMOKE = ("fedadam", "fedper")
-"""The systems of a smoke run, on the first split: one for each metric."""
-SPLITS = {"Dirichlet(0.1)": 0.1, "Dirichlet(1)": 1.0}
+"""The systems of a smoke run: one for each metric."""
+
+Split = Callable[..., Partition]
+"""Splits labels over `num_clients` clients, with a `seed`."""
+SPLITS: dict[str, Split] = {
+    "Dirichlet(0.1)": partial(partition.dirichlet, alpha=0.1),
+    "Dirichlet(1)": partial(partition.dirichlet, alpha=1.0),
+    "two classes a client": partial(partition.make, "classes"),
+}
+"""How labels are split over clients, by the names that sizes use."""
+BOTH = ("Dirichlet(0.1)", "Dirichlet(1)")
+ONE = BOTH[:1]
+SHARED = ("dataset", "seeds", "tuning_seeds", "time_budget", "held_out")
+"""Facts in which an earlier run and the one that goes on from it must agree."""
 
 
-class Comparison(NamedTuple):
-    """A comparison on one data set.
+def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
+    """List the standard algorithms with their grids; a smoke run has few, with two rates each.
 
-    Attributes:
-      study: Its sizes.
-      network: Makes the network from the number of classes.
-      targets: Accuracies whose rounds and times are reported.
-      mean: Mean of each colour channel, subtracted from images in [0, 1].
-      std: Standard deviation of each colour channel, by which images are divided.
+    Synchronous methods wait for a fifth of the clients, of which each makes 20 local steps.
     """
-
-    study: Study
-    network: Callable[[int], Model]
-    targets: tuple[float, ...]
-    mean: float | tuple[float, ...] = 0.0
-    std: float | tuple[float, ...] = 1.0
-
-
-def contestants(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
-    """List the methods with their grids; a smoke run has few of them, with two rates each."""
     shared = {
         "num_clients": sizes.clients,
         "num_selected": sizes.clients // 5,
@@ -84,73 +86,128 @@ def contestants(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
     }
     found = {}
     for name in SMOKE if smoke else (*GRIDS, *PERSONAL):
-        system = SYSTEMS[name]
-        settings = {key: value for key, value in shared.items() if key in fields(system.Hyper)}
-        grid = {"lr": RATES, **GRIDS.get(name, {})}
+        grid = {"lr": sizes.rates, **GRIDS.get(name, {})}
         if smoke:
             grid = {key: values[-3:-1] for key, values in grid.items()}
-        found[name] = Contestant(system, settings, grid)
+        found[name] = contestant(name, shared, grid)
     return found
 
 
+def contestant(
+    system: str, settings: Mapping[str, Any], grid: Mapping[str, Sequence[float]]
+) -> Contestant:
+    """Make a contestant of a system and those of the settings that it has."""
+    known = fields(SYSTEMS[system].Hyper)
+    fixed = {key: value for key, value in settings.items() if key in known}
+    return Contestant(SYSTEMS[system], fixed, grid)
+
+
+class Comparison(NamedTuple):
+    """A comparison on one data set.
+
+    Attributes:
+      study: Its sizes.
+      network: Makes the network from the number of classes.
+      targets: Accuracies whose rounds and times are reported.
+      contestants: Lists the methods of a size, by label.
+      held_out: Share of the training examples on which settings are chosen.
+      mean: Mean of each colour channel, subtracted from images in [0, 1].
+      std: Standard deviation of each colour channel, by which images are divided.
+    """
+
+    study: Study
+    network: Callable[[int], Model]
+    targets: tuple[float, ...]
+    contestants: Callable[..., dict[str, Contestant]] = standard_algorithms
+    held_out: float = HELD_OUT
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+
 def compare(given: Comparison, arguments: Arguments) -> Outcome:
-    """Tune every method on held-out examples of each split, run it with fresh seeds, and report."""
+    """Tune every method on held-out examples of each split, run it with fresh seeds, and report.
+
+    With `--results`, what the earlier run chose inside of its grid is taken from there. Where its
+    choice was at an edge, the grid is widened, and the method runs again if the choice changes.
+
+    Raises:
+      ConfigError: If the earlier run differs in more than its grids.
+    """
     sizes = given.study.choose(arguments)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
-    validation = comparison.hold_out(data, HELD_OUT)
-    methods = contestants(sizes, smoke=arguments.smoke)
-    curves: dict[str, xr.Dataset] = {}
-    chosen: dict[str, Any] = {}
-    texts = []
-    tuning_seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
-    splits = dict(list(SPLITS.items())[: 1 if arguments.smoke else None])
-    for split, alpha in splits.items():
-        of_split: dict[str, xr.Dataset] = {}
-        of_tuning = _problems(given, validation, sizes.clients, alpha, tuning_seeds)
-        of_test = _problems(given, data, sizes.clients, alpha, range(sizes.seeds))
-        for name, contestant in methods.items():
-            metric = metric_of(name)
-            options = {"time_budget": sizes.time_budget, "num_evals": 25, "progress": True}
-            tuned = comparison.tune(
-                contestant,
-                of_tuning,
-                seeds=tuning_seeds,
-                metric=metric,
-                **options,
-                **arguments.kept(f"{split}, {name}, tuning"),
-            )
-            of_split[name] = fedjax_sim.sweep(
-                contestant.system,
-                of_test,
-                contestant.system.Hyper(**{**contestant.settings, **tuned.choice}),
-                seeds=sizes.seeds,
-                **options,
-                **arguments.kept(f"{split}, {name}"),
-            ).curves
-            key = f"{split}, {name}"
-            chosen[key] = {
-                "choice": tuned.choice,
-                "at_edge": tuned.at_edge,
-                "validation": tuned.scores.mean("seed").to_dict()["data"],
-            }
-            curves[key] = of_split[name]
-        rows = [
-            _row(name, of_split[name], chosen[f"{split}, {name}"], given.targets)
-            for name in methods
-        ]
-        texts.append(f"{split}\n\n" + table(_header(given.targets), rows))
-    facts = {
+    validation = comparison.hold_out(data, given.held_out)
+    methods = given.contestants(sizes, smoke=arguments.smoke)
+    facts: dict[str, Any] = {
         "dataset": data.name,
         "seeds": sizes.seeds,
         "tuning_seeds": sizes.tuning_seeds,
         "time_budget": sizes.time_budget,
-        "held_out": HELD_OUT,
-        # "validation" has a dimension for each setting of the grid, ascending.
-        "grids": {name: dict(contestant.grid) for name, contestant in methods.items()},
-        "chosen": chosen,
+        "held_out": given.held_out,
+        "targets": given.targets,
+        "grids": {name: dict(each.grid) for name, each in methods.items()},
+        "settings": {name: dict(each.settings) for name, each in methods.items()},
         "reduced": sizes.words,
     }
-    return Outcome(curves, _figures(curves, methods, splits), [], facts, "\n\n".join(texts))
+    earlier = _earlier(arguments, facts)
+    options = {"time_budget": sizes.time_budget, "num_evals": NUM_EVALS, "progress": True}
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
+    curves: dict[str, xr.Dataset] = {}
+    tuned: dict[str, dict[str, Tuned]] = {}
+    for split in sizes.splits:
+        divide = SPLITS[split]
+        of_tuning = _problems(given, validation, sizes.clients, divide, seeds)
+        of_test = _problems(given, data, sizes.clients, divide, range(sizes.seeds))
+        tuned[split] = {}
+        for name, each in methods.items():
+            key = f"{split}, {name}"
+            before = None if earlier is None else earlier.config["chosen"][key]
+            tuned[split][name] = found = comparison.tune(
+                each,
+                of_tuning,
+                seeds=seeds,
+                metric=metric_of(name),
+                widenings=0 if arguments.smoke else comparison.WIDENINGS,
+                known=None if before is None else xr.DataArray.from_dict(before["validation"]),
+                kept=lambda what, key=key: arguments.kept(f"{key}, {what}"),  # type: ignore[misc]
+                **options,
+            )
+            if earlier is not None and before is not None and before["choice"] == found.choice:
+                curves[key] = earlier.curves[key]
+                continue
+            curves[key] = fedjax_sim.sweep(
+                each.system,
+                of_test,
+                each.system.Hyper(**{**each.settings, **found.choice}),
+                seeds=sizes.seeds,
+                **options,
+                **arguments.kept(key),
+            ).curves
+    summaries = {
+        split: {
+            name: comparison.summarise(curves[f"{split}, {name}"], given.targets, metric_of(name))
+            for name in methods
+        }
+        for split in sizes.splits
+    }
+    facts["chosen"] = {
+        f"{split}, {name}": {
+            "choice": each.choice,
+            "at_edge": each.at_edge,
+            "validation": each.scores.reset_coords(drop=True).to_dict(),
+        }
+        for split, of_split in tuned.items()
+        for name, each in of_split.items()
+    }
+    facts["results"] = {
+        split: {name: each._asdict() for name, each in of_split.items()}
+        for split, of_split in summaries.items()
+    }
+    texts = [
+        f"{split}\n\n" + _table(summaries[split], tuned[split], given.targets)
+        for split in sizes.splits
+    ]
+    figures = _figures(curves, tuned, f"{data.name}{', ' * bool(sizes.words)}{sizes.words}")
+    return Outcome(curves, figures, [], facts, "\n\n".join(texts))
 
 
 def metric_of(name: str) -> str:
@@ -158,62 +215,70 @@ def metric_of(name: str) -> str:
     return "personal_accuracy" if name in PERSONAL else "accuracy"
 
 
+def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> results.Results | None:
+    """Load the earlier run, if one is named.
+
+    Raises:
+      ConfigError: If it is of another comparison or size.
+    """
+    if arguments.results is None:
+        return None
+    found = results.load(arguments.results)
+    differing = [name for name in SHARED if found.config.get(name) != facts[name]]
+    if differing:
+        allowed = f"the folder of a run with the same {differing[0]}, {facts[differing[0]]!r}"
+        raise ConfigError("results", arguments.results, allowed)
+    return found
+
+
 def _problems(
-    given: Comparison, data: Dataset, num_clients: int, alpha: float, seeds: Sequence[int]
+    given: Comparison, data: Dataset, num_clients: int, divide: Split, seeds: Sequence[int]
 ) -> list[Classification]:
     """Make the problem of each seed."""
     in_color = data.train_images.shape[-1] == np.size(given.mean)
     scaling: dict[str, Any] = {"mean": given.mean, "std": given.std} if in_color else {}
-    shares = [
-        partition.dirichlet(data.train_labels, num_clients=num_clients, alpha=alpha, seed=seed)
-        for seed in seeds
-    ]
+    shares = [divide(data.train_labels, num_clients=num_clients, seed=seed) for seed in seeds]
     return problems.make_classifications(given.network(data.num_classes), data, shares, **scaling)
 
 
-def _header(targets: Sequence[float]) -> list[str]:
-    reach = [f"rounds to {100 * target:g} %" for target in targets]
-    times = [f"time to {100 * target:g} %" for target in targets]
-    return ["method", "settings", "accuracy, %", "median", "worst", "failed", *reach, *times]
-
-
-def _row(
-    name: str, curves: xr.Dataset, chosen: Mapping[str, Any], targets: Sequence[float]
-) -> list[Any]:
-    """Summarise a method. Rounds and times are medians over seeds."""
-    metric = metric_of(name)
-    final = 100 * comparison.final_accuracy(curves, metric).values
-    spread = final.std(ddof=1) if final.size > 1 else float("nan")
-    settings = ", ".join(
-        f"{key} {value:g}{' (edge)' if key in chosen['at_edge'] else ''}"
-        for key, value in chosen["choice"].items()
-    )
-    reached = [
-        _number(comparison.first_reach(curves, target, metric, axis=axis).median())
-        for axis in ("ticks", "time")
-        for target in targets
-    ]
-    return [
-        name if name not in PERSONAL else f"{name} (personal)",
-        settings,
-        f"{final.mean():.1f} ± {spread:.1f}",
-        f"{np.median(final):.1f}",
-        f"{final.min():.1f}",
-        int(curves.failed.sum()),
-        *reached,
-    ]
-
-
-def _number(value: xr.DataArray) -> str:
-    return f"{float(value):.0f}" if np.isfinite(value) else "not reached"
+def _table(
+    summaries: Mapping[str, Summary], tuned: Mapping[str, Tuned], targets: Sequence[float]
+) -> str:
+    """Lay out a split's results. Rounds and times are medians over seeds."""
+    reach = [f"{axis} to {100 * target:g} %" for axis in ("rounds", "time") for target in targets]
+    header = ["method", "settings", "accuracy, %", "median", "worst", "failed", "collapsed", *reach]
+    rows = []
+    for name, each in summaries.items():
+        settings = ", ".join(
+            f"{key} {value:g}{' (edge)' if key in tuned[name].at_edge else ''}"
+            for key, value in tuned[name].choice.items()
+        )
+        reached = (*each.rounds.values(), *each.times.values())
+        rows.append(
+            [
+                name if name not in PERSONAL else f"{name} (personal)",
+                settings,
+                f"{each.mean:.1f} ± {each.std:.1f}",
+                f"{each.median:.1f}",
+                f"{each.worst:.1f}",
+                each.failed,
+                each.collapsed,
+                *("not reached" if value is None else f"{value:.0f}" for value in reached),
+            ]
+        )
+    return table(header, rows)
 
 
 def _figures(
-    curves: Mapping[str, xr.Dataset], methods: Iterable[str], splits: Iterable[str]
-) -> dict[str, Any]:
-    """Draw accuracy against virtual time for each split."""
+    curves: Mapping[str, xr.Dataset], tuned: Mapping[str, Mapping[str, Tuned]], title: str
+) -> dict[str, Figure]:
+    """Draw accuracy against virtual time, and the sensitivity to settings, for each split."""
     found = {}
-    for number, split in enumerate(splits):
-        drawn = {name: curves[f"{split}, {name}"] for name in methods if name not in PERSONAL}
-        found[f"accuracy_{number}.png"] = plots.curves_figure(drawn, "accuracy", title=split)
+    for number, (split, of_split) in enumerate(tuned.items()):
+        drawn = {
+            name: curves[f"{split}, {name}"] for name in of_split if metric_of(name) == "accuracy"
+        }
+        words = f"{title}, {split}"
+        found[f"accuracy_{number}.png"] = plots.curves_figure(drawn, "accuracy", title=words)
+        found[f"sensitivity_{number}.png"] = comparison.sensitivity_figure(of_split, words)
     return found

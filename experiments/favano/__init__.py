@@ -15,6 +15,7 @@ EXPERIMENTS = (
     "fig7",
     "lemmas",
     "table2",
+    "table2_grid",
     "theory",
 )
 """The modules that can be run."""

@@ -1,10 +1,14 @@
-"""Fair comparisons: every method at settings of its own, chosen on held-out training data.
+"""Fair comparisons: the settings of every method are chosen on held-out training data.
 
 1. A part of the training examples is held out for validation (`hold_out`).
 2. Every method runs at every point of its stated grid, with seeds that are used for nothing else,
-   and is scored on the held-out part (`tune`).
+   and is scored on the held-out part (`tune`). While the best value of a setting is the first or
+   the last of its grid, the grid is widened there by one more value, a limited number of times.
 3. The best point of each method is run again, on all training examples, with other seeds, and is
    measured on the test set.
+
+`sensitivity_figure` shows the scores of all points and the choices, `summarise` what a method
+reached: mean, median, worst seed, diverged and collapsed seeds, and the time to given accuracies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.reporting import plots
+from fedjax_sim.reporting.targets import first_reach, median_reach
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import AnyProblem, System
 
@@ -22,6 +29,8 @@ ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 WINDOW = 3
 """Evaluations at the end of a run over which a score is averaged."""
+WIDENINGS = 3
+"""Times that a grid is widened by one value."""
 
 
 class Contestant(NamedTuple):
@@ -92,6 +101,9 @@ def tune(
     *,
     seeds: Sequence[int],
     metric: str = "accuracy",
+    widenings: int = WIDENINGS,
+    known: xr.DataArray | None = None,
+    kept: Callable[[str], Mapping[str, Any]] = lambda name: {},
     **options: Any,
 ) -> Tuned:
     """Choose a method's settings by its mean final accuracy on validation data.
@@ -102,33 +114,62 @@ def tune(
         part.
       seeds: Seeds of the runs that are scored.
       metric: The accuracy by which settings are chosen.
+      widenings: Most values that are added to the grid, one at a time, where the best value is at
+        its edge.
+      known: Scores of an earlier call, whose points are not run again.
+      kept: From a sweep's name to further options of `fedjax_sim.sweep`, such as a checkpoint.
       **options: Options of `fedjax_sim.sweep`, such as `time_budget`.
 
     Returns:
       The choice with all scores. Of settings with equal means the smallest values win.
     """
+
+    def score(name: str, grid: Mapping[str, Sequence[float]]) -> xr.DataArray:
+        curves = fedjax_sim.sweep(
+            contestant.system,
+            problem,
+            contestant.system.Hyper(**contestant.settings),
+            seeds=seeds,
+            settings=grid,
+            **options,
+            **kept(name),
+        ).curves
+        return final_accuracy(curves, metric)
+
     grid = {name: sorted(values) for name, values in contestant.grid.items()}
-    curves = fedjax_sim.sweep(
-        contestant.system,
-        problem,
-        contestant.system.Hyper(**contestant.settings),
-        seeds=seeds,
-        settings=grid,
-        **options,
-    ).curves
-    scores = final_accuracy(curves, metric)
+    tuned = choose(score("tuning", grid) if known is None else known)
+    for _ in range(widenings):
+        if not tuned.at_edge:
+            break
+        name = tuned.at_edge[0]
+        values = tuned.scores[name].values.tolist()
+        beyond = next_value(values, above=tuned.choice[name] == values[-1])
+        slab = {each: tuned.scores[each].values.tolist() for each in grid} | {name: [beyond]}
+        added = score(f"tuning, {name} {beyond:g}", slab)
+        tuned = choose(xr.concat([tuned.scores, added], name).sortby(name))
+    return tuned
+
+
+def choose(scores: xr.DataArray) -> Tuned:
+    """Choose the point with the best mean over seeds; see `Tuned`."""
     mean = scores.mean("seed")
-    places = mean.argmax(list(grid)) if grid else {}
-    chosen = {str(name): int(place) for name, place in places.items()}
+    chosen = {str(name): int(place) for name, place in mean.argmax(list(mean.dims)).items()}
+    sizes = scores.sizes
     return Tuned(
-        {name: grid[name][place] for name, place in chosen.items()},
+        {name: float(scores[name][place]) for name, place in chosen.items()},
         scores,
         [
             name
-            for name, values in grid.items()
-            if len(values) > 1 and chosen[name] in (0, len(values) - 1)
+            for name, place in chosen.items()
+            if sizes[name] > 1 and place in (0, sizes[name] - 1)
         ],
     )
+
+
+def next_value(values: Sequence[float], *, above: bool) -> float:
+    """Continue an ascending grid by the ratio of its last two values, or of its first two."""
+    first, second = (values[-1], values[-2]) if above else (values[0], values[1])
+    return float(f"{first * first / second:.3g}")
 
 
 def final_accuracy(curves: xr.Dataset, metric: str = "accuracy") -> xr.DataArray:
@@ -145,21 +186,107 @@ def final_accuracy(curves: xr.Dataset, metric: str = "accuracy") -> xr.DataArray
     return last.where(~curves.failed, 0.0)
 
 
-def first_reach(
-    curves: xr.Dataset, accuracy: float, metric: str = "accuracy", *, axis: str = "time"
-) -> xr.DataArray:
-    """Find where each lane's accuracy first reaches a value.
+class Summary(NamedTuple):
+    """What a method reached. Accuracies are in percent; a diverged seed counts as 0.
+
+    Attributes:
+      mean: Mean final accuracy over seeds.
+      std: Its standard deviation over seeds.
+      median: The median over seeds.
+      worst: The worst seed.
+      failed: Number of seeds that diverged.
+      collapsed: Number of further seeds that ended at chance.
+      rounds: Median number of server steps to each target; None if fewer than half of the seeds
+        reach it.
+      times: The same in virtual time.
+    """
+
+    mean: float
+    std: float
+    median: float
+    worst: float
+    failed: int
+    collapsed: int
+    rounds: Mapping[str, float | None]
+    times: Mapping[str, float | None]
+
+
+def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accuracy") -> Summary:
+    """Summarise the lanes of a method.
 
     Args:
-      curves: Curves with dimension `eval`.
-      accuracy: The value, between 0 and 1.
-      metric: The accuracy that must reach it.
-      axis: What is returned of the first evaluation that reaches it: `time`, `ticks`,
-        `local_steps`, `uplink_bits` or `downlink_bits`.
-
-    Returns:
-      The value of the axis, without the dimension `eval`; infinite where a lane never reaches it.
+      curves: Curves with dimensions `seed` and `eval`.
+      targets: Accuracies, between 0 and 1.
+      metric: The accuracy.
     """
-    reached = curves[metric] >= accuracy
-    there = curves[axis].isel(eval=reached.argmax("eval"))
-    return there.where(reached.any("eval"), np.inf).reset_coords(drop=True)
+    final = 100 * final_accuracy(curves, metric).values
+    return Summary(
+        float(final.mean()),
+        float(final.std(ddof=1)) if final.size > 1 else float("nan"),
+        float(np.median(final)),
+        float(final.min()),
+        int(curves.failed.sum()),
+        int(((curves.collapsed_at >= 0) & ~curves.failed).sum()),
+        *(
+            {
+                f"{target:g}": median_reach(first_reach(curves, target, metric, axis=axis))
+                for target in targets
+            }
+            for axis in ("ticks", "time")
+        ),
+    )
+
+
+MOST_COLUMNS = 4
+"""Most panels of a sensitivity picture side by side."""
+
+
+@plots.styled()
+def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr") -> Figure:
+    """Draw the validation accuracy of every method against its learning rate.
+
+    Lines are means over seeds, points are seeds, and a ring is the choice. A method with a second
+    tuned setting has a line for each of its values.
+
+    Args:
+      tuned: What tuning found, by method.
+      title: The title.
+      metric: The setting on the horizontal axis.
+    """
+    columns = min(MOST_COLUMNS, -(-len(tuned) // 2))
+    rows = -(-len(tuned) // columns)
+    figure = Figure(figsize=(2.9 * columns, 2.4 * rows + 0.7))
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in panels.flat[len(tuned) :]:
+        axes.set_axis_off()
+    for axes, (name, each) in zip(panels.flat, tuned.items(), strict=False):
+        others = [str(dim) for dim in each.scores.dims if dim not in (metric, "seed")]
+        lines = each.scores.stack(line=others) if others else each.scores.expand_dims("line")
+        for number in range(lines.sizes["line"]):
+            line = lines.isel(line=number)
+            label = ", ".join(f"{_words(other)} {float(line[other]):g}" for other in others)
+            rates = line[metric].values
+            shown = plots.look(number, "all", markersize=3.5, label=label or None)
+            axes.plot(rates, line.mean("seed"), **shown)
+            for seed in range(line.sizes["seed"]):
+                axes.plot(rates, line.isel(seed=seed), ".", color=shown["color"], ms=2.5, alpha=0.5)
+        at = float(each.scores.mean("seed").sel(each.choice))
+        ring = {"marker": "o", "ms": 11, "mfc": "none", "mec": plots.FACE, "zorder": 5}
+        axes.plot([each.choice[metric]], [at], linestyle="", **ring)
+        axes.set(xscale="log", ylim=(0, 1.02))
+        edge = f" ({', '.join(map(_words, each.at_edge))} at the edge)" if each.at_edge else ""
+        axes.set_title(name + edge)
+        if others:
+            axes.legend(fontsize=6.5, handlelength=2.2, loc="center left", bbox_to_anchor=(0, 0.4))
+    for axes in panels.flat[max(0, len(tuned) - columns) : len(tuned)]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("local learning rate")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("validation accuracy")
+    figure.suptitle(f"{title}\nmean (line) and each tuning seed (points); ring: the choice")
+    return figure
+
+
+def _words(setting: str) -> str:
+    """Write a setting's name in words."""
+    return setting.replace("_", " ").replace("lr", "learning rate")

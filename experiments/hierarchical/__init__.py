@@ -16,6 +16,7 @@ EXPERIMENTS = (
     "fig10",
     "fig11",
     "fig13",
+    "map",
     "quadratics",
 )
 """The modules that can be run."""

@@ -155,8 +155,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
                 f"values of {name}", ",".join(texts[name]), "different from each other"
             )
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
-    if system.name in defaults.tuned:
-        usual = {**usual, "lr": defaults.tuned[system.name]}
+    usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
     return Contender(

@@ -16,7 +16,7 @@ class Defaults(NamedTuple):
       model: Name of the network.
       time_budget: Virtual time to simulate.
       settings: Fields of `Hyper`; each system takes those that it has.
-      tuned: Learning rates of single systems, in place of that in `settings`.
+      tuned: Fields of `Hyper` of single systems, in place of those in `settings`.
       augmentation: Name of the augmentation of training images.
       mean: Subtracted from images scaled to [0, 1]: one number, or one per channel.
       std: Divisor of the difference: one number, or one per channel.
@@ -28,7 +28,7 @@ class Defaults(NamedTuple):
     model: str
     time_budget: float
     settings: dict[str, Any]
-    tuned: Mapping[str, float] = {}
+    tuned: Mapping[str, Mapping[str, float]] = {}
     augmentation: str = "none"
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
@@ -36,9 +36,6 @@ class Defaults(NamedTuple):
     em_settings: Mapping[str, Any] = {}
     partition: str = "classes"
 
-
-RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""The learning rates of which the best one was chosen for single systems."""
 
 OTHERS = Defaults(model="mlp32", time_budget=5000.0, settings={"temperature": 0.05})
 """Defaults of any data set that is not listed: FAVANO's experiment on MNIST (arXiv 2305.16099,
@@ -87,9 +84,10 @@ DEFAULTS: dict[str, Defaults] = {
     # 1437 training images are too few for the papers' 100 clients: with two classes each, a
     # client would hold 14 images. Kept from FAVANO's experiment are the learning rate 0.5, the
     # time budget, the speeds and the fifth of the clients that is selected; the sizes are smaller.
-    # Learning rates are the best of RATES for each system, by the mean final accuracy of five seeds
-    # on the images that are held out. FA-LD's step size equals a learning rate of 0.07 divided by
-    # n; 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), larger ones sooner.
+    # Learning rates, and FedBuff's server learning rate, are those that `baselines/digits` of the
+    # experiments chooses for each system on validation images. FA-LD's step size equals a learning
+    # rate of 0.07 divided by n; 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), larger ones
+    # sooner.
     "digits": Defaults(
         model="mlp32",
         time_budget=5000.0,
@@ -103,7 +101,12 @@ DEFAULTS: dict[str, Defaults] = {
             "step_size": 5e-5,
             "temperature": 0.05,
         },
-        tuned={"fedavg": 0.5, "quafl": 0.5, "fedbuff": 0.5, "favano": 0.7},
+        tuned={
+            "fedavg": {"lr": 0.5},
+            "quafl": {"lr": 0.5},
+            "fedbuff": {"lr": 0.5, "server_lr": 1.0},
+            "favano": {"lr": 0.7},
+        },
         em_settings={"num_clients": 10},
     ),
     "cifar10": CIFAR10,

@@ -13,10 +13,13 @@ from rich.table import Table
 
 from fedjax_sim.engine.records import to_json
 from fedjax_sim.engine.summaries import flagged, label_of, settings_of
+from fedjax_sim.reporting.targets import first_reach, median_reach
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""
 TITLES = {"mean_field": "||h||^2"}
+TARGETS = (0.5, 0.8, 0.9)
+"""Accuracies for which the table has the virtual time until they are reached."""
 PLAIN_WIDTH = 150
 GAP = 2
 """Spaces between columns."""
@@ -97,6 +100,10 @@ def final_cells(
 ) -> tuple[list[str], list[list[str]]]:
     """Tabulate the final values of every system and swept setting, as means over seeds.
 
+    After the mean accuracy follow the median and the worst seed, the numbers of seeds that
+    diverged and that ended at chance, and the time until each of `TARGETS` is first reached: the
+    median over seeds, or "-" if half of the seeds never reach it.
+
     Args:
       curves: The curves of `sweep`, by system.
       summary: The content of summary.json for these curves.
@@ -108,7 +115,12 @@ def final_cells(
     shown = [name for names in SHOWN for name in names if name in found]
     if "epsilon" in found:
         shown.append("epsilon")
-    titles = ["system", *(f"final {TITLES.get(name, name)}" for name in shown)]
+    titles = ["system"]
+    for name in shown:
+        titles.append(f"final {TITLES.get(name, name)}")
+        if name == "accuracy":
+            titles += ["median", "worst", "failed", "collapsed"]
+            titles += [f"time to {100 * target:g} %" for target in TARGETS]
     titles += ["virtual time", "server steps", "local steps", "sent up", "sent down"]
     rows = []
     for system, data in curves.items():
@@ -117,11 +129,27 @@ def final_cells(
             settings_of(data), entry.get("settings", [entry]), strict=True
         ):
             cells = [label_of(system, point)]
-            cells += [_mean_and_std(final["final"].get(name)) for name in shown]
+            for name in shown:
+                cells.append(_mean_and_std(final["final"].get(name)))
+                if name == "accuracy":
+                    cells += _accuracy_cells(lanes, final["final"].get(name))
             cells += [f"{final['virtual_time']:.0f}", str(final["ticks"])]
             cells += [str(final["local_steps"]), _bits(final["uplink_bits"])]
             rows.append([*cells, _bits(float(lanes["downlink_bits"].isel(eval=-1).mean()))])
     return titles, rows
+
+
+def _accuracy_cells(lanes: xr.Dataset, final: Mapping[str, float | None] | None) -> list[str]:
+    """Lay out what the mean accuracy of one point hides; see `final_cells`."""
+    if final is None:
+        return ["-"] * (4 + len(TARGETS))
+    cells = ["-" if final[name] is None else f"{final[name]:.3f}" for name in ("median", "min")]
+    failed = lanes["failed"]
+    cells += [str(int(failed.sum())), str(int(((lanes["collapsed_at"] >= 0) & ~failed).sum()))]
+    for target in TARGETS:
+        time = median_reach(first_reach(lanes, target))
+        cells.append("-" if time is None else f"{time:.0f}")
+    return cells
 
 
 def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:

@@ -22,7 +22,7 @@ from fedjax_sim.cli.arguments import (
     read_whole,
 )
 from fedjax_sim.cli.data import load_data, read_metrics
-from fedjax_sim.cli.defaults import RATES, Defaults, defaults_of
+from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.bad_lanes import LaneWarning
@@ -244,11 +244,14 @@ def show_results(
 def _show_rates(
     arguments: argparse.Namespace, defaults: Defaults, curves: Mapping[str, xr.Dataset]
 ) -> None:
-    """Name the tuned learning rates, if they were used."""
-    tuned = {name: rate for name, rate in defaults.tuned.items() if name in curves}
-    if tuned and not arguments.json and "lr" not in read_settings(arguments):
-        listed = ", ".join(f"{name} {rate:g}" for name, rate in tuned.items())
-        words = f"Learning rates, each the best of {RATES[0]:g} to {RATES[-1]:g}: {listed}."
+    """Name the tuned settings, if they were used."""
+    tuned = {name: settings for name, settings in defaults.tuned.items() if name in curves}
+    if tuned and not arguments.json and not {"lr", "server_lr"} & {*read_settings(arguments)}:
+        listed = "; ".join(
+            f"{name} {', '.join(f'{key} {value:g}' for key, value in settings.items())}"
+            for name, settings in tuned.items()
+        )
+        words = f"Settings chosen on validation images (experiments/baselines): {listed}."
         make_console().print(words, highlight=False, soft_wrap=True)
 
 

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.harness.comparison import Contestant, final_accuracy, first_reach, hold_out, tune
+from experiments.harness.comparison import (
+    Contestant,
+    choose,
+    final_accuracy,
+    hold_out,
+    next_value,
+    sensitivity_figure,
+    summarise,
+    tune,
+)
 from fedjax_sim import SYSTEMS, datasets, models, partition, problems
 from fedjax_sim.settings import ConfigError
 
@@ -45,16 +54,64 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
     assert tuned.scores.lr.values.tolist() == [1e-6, 0.5, 1e38]
     assert (tuned.scores.sel(lr=0.5) > 0.7).all()
     assert (tuned.scores.sel(lr=1e-6) < 0.3).all() and (tuned.scores.sel(lr=1e38) < 0.2).all()
-    narrow = contestant._replace(grid={"lr": (1e-6, 0.5, 1e38)[:2]})
-    assert tune(narrow, [problem] * 2, seeds=[0, 1], **options).at_edge == ["lr"]
+    # The best of two rates is at the edge. One widening adds a rate that is too large.
+    known = tuned.scores.sel(lr=[1e-6, 0.5])
+    narrow = contestant._replace(grid={"lr": (1e-6, 0.5)})
+    assert tune(narrow, [problem], seeds=[0], widenings=0, known=known).at_edge == ["lr"]
+    names = []
+
+    def kept(name: str) -> dict:
+        names.append(name)
+        return {}
+
+    how = {"seeds": [0, 1], "known": known, "kept": kept, **options}
+    wider = tune(narrow, [problem] * 2, **how)
+    assert names == ["tuning, lr 250000"]
+    assert wider.scores.lr.values.tolist() == [1e-6, 0.5, 2.5e5]
+    assert wider.choice == {"lr": 0.5} and wider.at_edge == []
+    xr.testing.assert_equal(wider.scores.sel(lr=[1e-6, 0.5]), known)
 
 
-def test_scores_and_reaching_an_accuracy() -> None:
+def test_choices_and_where_grids_continue() -> None:
+    """Means over seeds decide, the smallest of equal values wins, and edges are named."""
+    scores = xr.DataArray(
+        [[[0.9, 0.1], [0.6, 0.6]], [[0.6, 0.6], [0.2, 0.3]]],
+        {"lr": [0.1, 0.2], "server_lr": [0.3, 1.0], "seed": [0, 1]},
+        ("lr", "server_lr", "seed"),
+    )
+    found = choose(scores)
+    assert found.choice == {"lr": 0.1, "server_lr": 1.0} and found.at_edge == ["lr", "server_lr"]
+    alone = choose(scores.sel(server_lr=[1.0]))
+    assert alone.choice == {"lr": 0.1, "server_lr": 1.0} and alone.at_edge == ["lr"]
+    assert next_value([0.1, 0.5, 1.0], above=True) == 2.0
+    assert next_value([0.1, 0.5, 1.0], above=False) == 0.02
+    figure = sensitivity_figure({"one": found, "other": alone}, "title")
+    panels = figure.axes
+    titles = [axes.get_title(loc="left") for axes in panels]
+    first = "one (learning rate, server learning rate at the edge)"
+    assert titles == [first, "other (learning rate at the edge)"]
+    # Two lines of means with two seeds each, and a ring at the choice.
+    assert [len(axes.lines) for axes in panels] == [7, 4]
+    for axes in panels:
+        assert axes.lines[-1].get_xydata().tolist() == [[0.1, 0.6]]
+
+
+def test_summaries_show_what_a_mean_hides() -> None:
+    """A diverged seed counts as 0 and is not counted as collapsed."""
     accuracy = [[0.1, 0.5, 0.6, 0.7], [0.1, 0.9, 0.2, 0.1], [0.1, 0.8, np.nan, np.nan]]
+    time = [[0, 10, 20, 30], [0, 11, 22, 33], [0, 9, 18, 27]]
     curves = xr.Dataset(
-        {"accuracy": (("seed", "eval"), accuracy), "failed": ("seed", [False, False, True])},
-        {"time": (("seed", "eval"), [[0, 10, 20, 30], [0, 11, 22, 33], [0, 9, 18, 27]])},
+        {
+            "accuracy": (("seed", "eval"), accuracy),
+            "failed": ("seed", [False, False, True]),
+            "collapsed_at": ("seed", [-1, 3, 2]),
+        },
+        {"time": (("seed", "eval"), time), "ticks": ("eval", [0, 1, 2, 3])},
     )
     np.testing.assert_allclose(final_accuracy(curves), [0.6, 0.4, 0.0])
-    np.testing.assert_array_equal(first_reach(curves, 0.6), [20, 11, 9])
-    np.testing.assert_array_equal(first_reach(curves, 0.85), [np.inf, 11, np.inf])
+    found = summarise(curves, (0.6, 0.85))
+    assert found.mean == pytest.approx(100 / 3) and found.std == pytest.approx(np.sqrt(2800 / 3))
+    assert (found.median, found.worst) == pytest.approx((40, 0))
+    assert (found.failed, found.collapsed) == (1, 1)
+    assert found.rounds == {"0.6": 1, "0.85": None}
+    assert found.times == {"0.6": 11, "0.85": None}

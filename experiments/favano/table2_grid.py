@@ -1,0 +1,427 @@
+"""FAVANO's Table 2 over the readings that the paper leaves open: learning rate, clock, inputs.
+
+The paper names one learning rate, 0.5, and says that "all models are fine-tuned". It does not say
+how FedBuff's clients wait, nor how MNIST is normalised. Each method runs at five learning rates,
+FedBuff with four clocks, on inputs in [0, 1] and on standardised ones, in the table's three
+columns. In a first stage, a sixth of the training images is held out and validates, as in the
+public simulator of QuAFL; its seeds are used for nothing else. In a second stage the readings
+nearest to the paper, and each method at its best learning rate, run with ten seeds on all training
+images (`--seeds` is the number of seeds of the second stage). No claim is judged here.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method
+from experiments.favano.table2 import PAPER
+from experiments.harness import Arguments, Outcome, Sizes, Study, comparison, table
+from experiments.harness.heatmaps import heat_maps
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.problems import Classification
+from fedjax_sim.settings import fields
+from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
+
+CLOCKS: dict[str, Method] = {
+    "FedBuff, fresh": Method(fedbuff.system, {**BLOCKED, "restart": "fresh"}),
+    "FedBuff, 20 at work": Method(
+        fedbuff.system, {"restart": "replaced", "concurrency": 20, "weighting": "mean"}
+    ),
+    "FedBuff, blocked": Method(fedbuff.system, BLOCKED),
+    "FedBuff, own finish": Method(fedbuff.system, PUBLIC),
+}
+"""FedBuff by its clock, always without discount.
+
+All clients work and their running times are drawn again at each server step; 20 clients work and
+are replaced when they finish; all work and wait for the server; all work and go on at once.
+"""
+OTHERS: dict[str, Method] = {
+    "FedAvg": Method(fedavg.system, {}),
+    "FAVANO": Method(favano.system, {"reweight": "stochastic"}),
+    "QuAFL": Method(quafl.system, {}),
+}
+METHODS = {"FedAvg": OTHERS["FedAvg"], **CLOCKS, **OTHERS}
+"""All methods, the cheap ones first."""
+REWEIGHTINGS: dict[str, Method] = {
+    "FAVANO, deterministic": Method(favano.system, {"reweight": "deterministic"}),
+    "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
+}
+"""Variants of FAVANO that only the second stage runs, at FAVANO's learning rates."""
+INPUTS: dict[str, tuple[float, float]] = {"[0, 1]": (0.0, 1.0), "standardised": (0.1307, 0.3081)}
+"""Mean and standard deviation by which inputs in [0, 1] are normalised."""
+RATES = (0.05, 0.1, 0.2, 0.35, 0.5)
+"""Learning rates; the smallest is also the paper's 0.5 times Z / n, the public simulator's."""
+FIRST_TUNING_SEED = 1000
+"""Seeds of the first stage are counted from here, and those of the second from 0."""
+OWN = "best on validation data"
+"""Name of the reading in which each method has its best learning rate in each column."""
+
+STUDY = Study(
+    full=Sizes(
+        10,
+        dataset="mnist",
+        tuning_seeds=3,
+        time_budget=5000.0,
+        shared={},
+        inputs=tuple(INPUTS),
+        rates=RATES,
+        methods=tuple(METHODS),
+        columns=tuple(COLUMNS),
+    ),
+    reduced=Sizes(
+        0,
+        dataset="mnist",
+        tuning_seeds=1,
+        time_budget=5000.0,
+        shared={},
+        inputs=tuple(INPUTS),
+        rates=RATES,
+        methods=tuple(METHODS),
+        columns=tuple(COLUMNS),
+        words="the first stage alone, with one seed",
+    ),
+    smoke=Sizes(
+        2,
+        dataset="digits",
+        tuning_seeds=1,
+        time_budget=350.0,
+        shared=TINY,
+        inputs=("[0, 1]",),
+        rates=(0.1, 0.5),
+        methods=("FedAvg",),
+        columns=("non-IID, 1/9 fast",),
+        words="handwritten digits, 20 clients, FedAvg alone",
+    ),
+)
+
+
+class Reading(NamedTuple):
+    """One reading of the paper's table, and how far it is from the table.
+
+    Attributes:
+      rate: The learning rate of all methods, or `OWN`.
+      clock: FedBuff's clock, a key of `CLOCKS`.
+      inputs: A key of `INPUTS`.
+      distance: Root of the mean squared difference of the 12 cells, in points of accuracy.
+      largest: The largest difference, in points.
+      cell: Method and column where it is.
+    """
+
+    rate: str
+    clock: str
+    inputs: str
+    distance: float
+    largest: float
+    cell: str
+
+    def __str__(self) -> str:
+        return f"lr {self.rate}, {self.clock}, inputs {self.inputs}"
+
+
+def readings(
+    accuracy: xr.DataArray, best: xr.DataArray, paper: Mapping[str, Any] = PAPER
+) -> list[Reading]:
+    """List all readings of the table, the nearest to the paper first.
+
+    A reading fixes FedBuff's clock and the inputs; its learning rate is one for all methods, or
+    that which validation chooses for each method and column.
+
+    Args:
+      accuracy: Mean test accuracy in percent, dimensions `method`, `inputs`, `column` and `lr`. A
+        reading with a cell that is NaN is left out.
+      best: The learning rate that validation chooses, dimensions `method`, `inputs` and `column`.
+      paper: The paper's means with standard deviations, by method and column.
+    """
+    rates: dict[str, Any] = {f"{rate:g}": rate for rate in accuracy.lr.values} | {OWN: None}
+    clocks = [str(name) for name in accuracy.method.values if str(name) not in OTHERS]
+    found = []
+    for (name, rate), clock, inputs in itertools.product(
+        rates.items(), clocks, accuracy.inputs.values
+    ):
+        differences = {}
+        for method, row in paper.items():
+            place = {"method": clock if method == "FedBuff" else method, "inputs": inputs}
+            for column, (mean, _) in row.items():
+                where = {**place, "column": column}
+                lr = float(best.sel(where)) if rate is None else rate
+                value = accuracy.sel(where).sel(lr=lr) if np.isfinite(lr) else np.nan
+                differences[f"{method}, {column}"] = float(value) - mean
+        gaps = np.abs(list(differences.values()))
+        if np.isfinite(gaps).all():
+            cell = list(differences)[int(gaps.argmax())]
+            found.append(
+                Reading(
+                    name,
+                    clock,
+                    str(inputs),
+                    float(np.sqrt(np.mean(gaps**2))),
+                    float(gaps.max()),
+                    f"{cell} {differences[cell]:+.1f}",
+                )
+            )
+    return sorted(found, key=lambda reading: reading.distance)
+
+
+def best_rates(validation: xr.DataArray) -> xr.DataArray:
+    """Return the learning rate with the best mean validation accuracy; NaN where none is known."""
+    return (
+        validation.mean("seed")
+        .fillna(-1.0)
+        .idxmax("lr")
+        .where(validation.notnull().any(["seed", "lr"]))
+    )
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Run the first stage, find the nearest readings, and run the second stage at these."""
+    sizes = STUDY.choose(arguments)
+    data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
+    cells = list(itertools.product(sizes.methods, sizes.inputs, sizes.columns))
+    validated, tested = first_stage(arguments, sizes, data, cells, seeds)
+    best = best_rates(validated)
+    near = readings(tested.mean("seed"), best)
+    first = xr.Dataset({"validation": validated, "test": tested, "best": best})
+    facts = sizes.config() | {
+        "reduced": sizes.words,
+        "held_out": HELD_OUT,
+        "nearest": [each._asdict() for each in near],
+    }
+    curves: dict[str, xr.Dataset] = {}
+    text = [_first_table(tested, best), _readings_table(near)]
+    if sizes.seeds:
+        curves = second_stage(arguments, sizes, data, _chosen(near, best))
+        text.append(_second_table(curves))
+    figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
+    facts["first_stage"] = {name: first[name].to_dict() for name in first}
+    return Outcome(curves, figures, [], facts, "\n\n".join(text))
+
+
+HELD_OUT = 1 / 6
+"""Share of the training images that validates in the first stage: 10,000 of MNIST's."""
+
+
+def first_stage(
+    arguments: Arguments,
+    sizes: Sizes,
+    data: Dataset,
+    cells: Sequence[tuple[str, str, str]],
+    seeds: Sequence[int],
+) -> tuple[xr.DataArray, xr.DataArray]:
+    """Run all cells at all learning rates, trained without the images held out.
+
+    Args:
+      arguments: The command line.
+      sizes: The sizes.
+      data: The data set.
+      cells: Method, inputs and column of each sweep.
+      seeds: Seeds of the runs.
+
+    Returns:
+      Accuracy of the final models on validation and on test images, in percent, with dimensions
+      `method`, `inputs`, `column`, `lr` and `seed`. A diverged lane has accuracy 0; a cell that is
+      not run has NaN.
+    """
+    held = comparison.hold_out(data, HELD_OUT)
+    tasks = _tasks(sizes, held, seeds)
+    runs = {}
+    for name, inputs, column in cells:
+        runs[name, inputs, column] = fedjax_sim.sweep(
+            METHODS[name].system,
+            list(tasks[inputs, COLUMNS[column].partition]),
+            _hyper(METHODS[name], sizes, column),
+            seeds=seeds,
+            settings={"lr": list(sizes.rates)},
+            time_budget=sizes.time_budget,
+            num_evals=1,
+            progress=True,
+            **arguments.kept(f"{name}, {inputs}, {column}"),
+        )
+    coords = {
+        "method": list(METHODS),
+        "inputs": list(sizes.inputs),
+        "column": list(COLUMNS),
+        "lr": list(sizes.rates),
+        "seed": list(seeds),
+    }
+    shape = [len(each) for each in coords.values()]
+    validated = xr.DataArray(np.full(shape, np.nan), coords, list(coords))
+    tested = validated.copy()
+    test_data = (jnp.asarray(data.test_images), jnp.asarray(data.test_labels, "int32"))
+    for (name, inputs, column), ran in runs.items():
+        place = {"method": name, "inputs": inputs, "column": column}
+        curves = ran.curves
+        final = curves.accuracy.isel(eval=-1)
+        validated.loc[place] = 100 * final.where(~curves.failed, 0.0).values
+        task = dataclasses.replace(tasks[inputs, COLUMNS[column].partition][0], test_data=test_data)
+        of_lanes = np.asarray(
+            jax.jit(lambda x, task=task: jax.lax.map(task.evaluate, x))(ran.models)["accuracy"]
+        )
+        on_test = xr.zeros_like(final) + of_lanes.reshape(final.shape)
+        tested.loc[place] = 100 * on_test.where(~curves.failed, 0.0).values
+    return validated, tested
+
+
+def second_stage(
+    arguments: Arguments,
+    sizes: Sizes,
+    data: Dataset,
+    chosen: Iterable[tuple[str, str, str, float]],
+) -> dict[str, xr.Dataset]:
+    """Run cells with fresh seeds on all training images.
+
+    Args:
+      arguments: The command line.
+      sizes: The sizes.
+      data: The data set.
+      chosen: Method, inputs, column and learning rate of each cell.
+
+    Returns:
+      Curves by "METHOD | INPUTS | COLUMN | lr RATE".
+    """
+    tasks = _tasks(sizes, data, range(sizes.seeds))
+    curves = {}
+    for name, inputs, column, rate in chosen:
+        method = {**METHODS, **REWEIGHTINGS}[name]
+        key = f"{name} | {inputs} | {column} | lr {rate:g}"
+        curves[key] = fedjax_sim.sweep(
+            method.system,
+            list(tasks[inputs, COLUMNS[column].partition]),
+            _hyper(method, sizes, column).replace(lr=rate),
+            seeds=sizes.seeds,
+            time_budget=sizes.time_budget,
+            num_evals=25,
+            progress=True,
+            **arguments.kept(key),
+        ).curves
+    return curves
+
+
+def _chosen(near: Sequence[Reading], best: xr.DataArray) -> list[tuple[str, str, str, float]]:
+    """List the cells of the second stage.
+
+    These are the nearest reading with one learning rate for all methods, and each method at its
+    best learning rate on the same inputs. Without a complete reading only the latter are listed.
+    """
+    common = next((each for each in near if each.rate != OWN), None)
+    inputs = str(best.inputs.values[0]) if common is None else common.inputs
+    found: dict[tuple[str, str, str, float], None] = {}
+    for name, column in itertools.product((*METHODS, *REWEIGHTINGS), COLUMNS):
+        parent = "FAVANO" if name in REWEIGHTINGS else name
+        rate = float(best.sel({"method": parent, "inputs": inputs, "column": column}))
+        if np.isfinite(rate):
+            found[name, inputs, column, rate] = None
+        if common is not None and (name not in CLOCKS or name == common.clock):
+            found[name, inputs, column, float(common.rate)] = None
+    return list(found)
+
+
+def _tasks(
+    sizes: Sizes, data: Dataset, seeds: Sequence[int]
+) -> dict[tuple[str, str], list[Classification]]:
+    """Make the problem of each seed, by inputs and partition."""
+    num_clients = sizes.shared.get("num_clients", 100)
+    splits = sorted({column.partition for column in COLUMNS.values()})
+    names = list(itertools.product(splits, seeds))
+    shares = [
+        partition.make(split, data.train_labels, num_clients=num_clients, seed=seed)
+        for split, seed in names
+    ]
+    found = {}
+    for inputs in sizes.inputs:
+        mean, std = INPUTS[inputs]
+        made = problems.make_classifications(
+            models.MLP((32,), data.num_classes), data, shares, mean=mean, std=std
+        )
+        for number, split in enumerate(splits):
+            found[inputs, split] = made[number * len(seeds) : (number + 1) * len(seeds)]
+    return found
+
+
+def _hyper(method: Method, sizes: Sizes, column: str) -> Any:
+    """Complete a method's settings for a column."""
+    settings = {**sizes.shared, **method.settings, "slow_fraction": COLUMNS[column].slow_fraction}
+    known = fields(method.system.Hyper)
+    return method.system.Hyper(**{name: settings[name] for name in settings if name in known})
+
+
+def _first_table(tested: xr.DataArray, best: xr.DataArray) -> str:
+    """Lay out test accuracies of the first stage; a star marks what validation chooses."""
+    mean = tested.mean("seed")
+    rows = []
+    for name, inputs in itertools.product(mean.method.values, mean.inputs.values):
+        for column in mean.column.values:
+            place = {"method": name, "inputs": inputs, "column": column}
+            if not np.isfinite(best.sel(place)):
+                continue
+            values = [
+                f"{float(mean.sel(place).sel(lr=rate)):.1f}{'*' * bool(best.sel(place) == rate)}"
+                for rate in mean.lr.values
+            ]
+            rows.append([name, inputs, column, *values])
+    header = ["test accuracy, %", "inputs", "column", *(f"lr {rate:g}" for rate in mean.lr.values)]
+    return table(header, rows)
+
+
+def _readings_table(near: Sequence[Reading], most: int = 10) -> str:
+    """Lay out the readings nearest to the paper."""
+    header = ["learning rate", "FedBuff's clock", "inputs", "distance", "largest", "at"]
+    rows = [
+        [
+            each.rate,
+            each.clock.removeprefix("FedBuff, "),
+            each.inputs,
+            f"{each.distance:.1f}",
+            f"{each.largest:.1f}",
+            each.cell,
+        ]
+        for each in near[:most]
+    ]
+    return table(header, rows)
+
+
+def _second_table(curves: Mapping[str, xr.Dataset]) -> str:
+    """Lay out the cells of the second stage."""
+    rows = []
+    for key, data in curves.items():
+        final = 100 * data.accuracy.isel(eval=-1).where(~data.failed, 0.0).values
+        spread = final.std(ddof=1) if final.size > 1 else float("nan")
+        collapsed = int(((data.collapsed_at >= 0) & ~data.failed).sum())
+        numbers = [f"{final.mean():.1f} ± {spread:.1f}", f"{np.median(final):.1f}"]
+        rows.append(
+            [*key.split(" | "), *numbers, f"{final.min():.1f}", int(data.failed.sum()), collapsed]
+        )
+    header = ["method", "inputs", "column", "rate", "accuracy, %", "median", "worst"]
+    return table([*header, "failed", "collapsed"], rows)
+
+
+def _figure(tested: xr.DataArray, best: xr.DataArray, title: str) -> Figure:
+    """Draw test accuracy by method and learning rate, a panel for each column and inputs."""
+    panels = {
+        f"{column}\ninputs {inputs}": tested.mean("seed").sel(inputs=inputs, column=column)
+        for inputs, column in itertools.product(tested.inputs.values, tested.column.values)
+    }
+    marked = {
+        name: (best.sel(inputs=panel.inputs, column=panel.column) == panel.lr).transpose(
+            *panel.dims
+        )
+        for name, panel in panels.items()
+    }
+    return heat_maps(
+        panels,
+        title=f"Test accuracy in percent ({title}); boxed: chosen on validation images",
+        label="test accuracy (%)",
+        across="learning rate",
+        marked=marked,
+        columns=len(tested.column),
+        limits=(0, 100),
+    )

@@ -1,0 +1,365 @@
+"""Where the paper's order of sync times holds: rules, local steps, learning rates, inputs, T, c_g.
+
+Fig. 7 (arXiv 2302.04851) has S = 5 ahead of S = 0 and S = 20. The paper divides a group's progress
+by its number of iterations, so that a round moves the model by about one step, whatever S is, and
+it gives neither learning rate nor T. On MNIST with Fig. 7's clients and delays, this maps the order
+of S = 0, 5, 20 over the rule of the global server, the local steps E of an iteration, the inputs,
+T, and the constant c_g of the exchange, each S at its best of eight learning rates.
+
+The first stage has two seeds and measures on held-out training images. Where its order is near, or
+changes with T or c_g, the second stage runs ten fresh seeds at the chosen learning rates on all
+training images and measures on the test set. No claim is judged here.
+
+A larger c_g only delays the rounds. Runs with c_g = 10 therefore show every other c_g too: the
+model of round u is complete u (c_g - 10) later.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedjax_sim
+from experiments.favano.table2_grid import INPUTS
+from experiments.harness import Arguments, Outcome, Sizes, Study, comparison, table
+from experiments.harness.heatmaps import heat_maps
+from experiments.hierarchical import setup
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.problems import Classification
+from fedjax_sim.systems import hierarchical
+
+RULES = ("divide_by_steps", "average", "fednova")
+SYNC_TIMES = (0.0, 5.0, 20.0)
+DELAY, DELAYS = 10.0, (10.0, 30.0)
+"""The c_g of the runs, and those that are mapped."""
+RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+EPOCH = 62
+"""Local steps of an epoch of the mean client: 60,000 images, 30 clients, batches of 32."""
+TIMES = {1: 1000.0, 5: 300.0, EPOCH: 60.0}
+"""Virtual time of a run by local steps: an iteration takes as long whatever E is."""
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
+"""T is mapped at these shares of the time of a run."""
+HELD_OUT = 0.1
+FIRST_TUNING_SEED = 1000
+"""Seeds of the first stage are counted from here, and those of the second from 0."""
+NEAR = 1.0
+"""Points of accuracy within which two sync times count as equal."""
+CHANCE = 20.0
+"""An order of accuracies below twice chance, in percent, is not read."""
+
+STUDY = Study(
+    full=Sizes(
+        10,
+        dataset="mnist",
+        tuning_seeds=2,
+        steps=TIMES,
+        rates=RATES,
+        inputs=tuple(INPUTS),
+        rules=RULES,
+    ),
+    reduced=Sizes(
+        0,
+        dataset="mnist",
+        tuning_seeds=2,
+        steps={1: 1000.0, 5: 300.0},
+        rates=RATES,
+        inputs=tuple(INPUTS),
+        rules=RULES,
+        words="the first stage alone, without E = an epoch",
+    ),
+    smoke=Sizes(
+        2,
+        dataset="digits",
+        tuning_seeds=2,
+        steps={1: 60.0},
+        rates=(0.5, 2.0),
+        inputs=("[0, 1]",),
+        rules=RULES[1:2],
+        words="handwritten digits, one rule",
+    ),
+)
+
+
+class Point(NamedTuple):
+    """What is run once for all learning rates, sync times, T and c_g.
+
+    Attributes:
+      rule: The global server's rule, one of `RULES`.
+      steps: Local steps of an iteration, E.
+      inputs: How inputs are normalised, a key of `INPUTS`.
+    """
+
+    rule: str
+    steps: int
+    inputs: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}, E = {self.steps}, inputs {self.inputs}"
+
+
+class Order(NamedTuple):
+    """The order of the sync times at one T and c_g, each at its best learning rate.
+
+    Attributes:
+      sync_times: The sync times, best first.
+      rates: The learning rate of each, in the same order.
+      accuracy: The mean accuracy of each in percent, in the same order.
+      is_near: Whether two neighbours are within `NEAR` points or two standard errors.
+      lead: Lead of S = 5 over the better of S = 0 and S = 20, in points.
+    """
+
+    sync_times: tuple[float, ...]
+    rates: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    is_near: bool
+    lead: float
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the best accuracy is at least twice chance."""
+        return self.accuracy[0] >= CHANCE
+
+    def __str__(self) -> str:
+        if not self.is_readable:
+            return "chance"
+        words = f"{self.sync_times[0]:g}"
+        for (better, worse), other in zip(
+            itertools.pairwise(self.accuracy), self.sync_times[1:], strict=True
+        ):
+            words += f"{'>' if better - worse > NEAR else '='}{other:g}"
+        return words
+
+
+def delayed(data: xr.Dataset, delay: float) -> xr.Dataset:
+    """Return the curves that the same rounds have if the exchange's constant is another c_g."""
+    return data.assign_coords(time=data.time + (delay - DELAY) * data.ticks)
+
+
+def order_of(accuracy: xr.DataArray) -> Order:
+    """Order sync times, each at its best learning rate.
+
+    Args:
+      accuracy: Accuracies in percent; dimensions `sync_time`, `lr` and `seed`. A diverged lane has
+        0.
+    """
+    best = accuracy.mean("seed").idxmax("lr")
+    chosen = accuracy.sel(lr=best)
+    mean = chosen.mean("seed")
+    names = mean.sync_time.values[np.argsort(-mean.values, kind="stable")]
+    is_near = False
+    for better, worse in itertools.pairwise(names):
+        gap = (chosen.sel(sync_time=better) - chosen.sel(sync_time=worse)).values
+        error = gap.std(ddof=1) / np.sqrt(gap.size) if gap.size > 1 else np.inf
+        is_near |= bool(gap.mean() < max(NEAR, 2 * error))
+    rest = mean.drop_sel(sync_time=5.0).max()
+    return Order(
+        tuple(map(float, names)),
+        tuple(float(best.sel(sync_time=name)) for name in names),
+        tuple(float(mean.sel(sync_time=name)) for name in names),
+        is_near,
+        float(mean.sel(sync_time=5.0) - rest),
+    )
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Map the order, and run the second stage where it is near or changes."""
+    sizes = STUDY.choose(arguments)
+    data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
+    points = [
+        Point(rule, steps, inputs)
+        for steps, inputs, rule in itertools.product(sizes.steps, sizes.inputs, sizes.rules)
+    ]
+    curves = first_stage(arguments, sizes, data, points)
+    orders = map_orders(curves, sizes)
+    rows = [
+        [point, f"{delay:g}", f"{time:g}", *_cells(order)]
+        for (point, delay, time), order in orders.items()
+    ]
+    header = ["rule, local steps, inputs", "c_g", "T", "order of S", "accuracy, %", "rates", "near"]
+    texts = [table(header, rows)]
+    found = {f"{point}": data for point, data in curves.items()}
+    facts: dict[str, Any] = sizes.config() | {
+        "reduced": sizes.words,
+        "orders": {f"{p} | {d:g} | {t:g}": order._asdict() for (p, d, t), order in orders.items()},
+    }
+    if sizes.seeds:
+        again = [point for point in points if is_open(orders, point)]
+        second = second_stage(arguments, sizes, data, again, orders)
+        texts.append(_second_table(second, sizes))
+        found |= {f"{name}, second stage": each for name, each in second.items()}
+    title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
+    figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
+    return Outcome(found, figures, [], facts, "\n\n".join(texts))
+
+
+def first_stage(
+    arguments: Arguments, sizes: Sizes, data: Dataset, points: Sequence[Point]
+) -> dict[Point, xr.Dataset]:
+    """Run every point at all learning rates and sync times, without the images held out.
+
+    Returns:
+      Curves by point; dimensions `lr`, `sync_time`, `seed` and `eval`.
+    """
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
+    held = comparison.hold_out(data, HELD_OUT)
+    tasks = {inputs: _tasks(held, seeds, inputs) for inputs in sizes.inputs}
+    settings = {"lr": list(sizes.rates), "sync_time": list(SYNC_TIMES)}
+    return {
+        point: _sweep(
+            arguments, f"{point}", point, tasks[point.inputs], seeds, sizes.steps, settings
+        )
+        for point in points
+    }
+
+
+def map_orders(
+    curves: Mapping[Point, xr.Dataset], sizes: Sizes
+) -> dict[tuple[Point, float, float], Order]:
+    """Read off the order of sync times at every point, c_g and T."""
+    found = {}
+    for (point, data), delay in itertools.product(curves.items(), DELAYS):
+        times = [share * sizes.steps[point.steps] for share in SHARES]
+        accuracy = 100 * setup.at(delayed(data, delay), times).fillna(0.0)
+        for time in times:
+            found[point, delay, time] = order_of(accuracy.sel(at=time, drop=True))
+    return found
+
+
+def is_open(orders: Mapping[tuple[Point, float, float], Order], point: Point) -> bool:
+    """Return whether a point's order is near somewhere, or changes with T or c_g."""
+    read = [each for key, each in orders.items() if key[0] == point and each.is_readable]
+    return any(each.is_near for each in read) or len({each.sync_times for each in read}) > 1
+
+
+def second_stage(
+    arguments: Arguments,
+    sizes: Sizes,
+    data: Dataset,
+    points: Sequence[Point],
+    orders: Mapping[tuple[Point, float, float], Order],
+) -> dict[str, xr.Dataset]:
+    """Run points with fresh seeds on all training images, each S at its rate for the last T.
+
+    Returns:
+      Curves by "POINT, S = S"; dimensions `lr`, `sync_time`, `seed` and `eval`.
+    """
+    tasks = {inputs: _tasks(data, range(sizes.seeds), inputs) for inputs in sizes.inputs}
+    found = {}
+    for point in points:
+        last = orders[point, DELAY, sizes.steps[point.steps]]
+        for sync_time, rate in zip(last.sync_times, last.rates, strict=True):
+            name = f"{point}, S = {sync_time:g}"
+            settings = {"lr": [rate], "sync_time": [sync_time]}
+            found[name] = _sweep(
+                arguments,
+                f"{name}, second stage",
+                point,
+                tasks[point.inputs],
+                range(sizes.seeds),
+                sizes.steps,
+                settings,
+            )
+    return found
+
+
+def _sweep(
+    arguments: Arguments,
+    name: str,
+    point: Point,
+    tasks: list[Classification],
+    seeds: Sequence[int],
+    times: Mapping[int, float],
+    settings: Mapping[str, Sequence[float]],
+) -> xr.Dataset:
+    """Run a point, and evaluate after every round."""
+    hyper = hierarchical.Hyper(
+        num_clients=tasks[0].counts.shape[0],
+        aggregation=point.rule,
+        client_steps=point.steps,
+        **setup.clock([15, 15], setup.FIG7),
+    )
+    return fedjax_sim.sweep(
+        hierarchical.system,
+        tasks,
+        hyper,
+        seeds=seeds,
+        settings=settings,
+        time_budget=times[point.steps],
+        num_evals=setup.EVERY_TICK,
+        progress=True,
+        **arguments.kept(name),
+    ).curves
+
+
+def _tasks(data: Dataset, seeds: Sequence[int], inputs: str) -> list[Classification]:
+    """Make the problem of each seed: 30 clients, Dirichlet(0.5), a perceptron of 50 units."""
+    mean, std = INPUTS[inputs]
+    shares = [
+        partition.dirichlet(
+            data.train_labels,
+            num_clients=30,
+            alpha=0.5,
+            seed=seed,
+            min_examples=10,
+            top_up=True,
+        )
+        for seed in seeds
+    ]
+    network = models.MLP((50,), data.num_classes)
+    return problems.make_classifications(network, data, shares, mean=mean, std=std)
+
+
+def _cells(order: Order) -> list[str]:
+    """Lay out an order for a table."""
+    return [
+        str(order),
+        ", ".join(f"{value:.1f}" for value in order.accuracy),
+        ", ".join(f"{rate:g}" for rate in order.rates),
+        "yes" if order.is_near else "",
+    ]
+
+
+def _second_table(curves: Mapping[str, xr.Dataset], sizes: Sizes) -> str:
+    """Lay out the test accuracies of the second stage at the last T, for every c_g."""
+    rows = []
+    for (name, data), delay in itertools.product(curves.items(), DELAYS):
+        steps = int(name.split("E = ")[1].split(",")[0])
+        final = 100 * setup.final(delayed(data, delay), sizes.steps[steps]).fillna(0.0)
+        values = final.values.ravel()
+        spread = values.std(ddof=1) if values.size > 1 else float("nan")
+        row = [name, f"{delay:g}", f"{float(data.lr.values[0]):g}"]
+        mean = f"{values.mean():.1f} ± {spread:.1f}"
+        rows.append([*row, mean, f"{np.median(values):.1f}", f"{values.min():.1f}"])
+    return table(["run", "c_g", "rate", "test accuracy at T, %", "median", "worst"], rows)
+
+
+def _figure(orders: Mapping[tuple[Point, float, float], Order], steps: int, title: str) -> Figure:
+    """Draw the lead of S = 5 and the order, with a panel for each c_g and inputs."""
+    keys = [key for key in orders if key[0].steps == steps]
+    times = list(dict.fromkeys(time for _, _, time in keys))
+    rules = list(dict.fromkeys(point.rule for point, _, _ in keys))
+    panels, words, marked = {}, {}, {}
+    inputs = dict.fromkeys(point.inputs for point, _, _ in keys)
+    for name, delay in itertools.product(inputs, DELAYS):
+        panel = f"inputs {name}, $c_g$ = {delay:g}"
+        of_panel = [[orders[Point(rule, steps, name), delay, t] for t in times] for rule in rules]
+        leads = [[each.lead if each.is_readable else np.nan for each in row] for row in of_panel]
+        panels[panel] = xr.DataArray(leads, {"rule": rules, "T": times}, ("rule", "T"))
+        words[panel] = [[str(each) for each in row] for row in of_panel]
+        marked[panel] = [[not each.is_near for each in row] for row in of_panel]
+    return heat_maps(
+        panels,
+        title=f"Order of the sync times S, best first, E = {steps} ({title})\n"
+        f"= : within {NEAR:g} point; framed: clear; white: below twice chance",
+        label="lead of S = 5 over the better\nof S = 0 and 20 (points)",
+        across="time T (units)",
+        limits=(-20, 20),
+        words=words,
+        marked=marked,
+        columns=len(DELAYS),
+        colors="RdBu",
+    )

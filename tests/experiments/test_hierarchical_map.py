@@ -1,0 +1,82 @@
+"""The map of sync times: orders, delays that are only read off, and the smallest run."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments.harness import draw
+from experiments.hierarchical import setup
+from experiments.hierarchical.map import DELAY, Point, delayed, is_open, order_of
+from fedjax_sim.systems import hierarchical
+from tests.experiments.running import run
+
+
+def accuracies(**values: list) -> xr.DataArray:
+    """Make accuracies of S = 0, 5, 20 at two rates with two seeds."""
+    return xr.DataArray(
+        [values["flat"], values["middle"], values["long"]],
+        {"sync_time": [0.0, 5.0, 20.0], "lr": [0.1, 1.0], "seed": [0, 1]},
+        ("sync_time", "lr", "seed"),
+    )
+
+
+def test_each_sync_time_has_its_best_rate() -> None:
+    found = order_of(
+        accuracies(
+            flat=[[70, 72], [80, 80.4]], middle=[[90, 90.4], [0, 0]], long=[[60, 60.4], [30, 30]]
+        )
+    )
+    assert found.sync_times == (5, 0, 20) and found.rates == (0.1, 1, 0.1)
+    assert found.accuracy == pytest.approx((90.2, 80.2, 60.2))
+    assert found.lead == pytest.approx(10) and not found.is_near
+    assert str(found) == "5>0>20"
+
+
+def test_what_is_near_and_what_is_chance() -> None:
+    """Two sync times are near within a point, or within two standard errors."""
+    close = order_of(
+        accuracies(flat=[[80, 80]] * 2, middle=[[80.5, 80.5]] * 2, long=[[60, 60]] * 2)
+    )
+    assert close.is_near and str(close) == "5=0>20" and close.lead == pytest.approx(0.5)
+    spread = order_of(accuracies(flat=[[80, 80]] * 2, middle=[[80, 90]] * 2, long=[[60, 60]] * 2))
+    assert spread.is_near and str(spread) == "5>0>20"
+    bad = order_of(accuracies(flat=[[9, 9]] * 2, middle=[[19, 19]] * 2, long=[[10, 10]] * 2))
+    assert not bad.is_readable and str(bad) == "chance"
+    first, second = Point("average", 1, "[0, 1]"), Point("fednova", 1, "[0, 1]")
+    clear = close._replace(is_near=False)
+    turned = clear._replace(sync_times=(0.0, 5.0, 20.0))
+    orders = {(first, 10.0, 1.0): clear, (first, 30.0, 1.0): turned, (second, 10.0, 1.0): clear}
+    assert is_open(orders, first) and not is_open(orders, second)
+    assert is_open({(second, 10.0, 1.0): close}, second)
+    assert not is_open({(second, 10.0, 1.0): bad}, second)
+
+
+def test_a_larger_exchange_delay_only_delays_the_rounds() -> None:
+    """The schedule is the same apart from its times, so that one run shows every c_g."""
+    clock = setup.clock([15, 15], setup.FIG7, num_clients=30, sync_time=20.0)
+    hypers = [
+        hierarchical.Hyper(**{**clock, "exchange_shift": shift}) for shift in (2.0, 22.0)
+    ]  # c_g = 10 and 30
+    drawn = draw(hierarchical.system, hypers, 2, 6)
+    near, far = (jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), drawn) for i in (0, 1))
+    np.testing.assert_array_equal(near.steps, far.steps)
+    np.testing.assert_array_equal(near.weight, far.weight)
+    assert near.steps.min() > 1
+    rounds = np.arange(1, 7)
+    np.testing.assert_allclose(far.time, near.time + 20 * rounds, rtol=1e-12)
+    curves = xr.Dataset(coords={"time": ("eval", near.time[0]), "ticks": ("eval", rounds)})
+    np.testing.assert_allclose(delayed(curves, 30.0).time, far.time[0], rtol=1e-12)
+    assert near.time[0, 0] == delayed(curves, DELAY).time[0]
+
+
+def test_the_map_runs_and_reads_off_every_delay(tmp_path: Path) -> None:
+    done = run("hierarchical/map", "--smoke", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert len(config["orders"]) == 2 * 5  # c_g, T
+    assert all(len(each["rates"]) == 3 for each in config["orders"].values())
+    assert (tmp_path / "out" / "order_E1.png").exists()
