@@ -33,7 +33,7 @@ public simulator. The text also says that a counter is reset at the beginning of
 `restart="fresh"` takes it literally: running times are drawn again for everyone at each server
 step, so that only fast clients report if there are enough of them. Mean staleness is then 5.3
 server steps with 66 of 100 fast clients and 0.1 with 11, compared with 8.9 and 8.7 under the
-continuous clock (experiments/README.md has the accuracies).
+continuous clock (experiments/favano/README.md has the accuracies).
 """
 
 from typing import NamedTuple
