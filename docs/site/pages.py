@@ -51,7 +51,11 @@ SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets"
 
 
 def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
-    """Replace folders in the navigation by their pages, and leave out what is not there."""
+    """Replace folders in the navigation by their pages.
+
+    Raises:
+      ValueError: If a page of the navigation does not exist.
+    """
     pages, nav = set(all_pages()), []
     for entry in config.nav or ():
         [(title, target)] = entry.items()
@@ -61,8 +65,9 @@ def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
                 key=lambda page: (not page.endswith("index.md"), page.removesuffix(".md")),
             )
         is_there = bool(target) if isinstance(target, list) else target in pages
-        if is_there:
-            nav.append({title: target})
+        if not is_there:
+            raise ValueError(f"the navigation names {target!r} ({title}), which is no page")
+        nav.append({title: target})
     config.nav = nav
     return config
 

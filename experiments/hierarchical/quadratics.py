@@ -305,8 +305,8 @@ def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
         leads_early
         and floors["average"] > CLAIMS[26].criterion.average
         and floors["divide_by_steps"] < CLAIMS[26].criterion.divided,
-        f"no division, no noise, time 200: {numbers}; with noise late loss of S = 5 over that of S = 0 "
-        f"{floors['average']:.2f}, "
+        f"no division, no noise, time 200: {numbers}; with noise late loss of S = 5 over that of "
+        f"S = 0 {floors['average']:.2f}, "
         f"divided by the iterations {floors['divide_by_steps']:.2f}",
     )
     return [first, second, third]

@@ -39,12 +39,23 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_are_understood(page: Path) -> None:
     """Every `fedjax-sim` line of a page has flags and settings in a form that the parser reads."""
-    for block in blocks(page, "(?:bash|sh)"):
-        for line in COMMAND.findall(block.replace("\\\n", " ")):
-            command, *words = shlex.split(line, comments=True)
-            arguments = make_parser(command).read(words)
-            if hasattr(arguments, "set"):
-                read_settings(arguments)
+    for line in commands(page):
+        command, *words = shlex.split(line, comments=True)
+        arguments = make_parser(command).read(words)
+        if hasattr(arguments, "set"):
+            read_settings(arguments)
+
+
+def test_commands_are_found() -> None:
+    """The page about clusters has some, so the pattern finds them."""
+    found = {page.stem: len(commands(page)) for page in PAGES}
+    assert found["clusters"] >= 5
+
+
+def commands(page: Path) -> list[str]:
+    """Return the words after `fedjax-sim` of every command of a page."""
+    joined = [block.replace("\\\n", " ") for block in blocks(page, "(?:bash|sh)")]
+    return [line for block in joined for line in COMMAND.findall(block)]
 
 
 def test_pages_link_to_what_exists() -> None:

@@ -10,7 +10,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 @pytest.mark.filterwarnings("ignore")  # of the notebook's packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
-    """Every cell runs, and gives as many outputs of the same kinds as are stored."""
+    """Every cell runs, and gives outputs of the kinds that are stored."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     stored = nbformat.read(path, as_version=4)
     notebook = nbformat.read(path, as_version=4)
