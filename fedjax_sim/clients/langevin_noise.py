@@ -92,7 +92,14 @@ def add_momentum(
 
 
 def of_pair(gradient: BatchGradient) -> BatchGradient:
-    """Turn the gradient of a model into one of a pair (model, velocity), for `add_momentum`."""
+    """Turn the gradient of a model into one of a pair (model, velocity), for `add_momentum`.
+
+    Args:
+      gradient: The gradient at a model, of a step by its number.
+
+    Returns:
+      The same for a pair: the gradient at its model, twice.
+    """
 
     def both(pair: Params, q: Array) -> Params:
         slope = gradient(pair[0], q)

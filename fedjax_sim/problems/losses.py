@@ -118,7 +118,18 @@ def squared_error(outputs: Array, targets: Array) -> Array:
 
 
 def absolute_error(outputs: Array, targets: Array) -> Array:
-    """Compute the absolute error: `squared_error` with absolute values in place of squares."""
+    """Compute the absolute error of predicted numbers, the mean over an example's numbers.
+
+    Args:
+      outputs: As in `squared_error`.
+      targets: As in `squared_error`.
+
+    Returns:
+      `f[B]`.
+
+    Raises:
+      ConfigError: If the shapes do not match.
+    """
     return _mean_of_example(jnp.abs(_difference(outputs, targets)))
 
 

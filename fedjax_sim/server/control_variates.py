@@ -67,7 +67,11 @@ class ControlVariates:
         self.slopes_at = gradients_at(problem, hyper, plan, is_exact=True)
 
     def first(self, model: Params) -> Anchor:
-        """Begin at a model, before any gradient is known."""
+        """Begin at a model, before any gradient is known.
+
+        Args:
+          model: The model, leaves `[...]`.
+        """
         if not self.is_used:
             return Anchor()
         zero = optax.tree.zeros_like(model)
@@ -135,6 +139,9 @@ class ControlVariates:
           anchor: The anchor.
           scale: `f[]`, the gradient of f^c over that of the mean loss.
           whole: The client's part of what `of_slots` returned.
+
+        Returns:
+          The gradient of f^c on a mini-batch, with its control variate if there is one.
         """
 
         def gradient(model: Params, q: Array) -> Params:

@@ -47,7 +47,15 @@ class ModelMemories(Compression):
             raise ConfigError("memory", self.memory, allowed)
 
     def first_memories(self, sent: Params, num_clients: int) -> Params:
-        """Begin with memories of 0, leaves `[N, ...]`; () without memories."""
+        """Begin with memories of 0.
+
+        Args:
+          sent: What a client sends, leaves `[...]`.
+          num_clients: Number of clients, N.
+
+        Returns:
+          Leaves `[N, ...]`; () without memories.
+        """
         if is_known(self.memory, 0):
             return ()
         return replicate(optax.tree.zeros_like(sent), num_clients)

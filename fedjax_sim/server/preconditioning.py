@@ -58,7 +58,11 @@ class Preconditioner:
         self.slope_at = gradients_at(problem, hyper, plan, is_exact=is_exact)
 
     def first(self, model: Params) -> Params:
-        """Return the first V, leaves `[...]`; () without preconditioner."""
+        """Return the first V, leaves `[...]`; () without preconditioner.
+
+        Args:
+          model: The model, leaves `[...]`.
+        """
         return optax.tree.zeros_like(model) if self.is_used else ()
 
     def move(
@@ -90,7 +94,11 @@ class Preconditioner:
         return jax.tree.map(move, square, slope), work
 
     def root(self, square: Params) -> Params:
-        """Return the square root of the preconditioner; () without one."""
+        """Return the square root of the preconditioner; () without one.
+
+        Args:
+          square: V, leaves `[...]`; () without preconditioner.
+        """
         return jax.tree.map(lambda v: (self.floor + jnp.sqrt(v)).astype(v.dtype) ** -0.5, square)
 
 

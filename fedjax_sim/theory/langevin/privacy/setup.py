@@ -8,6 +8,7 @@ from scipy import stats
 from fedjax_sim.theory.langevin.exact_laws import SCHEMES
 
 ADVERSARIES = ("outsider", "server")
+"""Who attacks: an outsider does not know who took part in a round, the server does."""
 
 
 class PrivacySetup(NamedTuple):
