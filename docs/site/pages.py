@@ -44,7 +44,11 @@ PAGE_OF_FILE = {
     for path in (ROOT / "experiments").glob("*/README.md")
 }
 """Files of the repository that are pages, with the pages' addresses."""
-FIGURES = {"langevin": "fald_fig1", "fedavg": "baselines_digits", "quafl": "baselines_digits"}
+FIGURES = {
+    "langevin": "fald_fig1",
+    "fedavg": "baselines_digits_accuracy_0",
+    "quafl": "baselines_digits_accuracy_0",
+}
 """Pictures in `experiments/figures` that do not have the name of their system."""
 SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets")
 """Modules without a package that are part of the public interface."""
