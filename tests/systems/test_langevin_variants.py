@@ -181,7 +181,7 @@ def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
 
 def test_anchors_wait_for_a_round_with_reports() -> None:
     """Also the first: no round follows slopes that are not known yet, and none counts in vain."""
-    how = {"local_steps": 3, "num": 20, "drop_rate": 0.7}
+    how: dict[str, Any] = {"local_steps": 3, "num": 20, "drop_rate": 0.7}
     found = chains(5, control="client", control_rounds=2.0, **how)
     expected = chains(5, gradient="exact", **how)
     reports = np.stack([(each.clients >= 0).sum(axis=1) for each in found.timelines])
@@ -198,9 +198,13 @@ def test_anchors_wait_for_a_round_with_reports() -> None:
 def test_a_preconditioner_begins_with_the_first_report() -> None:
     """V is the first known square, whatever rounds went by before, against a loop by hand."""
     ticks, floor, keep = 4, 0.5, 0.9
-    scaled = {"preconditioner": "rmsprop", "precondition_decay": keep, "precondition_floor": floor}
-    how = {"local_steps": 1, "num": 20, "drop_rate": 0.6, "temperature": 0.0, "gradient": "exact"}
-    run = chains(ticks, **how, **scaled)
+    scaled: dict[str, Any] = {
+        "preconditioner": "rmsprop",
+        "precondition_decay": keep,
+        "precondition_floor": floor,
+    }
+    how: dict[str, Any] = {"local_steps": 1, "num": 20, "drop_rate": 0.6, "temperature": 0.0}
+    run = chains(ticks, gradient="exact", **how, **scaled)
     assert any((each.clients[0] < 0).all() for each in run.timelines)
     for timeline, found in zip(run.timelines, run.models, strict=True):
         model, square = START, None
