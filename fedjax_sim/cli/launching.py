@@ -12,7 +12,7 @@ from fedjax_sim.engine.runs import Run
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER, check_begun
+from fedjax_sim.launch.parts import FOLDER, check_begun, parts_in
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
@@ -96,7 +96,7 @@ def launch_parts(
       PartError: If a part failed.
     """
     within = (folder.checkpoints / FOLDER).absolute()
-    usual = _parts_in(within) if arguments.resume else None
+    usual = parts_in(within) if arguments.resume else None
     num_parts = read_whole("parts", arguments.parts, usual or min(launcher.count(), num_lanes))
     if num_parts > num_lanes:
         allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
@@ -109,12 +109,6 @@ def launch_parts(
     unfinished = [job for job in jobs if not _is_done(job.folder, identity["time_budget"])]
     finish_jobs(launcher, unfinished, within)
     return read_parts([job.folder for job in jobs])
-
-
-def _parts_in(within: Path) -> int | None:
-    """Find how many parts an earlier attempt had; None if there was none, or several differ."""
-    found = {path.name.rpartition("-of-")[2] for path in within.glob("*-of-*") if path.is_dir()}
-    return int(found.pop()) if len(found) == 1 else None
 
 
 def _is_done(folder: Path, time_budget: float) -> bool:

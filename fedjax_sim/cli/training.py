@@ -133,7 +133,11 @@ def run(arguments: argparse.Namespace) -> None:
             write_lanes(folder.checkpoints / LANES, part, lanes)
         runs = {}
         is_saved = folder is not None and not arguments.distributed
-        with _trackers(tracker_names, folder) as tracking, warnings.catch_warnings():
+        with (
+            _without_trace_if_refused(folder),
+            _trackers(tracker_names, folder) as tracking,
+            warnings.catch_warnings(),
+        ):
             # The table names these lanes.
             warnings.simplefilter("ignore", LaneWarning)
             for name, grid in grids.items():
@@ -190,6 +194,17 @@ def _read_trackers(arguments: argparse.Namespace) -> list[str]:
     for name in names:
         trackers.check_tracker(check_name("tracker", name, trackers.TRACKERS))
     return names
+
+
+@contextlib.contextmanager
+def _without_trace_if_refused(folder: Folder | None) -> Iterator[None]:
+    """Take the results folder away again if `sweep` finds that its input is not allowed."""
+    try:
+        yield
+    except ConfigError:
+        if folder is not None:
+            folder.withdraw(LANES)
+        raise
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedjax_sim.engine.runs import Run, join_runs, load_runs
 from fedjax_sim.launch.parts import read_part
+from fedjax_sim.lifecycle import say
 from fedjax_sim.reporting.results import Results, first_difference, load
 from fedjax_sim.settings import ConfigError
 
@@ -17,6 +18,9 @@ CHANGED = "-dirty"
 
 def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, Any]]:
     """Read the results folders of all parts of a study, and put their lanes together.
+
+    If files of the repository differed from the commit in a part, a sentence on the error stream
+    says so, because parts may have had different ones.
 
     Args:
       paths: The folders, in any order.
@@ -38,9 +42,15 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, A
             raise ConfigError("what the parts have", f"no lane of {name}", "all lanes")
         runs[name] = join_runs(lanes)
     commits = [part.config["commit"] for part in parts]
+    changed = [commit for commit in commits if commit and commit.endswith(CHANGED)]
+    if changed and len(parts) > 1:
+        say(
+            f"files differed from commit {changed[0].removesuffix(CHANGED)} in {len(changed)} of "
+            f"{len(parts)} parts; nothing tells whether all parts ran the same code."
+        )
     return runs, {
         **_common(parts[0]),
-        "commit": next((commit for commit in commits if commit and CHANGED in commit), commits[0]),
+        "commit": changed[0] if changed else commits[0],
         "device": _device([part.config["device"] for part in parts]),
     }
 

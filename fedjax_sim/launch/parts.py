@@ -93,6 +93,16 @@ def keep_lanes(
     return lanes_of_part(part, survey())
 
 
+def parts_in(folder: Path) -> int | None:
+    """Find how many parts an earlier attempt had; None if there was none, or several differ.
+
+    Args:
+      folder: The folder that holds the parts' folders.
+    """
+    found = {path.name.rpartition("-of-")[2] for path in folder.glob("*-of-*") if path.is_dir()}
+    return int(found.pop()) if len(found) == 1 else None
+
+
 def check_begun(checkpoints: Sequence[Path], name: str, before: float) -> None:
     """Check that all parts have begun, so that their lanes are known, before a budget is longer.
 

@@ -58,7 +58,8 @@ def sweep(
       folder: Folder for the arguments, checkpoints and results of the parts, which all machines
         must see. New or empty, unless the sweep is resumed.
       launcher: What starts the parts: `Local`, `Slurm` or `Ray`.
-      parts: Number of parts; as the launcher thinks fit if None.
+      parts: Number of parts. None takes as many as before in a resumed sweep, and otherwise as many
+        as the launcher thinks fit.
       seeds: As in `fedjax_sim.sweep`.
       settings: As in `fedjax_sim.sweep`.
       time_budget: As in `fedjax_sim.sweep`.
@@ -92,16 +93,20 @@ def sweep(
     from fedjax_sim.engine.bad_lanes import warn_of_lanes
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import join_runs
+    from fedjax_sim.launch.parts import parts_in
     from fedjax_sim.settings import ConfigError
 
     where = Path(folder).absolute()
-    num_lanes = _count_lanes(seeds, settings)
-    num_parts = parts or min(launcher.count(), num_lanes)
-    if not 1 <= num_parts <= num_lanes:
-        raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
+    num_lanes, usual = _count_lanes(seeds, settings), None
     if resume:
         if not (where / CALL).is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
+        known, _ = cloudpickle.loads((where / CALL).read_bytes())
+        num_lanes, usual = _count_lanes(known["seeds"], known["settings"]), parts_in(where)
+    num_parts = parts or usual or min(launcher.count(), num_lanes)
+    if not 1 <= num_parts <= num_lanes:
+        raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
+    if resume:
         jobs = [_job(where, i, num_parts) for i in range(num_parts)]
         _lengthen(where, jobs, {"time_budget": time_budget, "num_ticks": num_ticks})
     else:

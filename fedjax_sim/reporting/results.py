@@ -193,15 +193,20 @@ class Folder:
             self._lock.release()
             self._lock = None
 
-    def withdraw(self) -> None:
+    def withdraw(self, *also: str) -> None:
         """Remove what `open` made if nothing has been written since.
 
-        A run that is refused then leaves no trace.
+        A run that is refused then leaves no trace. What was there before `open` stays.
+
+        Args:
+          also: Names of files among the checkpoints that are removed as well.
         """
+        if self._lock is None:
+            return
         self._release()
-        if self.checkpoints.is_dir() and [path.name for path in self.checkpoints.iterdir()] == [
-            UNFINISHED.name
-        ]:
+        if self._resumes or not self.checkpoints.is_dir():
+            return
+        if {path.name for path in self.checkpoints.iterdir()} <= {UNFINISHED.name, *also}:
             shutil.rmtree(self.checkpoints)
             with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()

@@ -43,6 +43,7 @@ from fedjax_sim.server.model_memories import ModelMemories, decode_mean
 from fedjax_sim.server.preconditioning import (
     Preconditioner,
     Preconditioning,
+    Square,
     count_precondition_bits,
 )
 from fedjax_sim.server.reports import (
@@ -74,6 +75,7 @@ __all__ = [
     "Reports",
     "RoundState",
     "ServerStep",
+    "Square",
     "StaleArrivals",
     "StalenessWeights",
     "Versioned",

@@ -5,7 +5,7 @@ whole gradient there: of the client's examples ("client": variance reduction, as
 all clients' examples ("global", which also keeps clients from drifting apart; these are the
 conducive gradients of FSGLD, el Mekkaoui et al. 2020, arXiv 2004.11231, with densities that are
 linear in the parameters for surrogates). The anchor is the server's model of every
-`control_rounds`-th round.
+`control_rounds`-th round; of the next round with a report if nobody reports in that one.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
@@ -44,10 +44,12 @@ class Anchor(NamedTuple):
     Attributes:
       model: The anchor, leaves `[...]`.
       slopes: Gradients of the f^c there, leaves `[N, ...]`, or of f, leaves `[...]`.
+      period: `i32[]`, how many times `control_rounds` rounds had passed then; -1 before the first.
     """
 
     model: Params = ()
     slopes: Params = ()
+    period: Any = ()
 
 
 class ControlVariates:
@@ -64,6 +66,7 @@ class ControlVariates:
         """
         self.is_used, self.is_global = hyper.control != "none", hyper.control == "global"
         self.counts, self.factor, self.rounds = problem.counts, factor, hyper.control_rounds
+        self.all_filled = plan.all_filled
         self.slopes_at = gradients_at(problem, hyper, plan, is_exact=True)
 
     def first(self, model: Params) -> Anchor:
@@ -75,10 +78,11 @@ class ControlVariates:
         if not self.is_used:
             return Anchor()
         zero = optax.tree.zeros_like(model)
-        return Anchor(model, zero if self.is_global else replicate(zero, len(self.counts)))
+        slopes = zero if self.is_global else replicate(zero, len(self.counts))
+        return Anchor(model, slopes, jnp.int32(-1))
 
     def move(self, key: Key, event: Event, anchor: Anchor, model: Params) -> tuple[Anchor, Work]:
-        """Move the anchor to the server's model if its round has come.
+        """Move the anchor to the server's model if its round has come, and somebody reports.
 
         Args:
           key: The lane's learning key.
@@ -92,6 +96,8 @@ class ControlVariates:
         if not self.is_used:
             return anchor, Work(jnp.int32(0), jnp.int32(0))
         num_clients = len(self.counts)
+        rounds = jnp.asarray(self.rounds, "int32")
+        period = event.tick // rounds
         everyone = event._replace(
             clients=jnp.arange(num_clients, dtype="int32"),
             steps=jnp.ones(num_clients, "int32"),
@@ -101,15 +107,19 @@ class ControlVariates:
         def to_model() -> tuple[Anchor, Work]:
             found, work = self.slopes_at(key, everyone, model)
             if self.is_global:
-                return Anchor(model, weighted_sum(self.counts, found)), work
+                return Anchor(model, weighted_sum(self.counts, found), period), work
             of_f = jax.vmap(lambda g, scale: optax.tree.scale(scale, g))(found, self.factor)
             slopes = jax.tree.map(lambda g, f: f.astype(g.dtype), found, of_f)
-            return Anchor(model, slopes), work
+            return Anchor(model, slopes, period), work
 
         def stay() -> tuple[Anchor, Work]:
             return anchor, optax.tree.zeros_like(jax.eval_shape(to_model)[1])
 
-        has_come = event.tick % jnp.asarray(self.rounds, "int32") == 0
+        if self.all_filled:
+            # The same number for all lanes, so that no lane computes slopes for nothing.
+            has_come = event.tick % rounds == 0
+        else:
+            has_come = (period > anchor.period) & jnp.any(event.clients >= 0)
         return jax.lax.cond(has_come, to_model, stay)
 
     def of_slots(self, anchor: Anchor, clients: Array) -> tuple[Params, ...]:
@@ -167,6 +177,8 @@ def count_control_bits(hyper: Any, senders: np.ndarray, size: int) -> tuple[np.n
     """
     if hyper.control == "none":
         return np.zeros_like(senders), np.zeros_like(senders)
-    has_come = np.arange(len(senders)) % int(hyper.control_rounds) == 0
+    period = np.arange(len(senders)) // int(hyper.control_rounds)
+    latest = np.maximum.accumulate(np.where(senders > 0, period, -1))
+    has_come = np.diff(latest, prepend=-1) > 0
     slopes = size * hyper.num_clients * has_come * (hyper.control == "global")
     return slopes, slopes + size * (hyper.num_clients - senders) * has_come

@@ -11,7 +11,7 @@ instead of 0.
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,18 @@ class Preconditioning(Checked):
     )
 
 
+class Square(NamedTuple):
+    """What the preconditioner follows; () without one.
+
+    Attributes:
+      value: V, leaves `[...]`.
+      is_known: `bool[]`, whether there was a gradient yet.
+    """
+
+    value: Params = ()
+    is_known: Any = ()
+
+
 class Preconditioner:
     """A preconditioner that is bound to a problem, settings and a plan."""
 
@@ -57,28 +69,30 @@ class Preconditioner:
         self.counts, self.factor = problem.counts, factor
         self.slope_at = gradients_at(problem, hyper, plan, is_exact=is_exact)
 
-    def first(self, model: Params) -> Params:
-        """Return the first V, leaves `[...]`; () without preconditioner.
+    def first(self, model: Params) -> Square:
+        """Begin before any gradient is known.
 
         Args:
           model: The model, leaves `[...]`.
         """
-        return optax.tree.zeros_like(model) if self.is_used else ()
+        return (
+            Square(optax.tree.zeros_like(model), jnp.asarray(False)) if self.is_used else Square()
+        )
 
     def move(
-        self, key: Key, event: Event, square: Params, model: Params, first_step: Array
-    ) -> tuple[Params, Work]:
+        self, key: Key, event: Event, square: Square, model: Params, first_step: Array
+    ) -> tuple[Square, Work]:
         """Move V towards the square of the clients' mean gradient.
 
         Args:
           key: The lane's learning key.
           event: The tick.
-          square: V, leaves `[...]`.
+          square: V before.
           model: The server's model, leaves `[...]`.
           first_step: `i32[]`, number of the round's first local step, whose mini-batch is used.
 
         Returns:
-          V after the tick, and the gradient evaluations spent.
+          V after the tick, for ticks with a report, and the gradient evaluations spent.
         """
         if not self.is_used:
             return square, Work(jnp.int32(0), jnp.int32(0))
@@ -86,20 +100,22 @@ class Preconditioner:
         found, work = self.slope_at(key, here, model)
         clients = jnp.maximum(event.clients, 0)
         slope = weighted_sum(event.weight * self.factor[clients] / self.counts.sum(), found)
-        decay = jnp.where(event.tick > 0, self.decay, 0)
+        decay = jnp.where(square.is_known, self.decay, 0)
 
         def move(v: Array, g: Array) -> Array:
             return decay.astype(v.dtype) * v + (1 - decay).astype(v.dtype) * jnp.square(g)
 
-        return jax.tree.map(move, square, slope), work
+        return Square(jax.tree.map(move, square.value, slope), jnp.asarray(True)), work
 
-    def root(self, square: Params) -> Params:
+    def root(self, square: Square) -> Params:
         """Return the square root of the preconditioner; () without one.
 
         Args:
-          square: V, leaves `[...]`; () without preconditioner.
+          square: V.
         """
-        return jax.tree.map(lambda v: (self.floor + jnp.sqrt(v)).astype(v.dtype) ** -0.5, square)
+        return jax.tree.map(
+            lambda v: (self.floor + jnp.sqrt(v)).astype(v.dtype) ** -0.5, square.value
+        )
 
 
 def count_precondition_bits(hyper: Any, senders: np.ndarray, size: int) -> np.ndarray:

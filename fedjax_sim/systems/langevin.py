@@ -79,6 +79,7 @@ from fedjax_sim.server import (
     ModelMemories,
     Preconditioner,
     Preconditioning,
+    Square,
     count_control_bits,
     count_precondition_bits,
     decode_mean,
@@ -198,14 +199,14 @@ class State(NamedTuple):
       velocity: The mean of the clients' velocities v, leaves `[...]`.
       memory: What compressed messages are relative to, h_c, leaves `[N, ...]`.
       anchor: Where control variates are computed, and what they are.
-      square: The preconditioner's V, leaves `[...]`.
+      square: The preconditioner's V.
     """
 
     server: Params
     velocity: Params = ()
     memory: Params = ()
     anchor: Anchor = Anchor()
-    square: Params = ()
+    square: Square = Square()
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:

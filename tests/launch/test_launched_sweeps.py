@@ -1,7 +1,8 @@
 """`launch.sweep`: a sweep in parts from Python, in processes of this machine."""
 
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, launch
+from fedjax_sim.launch import worker
+from fedjax_sim.launch.jobs import Job
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from tests.engine.test_division import assert_equal_runs
@@ -57,6 +60,44 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
     assert_equal_runs(further, whole_longer)
     with pytest.raises(ConfigError, match="new or empty, or else resumed"):
         launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
+
+
+@dataclasses.dataclass
+class Here:
+    """A launcher that runs jobs in this process, and notes their names."""
+
+    usual: int
+    names: list[str] = dataclasses.field(default_factory=list)
+
+    def start(self, jobs: Sequence[Job], folder: Path) -> "Here":
+        self.names += [job.name for job in jobs]
+        words = [job.words() for job in jobs]
+        self.codes = [worker.main(each[each.index(worker.__name__) + 1 :]) for each in words]
+        return self
+
+    def poll(self) -> Sequence[int | None]:
+        return self.codes
+
+    def stop(self) -> None:
+        """Nothing runs any more."""
+
+    def count(self) -> int:
+        return self.usual
+
+
+def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> None:
+    """On a machine with more cores too, and whatever seeds the second call names."""
+    problem, first, second = Quadratic.of(np.arange(21.0).reshape(7, 3)), Here(2), Here(3)
+    what: dict[str, Any] = {"hyper": small(FAVANO), "folder": tmp_path / "study", "num_ticks": 2}
+    what |= {"num_evals": 1, "progress": False}
+    run = launch.sweep(FAVANO, problem, **what, seeds=3, launcher=first)
+    assert first.names == ["part 0/2", "part 1/2"]
+    (tmp_path / "study" / "1-of-2" / "run.pkl").unlink()
+    again = launch.sweep(FAVANO, problem, **what, launcher=second, resume=True)
+    assert second.names == ["part 1/2"]
+    assert_equal_runs(again, run)
+    with pytest.raises(ConfigError, match="parts is 4, but must be from 1 to 3"):
+        launch.sweep(FAVANO, problem, **what, parts=4, launcher=second, resume=True)
 
 
 def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from fedjax_sim.cli import launching
+from fedjax_sim.cli import launching, training
 from fedjax_sim.cli.commands import main
 from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.runs import load_runs
 from fedjax_sim.launch.jobs import Job
+from fedjax_sim.launch.merge import read_parts
 from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
@@ -174,6 +175,43 @@ def test_parts_that_do_not_belong_together_are_refused(
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1, error
         assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_changed_files_are_merged_with_a_word(
+    parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their commit says that files differed from it, but not which changes each part had."""
+    copies = [Path(shutil.copytree(path, tmp_path / path.name)) for path in parts]
+    for commit, is_told in (("f00", False), ("f00-dirty", True)):
+        config = json.loads((copies[1] / "config.json").read_text())
+        (copies[1] / "config.json").write_text(json.dumps(config | {"commit": commit}))
+        for path in (copies[0], copies[2]):
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps(config | {"commit": "f00"}))
+        capsys.readouterr()
+        assert read_parts(copies)[1]["commit"] == commit
+        said = capsys.readouterr().err
+        assert ("files differed from commit f00 in 1 of 3 parts" in said) == is_told, said
+        assert said.count("\n") == is_told
+
+
+@pytest.mark.parametrize("flags", [[], ["--part", "0/2"]])
+def test_a_refused_run_leaves_no_folder(
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although it has been opened, and the part has written which lanes it has."""
+
+    def refuse(*_: object, **__: object) -> None:
+        assert (tmp_path / "out" / "checkpoint" / "run.json").exists()
+        raise ConfigError("this", "so", "otherwise")
+
+    monkeypatch.setattr(training, "sweep", refuse)
+    assert main(["run", *STUDY, *flags, "--out", str(tmp_path / "out")]) == 2
+    assert "this is 'so', but must be otherwise" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_parts_that_failed_are_named_and_run_again(

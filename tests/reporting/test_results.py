@@ -160,6 +160,26 @@ def test_looking_creates_nothing(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_withdrawing_removes_what_opening_made(tmp_path):
+    """And nothing else: no checkpoint, and nothing of a run that was there before."""
+    path, kept = tmp_path / "new" / "out", {"checkpoint", "checkpoint/run.json"}
+    folder = Folder(path)
+    folder.open({"seeds": [0]})
+    (folder.checkpoints / "lanes.json").write_text("{}")
+    folder.withdraw("lanes.json")
+    assert not path.exists()
+    folder = Folder(path)
+    folder.open({"seeds": [0]})
+    (folder.checkpoints / "lanes.json").write_text("{}")
+    folder.withdraw()
+    assert (folder.checkpoints / "lanes.json").exists()
+    again = Folder(path, resume=True)
+    again.open({"seeds": [0]})
+    again.withdraw("lanes.json")
+    found = {str(each.relative_to(path)) for each in path.rglob("*")}
+    assert found >= kept | {"checkpoint/lanes.json"}
+
+
 @pytest.mark.parametrize("flags", [{}, {"resume": True}])
 def test_a_folder_in_use_is_refused(tmp_path, flags):
     (tmp_path / "mine.txt").write_text("x")

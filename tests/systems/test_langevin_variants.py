@@ -179,6 +179,47 @@ def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
     assert (found.curves.needed == 5 * 2 * 3 * 3 + 3 * 3).all()
 
 
+def test_anchors_wait_for_a_round_with_reports() -> None:
+    """Also the first: no round follows slopes that are not known yet, and none counts in vain."""
+    how: dict[str, Any] = {"local_steps": 3, "num": 20, "drop_rate": 0.7}
+    found = chains(5, control="client", control_rounds=2.0, **how)
+    expected = chains(5, gradient="exact", **how)
+    reports = np.stack([(each.clients >= 0).sum(axis=1) for each in found.timelines])
+    assert ((reports[:, 0] == 0) & (reports[:, 1] > 0)).any()
+    np.testing.assert_allclose(found.models, expected.models, rtol=1e-10)
+    anchors = [(reports[:, i : i + 2] > 0).any(axis=1).sum() for i in (0, 2, 4)]
+    assert found.curves.needed.sum() == 2 * 3 * reports.sum() + 3 * sum(anchors)
+    # An anchor of two floats to the clients that do not get the model anyway.
+    firsts = [next((n for n in row[i : i + 2] if n), 3) for row in reports for i in (0, 2, 4)]
+    sent = 128 * (reports.sum() + sum(3 - n for n in firsts))
+    assert found.curves.downlink_bits.isel(eval=-1).sum() == sent
+
+
+def test_a_preconditioner_begins_with_the_first_report() -> None:
+    """V is the first known square, whatever rounds went by before, against a loop by hand."""
+    ticks, floor, keep = 4, 0.5, 0.9
+    scaled: dict[str, Any] = {
+        "preconditioner": "rmsprop",
+        "precondition_decay": keep,
+        "precondition_floor": floor,
+    }
+    how: dict[str, Any] = {"local_steps": 1, "num": 20, "drop_rate": 0.6, "temperature": 0.0}
+    run = chains(ticks, gradient="exact", **how, **scaled)
+    assert any((each.clients[0] < 0).all() for each in run.timelines)
+    for timeline, found in zip(run.timelines, run.models, strict=True):
+        model, square = START, None
+        for clients, weight in zip(timeline.clients, timeline.weight, strict=True):
+            who = clients[clients >= 0]
+            if not len(who):
+                continue
+            slopes = np.einsum("cij,cj->ci", HESSIANS[who], model - CENTERS[who])
+            slope = weight[clients >= 0] @ slopes
+            now = np.square(slope / sum(COUNTS))
+            square = now if square is None else keep * square + (1 - keep) * now
+            model = model - ETA * slope / (floor + np.sqrt(square))
+        np.testing.assert_allclose(found, model, rtol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

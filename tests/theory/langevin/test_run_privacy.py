@@ -157,6 +157,46 @@ def test_schedules_say_how_often_a_client_took_part(moved: Any) -> None:
         privacy.of(other, problem)
 
 
+def test_rounds_that_a_run_does_not_have_are_refused(moved: Any) -> None:
+    """Its schedules do not say who takes part in them; settings alone do, in the worst case."""
+    problem, runs = moved
+    hyper = runs[0].hypers[0].replace(temperature=1.0)
+    run = types.SimpleNamespace(hypers=[hyper] * 8, timelines=runs[0].timelines)
+    assert privacy.of(run, problem, 3) == privacy.of(run, problem)
+    with pytest.raises(ConfigError, match="rounds is 4, but must be at most 3, those of the run"):
+        privacy.of(run, problem, 4)
+    assert privacy.of(hyper, problem, 4).num_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"step_decay": 1.0}, "step_decay is 1.0, but must be 0"),
+        ({"noise_correction": True}, "noise_correction is True, but must be false"),
+        ({"preconditioner": "rmsprop"}, "preconditioner is 'rmsprop', but must be none"),
+        ({"transform": partial(optax.clip, 1.0)}, "but must be optax.identity"),
+        ({"client_weights": np.arange(1.0, 51.0)}, "client_weights is .* one value"),
+    ],
+)
+def test_every_lane_is_checked(changes: dict, words: str) -> None:
+    """A sweep in which another lane than the first has what changes the privacy."""
+    lanes = types.SimpleNamespace(hypers=[HYPER, HYPER.replace(**changes)])
+    with pytest.raises(ConfigError, match=words):
+        privacy.of(lanes, PROBLEM, 10, sensitivity=1.0)
+    same = types.SimpleNamespace(hypers=[HYPER, HYPER.replace(client_weights=2.0)])
+    assert privacy.of(same, PROBLEM, 10, sensitivity=1.0).num_steps == 100
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_sim.theory.langevin.privacy.OutsiderWarning")
+@pytest.mark.parametrize("adversary", ["server", "outsider"])
+def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
+    """With its deltas, which add up to that of the run."""
+    hyper = HYPER.replace(participation="without_replacement")
+    found = privacy.of(hyper, PROBLEM, 100, sensitivity=1.0, adversary=adversary)
+    printed = privacy.guarantee(found.setup)
+    assert printed.epsilon == found.paper and 0.4e-5 < printed.delta <= found.delta * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("hyper", "options", "words"),
     [

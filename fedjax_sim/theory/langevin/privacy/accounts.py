@@ -23,7 +23,7 @@ class Accounts(NamedTuple):
         pld: epsilon by privacy loss distributions, which cover no mini-batches: NaN with these.
         noise_multiplier: Standard deviation of a step's private noise over the step's sensitivity.
         num_steps: Local steps that are accounted for.
-        setup: The run as Theorem 6.1 sees it.
+        setup: The run as Theorem 6.1 sees it, with those deltas of its stages that `paper` has.
     """
 
     delta: float
@@ -61,7 +61,7 @@ def of(
             part, or the settings of such a run (`fedjax_sim.systems.langevin.Hyper`), under which a
             client is taken to take part in every round.
         problem: The problem, for the clients' numbers of examples.
-        rounds: Number of rounds; None for those of `run`.
+        rounds: Number of rounds, at most those of a run; None for all of `run`.
         sensitivity: Delta_l, largest distance between the gradients of two examples' losses. None
             takes twice the setting `example_clip`, which bounds it for any model, but not the whole
             gradients of control variates.
@@ -74,20 +74,24 @@ def of(
 
     Raises:
         ConfigError: If settings differ between the lanes of a run, a setting is not accounted for,
-            or a number is outside its range.
+            a number is outside its range, or `rounds` is more than a run has.
     """
-    hyper, timelines = _settings_of(run)
+    lanes, timelines = _settings_of(run)
+    hyper, most = lanes[0], max((len(each.time) for each in timelines), default=0)
     if rounds is None and not timelines:
         allowed = "a whole number of at least 1, or a run in place of its settings"
         raise ConfigError("rounds", None, allowed)
-    num_rounds = max(len(each.time) for each in timelines) if rounds is None else int(rounds)
+    num_rounds = int(most if rounds is None else rounds)
+    if timelines and num_rounds > most:
+        allowed = f"at most {most}, those of the run, or given with the settings of the run instead"
+        raise ConfigError("rounds", num_rounds, allowed)
     has_control = hyper.control != "none"
     clip = 0.0 if has_control else 2 * hyper.example_clip
     bound = clip if sensitivity is None else sensitivity
-    _check_accounted(hyper, bound, delta, num_rounds)
+    for each in lanes:
+        _check_accounted(each, bound, delta, num_rounds)
     counts = np.asarray(problem.counts)
-    weights = counts if hyper.client_weights is None else np.asarray(hyper.client_weights, float)
-    share = np.broadcast_to(weights, counts.shape) / np.broadcast_to(weights, counts.shape).sum()
+    share = _equal_shares(lanes, counts)
     times = np.full(counts.shape, num_rounds)
     if timelines:  # of the lane in which the client took part most often
         times = np.max([_times_taken(each, len(counts), num_rounds) for each in timelines], axis=0)
@@ -106,12 +110,13 @@ def of(
         batch_fraction=float(fraction.min()),
         sensitivity=float(bound),
         least_weight=float(share.min()),
-        delta_step=delta / 3,
+        delta_step=delta / 3,  # Divided among steps and rounds below, when these are known.
         delta_round=delta / 3,
         delta_total=delta / 3,
         adversary=adversary,
         draw_probability=float(share.max()),
     )
+    setup = _with_split_delta(setup, delta)
     steps = setup.local_steps * times
     seen = counts if has_control else np.minimum(batch, counts)
     kinds = [NoisySteps(int(n), int(b), "rdp", delta) for n, b in zip(counts, seen, strict=True)]
@@ -128,23 +133,29 @@ def of(
     return Accounts(delta, paper, rdp[worst], pld, noise[worst], int(steps[worst]), setup)
 
 
-def _paper(setup: PrivacySetup, delta: float) -> float:
-    """Compute epsilon^(3), with deltas of the stages such that delta^(3) is at most `delta`."""
+def _with_split_delta(setup: PrivacySetup, delta: float) -> PrivacySetup:
+    """Choose deltas of the stages such that delta^(3) is at most `delta`."""
     rounds = setup.num_rounds * setup.inclusion
-    split = setup._replace(
-        delta_step=delta / 3 / setup.local_steps / rounds, delta_round=delta / 3 / rounds
+    return setup._replace(
+        delta_step=delta / 3 / setup.local_steps / rounds,
+        delta_round=delta / 3 / rounds,
+        delta_total=delta / 3,
     )
-    if split.step_size > split.largest_step_size:
+
+
+def _paper(setup: PrivacySetup, delta: float) -> float:
+    """Compute epsilon^(3), whose delta^(3) must be at most `delta`."""
+    if setup.step_size > setup.largest_step_size:
         return np.inf
-    found = guarantee(split)
+    found = guarantee(setup)
     if found.delta > delta * (1 + 1e-9):
         allowed = f"server with draws with replacement, as delta would be {found.delta:.2g}"
         raise ConfigError("adversary", setup.adversary, allowed)
     return found.epsilon
 
 
-def _settings_of(run: Any) -> tuple[Any, Sequence[Any]]:
-    """Return the settings of a run's lanes, which must be equal, and its schedules."""
+def _settings_of(run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the settings of a run's lanes, of which some must be equal, and its schedules."""
     lanes = getattr(run, "hypers", [run])
     for name in _ACCOUNTED:
         values = {_plain(getattr(each, name, None)) for each in lanes}
@@ -152,9 +163,20 @@ def _settings_of(run: Any) -> tuple[Any, Sequence[Any]]:
             allowed = "one of FA-LD, or a run of it"
             raise ConfigError("run", type(lanes[0]).__module__, allowed)
         if len(values) > 1:
-            allowed = "one value; give the settings of one lane, run.hypers[i], and the rounds"
-            raise ConfigError(name, ", ".join(map(str, sorted(values))), allowed)
-    return lanes[0], getattr(run, "timelines", ())
+            raise ConfigError(name, ", ".join(map(str, sorted(values))), _ONE_VALUE)
+    return lanes, getattr(run, "timelines", ())
+
+
+def _equal_shares(lanes: Sequence[Any], counts: np.ndarray) -> np.ndarray:
+    """Compute the clients' weights, `f[N]` of sum 1, which must be the same in all lanes."""
+    shares = []
+    for each in lanes:
+        given = counts if each.client_weights is None else np.asarray(each.client_weights, float)
+        weights = np.broadcast_to(given, counts.shape)
+        shares.append(weights / weights.sum())
+    if np.ptp(shares, axis=0).max() > 1e-9:
+        raise ConfigError("client_weights", "different between lanes", _ONE_VALUE)
+    return shares[0]
 
 
 def _plain(value: Any) -> Any:
@@ -166,7 +188,9 @@ _ACCOUNTED = (
     *("step_size", "temperature", "rho", "friction", "local_steps", "batch_size"),
     *("gradient", "example_clip", "participation", "num_selected", "control"),
 )
-"""Settings on which the privacy of a run depends."""
+"""Settings on which the privacy of a run depends, and which may have several values."""
+
+_ONE_VALUE = "one value; give the settings of one lane, run.hypers[i], and the rounds"
 
 
 def _times_taken(timeline: Any, num_clients: int, num_rounds: int) -> Any:
