@@ -304,10 +304,10 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
     of_claim: dict[str, list[tuple[Verdict, Mapping[str, Any]]]] = {}
     for entry in found:
         for each in entry["claims"]:
-            verdict = Verdict(**each)
-            if verdict.verdict != NOT_RUN_WORDS and not is_by_todays_criterion(verdict):
-                verdict = verdict.undecided(OLD)
-            of_claim.setdefault(verdict.id, []).append((verdict, entry))
+            stored = Verdict(**each)
+            if stored.verdict != NOT_RUN_WORDS and not is_by_todays_criterion(stored):
+                stored = stored.undecided(OLD)
+            of_claim.setdefault(stored.id, []).append((stored, entry))
     made = []
     for paper, claims in all_claims().items():
         for claim in claims.values():

@@ -143,7 +143,7 @@ def inputs_of(
     crossings: dict[str, Any] = {}
     for rate in size.lrs:
         pair = [far.sel(lr=rate, sync_time=s) for s in (0.0, 20.0)]
-        crossings[f"{rate:g}"] = setup.known_crossings(*pair, grid)
+        crossings[f"{rate:g}"] = setup.known_crossings(pair, grid)
     runs = {
         f"c_g = {delay:g}, S = {s:g}": ends.sel(exchange_shift=delay, sync_time=s)
         for delay in DELAYS

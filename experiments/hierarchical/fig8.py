@@ -85,7 +85,7 @@ def inputs_of(
                 f"{time:g}": setup.compare(*(setup.at(each, time) for each in both))
                 for time in EARLY
             }
-            places[f"{rate:g}"] = setup.known_crossings(*both, grid)
+            places[f"{rate:g}"] = setup.known_crossings(both, grid)
         early[f"{s:g}"], crossings[f"{s:g}"] = found, places
     first = printed.sel(sync_time=0.0)
     return setup.inputs_of(

@@ -384,20 +384,17 @@ def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
     return [Crossing(float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)) for k in changes]
 
 
-def known_crossings(
-    first: xr.Dataset, second: xr.Dataset, times: np.ndarray
-) -> list[list[Any]] | None:
+def known_crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] | None:
     """Return when two curves change places as JSON keeps it, None if a seed of one diverged.
 
     Args:
-      first: Curves with dimensions seed and eval.
-      second: The other curves.
+      pair: The curves of two runs with dimensions seed and eval.
       times: Times at which they are compared.
     """
-    pair = (first, second)
     if any(bool(each.failed.any()) for each in pair):
         return None
-    return [list(each) for each in crossings(*(at(each, times) for each in pair))]
+    first, second = (at(each, times) for each in pair)
+    return [list(each) for each in crossings(first, second)]
 
 
 def best_lr(baseline: xr.DataArray) -> float:
