@@ -104,7 +104,8 @@ CLAIMS = Claims(
             Criterion(
                 "From 2/3 to 1/9 fast clients FAVANO loses less than {favano:g} points and "
                 "FedBuff more than {fedbuff:g}, each by a whole 95 % t interval. Nothing is judged "
-                "in readings in which FedBuff is below twice chance.",
+                "of FAVANO, or of a reading of FedBuff, that is below twice chance in one of the "
+                "columns.",
                 favano=5,
                 fedbuff=10,
             ),
@@ -116,7 +117,7 @@ CLAIMS = Claims(
             Criterion(
                 "FedBuff and FAVANO are within {apart:g} point of each other, both above FedAvg "
                 "and QuAFL, and all four above {least:g} %, each by a whole 95 % t interval. "
-                "Nothing is judged in readings in which FedBuff is below twice chance.",
+                "Nothing is judged of comparisons with a method that is below twice chance.",
                 apart=1,
                 least=92,
             ),
@@ -136,9 +137,9 @@ CLAIMS = Claims(
             "accuracy varies more.",
             "Fig. 3a",
             Criterion(
-                "FAVANO (stochastic) and FedBuff (lr) end above FedAvg and QuAFL, each by a whole "
-                "95 % t interval, and FedBuff's accuracy changes more between evaluations than "
-                "FAVANO's. Nothing is judged if a compared method is below twice chance.",
+                "FAVANO (stochastic) and FedBuff (lr) end above FedAvg and QuAFL, and FedBuff's "
+                "accuracy changes more between evaluations than FAVANO's, each by a whole 95 % t "
+                "interval. Nothing is judged of a comparison with a method below twice chance.",
             ),
         ),
         14: (
@@ -146,7 +147,8 @@ CLAIMS = Claims(
             "Fig. 3b",
             Criterion(
                 "FAVANO (stochastic) ends above FedAvg, QuAFL and FedBuff (lr), each by a whole "
-                "95 % t interval. Nothing is judged if a compared method is below twice chance.",
+                "95 % t interval. Nothing is judged of a comparison with a method below twice "
+                "chance.",
             ),
         ),
         15: (

@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> Outcome:
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
     inputs = inputs_of(ran, COLUMN)
     inputs["unsteadiness"] = {name: unsteadiness(data) for name, data in ran.of(COLUMN).items()}
-    rows = [[method, f"{value:.2f}"] for method, value in inputs["unsteadiness"].items()]
+    rows = [[method, f"{sample.mean:.2f}"] for method, sample in inputs["unsteadiness"].items()]
     text = "\n\n".join(
         [spread_table(inputs["final"], CHANCE), table(["method", "unsteadiness, points"], rows)]
     )
@@ -66,33 +66,40 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claim 13 on the final accuracies.
 
     Args:
-      inputs: What `inputs_of` returns, with the unsteadiness of each method, or None where it was
-        not kept.
+      inputs: What `inputs_of` returns, with the unsteadiness of each method and seed, or None where
+        it was not kept.
     """
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
-    wobble = inputs["unsteadiness"]
+    kept = inputs["unsteadiness"]
+    wobble = None if kept is None else {name: Sample.read(each) for name, each in kept.items()}
     parts = {
         f"{first} above {second}": unless_collapsed(
-            lead(final[first], final[second]).above(), final.values(), CHANCE
+            lead(final[first], final[second]).above(), (final[first], final[second]), CHANCE
         )
         for first in (FAVANO, FEDBUFF)
         for second in ("FedAvg", "QuAFL")
     }
     parts["FedBuff less steady"] = unless_collapsed(
-        None if wobble is None else wobble[FEDBUFF] > wobble[FAVANO], final.values(), CHANCE
+        None if wobble is None else lead(wobble[FEDBUFF], wobble[FAVANO]).above(),
+        (final[FEDBUFF], final[FAVANO]),
+        CHANCE,
     )
     measured = {
         "final accuracy, %": {name: each.described(CHANCE) for name, each in final.items()},
-        "unsteadiness": wobble,
+        "unsteadiness, points": None
+        if wobble is None
+        else {name: each.described() for name, each in wobble.items()},
     }
     return [decided(13, inputs, measured, parts, final, CHANCE)]
 
 
-def unsteadiness(data: xr.Dataset) -> float:
+def unsteadiness(data: xr.Dataset) -> Sample:
     """Measure how much accuracy jumps in the second half of a run.
 
     Returns:
-      The root mean square change between two evaluations, in points, over seeds.
+      The root mean square change between two evaluations, in points, of every seed; NaN for those
+      that diverged.
     """
     late = 100 * data.accuracy.isel(eval=slice(data.sizes["eval"] // 2, None))
-    return float(np.sqrt((late.diff("eval") ** 2).mean()))
+    values = np.sqrt((late.diff("eval") ** 2).mean("eval"))
+    return Sample.of(values.where(~data.failed).values)

@@ -117,11 +117,6 @@ def inputs_of(ran: Runs) -> dict[str, Any]:
     return {"cells": cells, "words": size_words(ran), "smoke": ran.config["smoke"]}
 
 
-READING = "FedBuff, lr"
-"""The default reading of FedBuff.
-
-Clients are blocked until the exchange, with the plain learning rate: the system's defaults.
-"""
 CHANCE = 10.0
 """Accuracy of chance, in percent."""
 Parts = dict[str, bool | None]
@@ -164,19 +159,23 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 
 
 def _order(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
-    """Judge claim 9 in each reading of FedBuff."""
+    """Judge claim 9 in each reading of FedBuff: the order by column, and that the lead grows."""
     favano, quafl, fedavg = (cells[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg"))
     parts: Parts = {}
     for reading in readings:
         fedbuff = cells[reading]
-        in_order = [
-            lead(higher[column], lower[column]).above()
-            for column in (FAST, SLOW)
-            for higher, lower in ((favano, fedbuff), (fedbuff, quafl), (fedbuff, fedavg))
-        ]
-        growth = difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above()
-        parts[reading] = unless_collapsed(
-            all_of([*in_order, growth]),
+        for column in (FAST, SLOW):
+            in_order = [
+                lead(higher[column], lower[column]).above()
+                for higher, lower in ((favano, fedbuff), (fedbuff, quafl), (fedbuff, fedavg))
+            ]
+            parts[f"{reading} in order ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
+                all_of(in_order),
+                [each[column] for each in (favano, fedbuff, quafl, fedavg)],
+                CHANCE,
+            )
+        parts[f"lead over {reading} grows"] = unless_collapsed(
+            difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above(),
             [each[column] for each in (favano, fedbuff) for column in (FAST, SLOW)],
             CHANCE,
         )
@@ -187,7 +186,13 @@ def _drops(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -
     """Judge claim 10: FAVANO's loss, and FedBuff's in each reading."""
     marks = CLAIMS[10].criterion
     favano = cells["FAVANO, stochastic"]
-    parts: Parts = {"FAVANO loses little": lead(favano[SLOW], favano[FAST]).above(-marks.favano)}
+    parts: Parts = {
+        "FAVANO loses little": unless_collapsed(
+            lead(favano[SLOW], favano[FAST]).above(-marks.favano),
+            (favano[SLOW], favano[FAST]),
+            CHANCE,
+        )
+    }
     for reading in readings:
         row = cells[reading]
         parts[f"{reading} loses much"] = unless_collapsed(
@@ -201,7 +206,11 @@ def _on_iid(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) 
     marks = CLAIMS[11].criterion
     favano, quafl, fedavg = (cells[name][IID] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg"))
     parts: Parts = {
-        "FAVANO above FedAvg and QuAFL": all_of(lead(favano, x).above() for x in (fedavg, quafl)),
+        "FAVANO above FedAvg and QuAFL": unless_collapsed(
+            all_of(lead(favano, each).above() for each in (fedavg, quafl)),
+            (favano, fedavg, quafl),
+            CHANCE,
+        ),
         f"FAVANO, FedAvg and QuAFL above {marks.least} %": all_of(
             each.interval().above(marks.least) for each in (favano, fedavg, quafl)
         ),
@@ -216,7 +225,7 @@ def _on_iid(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) 
                     *(lead(fedbuff, each).above() for each in (fedavg, quafl)),
                 ]
             ),
-            [fedbuff],
+            [fedbuff, favano, fedavg, quafl],
             CHANCE,
         )
     return parts

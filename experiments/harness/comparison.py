@@ -122,7 +122,14 @@ def tune(
 
     Returns:
       The choice with all scores. Of settings with equal means the smallest values win.
+
+    Raises:
+      ConfigError: If a grid may be widened and has a value that is not positive, as grids go on by
+        ratios.
     """
+    for name, values in contestant.grid.items():
+        if widenings and min(values) <= 0:
+            raise ConfigError(f"grid of {name}", list(values), "positive, or not widened")
 
     def score(name: str, grid: Mapping[str, Sequence[float]]) -> xr.DataArray:
         curves = fedjax_sim.sweep(
@@ -196,7 +203,7 @@ class Summary(NamedTuple):
       worst: The worst seed.
       failed: Number of seeds that diverged.
       collapsed: Number of further seeds that ended at chance.
-      rounds: Median number of server steps to each target; None if fewer than half of the seeds
+      rounds: Median number of server steps to each target; None unless more than half of the seeds
         reach it.
       times: The same in virtual time.
     """

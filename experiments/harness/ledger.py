@@ -5,8 +5,11 @@ tables and pictures, rounded to five digits. Every run writes its entry to its r
 `keep` copies it to the repository. `rows` joins the entries into one row per claim.
 
 An entry whose source is "recorded" comes from an earlier run of which only the stated numbers were
-kept. Its `inputs` are those numbers, and its verdicts are computed from them by the same function
-as those of a run.
+kept. Where they suffice they are its `inputs`, and its verdicts are computed from them by the same
+function as those of a run. Other verdicts of such an entry are those of the earlier run: they are
+marked as "stated, not recomputed".
+
+A verdict by another criterion than today's is no verdict: `rows` counts it as undecided.
 """
 
 import datetime
@@ -37,6 +40,10 @@ FIGURES = ROOT / "figures"
 """The folder of the committed pictures."""
 FILE = "entry.json"
 """Name of the entry in a results folder."""
+STATED = "stated"
+"""What was measured has this name alone where an earlier run's numbers are kept as a sentence."""
+OLD = "judged by an earlier criterion, not run since: "
+"""Why a verdict by another criterion than today's does not count."""
 MOST_POINTS = 120
 """Points kept of a drawn line."""
 MOST_PICTURES = 4
@@ -123,12 +130,38 @@ def plain_inputs(content: Any) -> Any:
 
 
 def judged(entry: Mapping[str, Any]) -> list[Verdict] | None:
-    """Judge an entry anew from the numbers that it keeps; None if it keeps none."""
+    """Judge an entry anew from the numbers that it keeps; None if it keeps none.
+
+    An entry that keeps the numbers behind some of its claims only keeps its other verdicts.
+    """
     if entry.get("inputs") is None:
         return None
     module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
     verdicts: Sequence[Verdict] = module.judge(entry["inputs"])
-    return list(complete(verdicts, entry["size"], {"seeds": entry["seeds"]}))
+    found = {each.id: each for each in complete(verdicts, entry["size"], {"seeds": entry["seeds"]})}
+    kept = {each["id"]: Verdict(**each) for each in entry["claims"]}
+    return list({**kept, **found}.values())
+
+
+def is_stated(verdict: Verdict, entry: Mapping[str, Any]) -> bool:
+    """Return whether only a sentence is kept of what was measured, so that nothing recomputes."""
+    measured = verdict.measured
+    return (
+        entry["source"] == "recorded"
+        and isinstance(measured, Mapping)
+        and set(measured) == {STATED}
+    )
+
+
+def is_by_todays_criterion(verdict: Verdict) -> bool:
+    """Return whether a verdict was given by today's criterion, spaces and signs apart."""
+    paper, _, number = verdict.id.rpartition("-")
+    return _plain(str(claims_of(paper)[int(number)].criterion)) == _plain(verdict.criterion)
+
+
+def _plain(text: str) -> str:
+    """Write a text with single spaces and one sign for norms and squares."""
+    return " ".join(text.replace("||", "‖").replace("^2", "²").split())
 
 
 def rounded(content: Any, digits: int = 5) -> Any:
@@ -264,11 +297,17 @@ class Row(NamedTuple):
 
 
 def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Join entries into one row per claim, claims without an entry included."""
+    """Join entries into one row per claim, claims without an entry included.
+
+    A verdict by another criterion than today's becomes undecided.
+    """
     of_claim: dict[str, list[tuple[Verdict, Mapping[str, Any]]]] = {}
     for entry in found:
         for each in entry["claims"]:
-            of_claim.setdefault(each["id"], []).append((Verdict(**each), entry))
+            stored = Verdict(**each)
+            if stored.verdict != NOT_RUN_WORDS and not is_by_todays_criterion(stored):
+                stored = stored.undecided(OLD)
+            of_claim.setdefault(stored.id, []).append((stored, entry))
     made = []
     for paper, claims in all_claims().items():
         for claim in claims.values():
@@ -285,10 +324,14 @@ def joined(said: Sequence[Verdict], names: Sequence[str]) -> tuple[str, str]:
 
     Args:
       said: The verdicts.
-      names: Names of the experiments.
+      names: Names of the experiments. A name that occurs several times is numbered.
     """
     if not said:
         return NOT_RUN_WORDS, ""
+    names = [
+        f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
+    ]
     words = {each.verdict for each in said}
     scopes = dict.fromkeys(each.scope for each in said if each.scope)
     if len(words) == 1:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.claims import Verdict, claims_of
-from experiments.harness.ledger import Row, counts, picture_of
+from experiments.harness.claims import Verdict
+from experiments.harness.ledger import Row, counts, is_stated, picture_of
 from experiments.harness.statistics import VERDICTS
 
 COLORS = {
@@ -76,8 +76,10 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
         f"<title>Claims of five papers</title><style>{STYLE}</style></head>\n<body>"
         f"<h1>Claims of five papers on federated learning</h1><nav>{links}</nav>\n"
         "<p>Each claim is judged by the criterion that stands with it. Intervals are 95 % t "
-        "intervals. A claim is undecided if its interval covers both outcomes, and holds in part "
-        "if it was shown for the stated scope only.</p>\n"
+        "intervals. A claim is undecided if its interval covers both outcomes, or if it was judged "
+        "by an earlier criterion and not run since. It holds in part if it was shown for the "
+        "stated scope only. Numbers that are marked as stated, not recomputed, are those of an "
+        "earlier run, whose verdict was kept with them.</p>\n"
         f"{count_table(whole | {'all': list(found)})}\n" + "\n".join(sections) + "</body></html>\n"
     )
 
@@ -130,10 +132,8 @@ def article(row: Row, pictures: Sequence[str]) -> str:
 
 
 def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
-    """Return the numbers behind a verdict, with a warning if its criterion has changed since."""
-    paper, _, number = verdict.id.rpartition("-")
-    is_old = str(claims_of(paper)[int(number)].criterion) != verdict.criterion
-    return f"(judged by an earlier criterion) {verdict.why}" if is_old else verdict.why
+    """Return the numbers behind a verdict, with a mark if it cannot be recomputed from them."""
+    return f"(stated, not recomputed) {verdict.why}" if is_stated(verdict, entry) else verdict.why
 
 
 def told_run(entry: Mapping[str, Any]) -> str:

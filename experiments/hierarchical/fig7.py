@@ -47,8 +47,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     for name, found in leads.items():
         delay, _, other = name.partition(", over ")
         judged = {rate: {name: each.above()} for rate, each in found.items()}
-        parts |= setup.by_rate(inputs, judged, (f"{delay}, S = 5", f"{delay}, {other}"))
-    parts.pop("every learning rate collapsed", None)
+        known = setup.by_rate(inputs, judged, (f"{delay}, S = 5", f"{delay}, {other}"))
+        parts |= {f"{name}: {setup.ALL_COLLAPSED}": None} if setup.ALL_COLLAPSED in known else known
     told = "; ".join(f"{name} by {setup.by_lr(each)}" for name, each in leads.items())
     measured: dict[str, Any] = {
         "leads": {
@@ -143,9 +143,7 @@ def inputs_of(
     crossings: dict[str, Any] = {}
     for rate in size.lrs:
         pair = [far.sel(lr=rate, sync_time=s) for s in (0.0, 20.0)]
-        known = not any(bool(each.failed.any()) for each in pair)
-        places = setup.crossings(*(setup.at(each, grid) for each in pair))
-        crossings[f"{rate:g}"] = [list(each) for each in places] if known else None
+        crossings[f"{rate:g}"] = setup.known_crossings(pair, grid)
     runs = {
         f"c_g = {delay:g}, S = {s:g}": ends.sel(exchange_shift=delay, sync_time=s)
         for delay in DELAYS

@@ -85,9 +85,7 @@ def inputs_of(
                 f"{time:g}": setup.compare(*(setup.at(each, time) for each in both))
                 for time in EARLY
             }
-            places[f"{rate:g}"] = [
-                list(each) for each in setup.crossings(*(setup.at(each, grid) for each in both))
-            ]
+            places[f"{rate:g}"] = setup.known_crossings(both, grid)
         early[f"{s:g}"], crossings[f"{s:g}"] = found, places
     first = printed.sel(sync_time=0.0)
     return setup.inputs_of(
@@ -102,9 +100,10 @@ def inputs_of(
             for s in (0.0, 24.0)
         },
         printed={
-            "largest difference": max(
-                float(np.max(np.abs(printed.accuracy.sel(sync_time=s) - first.accuracy)))
-                for s in SYNC_TIMES
+            "largest difference": float(
+                np.max(
+                    [np.abs(printed.accuracy.sel(sync_time=s) - first.accuracy) for s in SYNC_TIMES]
+                )
             ),
             "same times": all(
                 bool(np.all(printed.time.sel(sync_time=s) == first.time)) for s in SYNC_TIMES
@@ -119,7 +118,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 
     Args:
       inputs: Leads of S = 0 over 12 and 24 by the other S, learning rate and time ("early"); when
-        they change places, or None where that was not kept ("crossings"); leads of S = 12 at T
+        they change places, or None where that is not known ("crossings"); leads of S = 12 at T
         ("late"); accuracies at T ("ends"); and the comparison of the printed setting ("printed").
     """
     marks = CLAIMS[18].criterion

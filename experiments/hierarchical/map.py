@@ -48,7 +48,7 @@ FIRST_TUNING_SEED = 1000
 """Seeds of the first stage are counted from here, and those of the second from 0."""
 NEAR = 1.0
 """Points of accuracy within which two sync times count as equal."""
-CHANCE = 20.0
+READABLE = 2 * setup.CHANCE
 """An order of accuracies below twice chance, in percent, is not read."""
 
 STUDY = Study(
@@ -121,7 +121,7 @@ class Order(NamedTuple):
     @property
     def is_readable(self) -> bool:
         """Whether the best accuracy is at least twice chance."""
-        return self.accuracy[0] >= CHANCE
+        return self.accuracy[0] >= READABLE
 
     def __str__(self) -> str:
         if not self.is_readable:
@@ -190,7 +190,7 @@ def run(arguments: Arguments) -> Outcome:
         again = [point for point in points if is_open(orders, point)]
         second = second_stage(arguments, sizes, data, again, orders)
         texts.append(_second_table(second, sizes))
-        found |= {f"{name}, second stage": each for name, each in second.items()}
+        found |= {_second_name(*key): each for key, each in second.items()}
     title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
     figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
     return Outcome(found, figures, [], facts, "\n\n".join(texts))
@@ -241,22 +241,21 @@ def second_stage(
     data: Dataset,
     points: Sequence[Point],
     orders: Mapping[tuple[Point, float, float], Order],
-) -> dict[str, xr.Dataset]:
+) -> dict[tuple[Point, float], xr.Dataset]:
     """Run points with fresh seeds on all training images, each S at its rate for the last T.
 
     Returns:
-      Curves by "POINT, S = S"; dimensions `lr`, `sync_time`, `seed` and `eval`.
+      Curves by point and S; dimensions `lr`, `sync_time`, `seed` and `eval`.
     """
     tasks = {inputs: _tasks(data, range(sizes.seeds), inputs) for inputs in sizes.inputs}
     found = {}
     for point in points:
         last = orders[point, DELAY, sizes.steps[point.steps]]
         for sync_time, rate in zip(last.sync_times, last.rates, strict=True):
-            name = f"{point}, S = {sync_time:g}"
             settings = {"lr": [rate], "sync_time": [sync_time]}
-            found[name] = _sweep(
+            found[point, sync_time] = _sweep(
                 arguments,
-                f"{name}, second stage",
+                _second_name(point, sync_time),
                 point,
                 tasks[point.inputs],
                 range(sizes.seeds),
@@ -264,6 +263,10 @@ def second_stage(
                 settings,
             )
     return found
+
+
+def _second_name(point: Point, sync_time: float) -> str:
+    return f"{point}, S = {sync_time:g}, second stage"
 
 
 def _sweep(
@@ -323,15 +326,14 @@ def _cells(order: Order) -> list[str]:
     ]
 
 
-def _second_table(curves: Mapping[str, xr.Dataset], sizes: Sizes) -> str:
+def _second_table(curves: Mapping[tuple[Point, float], xr.Dataset], sizes: Sizes) -> str:
     """Lay out the test accuracies of the second stage at the last T, for every c_g."""
     rows = []
-    for (name, data), delay in itertools.product(curves.items(), DELAYS):
-        steps = int(name.split("E = ")[1].split(",")[0])
-        final = 100 * setup.final(delayed(data, delay), sizes.steps[steps]).fillna(0.0)
+    for ((point, sync_time), data), delay in itertools.product(curves.items(), DELAYS):
+        final = 100 * setup.final(delayed(data, delay), sizes.steps[point.steps]).fillna(0.0)
         values = final.values.ravel()
         spread = values.std(ddof=1) if values.size > 1 else float("nan")
-        row = [name, f"{delay:g}", f"{float(data.lr.values[0]):g}"]
+        row = [f"{point}, S = {sync_time:g}", f"{delay:g}", f"{float(data.lr.values[0]):g}"]
         mean = f"{values.mean():.1f} ± {spread:.1f}"
         rows.append([*row, mean, f"{np.median(values):.1f}", f"{values.min():.1f}"])
     return table(["run", "c_g", "rate", "test accuracy at T, %", "median", "worst"], rows)

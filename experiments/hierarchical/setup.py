@@ -45,6 +45,8 @@ from fedjax_sim.theory.hierarchical.timing import linear_delays
 CHANCE = 10.0
 """Accuracy of chance with ten classes, in percent."""
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
+ALL_COLLAPSED = "every learning rate collapsed"
+"""Name of the only part of a claim that no learning rate decides."""
 EVERY_TICK = 1_000_000
 """Limit on the number of evaluations, larger than the number of ticks of any run here."""
 FIG3 = (0.09, 0.1, 0.009, 0.01, 1, 3, 0.05, 0.1)
@@ -264,10 +266,31 @@ def inputs_of(arguments: Arguments, study: Study, size: Sizes, **found: Any) -> 
       size: The size of the run.
       **found: The numbers.
     """
-    given, full = Path(size.dataset).stem, study.full.dataset
-    reduced = "" if given == full else f"{given} in place of {full}"
     how = {"smoke": arguments.smoke, "seeds": size.seeds, "words": words_of(size)}
-    return {**how, "reduced": reduced, **found}
+    return {**how, "reduced": smaller(study.full, size), **found}
+
+
+def smaller(full: Sizes, size: Sizes) -> str:
+    """Say how a run differs from the figure's in data set, network and time; empty if it does not.
+
+    Args:
+      full: The size of the figure.
+      size: The size of the run.
+    """
+    pairs = [
+        (Path(size.dataset).stem, full.dataset),
+        (_network_words(size), _network_words(full)),
+        (f"T = {size.time:g}", f"{full.time:g}") if size.time != full.time else ("", ""),
+    ]
+    words = [f"{given} in place of {usual}" for given, usual in pairs if given != usual]
+    return ", ".join(filter(None, (size.words, *words)))
+
+
+def _network_words(size: Sizes) -> str:
+    """Name a network with the numbers of its hidden units."""
+    network = size.network(2)
+    units = ", ".join(f"{each}" for each in getattr(network, "hidden", ()))
+    return f"{type(network).__name__}({units})" if units else type(network).__name__
 
 
 def settle(
@@ -306,8 +329,8 @@ def by_rate(
 ) -> dict[str, bool | None]:
     """Name the parts of a claim by learning rate, and leave out rates that decide nothing.
 
-    Rates at which a compared run diverged or is below twice chance are left out, unless that is so
-    at all of them, which leaves the claim undecided.
+    Left out are rates at which most seeds of a compared run diverged or are below twice chance. If
+    that is so at all of them, the only part is `ALL_COLLAPSED`, which leaves the claim undecided.
 
     Args:
       inputs: What `inputs_of` returns, with the accuracies at T as "ends" by run and rate.
@@ -321,20 +344,12 @@ def by_rate(
         samples = [Sample.read(ends[name][rate]) for name in names if rate in ends.get(name, {})]
         if not any(has_collapsed(sample, CHANCE) for sample in samples):
             parts |= {f"{words} at lr {rate}": value for words, value in each.items()}
-    return parts or {"every learning rate collapsed": None}
+    return parts or {ALL_COLLAPSED: None}
 
 
 def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:
     """Read leads by learning rate as JSON keeps them."""
     return {rate: Interval.read(each) for rate, each in found.items()}
-
-
-def told_ends(inputs: Mapping[str, Any]) -> str:
-    """Describe the accuracies at T by run and learning rate."""
-    return "; ".join(
-        f"{name} " + ", ".join(f"{Sample.read(each)} at lr {rate}" for rate, each in row.items())
-        for name, row in inputs["ends"].items()
-    )
 
 
 def described(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,6 +382,19 @@ def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
     is_clear = np.flatnonzero(sign)
     changes = np.flatnonzero(np.diff(sign[is_clear]))
     return [Crossing(float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)) for k in changes]
+
+
+def known_crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] | None:
+    """Return when two curves change places as JSON keeps it, None if a seed of one diverged.
+
+    Args:
+      pair: The curves of two runs with dimensions seed and eval.
+      times: Times at which they are compared.
+    """
+    if any(bool(each.failed.any()) for each in pair):
+        return None
+    first, second = (at(each, times) for each in pair)
+    return [list(each) for each in crossings(first, second)]
 
 
 def best_lr(baseline: xr.DataArray) -> float:

@@ -72,6 +72,12 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
     xr.testing.assert_equal(wider.scores.sel(lr=[1e-6, 0.5]), known)
 
 
+def test_grids_that_cannot_be_widened_are_refused() -> None:
+    narrow = Contestant(SYSTEMS["fedavg"], {}, {"lr": [0.0, 0.5]})
+    with pytest.raises(ConfigError, match="grid of lr"):
+        tune(narrow, [], seeds=[])
+
+
 def test_choices_and_where_grids_continue() -> None:
     """Means over seeds decide, the smallest of equal values wins, and edges are named."""
     scores = xr.DataArray(

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws
+from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws, unequal
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
 from experiments.harness import Arguments, Sizes
@@ -187,6 +187,19 @@ def test_verdict_on_floors() -> None:
         )
     assert fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
     assert fig2.judge(clients, sizes.replace(seeds=99), ran, late).holds is None
+
+
+@pytest.mark.parametrize("last", [1.0, 1.5, 0.5, np.nan])
+def test_a_floor_that_falls_with_one_step_changes_too(last: float) -> None:
+    """Claim 6 asks for no change with one local step, neither up nor down."""
+    rising, flat = [1.0, 1.1, 1.2], [1.0, 1.0, 1.0]
+    floors = {
+        "unequal": {1: [1.0, 1.0, last], 10: rising, 100: rising},
+        "equal": {1: flat, 10: flat, 100: flat},
+    }
+    parts = unequal.parts_by_floors(floors)
+    assert parts["no change with K = 1"] is (last == 1.0)
+    assert parts["unequal Hessians"] and not parts["one Hessian, as in the paper's simulation"]
 
 
 def test_verdict_on_floors_with_unequal_hessians() -> None:

@@ -1,5 +1,6 @@
 """The experiments on hierarchical FL: small, through the command line; and how they judge."""
 
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -141,6 +142,41 @@ def test_crossings_leave_out_what_is_too_close() -> None:
     assert setup.crossings(long, flat) == [(4.0, False)]
     assert setup.crossings(flat, flat) == []
     assert setup.crossings(flat.where(flat["at"] > 9), long) == []
+
+
+def test_crossings_of_a_failed_lane_are_not_known() -> None:
+    """A diverged seed has no accuracy, so that a mean over seeds would hide where curves cross."""
+
+    def curves(values: list[float], failed: list[bool]) -> xr.Dataset:
+        seeds = np.tile(values, (len(failed), 1))
+        return xr.Dataset(
+            {"accuracy": (("seed", "eval"), seeds), "failed": ("seed", failed)},
+            {"seed": range(len(failed)), "time": (("seed", "eval"), np.full(seeds.shape, [1, 2]))},
+        )
+
+    first, second = curves([0.5, 0.6], [False, False]), curves([0.3, 0.9], [False, False])
+    times = np.array([1.0, 2.0])
+    assert setup.known_crossings((first, second), times) == [[2.0, True]]
+    broken = curves([0.3, 0.9], [False, True])
+    assert setup.known_crossings((first, broken), times) is None
+    assert setup.known_crossings((broken, second), times) is None
+
+
+def test_a_run_that_is_smaller_says_how() -> None:
+    """Data set, network and time of a run are compared with those of the figure."""
+    full = setup.CIFAR10
+    assert setup.smaller(full, full) == setup.smaller(full, full.replace(seeds=2)) == ""
+    assert setup.smaller(full, full.replace(time=200.0)) == "T = 200 in place of 1000"
+    mlp = full.replace(network=setup.MNIST.network)
+    assert setup.smaller(full, mlp) == "MLP(50) in place of LeNet"
+    words = "mnist in place of cifar10, MLP(50) in place of LeNet"
+    assert setup.smaller(full, setup.MNIST) == words
+    wide = setup.MNIST.replace(network=partial(setup.models.MLP, (100,)), words="few images")
+    assert setup.smaller(setup.MNIST, wide) == "few images, MLP(100) in place of MLP(50)"
+    study = setup.study(full)
+    size = setup.choose(Arguments(reduced=True), study)
+    inputs = setup.inputs_of(Arguments(reduced=True), study, size)
+    assert inputs["reduced"] == words
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.harness import Interval, Ruling, Sample, ledger, main, report, rule
+from experiments.harness import Interval, Ruling, Sample, ledger, main, page, report, rule
 from experiments.harness.claims import KINDS, Verdict
 from experiments.harness.statistics import (
     VERDICTS,
@@ -26,6 +26,18 @@ from experiments.harness.statistics import (
 from fedjax_sim.reporting.results import to_json
 
 ENTRIES = ledger.entries()
+SENTENCES = {
+    "fald/fig1",
+    "fald/fig2",
+    "fald/fig2_unequal",
+    "fald/fig4",
+    "fedem/ablations",
+    "fedem/fig1",
+    "fedem/fig2",
+    "fedem/theory",
+    "fedstaleweight/influence",
+}
+"""Recorded entries that keep sentences of what was measured, in place of numbers to judge by."""
 MOST_BYTES = 2_000_000
 
 
@@ -55,6 +67,13 @@ def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
         assert each["verdict"] in VERDICTS and each["size"] in ("full", "reduced")
     for file in entry["pictures"]:
         assert (ledger.FIGURES / ledger.picture_of(entry["experiment"], file)).exists()
+    verdicts = [Verdict(**each) for each in entry["claims"]]
+    if entry["source"] == "recorded":
+        is_sentence = any(ledger.is_stated(each, entry) for each in verdicts)
+        assert entry["inputs"] is not None or is_sentence
+        assert is_sentence == (entry["experiment"] in SENTENCES)
+    else:
+        assert not any(ledger.is_stated(each, entry) for each in verdicts)
     again = ledger.judged(entry)
     if again is not None:
         plain = ledger.rounded(json.loads(to_json([each._asdict() for each in again])))
@@ -131,6 +150,55 @@ def test_a_row_joins_what_several_experiments_say() -> None:
     assert said("holds in part", "fails")[0] == "holds in part"
     assert said("undecided", "fails")[0] == "fails"
     assert said("undecided", "holds")[0] == "holds in part"
+
+
+def test_several_verdicts_of_one_experiment_are_numbered() -> None:
+    claims = importlib.import_module("experiments.fald.claims").CLAIMS
+    verdicts = [claims.verdict(1, None, Ruling(word), "why") for word in ("holds", "fails")]
+    told = "a (1) holds; a (2) fails"
+    assert ledger.joined(verdicts, ["a", "a"]) == ("holds in part", told)
+    assert ledger.joined(verdicts[::-1], ["a", "a"])[0] == "holds in part"
+
+
+def test_verdicts_by_an_earlier_criterion_count_as_undecided() -> None:
+    claims = importlib.import_module("experiments.fedem.claims").CLAIMS
+    now = claims.verdict(11, None, Ruling("holds"), "why")
+    assert "‖h‖²" in now.criterion
+    spelled = now._replace(criterion=now.criterion.replace("‖", "||").replace("²", "^2") + " ")
+    other = now._replace(criterion=now.criterion.replace("1.5", "1.6"))
+    for verdict, word in ((now, "holds"), (spelled, "holds"), (other, "undecided")):
+        entry = {"experiment": "fedem/ablations", "source": "run", "claims": [verdict._asdict()]}
+        (row,) = (row for row in ledger.rows([entry]) if row.claim.id == now.id)
+        assert row.verdict == word and row.found[0][0].verdict == word
+        assert row.found[0][0].why.startswith(ledger.OLD) == (word == "undecided")
+    (row,) = (row for row in ledger.rows([]) if row.claim.id == now.id)
+    assert row.verdict == "not run"
+
+
+def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts() -> None:
+    claims = importlib.import_module("experiments.fedem.claims").CLAIMS
+    blocks = {
+        "clients": 400,
+        "rounds over those without": {"4": 1.2},
+        "bits saved": {"4": 3.0},
+        "messages shorter": {"4": 3.6},
+        "growth by omega": {"1": 3.0},
+    }
+    entry = {
+        "experiment": "fedem/ablations",
+        "source": "recorded",
+        "size": "full",
+        "seeds": 5,
+        "claims": [
+            claims.verdict(9, {"stated": "why"}, Ruling("holds"), "why")._asdict(),
+            claims.verdict(16, {"stated": "why"}, Ruling("fails"), "why")._asdict(),
+        ],
+        "inputs": {"blocks": blocks},
+    }
+    first, second = ledger.judged(entry) or []
+    assert (first.verdict, second.verdict) == ("holds", "holds")
+    assert ledger.is_stated(first, entry) and not ledger.is_stated(second, entry)
+    assert page.evidence(first, entry) == "(stated, not recomputed) why"
 
 
 def test_points_of_a_picture() -> None:

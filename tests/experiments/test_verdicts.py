@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from experiments.favano import fig3a, fig3b, fig7, table2
+from experiments.favano.fig3a import FAVANO, FEDBUFF
+from experiments.fedem import ablations
 from experiments.fedstaleweight import fig2
 from experiments.harness import Interval, Sample, Verdict
 from experiments.hierarchical import fig3, fig4_5, fig6, fig8, fig9, fig10, fig11, fig13
@@ -76,8 +79,7 @@ MADE_UP: dict[str, Any] = {"dataset": "made up", "reduced": "", "smoke": False}
 
 
 def fig3a_inputs(outcome: str) -> Inputs:
-    known = {"FedBuff, lr": 2.0, "FAVANO, stochastic": 3.0 if outcome == "fails" else 1.0}
-    wobble = None if outcome == "undecided" else known
+    wobble = methods(outcome, {FEDBUFF: 2.0, FAVANO: 1.0}, {FEDBUFF: 2.0, FAVANO: 3.0})
     return {**MADE_UP, "final": methods(outcome, ORDER, REVERSED), "unsteadiness": wobble}
 
 
@@ -283,6 +285,135 @@ def test_one_collapsed_reading_decides_nothing_of_table_2() -> None:
     assert found["favano-10"].verdict == "holds in part"
     assert found["favano-10"].scope.startswith("true: FAVANO loses little; undecided: FedBuff")
     assert found["favano-12"].verdict == "holds"
+
+
+@pytest.mark.parametrize("name", [FAVANO, "QuAFL"])
+@pytest.mark.parametrize("columns", [table2.COLUMNS, (table2.SLOW,)])
+def test_one_collapsed_method_decides_nothing_about_itself(
+    name: str, columns: tuple[str, ...]
+) -> None:
+    """FAVANO or QuAFL at chance in Table 2 leaves open what compares it, column by column."""
+    inputs = table2_inputs("holds")
+    row = {**inputs["cells"][name], **dict.fromkeys(columns, runs(10.0))}
+    found = {
+        each.id: each.measured["parts"]
+        for each in table2.judge({**inputs, "cells": {**inputs["cells"], name: row}})
+    }
+    for column in (table2.FAST, table2.SLOW):
+        where = column.removeprefix("non-IID, ")
+        known = None if column in columns else True
+        assert found["favano-9"][f"{FEDBUFF} in order ({where})"] is known
+        assert found["favano-12"][f"FAVANO far above QuAFL ({where})"] is known
+    assert found["favano-9"][f"lead over {FEDBUFF} grows"] is (None if name == FAVANO else True)
+    assert found["favano-10"]["FAVANO loses little"] is (None if name == FAVANO else True)
+    assert found["favano-10"][f"{FEDBUFF} loses much"] is True
+    on_iid = None if table2.IID in columns else True
+    assert found["favano-11"]["FAVANO above FedAvg and QuAFL"] is on_iid
+    assert found["favano-11"][f"{FEDBUFF} near FAVANO and above the others"] is on_iid
+
+
+@pytest.mark.parametrize("other", ["FedBuff, fresh, lr", "QuAFL"])
+def test_only_compared_methods_leave_claim_13_open(other: str) -> None:
+    """A method at chance decides nothing about itself, and leaves the other comparisons."""
+    inputs = fig3a_inputs("holds")
+    (found,) = fig3a.judge({**inputs, "final": {**inputs["final"], other: runs(10.0)}})
+    is_open = {name for name, each in found.measured["parts"].items() if each is None}
+    compared = {f"{FAVANO} above QuAFL", f"{FEDBUFF} above QuAFL"}
+    assert is_open == (compared if other == "QuAFL" else set())
+    assert found.verdict == ("holds in part" if other == "QuAFL" else "holds")
+
+
+def test_steadiness_is_judged_by_an_interval_over_seeds() -> None:
+    """A diverged seed has no steadiness, and two means without single runs decide nothing."""
+    inputs = fig3a_inputs("holds")
+    broken = Sample.of([np.nan, *inputs["unsteadiness"][FEDBUFF].values[1:]])
+    noisy = runs(2.0, noisy=True)
+    for changed in (broken, noisy):
+        wobble = {**inputs["unsteadiness"], FEDBUFF: changed}
+        (found,) = fig3a.judge({**inputs, "unsteadiness": wobble})
+        assert found.measured["parts"]["FedBuff less steady"] is None
+    (found,) = fig3a.judge({**inputs, "unsteadiness": None})
+    assert found.scope.endswith("undecided: FedBuff less steady")
+    accuracy = xr.DataArray([[0.0, 0.5, 0.6, 0.5], [0.0, 0.5, 0.5, 0.5]], dims=("seed", "eval"))
+    data = xr.Dataset({"accuracy": accuracy, "failed": ("seed", [False, True])})
+    first, second = fig3a.unsteadiness(data).values or ()
+    assert first == pytest.approx(10.0) and np.isnan(second)
+
+
+ENDS = {
+    "hierarchical/fig7": [f"c_g = {delay}, S = {s}" for delay in (10, 30) for s in (0, 5, 20)]
+    + [f"S = 10, c_g = {delay}" for delay in (5, 10, 30, 60)]
+}
+"""Names of runs whose accuracies a judge looks up; others take all that there are."""
+BY_RATE = [name for name in CASES if name.startswith("hierarchical/") and name[-3:] != "4_5"]
+
+
+def with_rate(first: Any, second: Any) -> Any:
+    """Add what `second` has at its learning rate to `first`, as the learning rate 9."""
+    if not isinstance(first, Mapping):
+        return first
+    if "0.5" in first:
+        return {**first, "9": second["0.5"]}
+    return {name: with_rate(each, second[name]) for name, each in first.items()}
+
+
+@pytest.mark.parametrize("name", BY_RATE)
+def test_collapsed_learning_rates_decide_nothing(name: str) -> None:
+    """A rate at chance is left out, and with all rates at chance the claim stays open."""
+    judge, inputs_of = CASES[name]
+    names = ENDS.get(name, ["run", "other"])
+
+    def judged(ends: Mapping[str, Sample]) -> list[Verdict]:
+        inputs = with_rate(inputs_of("holds"), inputs_of("fails"))
+        found = judge({**inputs, "ends": dict.fromkeys(names, ends)})
+        return [each for each in found if each.id not in DECIDED]
+
+    for each in judged({"0.5": runs(80.0), "9": runs(10.0)}):
+        assert each.verdict == "holds", (each.id, each.scope)
+    for each in judged({"0.5": runs(80.0), "9": runs(80.0)}):
+        assert each.verdict in ("holds in part", "fails"), (each.id, each.scope)
+    for each in judged({"0.5": runs(10.0), "9": runs(10.0)}):
+        parts = each.measured["parts"]
+        by_rate = {part: value for part, value in parts.items() if "collapsed" in part}
+        assert by_rate and set(by_rate.values()) == {None}, each.id
+        if set(parts) == set(by_rate):
+            assert each.verdict == "undecided", (each.id, each.scope)
+
+
+def test_a_pair_that_collapsed_at_every_rate_is_still_named() -> None:
+    """Claim 15 does not hold if S = 5 collapsed at all rates under one of the two delays."""
+    inputs = hierarchical_fig7_inputs("holds")
+    ends = {
+        f"c_g = {delay}, S = {s}": {"0.5": runs(10.0 if delay == 30 else 80.0)}
+        for delay in (10, 30)
+        for s in (0, 5, 20)
+    }
+    found = hierarchical_fig7.judge({**inputs, "ends": ends})[0]
+    assert found.verdict == "holds in part"
+    for s in (0, 20):
+        assert f"c_g = 30, over S = {s}: every learning rate collapsed" in found.scope
+
+
+def test_blocks_of_fedem_by_what_was_kept() -> None:
+    """Claim 16 by its three parts; a number that is not known meets no mark, wherever it stands."""
+    inputs: dict[str, Any] = {
+        "clients": 400,
+        "rounds over those without": {"4": 1.1, "9": 1.2},
+        "bits saved": {"4": 3.0, "9": 6.0},
+        "messages shorter": {"4": 3.6, "9": 7.0},
+        "growth by omega": {"1": 2.0, "3": 4.0},
+    }
+    assert ablations.judge_blocks(inputs).verdict == "holds"
+    for block in ("4", "9"):
+        unknown = {**inputs["rounds over those without"], block: None}
+        found = ablations.judge_blocks({**inputs, "rounds over those without": unknown})
+        assert found.scope.endswith("false: little noise, rounds")
+    for values in ([np.nan, 0.1], [0.1, np.nan], [2.0, 0.1]):
+        assert not ablations.stays_below(values, 1.0)
+    assert ablations.stays_below([0.1, 0.2], 1.0)
+    excess = ablations.excess_over_fewest
+    assert excess({4: np.nan, 14: 110.0, 50: 100.0}, 14) == pytest.approx(0.1)
+    assert excess({4: 100.0, 14: np.nan}, 14) == excess({14: np.nan}, 14) == np.inf
 
 
 def test_alpha_has_to_close_a_part_of_the_gap_only() -> None:
