@@ -548,7 +548,7 @@ def spider_claim(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int = 
         found = np.asarray(run())
         batch_key = jax.random.fold_in(stream(key, "batches"), 0)
         drawn = [
-            np.asarray(jax.random.randint(jax.random.fold_in(batch_key, k), (batch,), 0, 50))
+            np.asarray(jax.random.bits(jax.random.fold_in(batch_key, k), (batch,), "uint32") % 50)
             for k in range(num)
         ]
     examples = kappa[0][:, None] * y[0]

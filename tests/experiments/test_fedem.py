@@ -53,6 +53,11 @@ def test_smoke_run(study: Callable[[Arguments], Outcome]) -> None:
         assert np.isfinite(own.mean_field.values[..., 0]).all()
 
 
+def test_one_client_without_compression_is_spider_em() -> None:
+    """The part of the slow smoke run that repeats how the package draws mini-batches."""
+    assert theory.spider_claim(loops=2, inner=4).verdict == HOLDS
+
+
 def test_from_the_command_line(tmp_path: Path) -> None:
     """FedMissEM as a whole: the folder, the verdict, the text."""
     done = run("fedem/fig2", "--smoke", "--out", "out", cwd=tmp_path)
