@@ -506,6 +506,7 @@ def test_without_an_accelerator_only_tiny_tasks_run(
     accelerator.Record(None, lambda: 1.0, small=True).report({"backend": "cpu"}, None, {})
 
 
+@pytest.mark.slow
 def test_all_of_it_runs_on_a_cpu_with_tiny_sizes(accelerator: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     command = [sys.executable, str(SCRIPT), "accelerator", "--small", "--out", str(out)]
