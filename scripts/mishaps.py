@@ -203,7 +203,10 @@ def studies(out: Path) -> None:
         if run.returncode == 0:
             check_study(folder, whole, count)
         record.write_text(json.dumps(count, indent=1))
-    ending(start(words), 0)
+    last = start(words)
+    said = last.communicate()[1]  # The launcher says which parts have ended.
+    if last.returncode != 0 or "Traceback" in said:
+        raise MishapError(f"exit code {last.returncode}: {said}")
     check_study(folder, whole, count)
     print(count)
 
