@@ -93,7 +93,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_post_build(config: "MkDocsConfig") -> None:
-    """Write all links to other hosts, which the build does not follow, to a file beside the site."""
+    """Write all links to other hosts, which the build does not follow, to a file."""
     site = Path(config.site_dir)
     found = {
         link
