@@ -45,13 +45,27 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "feddyn": {"alpha": (0.01, 0.1, 1.0)},
     "mimelite": {},
     "fedbuff": {"server_lr": (0.3, 1.0)},
-    "fedasync": {},
-    "gen_async": {},
-    "fedstaleweight": {},
+    "fedasync": {"mixing": (0.1, 0.3, 0.6)},
+    "gen_async": {"server_lr": (0.3, 1.0)},
+    "fedstaleweight": {"server_lr": (0.3, 1.0)},
     "quafl": {},
     "favano": {},
 }
 """What is tuned besides the learning rate, by system."""
+CLOCK: dict[str, Any] = {
+    "slow_fraction": 1 / 3,
+    "slow_clients": "random",
+    "rate_fast": 1 / 2,
+    "rate_slow": 1 / 8,
+    "runtime_law": "runtime_geom",
+    "time_of": "step",
+    "server_interact": 3.0,
+    "restart": "replaced",
+    "sampling": "shuffled_epochs",
+}
+"""Speeds of the clients and the clock, the same for all methods, whatever their papers use."""
+AT_ONCE = ("fedasync", "gen_async")
+"""Systems whose server takes in every message when it arrives, which takes no time."""
 PERSONAL = ("ditto", "fedper")
 """Systems whose clients have models of their own. They are tuned and judged by these."""
 SMOKE = ("fedadam", "fedper")
@@ -74,22 +88,26 @@ SHARED = ("dataset", "seeds", "tuning_seeds", "time_budget", "held_out")
 def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
     """List the standard algorithms with their grids; a smoke run has few, with two rates each.
 
-    Synchronous methods wait for a fifth of the clients, of which each makes 20 local steps.
+    Synchronous methods wait for a fifth of the clients, of which each makes 20 local steps. Where
+    clients report one by one, as many are at work at any time. All clients work in FAVANO and
+    QuAFL, whose server asks a fifth of them at a time.
     """
     shared = {
+        **CLOCK,
         "num_clients": sizes.clients,
         "num_selected": sizes.clients // 5,
+        "concurrency": sizes.clients // 5,
         "buffer_size": sizes.clients // 10,
         "batch_size": sizes.batch,
         "local_steps": 20,
-        "rate_slow": 1 / 8,
     }
     found = {}
     for name in SMOKE if smoke else (*GRIDS, *PERSONAL):
         grid = {"lr": sizes.rates, **GRIDS.get(name, {})}
         if smoke:
             grid = {key: values[-3:-1] for key, values in grid.items()}
-        found[name] = contestant(name, shared, grid)
+        settings = {**shared, "server_interact": 0.0} if name in AT_ONCE else shared
+        found[name] = contestant(name, settings, grid)
     return found
 
 

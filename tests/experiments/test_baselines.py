@@ -3,6 +3,11 @@
 import json
 from pathlib import Path
 
+import jax
+
+from experiments.baselines.cifar10 import PatchNet
+from experiments.baselines.mnist import COMPARISON
+from experiments.baselines.setup import AT_ONCE, CLOCK, standard_algorithms
 from fedjax_sim.cli.comparison import MAIN_JOB
 from fedjax_sim.cli.defaults import DEFAULTS
 from tests.experiments.running import REPOSITORY, run
@@ -34,6 +39,30 @@ def test_every_method_is_tuned_and_compared(tmp_path: Path) -> None:
     other = ("--seeds", "3", "--results", "out", "--out", "three")
     refused = run("baselines/mnist", "--smoke", *other, cwd=tmp_path)
     assert refused.returncode == 2 and "same seeds" in refused.stderr
+
+
+def test_all_methods_have_the_same_clients_and_clock() -> None:
+    """No method keeps the speeds, the clock or the number of clients at work of its own paper."""
+    sizes = COMPARISON.study.full
+    for name, each in standard_algorithms(sizes, smoke=False).items():
+        first = {key: values[0] for key, values in each.grid.items()}
+        hyper = each.system.Hyper(**{**each.settings, **first})
+        shared = {**CLOCK, "num_clients": 100, "num_selected": 20, "concurrency": 20}
+        if name in AT_ONCE:
+            shared["server_interact"] = 0.0
+        assert {key: getattr(hyper, key, value) for key, value in shared.items()} == shared, name
+        assert (hyper.local_steps, hyper.batch_size) == (20, sizes.batch), name
+
+
+def test_the_small_network_of_the_reduced_size() -> None:
+    """It has the stated number of parameters, and takes one image as well as many."""
+    (logits, params) = jax.eval_shape(
+        lambda key, images: PatchNet(10).init_with_output(key, images),
+        jax.eval_shape(lambda: jax.random.key(0)),
+        jax.ShapeDtypeStruct((7, 32, 32, 3), "float32"),
+    )
+    assert logits.shape == (7, 10)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_834
 
 
 def test_the_main_job_runs_what_validation_chose() -> None:
