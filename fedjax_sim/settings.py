@@ -290,8 +290,11 @@ class Checked:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(flax_struct.field,))
 def struct(cls: type[HyperT]) -> type[HyperT]:
-    """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields."""
-    made = flax_struct.dataclass(cls)
+    """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields.
+
+    Settings are given by name only, because their order says nothing.
+    """
+    made = flax_struct.dataclass(cls, kw_only=True)
     lines = [f"  {line}" for line in describe(made)]
     if lines:
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])

@@ -92,6 +92,12 @@ class Derived(Base):
     size: int = fixed(7)
 
 
+def test_settings_are_given_by_name() -> None:
+    """A number without a name is refused: it would set whichever setting comes first."""
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        fedjax_sim.SYSTEMS["fedavg"].Hyper(4)
+
+
 def test_a_new_default_keeps_the_meaning() -> None:
     assert describe(Base) == [
         "speed: Speed of a test, in metres per second. Default 1.0; a finite number above 0.",

@@ -32,8 +32,8 @@ def picture() -> Figure:
         above.axvline(time, color="#bbbbbb", linewidth=0.8, zorder=0)
         above.annotate(f"v{version}", (time, -0.75), ha="center", va="center", fontsize=9)
     for tick, slot in np.ndindex(*clients.shape):
-        client, version = clients[tick, slot], versions[tick, slot]
-        start, stop, staleness = made[version], made[tick + 1], tick - version
+        client, base = clients[tick, slot], versions[tick, slot]
+        start, stop, staleness = made[base], made[tick + 1], tick - base
         above.barh(
             client,
             stop - start,
@@ -42,7 +42,7 @@ def picture() -> Figure:
             color=COLOURS[min(staleness, 2)],
             edgecolor="white",
         )
-        words = f"from v{version}" if stop - start > 3.5 else f"v{version}"
+        words = f"from v{base}" if stop - start > 3.5 else f"v{base}"
         above.text((start + stop) / 2, client, words, ha="center", va="center", color="white")
     for staleness, words in enumerate(("0", "1", "2 or more")):
         above.bar(0, 0, color=COLOURS[staleness], label=words)

@@ -29,6 +29,7 @@ from fedjax_sim.engine.lanes import Lanes
 from fedjax_sim.engine.metric_names import check_metrics, scalars_of
 from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
+from fedjax_sim.engine.step_results import check_step
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.types import Algorithm, Array, Key, Params, Plan, Problem, System
@@ -431,7 +432,9 @@ def _advance(
         def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place)
-            state, info = algorithm.step(key, carry.state, event)
+            result = algorithm.step(key, carry.state, event)
+            check_step(carry.state, result)
+            state, info = result
             versions = carry.versions
             if tables.held is not None and algorithm.client_models is None:
                 written = look_up(tables.held.write, (row, *place))

@@ -1,0 +1,55 @@
+"""A step that returns something else than the next state and counts is refused in one sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_sim
+from fedjax_sim import SYSTEMS
+from fedjax_sim.engine.step_results import check_step
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Work
+
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "no counts": (lambda state, info: state, "result of step is 'RoundState', but must be"),
+    "three": (lambda state, info: (state, info, 1), "result of step is 'tuple', but must be"),
+    "counts in a dict": (
+        lambda state, info: (state, {"steps": 1}),
+        "info that step returns is 'dict'",
+    ),
+    "no state": (lambda state, info: (None, info), "state that step returns is PyTreeDef"),
+    "other shape": (
+        lambda state, info: (jax.tree.map(lambda leaf: leaf[None], state), info),
+        r"state\.\S+ that step returns is \S+, but must be \S+, as init returns it",
+    ),
+    "other dtype": (
+        lambda state, info: (jax.tree.map(lambda leaf: leaf.astype("bfloat16"), state), info),
+        r"state\.\S+ that step returns is .bfloat16\S*, but must be \S+, as init returns it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_result_is_refused(
+    case: str, regression: Callable[..., Any], small: Callable[..., Any]
+) -> None:
+    """The sentence names what was returned and what is allowed."""
+    change, sentence = WRONG[case]
+    fedavg = SYSTEMS["fedavg"]
+
+    def algorithm(*inputs: Any) -> Any:
+        right = fedavg.algorithm(*inputs)
+        return right._replace(step=lambda *given: change(*right.step(*given)))
+
+    with pytest.raises(ConfigError, match=sentence):
+        fedjax_sim.simulate(
+            fedavg._replace(algorithm=algorithm), regression(7), small(fedavg), num_ticks=3
+        )
+
+
+def test_numbers_without_a_definite_type_become_what_the_step_returns() -> None:
+    """A state that begins with a number of Python may go on in any type, as in a scan."""
+    check_step({"sum": 0}, ({"sum": jnp.float32(1.5)}, Work(jnp.int32(1), jnp.int32(1))))
