@@ -58,6 +58,8 @@ CLOCK: dict[str, Any] = {
     "rate_fast": 1 / 2,
     "rate_slow": 1 / 8,
     "runtime_law": "runtime_geom",
+    "spread_fast": 0.0,
+    "spread_slow": 0.0,
     "time_of": "step",
     "server_interact": 3.0,
     "restart": "replaced",

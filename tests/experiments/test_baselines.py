@@ -10,6 +10,7 @@ from experiments.baselines.mnist import COMPARISON
 from experiments.baselines.setup import AT_ONCE, CLOCK, standard_algorithms
 from fedjax_sim.cli.comparison import MAIN_JOB
 from fedjax_sim.cli.defaults import DEFAULTS
+from fedjax_sim.settings import check
 from tests.experiments.running import REPOSITORY, run
 
 RESULTS = REPOSITORY / "experiments" / "baselines" / "results"
@@ -47,6 +48,7 @@ def test_all_methods_have_the_same_clients_and_clock() -> None:
     for name, each in standard_algorithms(sizes, smoke=False).items():
         first = {key: values[0] for key, values in each.grid.items()}
         hyper = each.system.Hyper(**{**each.settings, **first})
+        check(hyper)
         shared = {**CLOCK, "num_clients": 100, "num_selected": 20, "concurrency": 20}
         if name in AT_ONCE:
             shared["server_interact"] = 0.0
