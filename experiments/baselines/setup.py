@@ -45,7 +45,7 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "feddyn": {"alpha": (0.01, 0.1, 1.0)},
     "mimelite": {},
     "fedbuff": {"server_lr": (0.3, 1.0)},
-    "fedasync": {"mixing": (0.1, 0.3, 0.6)},
+    "fedasync": {"mixing": (0.1, 0.3, 0.6, 0.9)},
     "gen_async": {"server_lr": (0.3, 1.0)},
     "fedstaleweight": {"server_lr": (0.3, 1.0)},
     "quafl": {},

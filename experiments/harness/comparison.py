@@ -22,7 +22,7 @@ import fedjax_sim
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.targets import first_reach, median_reach
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.types import AnyProblem, System
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
@@ -146,15 +146,28 @@ def tune(
     grid = {name: sorted(values) for name, values in contestant.grid.items()}
     tuned = choose(score("tuning", grid) if known is None else known)
     for _ in range(widenings):
-        if not tuned.at_edge:
+        beyond = _beyond(contestant, tuned)
+        if not beyond:
             break
-        name = tuned.at_edge[0]
-        values = tuned.scores[name].values.tolist()
-        beyond = next_value(values, above=tuned.choice[name] == values[-1])
-        slab = {each: tuned.scores[each].values.tolist() for each in grid} | {name: [beyond]}
-        added = score(f"tuning, {name} {beyond:g}", slab)
+        name, value = beyond
+        slab = {each: tuned.scores[each].values.tolist() for each in grid} | {name: [value]}
+        added = score(f"tuning, {name} {value:g}", slab)
         tuned = choose(xr.concat([tuned.scores, added], name).sortby(name))
     return tuned
+
+
+def _beyond(contestant: Contestant, tuned: Tuned) -> tuple[str, float] | None:
+    """Return the first setting at an edge of its grid and the value beyond, if it is allowed."""
+    for name in tuned.at_edge:
+        values = tuned.scores[name].values.tolist()
+        value = next_value(values, above=tuned.choice[name] == values[-1])
+        settings = {**contestant.settings, **tuned.choice, name: value}
+        try:
+            check(contestant.system.Hyper(**settings))
+        except ConfigError:
+            continue
+        return name, value
+    return None
 
 
 def choose(scores: xr.DataArray) -> Tuned:

@@ -78,6 +78,16 @@ def test_grids_that_cannot_be_widened_are_refused() -> None:
         tune(narrow, [], seeds=[])
 
 
+def test_no_grid_is_widened_beyond_what_a_setting_allows() -> None:
+    """FedAsync's mixing is at most 1, so that 0.9 stays at the edge; nothing more is run."""
+    grid = {"mixing": [0.3, 0.9]}
+    contestant = Contestant(SYSTEMS["fedasync"], {"num_clients": 5}, grid)
+    known = xr.DataArray([[0.5], [0.8]], {**grid, "seed": [0]}, ("mixing", "seed"))
+    tuned = tune(contestant, [], seeds=[0], known=known)
+    assert tuned.choice == {"mixing": 0.9} and tuned.at_edge == ["mixing"]
+    assert tuned.scores.mixing.values.tolist() == grid["mixing"]
+
+
 def test_choices_and_where_grids_continue() -> None:
     """Means over seeds decide, the smallest of equal values wins, and edges are named."""
     scores = xr.DataArray(
