@@ -239,14 +239,17 @@ def leaves_of(facts: Any, words: str) -> Iterator[tuple[str, str]]:
 def launches(device: str, facts: dict[str, Any]) -> list[str]:
     """Write what the programs of systems launch on an accelerator."""
     target = facts["machine"].removeprefix("none; ")
+    counted, words = "launches", "Small models take their time for launches."
+    if device.startswith("tpu"):
+        counted, words = "instructions", "A TPU launches a program as a whole."
     lines = [
         f"## Programs for accelerators: {device}",
         "",
-        "What the compiled programs launch, counted in the text that the compiler returns; nothing",
-        "is timed, and no device is needed (`python scripts/benchmark.py programs`). Small models",
-        f"take their time for launches. Counted on {facts['date']}: {target}, jax {facts['jax']}.",
+        f"The {counted} of the compiled programs, counted in the text that the compiler returns;",
+        "nothing is timed, and no device is needed (`python scripts/benchmark.py programs`).",
+        f"{words} Counted on {facts['date']}: {target}, jax {facts['jax']}.",
         "",
-        "| program | launches of a local step | trips | launches of a tick without steps |",
+        f"| program | {counted} of a local step | trips | {counted} of a tick without steps |",
         "| --- | ---: | ---: | ---: |",
     ]
     for name, program in facts["programs"].items():
