@@ -23,17 +23,30 @@ FedAvg's learning rate is FA-LD's step size times the number of examples.
 """
 
 
-LIKE_FEDAVG = ("fedprox", "fednova", "fedavgm", "feddyn", "mimelite", "powerofchoice")
+LIKE_ANOTHER = {
+    "fedprox": "fedavg",
+    "fednova": "fedavg",
+    "fedavgm": "fedavg",
+    "feddyn": "scaffold",
+    "mimelite": "scaffold",
+    "powerofchoice": "fedavg",
+    "ditto": "fedavg and quafl",
+    "fedper": "scaffold and quafl",
+    "fedstaleweight": "fedbuff",
+    "gen_async": "fedasync",
+    "async_hierarchical": "hierarchical",
+    "em": "fedem",
+}
 """Systems that run one other layout, over two devices, and nothing in pieces or without jit.
 
-To the engine they are FedAvg, or SCAFFOLD, with other arithmetic in a step.
+To the engine they are other systems, which run all of it, with other arithmetic in a step.
 """
 
 
-def skip_if_like_fedavg(system: System) -> None:
-    """Skip what FedAvg's and SCAFFOLD's runs show for systems that are like them."""
-    if system.name in LIKE_FEDAVG:
-        pytest.skip("FedAvg and SCAFFOLD are enough")
+def skip_if_like_another(system: System) -> None:
+    """Skip what runs of another system show for systems that are like it."""
+    if system.name in LIKE_ANOTHER:
+        pytest.skip(f"{LIKE_ANOTHER[system.name]} are enough")
 
 
 class Kind(NamedTuple):
