@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
+from fedjax_sim.clients.gradient_steps import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.types import LatentProblem
@@ -147,8 +148,22 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     return Kind(make, "lr", changed, metrics, {}, quiet, True, evaluations=evaluations)
 
 
+SHUFFLING = ("fedavg", "fedasync")
+"""Systems that shuffle epochs, and each update's examples, with code that all systems share."""
+
+
+@pytest.fixture(scope="module")
+def chosen(system: System, small: Callable) -> Callable[..., Any]:
+    """Return a function that makes the system's settings, changed by keywords.
+
+    Only one system for each way of shuffling shuffles, which takes much of a program.
+    """
+    is_other = issubclass(system.Hyper, LocalTraining) and system.name not in SHUFFLING
+    return partial(small, system, **({"sampling": "with_replacement"} if is_other else {}))
+
+
 @pytest.fixture
-def bind(system: System, small: Callable) -> Callable[..., Bound]:
+def bind(system: System, chosen: Callable) -> Callable[..., Bound]:
     """Return a function that binds the system to a problem, in the problem's precision."""
 
     def make(
@@ -157,7 +172,7 @@ def bind(system: System, small: Callable) -> Callable[..., Bound]:
         plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
         changes = ({"num_groups": 7} if system.name in GROUPED else {}) | changes
         dtype = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))[0].dtype
-        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), small(system, **changes))
+        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), chosen(**changes))
         events = events_of(system, CLIENTS, STEPS) if events is None else events
         return Bound(system, problem, hyper, plan, events)
 

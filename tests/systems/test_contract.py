@@ -43,7 +43,7 @@ class Grid(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def swept(system: System, kind: Kind, small: Callable) -> Callable[..., fedjax_sim.Run]:
+def swept(system: System, kind: Kind, chosen: Callable) -> Callable[..., fedjax_sim.Run]:
     """Return a function that runs the sweep, with options that may be changed."""
 
     def run(**changes: object) -> fedjax_sim.Run:
@@ -54,7 +54,7 @@ def swept(system: System, kind: Kind, small: Callable) -> Callable[..., fedjax_s
             "client_variance": kind.client_variance,
             **RUN,
         }
-        return fedjax_sim.sweep(system, kind.make(), small(system), **(options | changes))
+        return fedjax_sim.sweep(system, kind.make(), chosen(), **(options | changes))
 
     return run
 
@@ -80,7 +80,7 @@ def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
 
 
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
-    system: System, grid: Grid, kind: Kind, small: Callable, compiled: list[str]
+    system: System, grid: Grid, kind: Kind, chosen: Callable, compiled: list[str]
 ) -> None:
     """32 lanes are one program, which is used again with other numbers, seeds and data."""
     assert grid.compiled.count("jit(_advance)") == 1
@@ -89,7 +89,7 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
     fedjax_sim.sweep(
         system,
         kind.make(seed=3),
-        small(system, **kind.changed),
+        chosen(**kind.changed),
         seeds=[7, 8, 9, 11],
         settings=kind.sweep(OTHER_RATES),
         layout=WHOLE,
@@ -100,7 +100,7 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
 
 
 def test_a_lane_alone_equals_it_in_a_batch(
-    system: System, grid: Grid, kind: Kind, small: Callable
+    system: System, grid: Grid, kind: Kind, chosen: Callable
 ) -> None:
     """Schedules are equal bit for bit, models to float32 rounding.
 
@@ -110,7 +110,7 @@ def test_a_lane_alone_equals_it_in_a_batch(
     alone = fedjax_sim.simulate(
         system,
         kind.make(),
-        small(system, **{kind.swept: kind.scale * RATES[5]}),
+        chosen(**{kind.swept: kind.scale * RATES[5]}),
         seed=2,
         layout=WHOLE,
         client_variance=kind.client_variance,

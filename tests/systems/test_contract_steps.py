@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedjax_sim import Plan, System
-from fedjax_sim.clients.gradient_steps import LocalTraining
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.server import reports
 from fedjax_sim.systems import fedavg
@@ -28,8 +27,6 @@ from tests.systems.hand_made import (
 )
 
 KEY = 1
-SHUFFLING = ("fedavg", "fedasync")
-"""Systems that shuffle epochs, and each update's examples, with code that all systems share."""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -53,18 +50,15 @@ def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     """To float32 rounding over a few steps, because fused operations round differently.
 
     Shuffling one mini-batch without jit takes a second, so there are two ticks with few steps and
-    one with none (of one slot: three with and one without), and only one system for each way of
-    shuffling does that.
+    one with none (of one slot: three with and one without).
     """
     skip_if_like_another(system)
-    is_other = issubclass(system.Hyper, LocalTraining) and system.name not in SHUFFLING
     clients, steps = CLIENTS, [[2, 1, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]]
     if system.name in ONE_BY_ONE:
         clients, steps = clients[:1], steps[:1]
     bound = bind(
         kind.make(),
         events=events_of(system, clients, steps),
-        **({"sampling": "with_replacement"} if is_other else {}),
     )
     compiled = bound.run(jax.random.key(KEY))
     with jax.disable_jit():
