@@ -152,13 +152,12 @@ def test_classification_is_a_case_of_it() -> None:
         test=(digits.test_images / np.float32(255), digits.test_labels),
     )
     params, rows = special.init(KEY), jnp.arange(20)
-    for one, other in zip(
-        *(
-            jax.jit(lambda: (each.evaluate(params), each.loss(params, jnp.int32(1), rows, KEY)))()
-            for each in (special, general)
-        ),
-        strict=True,
-    ):
+
+    @jax.jit
+    def measured(problem: Any) -> Any:
+        return problem.evaluate(params), problem.loss(params, jnp.int32(1), rows, KEY)
+
+    for one, other in zip(measured(special), measured(general), strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
 
 
