@@ -117,10 +117,12 @@ def staleness_weights(
         case "hinge":
             raw = 1 / (settings.hinge_slope * jnp.maximum(stale - settings.hinge_start, 0) + 1)
     # Summed slot by slot: a reduction over a longer schedule might use another order.
-    total = jax.lax.scan(
-        lambda total, slot: (total + slot, None), jnp.zeros_like(raw[:, 0]), raw.T
-    )[0][:, None]
+    total = jax.lax.scan(_add_slot, jnp.zeros_like(raw[:, 0]), raw.T)[0][:, None]
     return raw / jnp.where(total > 0, total, 1) if is_normalised else raw / num_slots
+
+
+def _add_slot(total: Array, slot: Array) -> tuple[Array, None]:
+    return total + slot, None
 
 
 def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights) -> Array:
@@ -177,16 +179,8 @@ def _running_average(
         # ... updates of the client, so that the sum has the same bits wherever the client stands
         # and however many updates there are.
         keep = jnp.where(place == first, 0, settings.decay)
-
-        def double(k: Array, run: tuple[Array, Array]) -> tuple[Array, Array]:
-            keep, add = run
-            before = jnp.maximum(place - 2**k, 0)
-            is_more = place - 2**k >= first
-            return jnp.where(is_more, keep[before] * keep, keep), jnp.where(
-                is_more, add[before] * keep + add, add
-            )
-
-        return jax.lax.fori_loop(0, tau.size.bit_length(), double, (keep, (1 - keep) * tau))[1]
+        run = keep, (1 - keep) * tau, place, first
+        return jax.lax.fori_loop(0, tau.size.bit_length(), _double, run)[1]
     before = jnp.cumsum(tau) - tau  # Exact, because these are whole numbers.
     if average == "code_exact":
         # From the fifth update on, the first four and the latest.
@@ -194,3 +188,16 @@ def _running_average(
         return (before[kept] - before[first] + tau) / (kept - first + 1)
     start = jnp.maximum(first, place + 1 - settings.window) if average == "window" else first
     return (before - before[start] + tau) / (place + 1 - start)
+
+
+def _double(k: Array, run: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Compose each step of an exponential average with the 2^k steps before it."""
+    keep, add, place, first = run
+    before = jnp.maximum(place - 2**k, 0)
+    is_more = place - 2**k >= first
+    return (
+        jnp.where(is_more, keep[before] * keep, keep),
+        jnp.where(is_more, add[before] * keep + add, add),
+        place,
+        first,
+    )

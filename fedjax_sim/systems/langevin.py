@@ -323,13 +323,19 @@ def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, L
     """Count the bits sent up and down at each tick, where clients send more than their models."""
     if hyper.control == "none" and hyper.preconditioner == "none":
         return None
-    model = jax.eval_shape(problem.init, jax.random.key(0))
+    # Traced once for all lanes, of which there may be thousands.
+    model = jax.eval_shape(_first_model, problem)
     senders = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
     up, down = message_bits(model, hyper)
     size = full_precision_bits(model)
     both_ways = count_precondition_bits(hyper, senders, size)
     slopes, slopes_and_anchors = count_control_bits(hyper, senders, size)
     return senders * up + both_ways + slopes, senders * down + both_ways + slopes_and_anchors
+
+
+@jax.jit
+def _first_model(problem: Problem) -> Params:
+    return problem.init(jax.random.key(0))
 
 
 def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:

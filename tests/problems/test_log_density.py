@@ -54,19 +54,22 @@ def test_sums_means_and_the_priors_share() -> None:
     with jax.enable_x64(True):
         problem, key = make(), jax.random.key(0)
         params = jax.tree.map(lambda leaf: leaf + 0.5, problem.init(key))
-        whole = logdensity_estimator(log_prior, log_likelihood, NUM)(params, (X, Y))
-        losses = [float(problem.client_loss(params, jnp.int32(c), key)) for c in range(3)]
+        whole = jax.jit(logdensity_estimator(log_prior, log_likelihood, NUM))(params, (X, Y))
+        loss = jax.jit(problem.client_loss)
+        losses = [float(loss(params, jnp.int32(c), key)) for c in range(3)]
         np.testing.assert_allclose(np.dot([4, 9, 17], losses), -whole, rtol=1e-12)
-        np.testing.assert_allclose(problem.log_density(params), whole, rtol=1e-12)
-        np.testing.assert_allclose(problem.evaluate(params)["log_density"], whole, rtol=1e-12)
-        own = problem.log_likelihoods(params, (X[:4], Y[:4]))
+        np.testing.assert_allclose(jax.jit(problem.log_density)(params), whole, rtol=1e-12)
+        measured = jax.jit(problem.evaluate)(params)
+        np.testing.assert_allclose(measured["log_density"], whole, rtol=1e-12)
+        own = jax.jit(problem.log_likelihoods)(params, (X[:4], Y[:4]))
         expected = -(own.sum() + 4 / 30 * log_prior(params)) / 4
         np.testing.assert_allclose(losses[0], expected, rtol=1e-12)
         # A mini-batch of a client of all examples is blackjax's estimate.
         alone = make(split=np.zeros(NUM, int))
         rows = jnp.array([3, 7, 8])
-        slope = jax.grad(alone.loss)(params, jnp.int32(0), rows, key)
-        estimate = grad_estimator(log_prior, log_likelihood, NUM)(params, (X[rows], Y[rows]))
+        slope = jax.jit(jax.grad(alone.loss))(params, jnp.int32(0), rows, key)
+        of_rows = jax.jit(grad_estimator(log_prior, log_likelihood, NUM))
+        estimate = of_rows(params, (X[rows], Y[rows]))
         for ours, theirs in zip(jax.tree.leaves(slope), jax.tree.leaves(estimate), strict=True):
             np.testing.assert_allclose(-NUM * ours, theirs, rtol=1e-12)
 
@@ -82,10 +85,10 @@ def test_fald_of_one_step_is_blackjaxs_sgld() -> None:
         )
         local = stream(stream(jax.random.key(SEED), "learning"), "local")
         key = stream(jax.random.fold_in(local, 0), "private noise")
-        sgld = blackjax.sgld(grad_estimator(log_prior, log_likelihood, NUM))
+        sgld = jax.jit(blackjax.sgld(grad_estimator(log_prior, log_likelihood, NUM)).step)
         position = START
         for k in range(TICKS):
-            position = sgld.step(jax.random.fold_in(key, k), position, (X, Y), ETA)
+            position = sgld(jax.random.fold_in(key, k), position, (X, Y), ETA)
             for name, leaf in position.items():
                 np.testing.assert_allclose(run.samples[name][k + 1], leaf, rtol=1e-10)
 
@@ -105,15 +108,19 @@ def test_it_is_the_logistic_problem() -> None:
         params = {"slope": w[:2], "bias": w[2]}
         np.testing.assert_array_equal(make().index, ours.index)
         same = log_density_of(usual)
-        np.testing.assert_allclose(same.log_density(w), ours.log_density(params), rtol=1e-12)
+        found, expected = jax.jit(same.log_density)(w), jax.jit(ours.log_density)(params)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
         rows = jnp.array([1, 3])
-        for c in range(3):
-            client = jnp.int32(c)
-            pairs = (
+
+        @jax.jit
+        def losses_of(client: jax.Array) -> Any:
+            return (
                 (ours.client_loss(params, client, key), usual.client_loss(w, client, key)),
                 (ours.loss(params, client, rows, key), usual.loss(w, client, rows, key)),
             )
-            for found, expected in pairs:
+
+        for c in range(3):
+            for found, expected in losses_of(jnp.int32(c)):
                 np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -128,9 +135,9 @@ def test_classifications_are_log_densities() -> None:
     ours, key = log_density_of(usual), jax.random.key(1)
     params = jax.jit(usual.init)(key)
     energy = 10 * sum(jax.jit(usual.client_loss)(params, jnp.int32(c), key) for c in range(3))
-    np.testing.assert_allclose(ours.log_density(params), -energy, rtol=1e-5)
-    found = jax.vmap(ours.probabilities, (None, 0))(params, images[:7])
-    np.testing.assert_allclose(found, usual.predict(params), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(ours.log_density)(params), -energy, rtol=1e-5)
+    found = jax.jit(jax.vmap(ours.probabilities, (None, 0)))(params, images[:7])
+    np.testing.assert_allclose(found, jax.jit(usual.predict)(params), rtol=1e-5)
     with pytest.raises(ConfigError, match="problem is 'LogDensity', but must be"):
         log_density_of(ours)
 

@@ -50,17 +50,17 @@ def test_logistic_regression_agrees_with_scikit_learn(cancer: datasets.Dataset) 
         inputs, labels = np.asarray(problem.inputs), cancer.train_labels
         fitted = Fitted(C=0.5, fit_intercept=False, tol=1e-12, max_iter=10_000).fit(inputs, labels)
         best = jnp.asarray(fitted.coef_[0])
-        np.testing.assert_allclose(jax.grad(problem.energy)(best), 0, atol=1e-4)
+        np.testing.assert_allclose(jax.jit(jax.grad(problem.energy))(best), 0, atol=1e-4)
         np.testing.assert_allclose(
             problem.predict(best), fitted.predict_proba(np.asarray(problem.test_inputs)), rtol=1e-6
         )
-        assert float(problem.evaluate(best)["accuracy"]) == fitted.score(
+        assert float(jax.jit(problem.evaluate)(best)["accuracy"]) == fitted.score(
             np.asarray(problem.test_inputs), cancer.test_labels
         )
         w = jnp.linspace(-1, 1, 31)
         odds = np.where(labels == 1, 1, -1) * (inputs @ np.asarray(w))
         by_hand = np.log1p(np.exp(-odds)).sum() + np.sum(np.square(w))
-        np.testing.assert_allclose(problem.energy(w), by_hand, rtol=1e-10)
+        np.testing.assert_allclose(jax.jit(problem.energy)(w), by_hand, rtol=1e-10)
 
 
 def test_the_loss_of_a_whole_client_is_that_of_all_its_examples(cancer: datasets.Dataset) -> None:
@@ -74,11 +74,10 @@ def test_the_loss_of_a_whole_client_is_that_of_all_its_examples(cancer: datasets
         make_classification(LogisticRegression(2), few, images, prior_precision=3.0),
     ):
         params = jax.tree.map(lambda leaf: leaf + 0.1, problem.init(KEY))
+        loss, client_loss = jax.jit(problem.loss), jax.jit(problem.client_loss)
         for client, count in enumerate(RAGGED.counts):
-            expected = problem.loss(params, client, jnp.arange(count), KEY)
-            np.testing.assert_allclose(
-                problem.client_loss(params, client, KEY), expected, rtol=1e-6
-            )
+            expected = loss(params, client, jnp.arange(count), KEY)
+            np.testing.assert_allclose(client_loss(params, client, KEY), expected, rtol=1e-6)
     with pytest.raises(ConfigError, match="num_classes of the data set is 10"):
         make_logistic(datasets.load("digits"), images)
     with pytest.raises(ConfigError, match=r"prior_precision is -1\.0"):

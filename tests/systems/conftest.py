@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
+from fedjax_sim.clients.gradient_steps import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.types import LatentProblem
@@ -23,17 +24,30 @@ FedAvg's learning rate is FA-LD's step size times the number of examples.
 """
 
 
-LIKE_FEDAVG = ("fedprox", "fednova", "fedavgm", "feddyn", "mimelite", "powerofchoice")
+LIKE_ANOTHER = {
+    "fedprox": "fedavg",
+    "fednova": "fedavg",
+    "fedavgm": "fedavg",
+    "feddyn": "scaffold",
+    "mimelite": "scaffold",
+    "powerofchoice": "fedavg",
+    "ditto": "fedavg and quafl",
+    "fedper": "scaffold and quafl",
+    "fedstaleweight": "fedbuff",
+    "gen_async": "fedasync",
+    "async_hierarchical": "hierarchical",
+    "em": "fedem",
+}
 """Systems that run one other layout, over two devices, and nothing in pieces or without jit.
 
-To the engine they are FedAvg, or SCAFFOLD, with other arithmetic in a step.
+To the engine they are other systems, which run all of it, with other arithmetic in a step.
 """
 
 
-def skip_if_like_fedavg(system: System) -> None:
-    """Skip what FedAvg's and SCAFFOLD's runs show for systems that are like them."""
-    if system.name in LIKE_FEDAVG:
-        pytest.skip("FedAvg and SCAFFOLD are enough")
+def skip_if_like_another(system: System) -> None:
+    """Skip what runs of another system show for systems that are like it."""
+    if system.name in LIKE_ANOTHER:
+        pytest.skip(f"{LIKE_ANOTHER[system.name]} are enough")
 
 
 class Kind(NamedTuple):
@@ -134,8 +148,22 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     return Kind(make, "lr", changed, metrics, {}, quiet, True, evaluations=evaluations)
 
 
+SHUFFLING = ("fedavg", "fedasync")
+"""Systems that shuffle epochs, and each update's examples, with code that all systems share."""
+
+
+@pytest.fixture(scope="module")
+def chosen(system: System, small: Callable) -> Callable[..., Any]:
+    """Return a function that makes the system's settings, changed by keywords.
+
+    Only one system for each way of shuffling shuffles, which takes much of a program.
+    """
+    is_other = issubclass(system.Hyper, LocalTraining) and system.name not in SHUFFLING
+    return partial(small, system, **({"sampling": "with_replacement"} if is_other else {}))
+
+
 @pytest.fixture
-def bind(system: System, small: Callable) -> Callable[..., Bound]:
+def bind(system: System, chosen: Callable) -> Callable[..., Bound]:
     """Return a function that binds the system to a problem, in the problem's precision."""
 
     def make(
@@ -144,7 +172,7 @@ def bind(system: System, small: Callable) -> Callable[..., Bound]:
         plan = Plan(rows=3, slots_at_once=4) if plan is None else plan
         changes = ({"num_groups": 7} if system.name in GROUPED else {}) | changes
         dtype = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))[0].dtype
-        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), small(system, **changes))
+        hyper = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), chosen(**changes))
         events = events_of(system, CLIENTS, STEPS) if events is None else events
         return Bound(system, problem, hyper, plan, events)
 

@@ -73,9 +73,9 @@ def assert_law(models: np.ndarray, law: Gaussian) -> None:
 def test_sparse_messages_at_rest() -> None:
     """QLSD (one step, the server's noise, no memory), and with three steps and memories.
 
-    After 120 rounds the laws are at rest. What is lost makes variances larger.
+    After 80 rounds the laws are at rest. What is lost makes variances larger.
     """
-    ticks, num, values = 120, 2000, {"local_steps": [1, 3], "memory": [0.0, 0.4]}
+    ticks, num, values = 80, 2000, {"local_steps": [1, 3], "memory": [0.0, 0.4]}
     run = chains(ticks, num=num, swept=values, compression=SPARSE, rho=1.0)
     models = run.models.reshape(2, 2, num, 2)
     for i in np.ndindex(2, 2):

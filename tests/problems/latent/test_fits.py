@@ -47,6 +47,26 @@ def fit(problem: Any, start: jax.Array, steps: int) -> jax.Array:
     return jax.lax.fori_loop(0, steps, step, start)
 
 
+# Compiled whole, which takes less time than their operations one by one.
+
+
+@jax.jit
+def maximised(problem: Any, statistics: jax.Array) -> Any:
+    return problem.maximise(statistics)
+
+
+@jax.jit
+def statistics_of(problem: Any, params: Any) -> jax.Array:
+    """Compute the mean expected statistics under parameters."""
+    return problem.client_statistics(problem.natural(params)).mean(axis=0)
+
+
+@jax.jit
+def naturals(problem: Any, statistics: jax.Array) -> jax.Array:
+    """Compute the natural parameters of many statistics, one row each."""
+    return jax.vmap(lambda s: problem.natural(problem.maximise(s)))(statistics)
+
+
 def start_of(kind: str, y: np.ndarray = IRIS) -> tuple[Mixture, dict[str, Any]]:
     """Return equal weights, an iris of each species, and the covariance of all; twice."""
     covariance = np.cov(y.T)
@@ -68,8 +88,7 @@ def problem_of(
     """Make a problem, and the statistics under `start_of`."""
     model = latent.GaussianMixture(3, covariance_type=kind, **options)
     problem = latent.make_estimation(model, y, CLIENTS)
-    natural = problem.natural(jax.tree.map(jnp.asarray, start_of(kind, y)[0]))
-    return problem, problem.client_statistics(natural).mean(axis=0)
+    return problem, statistics_of(problem, start_of(kind, y)[0])
 
 
 def reference_of(kind: str, iterations: int, y: np.ndarray = IRIS) -> Reference:
@@ -84,7 +103,7 @@ def reference_of(kind: str, iterations: int, y: np.ndarray = IRIS) -> Reference:
 def test_em_is_scikit_learns(kind: str) -> None:
     """Parameters after four iterations, the likelihood after many, and all that follows a fit."""
     problem, start = problem_of(kind)
-    four = latent.Fitted(problem.model, problem.maximise(fit(problem, start, 3)), 0, 0.0, True, 4)
+    four = latent.Fitted(problem.model, maximised(problem, fit(problem, start, 3)), 0, 0.0, True, 4)
     reference = reference_of(kind, 4)
     for name in ("weights_", "means_", "covariances_"):
         np.testing.assert_allclose(getattr(four, name), getattr(reference, name), rtol=1e-7)
@@ -93,7 +112,7 @@ def test_em_is_scikit_learns(kind: str) -> None:
     np.testing.assert_array_equal(four.predict(IRIS), reference.predict(IRIS))
     assert four.bic(IRIS) == pytest.approx(reference.bic(IRIS), rel=1e-9)
     assert four.aic(IRIS) == pytest.approx(reference.aic(IRIS), rel=1e-9)
-    last = four._replace(params=problem.maximise(fit(problem, start, 149)))
+    last = four._replace(params=maximised(problem, fit(problem, start, 149)))
     assert last.score(IRIS) == pytest.approx(reference_of(kind, 150).score(IRIS), rel=1e-6)
 
 
@@ -102,12 +121,13 @@ def test_prior_is_a_penalty_whose_minimum_t_finds(kind: str) -> None:
     """Where EM stands still, the gradient of F is 0 but for the constraint on the weights."""
     problem, start = problem_of(kind, prior=PRIOR)
     end = fit(problem, start, 1000)
-    gradient = jax.grad(problem.objective)(problem.maximise(end))
+    value_and_slope = jax.jit(jax.value_and_grad(problem.objective))
+    _, gradient = value_and_slope(maximised(problem, end))
     assert jnp.abs(gradient.means).max() < 1e-7
     assert jnp.abs(gradient.covariance).max() < 1e-6
     assert jnp.ptp(gradient.weights) < 1e-7
     # And F falls on the way there.
-    path = [problem.objective(problem.maximise(fit(problem, start, k))) for k in (0, 1, 2, 5)]
+    path = [value_and_slope(maximised(problem, fit(problem, start, k)))[0] for k in (0, 1, 2, 5)]
     assert np.all(np.diff(path) < 0)
 
 
@@ -116,20 +136,20 @@ def test_prior_keeps_t_in_its_domain(kind: str) -> None:
     """T is finite and definite for any statistics, and changes nothing for those of EM."""
     problem, start = problem_of(kind, prior=PRIOR)
     noise = np.random.default_rng(0).normal(size=(50, start.size)) * np.abs(start) * 3
-    wild = jax.vmap(problem.maximise)(start[None] + noise)
-    natural = jax.vmap(problem.natural)(wild)
-    assert np.isfinite(natural).all() and (wild.weights > 0).all()
+    wild = jax.jit(jax.vmap(problem.maximise))(start[None] + noise)
+    assert np.isfinite(naturals(problem, start[None] + noise)).all() and (wild.weights > 0).all()
     np.testing.assert_allclose(wild.weights.sum(axis=1), 1, rtol=1e-12)
     # Statistics of EM are within the bounds: T gives the means of data with a few more examples.
     first, second = np.split(np.asarray(start), [3])
     first, second = first + PRIOR, second.reshape(3, -1)[:, :4] + PRIOR * IRIS.mean(axis=0)
-    bound, free = problem.maximise(start), problem.model.replace(mean=problem.model.mean)
+    bound, free = maximised(problem, start), problem.model.replace(mean=problem.model.mean)
     np.testing.assert_allclose(bound.means, second / first[:, None], rtol=1e-12)
     object.__setattr__(free, "_bound", lambda covariance, least, most: covariance)
-    np.testing.assert_allclose(bound.covariance, free.maximise(start).covariance, rtol=1e-9)
+    unbound = jax.jit(free.maximise)(start)
+    np.testing.assert_allclose(bound.covariance, unbound.covariance, rtol=1e-9)
     # Without a prior nearly all of them leave the domain.
     bare, _ = problem_of(kind)
-    lost = jax.vmap(lambda s: bare.natural(bare.maximise(s)))(start[None] + noise)
+    lost = naturals(bare, start[None] + noise)
     assert np.mean(np.isnan(lost).any(axis=1)) > 0.9
 
 
@@ -187,8 +207,8 @@ def test_one_coordinate_may_have_one_axis() -> None:
     column = latent.make_estimation(latent.GaussianMixture(2), IRIS[:, 2:3], one)
     np.testing.assert_array_equal(flat.init(jax.random.key(1)), column.init(jax.random.key(1)))
     theta = Mixture(jnp.full(2, 0.5), jnp.array([[1.5], [5.0]]), jnp.ones((1, 1)))
-    end = fit(flat, flat.client_statistics(flat.natural(theta)).mean(axis=0), 100)
-    found = latent.Fitted(flat.model, flat.maximise(end), 0, 0.0, True, 1)
+    end = fit(flat, statistics_of(flat, theta), 100)
+    found = latent.Fitted(flat.model, maximised(flat, end), 0, 0.0, True, 1)
     assert found.covariances_.shape == (1, 1)
     np.testing.assert_array_equal(
         found.score_samples(IRIS[:, 2]), found.score_samples(IRIS[:, 2:3])
@@ -201,7 +221,7 @@ def test_k_means_plus_plus_draws_by_squared_distances() -> None:
     """Of the points 0, 1 and 3 with equal weights, the second is drawn in proportion to d^2."""
     points, weight = jnp.array([[0.0], [1.0], [3.0]]), jnp.full(3, 1 / 3)
     draws = 4000
-    drawn = jax.vmap(lambda key: mixtures.spread_examples(key, points, weight, 2))(
+    drawn = jax.jit(jax.vmap(lambda key: mixtures.spread_examples(key, points, weight, 2)))(
         jax.random.split(jax.random.key(0), draws)
     )[..., 0]
     expected = {(0, 1): 1 / 10, (0, 3): 9 / 10, (1, 0): 1 / 5, (1, 3): 4 / 5, (3, 0): 9 / 13}
@@ -226,15 +246,15 @@ def test_factor_analysis_is_rubin_and_thayers() -> None:
     expected = sample @ beta.T @ np.linalg.inv(second)
     problem = latent.make_estimation(latent.FactorAnalysis(2), IRIS, CLIENTS)
     theta = factor_analysis.Factors(jnp.asarray(loadings), jnp.asarray(noise))
-    start = problem.client_statistics(problem.natural(theta)).mean(axis=0)
-    found = problem.maximise(start)
+    found = maximised(problem, statistics_of(problem, theta))
     np.testing.assert_allclose(found.loadings, expected, rtol=1e-9)
     np.testing.assert_allclose(
         found.noise, np.diag(sample - expected @ beta @ sample), rtol=1e-9, atol=1e-12
     )
     y = random.normal(size=(150, 1)) * random.uniform(1, 2, 6) + random.normal(size=(150, 6))
     problem = latent.make_estimation(latent.FactorAnalysis(1), y, CLIENTS)
-    end = problem.maximise(fit(problem, problem.init(jax.random.key(0)), 300))
+    start = jax.jit(problem.init)(jax.random.key(0))
+    end = maximised(problem, fit(problem, start, 300))
     ours = latent.Fitted(problem.model, end, 0, 0.0, True, 1)
     reference = ReferenceFactors(1, tol=1e-8, max_iter=3000, svd_method="lapack").fit(y)
     assert ours.score(y) == pytest.approx(reference.score(y), rel=1e-6)
@@ -242,8 +262,7 @@ def test_factor_analysis_is_rubin_and_thayers() -> None:
     # 6 loadings, 6 means and 6 variances.
     assert ours.bic(y) == pytest.approx(18 * np.log(150) - 300 * ours.score(y))
     wild = random.normal(size=(20, 7)) * 9
-    natural = jax.vmap(lambda s: problem.natural(problem.maximise(s)))(wild)
-    assert np.isfinite(natural).all()
+    assert np.isfinite(naturals(problem, wild)).all()
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,36 @@ def problem_of(kind: str, seed: int = 0, **options: Any) -> latent.Estimation:
     return latent.make_estimation(model, cells(family), whole, **options)
 
 
+# Compiled whole, which takes less time than their operations one by one.
+
+
+@jax.jit
+def first_of(problem: Any) -> jax.Array:
+    """Draw the first statistics."""
+    return problem.init(jax.random.key(2))
+
+
+@jax.jit
+def statistics_of(problem: Any, params: Any) -> jax.Array:
+    """Compute the mean expected statistics under parameters."""
+    return problem.client_statistics(problem.natural(params)).mean(axis=0)
+
+
+@jax.jit
+def field_of(problem: Any, statistics: jax.Array) -> jax.Array:
+    return problem.mean_field(statistics)
+
+
+@jax.jit
+def maximised(problem: Any, statistics: jax.Array) -> Any:
+    return problem.maximise(statistics)
+
+
+@jax.jit
+def objective_of(problem: Any, params: Any) -> jax.Array:
+    return problem.objective(params)
+
+
 @jax.jit
 def em_path(problem: Any, start: jax.Array) -> Any:
     """Take 40 steps of EM in the space of statistics and in that of parameters.
@@ -114,7 +144,7 @@ def em_path(problem: Any, start: jax.Array) -> Any:
 def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
     """The objective never increases, and both spaces give the same statistics."""
     problem = problem_of(kind)
-    _, first, (statistics, of_params, objective) = em_path(problem, problem.init(jax.random.key(2)))
+    _, first, (statistics, of_params, objective) = em_path(problem, first_of(problem))
     np.testing.assert_allclose(statistics, of_params, rtol=1e-9, atol=1e-12)
     objective = np.concatenate([[first], objective])
     # The alternating M-steps are exact to 1e-9 of the objective.
@@ -128,12 +158,12 @@ def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
 def test_roots_of_the_field_are_fixed_points_of_em(kind: str) -> None:
     """Where EM has converged the mean field is 0 and another step changes nothing."""
     problem = problem_of(kind)
-    statistics = problem.init(jax.random.key(2))
+    statistics = first_of(problem)
     for _ in range(100):
         statistics = em_path(problem, statistics)[0]
-    assert jnp.linalg.norm(problem.mean_field(statistics)) < 1e-10
-    params = problem.maximise(statistics)
-    again = problem.maximise(problem.client_statistics(problem.natural(params)).mean(axis=0))
+    assert jnp.linalg.norm(field_of(problem, statistics)) < 1e-10
+    params = maximised(problem, statistics)
+    again = maximised(problem, statistics_of(problem, params))
     # U and V are determined up to signs.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(np.abs(a), np.abs(b), rtol=1e-7, atol=1e-9),
@@ -156,9 +186,9 @@ def test_the_field_is_a_preconditioned_gradient(kind: str) -> None:
     B is positive definite if the covariance is fitted, and B s = 0 if it is known.
     """
     problem = problem_of(kind)
-    statistics = problem.init(jax.random.key(2)) * 1.02
+    statistics = first_of(problem) * 1.02
     gradient, matrix = lyapunov_gradient(problem, statistics)
-    field = problem.mean_field(statistics)
+    field = field_of(problem, statistics)
     assert jnp.linalg.norm(field) > 1e-2
     np.testing.assert_allclose(
         gradient, -matrix @ field, rtol=0, atol=1e-9 * float(jnp.linalg.norm(gradient))
@@ -184,7 +214,7 @@ def test_the_gaussian_mixture_agrees_with_scikit_learn() -> None:
         jnp.array([[-1.0, 0], [1, 1], [0, 1.5]]),
         jnp.asarray(COVARIANCE),
     )
-    statistics = problem.client_statistics(problem.natural(start)).mean(axis=0)
+    statistics = statistics_of(problem, start)
     step = jax.jit(
         lambda s: problem.client_statistics(problem.natural(problem.maximise(s))).mean(axis=0)
     )
@@ -208,11 +238,11 @@ def test_the_gaussian_mixture_agrees_with_scikit_learn() -> None:
         ours = statistics
         for _ in range(iterations - 1):
             ours = step(ours)
-        params = problem.maximise(ours)
+        params = maximised(problem, ours)
         np.testing.assert_allclose(params.weights, reference.weights_, rtol=1e-10)
         np.testing.assert_allclose(params.means, reference.means_, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(params.covariance, reference.covariances_, rtol=1e-9)
-        assert float(problem.objective(params)) == pytest.approx(
+        assert float(objective_of(problem, params)) == pytest.approx(
             -reference.score(used) - np.log(2 * np.pi), rel=1e-12
         )
 
@@ -270,9 +300,8 @@ def test_bernoulli_mixture_by_enumeration() -> None:
         )
         return model.penalty(theta) - statistics @ model.natural(theta)
 
-    best = optimize.minimize(
-        surrogate, np.zeros(8), jac=jax.grad(surrogate), method="BFGS", options={"gtol": 1e-9}
-    )
+    both = jax.jit(jax.value_and_grad(surrogate))
+    best = optimize.minimize(both, np.zeros(8), jac=True, method="BFGS", options={"gtol": 1e-9})
     found = model.maximise(statistics)
     np.testing.assert_allclose(found.weights, jax.nn.softmax(best.x[:2]), rtol=1e-6)
     np.testing.assert_allclose(found.means, jax.nn.sigmoid(best.x[2:].reshape(2, 3)), rtol=1e-6)
@@ -290,7 +319,7 @@ def test_weights_of_clients() -> None:
             np.full(3, 1 / 3), np.array([[-1.0, 0], [1, 1], [0, 1.5]]), COVARIANCE
         )
         params = latent.gaussian_mixture.Mixture(*(jnp.asarray(leaf) for leaf in theta))
-        ours = problem.client_statistics(problem.natural(params)).mean(axis=0)
+        ours = statistics_of(problem, params)
         expected_statistics = [mixture.e_step(theta, y[i, : COUNTS[i]]) for i in range(N)]
         losses = [mixture.loss(theta, y[i, : COUNTS[i]]) for i in range(N)]
         expected = (
@@ -299,7 +328,7 @@ def test_weights_of_clients() -> None:
             else np.mean([each.mean(axis=0) for each in expected_statistics], axis=0)
         )
         np.testing.assert_allclose(ours, expected, rtol=1e-12)
-        assert float(problem.objective(params)) == pytest.approx(
+        assert float(objective_of(problem, params)) == pytest.approx(
             np.average(losses, weights=COUNTS if weighting == "pooled" else None), rel=1e-12
         )
         places = jnp.array([3, 0, 0])
