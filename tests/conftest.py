@@ -47,9 +47,14 @@ CACHE = (
     os.environ.get("JAX_COMPILATION_CACHE_DIR")
     or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
 )
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+for name, value in (
+    ("jax_compilation_cache_dir", str(CACHE)),
+    ("jax_persistent_cache_min_compile_time_secs", 0),
+    ("jax_persistent_cache_min_entry_size_bytes", -1),
+):
+    jax.config.update(name, value)
+    # Processes that tests start keep theirs there too.
+    os.environ[name.upper()] = str(value)
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
