@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,22 @@ import fedjax_sim
 from fedjax_sim import Layout, launch
 from fedjax_sim.launch import worker
 from fedjax_sim.launch.jobs import Job
+from fedjax_sim.launch.sweeps import SWITCHES
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from tests.engine.test_division import assert_equal_runs
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 FAVANO = fedjax_sim.SYSTEMS["favano"]
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Set JAX's switches back, which a worker in this process sets for good."""
+    before = {name: getattr(jax.config, name) for name in SWITCHES}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @dataclasses.dataclass
