@@ -24,6 +24,7 @@ from fedjax_sim.engine.compile_meter import COMPILE_EVENT
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.reporting import results
 from fedjax_sim.settings import known_values
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
@@ -55,6 +56,8 @@ for name, value in (
     jax.config.update(name, value)
     # Processes that tests start keep theirs there too.
     os.environ[name.upper()] = str(value)
+# Coarse pictures of results folders take less time.
+results.DPI = 60
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
