@@ -24,6 +24,7 @@ from fedjax_sim.engine.compile_meter import COMPILE_EVENT
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.reporting import results
 from fedjax_sim.settings import known_values
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
@@ -47,9 +48,16 @@ CACHE = (
     os.environ.get("JAX_COMPILATION_CACHE_DIR")
     or Path(tempfile.gettempdir()) / f"fedjax_sim_tests_of_{getpass.getuser()}"
 )
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+for name, value in (
+    ("jax_compilation_cache_dir", str(CACHE)),
+    ("jax_persistent_cache_min_compile_time_secs", 0),
+    ("jax_persistent_cache_min_entry_size_bytes", -1),
+):
+    jax.config.update(name, value)
+    # Processes that tests start keep theirs there too.
+    os.environ[name.upper()] = str(value)
+# Coarse pictures of results folders take less time.
+results.DPI = 60
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")

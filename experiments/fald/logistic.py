@@ -67,7 +67,7 @@ STUDY = Study(
         adaptation=500,
         local_steps=(1, 2, 5, 10, 20, 50),
     ),
-    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=200, adaptation=100, local_steps=(1, 50)),
+    smoke=Sizes(seeds=8, burn_in=2, samples=4, draws=100, adaptation=60, local_steps=(1, 50)),
 )
 """Seeds are chains, at least four. The burn-in is a number of samples, the initial model included;
 `draws` and steps of `adaptation` are those of each of the four chains of NUTS."""

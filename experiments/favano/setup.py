@@ -120,7 +120,7 @@ MNIST = Images(
         smoke=Sizes(
             2,
             dataset="digits",
-            time_budget=350.0,
+            time_budget=70.0,
             shared=TINY,
             network=partial(models.MLP, (32,)),
             words="handwritten digits, 20 clients",
@@ -131,7 +131,7 @@ SMALLER = {"num_clients": 20, "num_selected": 4, "buffer_size": 2, "batch_size":
 SMALL_CNN = Sizes(
     1,
     dataset="digits",
-    time_budget=100.0,
+    time_budget=70.0,
     shared=TINY,
     network=models.SmallCNN,
     words="handwritten digits, 20 clients, a small CNN",

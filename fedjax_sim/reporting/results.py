@@ -39,6 +39,8 @@ UNFINISHED, ENDED = Path("checkpoint/run.json"), Path("checkpoint/ended.json")
 """What must be equal for a later run to resume this one, while it is unfinished and afterwards."""
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
 """Coordinates against which curves are drawn, by the name that users give them."""
+DPI = 160
+"""Pixels of an inch of a picture."""
 LEAST_FREE_BYTES = 2**24
 
 
@@ -249,7 +251,7 @@ class Folder:
           name: Name of the file.
           figure: A matplotlib figure.
         """
-        self._put(name, lambda path: figure.savefig(path, dpi=160, format="png"))
+        self._put(name, lambda path: figure.savefig(path, dpi=DPI, format="png"))
 
     def finish(
         self, config: Mapping[str, Any], summary: Mapping[str, Any], *, can_go_on: bool = False

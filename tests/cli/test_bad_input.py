@@ -395,24 +395,25 @@ CASES = {
 if Path("/proc/self").exists():
     words = ["run", "fedavg", "--seeds", "1", "--out", "/proc/out"]
     CASES["a folder that cannot be made"] = (words, ["results folder", "/proc/out", "written"])
-IN_A_NEW_PROCESS = ("unknown command", "unknown flag", "a folder in use")
-"""Cases that are called as a user does; others are forked from one process that imported JAX."""
-FORKING = """
+IN_A_NEW_PROCESS = ("unknown command", "a process too many", "a folder in use")
+"""Cases that are called as a user does; others are answered by one process that imported JAX."""
+ANSWERING = """
 import json, os, sys
 import sklearn.datasets, sklearn.model_selection
 import fedjax_sim.cli.listing, fedjax_sim.cli.schedules, fedjax_sim.cli.training
 from fedjax_sim.cli import main
 for line in sys.stdin:
-    words, folder, out, err = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        for number, path in ((1, out), (2, err)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-        code = main(words)
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)  # Clearing up all of JAX would take most of the time.
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    words, folder, *paths = json.loads(line)
+    os.chdir(folder)
+    before = os.dup(1), os.dup(2)
+    for number, path in enumerate(paths, 1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number), os.close(file)
+    code = main(words)
+    sys.stdout.flush(), sys.stderr.flush()
+    for number, file in enumerate(before, 1):
+        os.dup2(file, number), os.close(file)
+    print(code, flush=True)
 """
 
 
@@ -425,8 +426,8 @@ def environment(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def forking(environment):
-    command = [sys.executable, "-c", FORKING]
+def answering(environment):
+    command = [sys.executable, "-c", ANSWERING]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         yield process
@@ -479,11 +480,11 @@ def listing(folder):
     }
 
 
-def call_forked(words, folder, forking, said):
-    """Run words in a fork of the process that imported JAX: exit code, output and errors."""
+def ask(words, folder, answering, said):
+    """Run words in the process that imported JAX: exit code, output and errors."""
     paths = [said / kind for kind in ("out", "err")]
-    print(json.dumps([words, str(folder), *map(str, paths)]), file=forking.stdin, flush=True)
-    return int(forking.stdout.readline()), *(path.read_text() for path in paths)
+    print(json.dumps([words, str(folder), *map(str, paths)]), file=answering.stdin, flush=True)
+    return int(answering.stdout.readline()), *(path.read_text() for path in paths)
 
 
 def assert_one_sentence(code, out, err, named):
@@ -496,7 +497,7 @@ def assert_one_sentence(code, out, err, named):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_gets_one_sentence(name, folder, environment, forking, tmp_path_factory):
+def test_bad_input_gets_one_sentence(name, folder, environment, answering, tmp_path_factory):
     words, named = CASES[name]
     before = listing(folder)
     if name in IN_A_NEW_PROCESS:
@@ -509,12 +510,12 @@ def test_bad_input_gets_one_sentence(name, folder, environment, forking, tmp_pat
         )
         code, out, err = done.returncode, done.stdout, done.stderr
     else:
-        code, out, err = call_forked(words, folder, forking, tmp_path_factory.mktemp("said"))
+        code, out, err = ask(words, folder, answering, tmp_path_factory.mktemp("said"))
     assert_one_sentence(code, out, err, named)
     assert listing(folder) == before
 
 
-def test_bad_words_get_one_sentence(tmp_path, forking, tmp_path_factory):
+def test_bad_words_get_one_sentence(tmp_path, answering, tmp_path_factory):
     lines = (Path(__file__).parent / "bad_words.txt").read_text().splitlines()
     lines = [line for line in lines if line and not line.startswith("#")]
     assert len(lines) >= 120
@@ -522,7 +523,7 @@ def test_bad_words_get_one_sentence(tmp_path, forking, tmp_path_factory):
     for line in lines:
         words, _, named = line.partition(" => ")
         said = tmp_path_factory.mktemp("said")
-        answer = call_forked(shlex.split(words), tmp_path, forking, said)
+        answer = ask(shlex.split(words), tmp_path, answering, said)
         try:
             assert_one_sentence(*answer, named.split(" & "))
         except AssertionError:

@@ -65,18 +65,3 @@ def test_a_sweep_becomes_a_figure(scope: Any) -> None:
     assert len(scope["last"]) == 8 * 5 * 3
     assert len(scope["axes"].get_lines()) >= 3
     assert Path("rates.png").stat().st_size > 10_000
-
-
-@pytest.mark.filterwarnings("ignore")  # of the notebook's packages
-def test_a_notebook_shows_progress() -> None:
-    """Executed headless; the line under the cell is that of the last evaluation."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(EXAMPLES / "progress.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    (shown,) = cells[1].outputs
-    line = shown["data"]["text/plain"]
-    assert line.startswith("fedavg: 25 of 25 evaluations, ")
-    assert "ticks/s, virtual time" in line and line.endswith("about 0 s left")
-    assert "0.3" in cells[2].outputs[0]["data"]["text/plain"]
-    assert len("".join(cell.source for cell in cells).splitlines()) <= MOST_LINES

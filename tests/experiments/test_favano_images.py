@@ -9,7 +9,9 @@ import pytest
 from tests.experiments.running import claims, run
 
 
+@pytest.mark.slow
 def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
+    """Six methods on a convolutional network. What draws and judges is run on Table 2 too."""
     done = run("favano/fig3a", "--smoke", "--out", "fig3a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = claims(tmp_path / "fig3a")
@@ -20,17 +22,6 @@ def test_fig3a_runs_and_fig6_draws_from_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "fig6").glob("*.png"))) == 9
     assert json.loads((tmp_path / "fig6" / "config.json").read_text())["smoke"] is True
-    # Another column than the one that was run, and another number of seeds.
-    for name, arguments, word in (
-        ("favano/fig3b", [], "IID"),
-        ("favano/fig6", ["--seeds", "7"], "seeds is 7"),
-    ):
-        done = run(name, "--results", "fig3a", *arguments, "--out", "none", cwd=tmp_path)
-        assert (
-            done.returncode == 2
-            and word in done.stderr
-            and len(done.stderr.strip().splitlines()) == 1
-        )
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """FAVANO's experiments on MNIST in their smoke sizes, as a user calls them, in an empty folder."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,34 @@ def test_figures_draw_from_the_table_or_run_alone(
         assert (
             claims(tmp_path / "run")["favano-9"]["measured"]
             == claims(tmp_path / "drawn")["favano-9"]["measured"]
+        )
+
+
+def test_figures_of_other_images_draw_from_any_folder_with_their_runs(
+    table2: Path, tmp_path: Path
+) -> None:
+    """Fig. 3a draws and judges from the table, and Fig. 6 from the folder of Fig. 3a."""
+    for name, earlier, pictures in (
+        ("favano/fig3a", str(table2), 1),
+        ("favano/fig6", "fig3a", 9),
+    ):
+        out = tmp_path / name.removeprefix("favano/")
+        done = run(name, "--results", earlier, "--out", out.name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert len(list(out.glob("*.png"))) == pictures
+        found = claims(out)
+        assert set(found) == {"favano-13"} and found["favano-13"]["verdict"] == "not run"
+        assert json.loads((out / "config.json").read_text())["smoke"] is True
+    # Another column than the one that was drawn, and another number of seeds.
+    for name, arguments, word in (
+        ("favano/fig3b", [], "IID"),
+        ("favano/fig6", ["--seeds", "7"], "seeds is 7"),
+    ):
+        done = run(name, "--results", "fig3a", *arguments, "--out", "none", cwd=tmp_path)
+        assert (
+            done.returncode == 2
+            and word in done.stderr
+            and len(done.stderr.strip().splitlines()) == 1
         )
 
 

@@ -45,12 +45,13 @@ def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture
 
 def test_the_command_line_in_a_process(tmp_path: Path) -> None:
     """Called outside of the repository: it runs, writes its folder, and names what is misspelt."""
-    done = run_process("run", "fald/privacy", "--smoke", "--out", "out", cwd=tmp_path)
+    done = run_process("run", "fald/bounds", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(claims(tmp_path / "out")) == {"fald-16"} and "| fald-16 " in done.stdout
+    assert set(claims(tmp_path / "out")) == {"fald-3", "fald-4", "fald-5"}
+    assert "| fald-3 " in done.stdout
     assert done.stdout.endswith("written to out\n")
-    done = run_process("run", "fald/privac", cwd=tmp_path)
-    assert done.returncode == 2 and "fald/privacy" in done.stderr
+    done = run_process("run", "fald/bound", cwd=tmp_path)
+    assert done.returncode == 2 and "fald/bounds" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import fedjax_sim
 from fedjax_sim import Layout, launch
 from fedjax_sim.launch import worker
 from fedjax_sim.launch.jobs import Job
+from fedjax_sim.launch.sweeps import SWITCHES
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from tests.engine.test_division import assert_equal_runs
@@ -22,44 +23,13 @@ ROOT = Path(fedjax_sim.__file__).parents[1]
 FAVANO = fedjax_sim.SYSTEMS["favano"]
 
 
-def test_a_launched_sweep_returns_what_the_sweep_returns(
-    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In 64 bits, as here, with a problem that is a function of this test."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    centers = np.arange(21.0).reshape(7, 3)
-    options: dict[str, Any] = {
-        "seeds": [4, 1],
-        "settings": {"lr": [0.1, 0.2, 0.3]},
-        "num_ticks": 6,
-        "num_evals": 3,
-        "layout": Layout(slots_at_once=4, lanes_at_once=False, client_devices=1),
-        "keep_models": True,
-        "start": np.full(3, 0.5),
-        "on_evaluation": lambda progress: [seed == 1 for seed in progress.seeds],
-    }
-    given: dict[str, Any] = {"folder": tmp_path / "study", "parts": 2, "progress": False}
-
-    def problem(seed: int) -> Quadratic:
-        return Quadratic.of(centers + seed, noise=0.1)
-
-    with jax.enable_x64(True):
-        whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
-        run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
-        again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
-        longer = options | {"num_ticks": 10}
-        further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **given, resume=True)
-        with pytest.raises(ConfigError, match="num_ticks is 6, but must be at least 10, as in "):
-            launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
-        whole_longer = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **longer | {"num_evals": 5})
-    assert run.models.dtype == np.float64
-    assert (run.samples[:, 0] == 0.5).all()
-    assert run.curves.stopped_at.values.tolist() == [[-1, 1]] * 3
-    assert_equal_runs(run, whole)
-    assert_equal_runs(again, whole)
-    assert_equal_runs(further, whole_longer)
-    with pytest.raises(ConfigError, match="new or empty, or else resumed"):
-        launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Set JAX's switches back, which a worker in this process sets for good."""
+    before = {name: getattr(jax.config, name) for name in SWITCHES}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @dataclasses.dataclass
@@ -83,6 +53,50 @@ class Here:
 
     def count(self) -> int:
         return self.usual
+
+
+def test_a_launched_sweep_returns_what_the_sweep_returns(
+    small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 64 bits, as here, with a problem that is a function of this test.
+
+    The parts are other processes, and go on to a longer budget in this one.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    centers = np.arange(21.0).reshape(7, 3)
+    options: dict[str, Any] = {
+        "seeds": [4, 1],
+        "settings": {"lr": [0.1, 0.2, 0.3]},
+        "num_ticks": 6,
+        "num_evals": 3,
+        "layout": Layout(slots_at_once=4, lanes_at_once=False, client_devices=1, lane_devices=1),
+        "keep_models": True,
+        "start": np.full(3, 0.5),
+        "on_evaluation": lambda progress: [seed == 1 for seed in progress.seeds],
+    }
+    given: dict[str, Any] = {"folder": tmp_path / "study", "parts": 2, "progress": False}
+
+    def problem(seed: int) -> Quadratic:
+        return Quadratic.of(centers + seed, noise=0.1)
+
+    with jax.enable_x64(True):
+        whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
+        run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
+        again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
+        longer = options | {"num_ticks": 10}
+        here: dict[str, Any] = given | {"launcher": Here(2), "resume": True}
+        further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **here)
+        with pytest.raises(ConfigError, match="num_ticks is 6, but must be at least 10, as in "):
+            launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
+        whole_longer = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **longer | {"num_evals": 5})
+    assert run.models.dtype == np.float64
+    assert (run.samples[:, 0] == 0.5).all()
+    assert run.curves.stopped_at.values.tolist() == [[-1, 1]] * 3
+    assert_equal_runs(run, whole)
+    assert_equal_runs(again, whole)
+    assert_equal_runs(further, whole_longer)
+    with pytest.raises(ConfigError, match="new or empty, or else resumed"):
+        launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
 
 
 def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> None:

@@ -214,35 +214,6 @@ def test_a_refused_run_leaves_no_folder(
     assert not (tmp_path / "out").exists()
 
 
-def test_parts_that_failed_are_named_and_run_again(
-    whole: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """First no part finds its device. Then one is run alone as the message says, then the rest.
-
-    Parts are processes with other numbers of devices than here.
-    """
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
-    command = ["run", *STUDY, "--parts", "2", "--out", str(tmp_path / "out")]
-    assert main(command) == 1
-    error = capfd.readouterr().err.splitlines()
-    assert error[0].startswith("part ") and error[0].endswith("of 2 have ended)")
-    assert "part 0/2 failed with exit code 1 (" in error[-1] and "nonsense" in error[-1]
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    alone = shlex.split(error[-1].partition("--resume runs all that is unfinished, part 0/2: ")[2])
-    assert subprocess.run(alone, capture_output=True).returncode == 0
-    assert main(command) == 2
-    assert "unless an unfinished run in it is resumed" in capfd.readouterr().err
-    assert main([*command, "--resume"]) == 0
-    printed = capfd.readouterr()
-    assert "favano lr=0.3" in printed.out
-    assert printed.err.startswith("part 1/2 is done") and "(1 of 1 have ended)" in printed.err
-    assert_equal_folders(tmp_path / "out", whole)
-
-
 @dataclasses.dataclass
 class Here:
     """A launcher that runs jobs in this process, which has the programs compiled already."""
@@ -262,6 +233,36 @@ class Here:
 
     def count(self) -> int:
         return 2
+
+
+def test_parts_that_failed_are_named_and_run_again(
+    whole: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First no part finds its device. Then one is run alone as the message says, then the rest.
+
+    That one is a process with another number of devices than here; the rest runs in this process.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
+    command = ["run", *STUDY, "--parts", "2", "--out", str(tmp_path / "out")]
+    assert main(command) == 1
+    error = capfd.readouterr().err.splitlines()
+    assert error[0].startswith("part ") and error[0].endswith("of 2 have ended)")
+    assert "part 0/2 failed with exit code 1 (" in error[-1] and "nonsense" in error[-1]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    alone = shlex.split(error[-1].partition("--resume runs all that is unfinished, part 0/2: ")[2])
+    assert subprocess.run(alone, capture_output=True).returncode == 0
+    assert main(command) == 2
+    assert "unless an unfinished run in it is resumed" in capfd.readouterr().err
+    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    assert main([*command, "--resume"]) == 0
+    printed = capfd.readouterr()
+    assert "favano lr=0.3" in printed.out
+    assert printed.err.startswith("part 1/2 is done") and "(1 of 1 have ended)" in printed.err
+    assert_equal_folders(tmp_path / "out", whole)
 
 
 def test_a_launched_study_goes_on_to_a_longer_budget(

@@ -486,7 +486,10 @@ def stationary(taken: Round) -> Gaussian:
         "...c,...cik,...cjl->...ijkl", taken.weights, taken.powers, taken.powers, optimize=True
     )
     carried = carried.reshape(*carried.shape[:-4], dim**2, dim**2)
-    growth = np.abs(np.linalg.eigvals(carried)).max() if np.isfinite(carried).all() else np.inf
+    # Without excess `carried` is the Kronecker square of the transition, so a small matrix will do.
+    grows, degree = (transition, 2) if excess == 0 else (carried, 1)
+    is_finite = np.isfinite(carried).all()
+    growth = np.abs(np.linalg.eigvals(grows)).max() ** degree if is_finite else np.inf
     if growth >= 1:
         raise ValueError(
             f"step_size makes a round multiply second moments by {growth:.4g}, but must be so "
