@@ -3,7 +3,10 @@
 Some follow from the derivations of its specification.
 """
 
-from experiments.harness import Claims, Criterion
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.harness import Claims, Criterion, Ruling, Verdict
 
 FAR, LEAST_CHAINS = 5.0, 100
 """Standard errors that the largest of many deviations of chains from their exact laws may have, and
@@ -251,3 +254,13 @@ CLAIMS = Claims(
 """By number."""
 
 verdict = CLAIMS.verdict
+
+Found = Mapping[str, Any]
+"""The numbers by which a claim is judged, as its verdict stores them."""
+
+
+def of_chains(number: int, found: Found, ruling: Ruling | bool, why: str) -> Verdict:
+    """Give the verdict on a claim about chains; it is undecided if they are too few."""
+    judged, num = verdict(number, found, ruling, why), found["chains"]
+    few = f"not judged: {num} chains are too few; "
+    return judged if num >= LEAST_CHAINS else judged.undecided(few)

@@ -89,9 +89,12 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
     assert gaussian.largest(1.0, 3.0, 2.0) == 3
 
 
-@pytest.mark.parametrize("judge", [laws.judge_noise, laws.judge_alone])
+@pytest.mark.parametrize(
+    ("measure", "judge"),
+    [(laws.measure_noise, laws.judge_noise), (laws.measure_alone, laws.judge_alone)],
+)
 def test_increments_that_are_no_numbers_are_no_evidence(
-    monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any], judge: Callable[..., Any]
 ) -> None:
     """One chain that is not a number, after the first of the cases, is enough."""
     sizes, sweep = Sizes(seeds=100), fedjax_sim.sweep
@@ -113,9 +116,9 @@ def test_increments_that_are_no_numbers_are_no_evidence(
             if getattr(ran, name) is not None
         }
 
-    assert judge(sizes).holds
+    assert judge(measure(sizes)).holds
     monkeypatch.setattr(fedjax_sim, "sweep", spoiled)
-    assert judge(sizes).holds is False
+    assert judge(measure(sizes)).holds is False
 
 
 def test_deviations_of_a_mixture() -> None:
