@@ -55,7 +55,7 @@ def test_smoke_run(study: Callable[[Arguments], Outcome]) -> None:
 
 def test_one_client_without_compression_is_spider_em() -> None:
     """The part of the slow smoke run that repeats how the package draws mini-batches."""
-    assert theory.spider_claim(loops=2, inner=4).verdict == HOLDS
+    assert theory.judge_spider(theory.measure_spider(loops=2, inner=4)).verdict == HOLDS
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
