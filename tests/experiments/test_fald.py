@@ -197,8 +197,8 @@ def test_a_floor_that_falls_with_one_step_changes_too(last: float) -> None:
     """Claim 6 asks for no change with one local step, neither up nor down."""
     rising, flat = [1.0, 1.1, 1.2], [1.0, 1.0, 1.0]
     floors = {
-        "unequal": {1: [1.0, 1.0, last], 10: rising, 100: rising},
-        "equal": {1: flat, 10: flat, 100: flat},
+        "unequal": {"1": [1.0, 1.0, last], "10": rising, "100": rising},
+        "equal": {"1": flat, "10": flat, "100": flat},
     }
     parts = unequal.parts_by_floors(floors)
     assert parts["no change with K = 1"] is (last == 1.0)
