@@ -259,8 +259,18 @@ Found = Mapping[str, Any]
 """The numbers by which a claim is judged, as its verdict stores them."""
 
 
-def of_chains(number: int, found: Found, ruling: Ruling | bool, why: str) -> Verdict:
-    """Give the verdict on a claim about chains; it is undecided if they are too few."""
-    judged, num = verdict(number, found, ruling, why), found["chains"]
+def of_chains(
+    number: int, found: Found, ruling: Ruling | bool, why: str, name: str = "chains"
+) -> Verdict:
+    """Give the verdict on a claim about chains; it is undecided if they are too few.
+
+    Args:
+      number: The claim's number.
+      found: The numbers by which it is judged.
+      ruling: The ruling if there are enough chains.
+      why: The numbers behind it in a sentence.
+      name: Where `found` has the number of chains.
+    """
+    judged, num = verdict(number, found, ruling, why), found[name]
     few = f"not judged: {num} chains are too few; "
     return judged if num >= LEAST_CHAINS else judged.undecided(few)

@@ -14,7 +14,7 @@ import fedjax_sim
 from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws, unequal
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
-from experiments.harness import Arguments, Sizes
+from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -168,7 +168,11 @@ def test_verdict_on_floors() -> None:
     clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     ran = follow(clients, sizes)
     late = fig2.late_distances(clients, sizes, ran)
-    judged = fig2.judge(clients, sizes, ran, late)
+
+    def judge(ran: dict[str, gaussian.Repeated], sizes: Sizes = sizes) -> Verdict:
+        return fig2.judge(fig2.measure(clients, sizes, ran, late))
+
+    judged = judge(ran)
     assert judged.holds and max(judged.measured["standard errors off"].values()) > 0.5
     # At small steps the chains are far from their floor, and follow the exact law all the same.
     assert late.exact["a"][-1] > 20 * judged.measured["exact"]["a"][-1]
@@ -180,16 +184,11 @@ def test_verdict_on_floors() -> None:
             Gaussian(law.mean + 0.01, law.covariance),
         ):
             other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
-            assert fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
+            assert judge(ran | {panel: other}).holds is False
         second = np.concatenate([ran[panel].distance, np.full_like(ran[panel].distance, np.nan)])
-        assert (
-            fig2.judge(
-                clients, sizes, ran | {panel: ran[panel]._replace(distance=second)}, late
-            ).holds
-            is False
-        )
-    assert fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
-    assert fig2.judge(clients, sizes.replace(seeds=99), ran, late).holds is None
+        assert judge(ran | {panel: ran[panel]._replace(distance=second)}).holds is False
+    assert judge({"b": ran["b"]}).holds is None
+    assert judge(ran, sizes.replace(seeds=99)).holds is None
 
 
 @pytest.mark.parametrize("last", [1.0, 1.5, 0.5, np.nan])
@@ -214,9 +213,13 @@ def test_verdict_on_floors_with_unequal_hessians() -> None:
     ]
     own, other = (follow(each, sizes) for each in clients)
     late = fig2.late_distances(clients[0], sizes, own)
-    assert fig2_unequal.judge(clients[0], sizes, own, late).holds
-    assert fig2_unequal.judge(clients[0], sizes, own | {"a": other["a"]}, late).holds is False
-    assert fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
+
+    def judge(ran: dict[str, gaussian.Repeated]) -> Verdict:
+        return fig2_unequal.judge(fig2_unequal.measure(clients[0], sizes, ran, late))
+
+    assert judge(own).holds
+    assert judge(own | {"a": other["a"]}).holds is False
+    assert judge({"b": own["b"]}).holds is None
 
 
 def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.Repeated]:
@@ -316,7 +319,7 @@ def test_verdict_on_rounds_saved() -> None:
     )
 
     def judged(**changes: Any) -> Any:
-        return fig1.judge(good._replace(**changes), smoke=False)[0]
+        return fig1.judge(fig1.measure(good._replace(**changes)))
 
     assert judged().holds and judged().measured["gain"] == {
         kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")
@@ -348,7 +351,6 @@ def test_verdict_on_rounds_saved() -> None:
         judged(ran=good.ran | {100: one._replace(first=one.first._replace(law=law))}).holds is False
     )
     assert judged(sizes=sizes.replace(seeds=99)).holds is None
-    assert fig1.judge(good, smoke=True)[0].holds is None
 
 
 def test_sets_of_chains_share_nothing() -> None:
