@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -444,22 +444,30 @@ def made_up(
     return images.ImageRuns(curves, chosen, config)
 
 
+def worst_of(ran: images.ImageRuns, prefixes: Sequence[str]) -> Verdict:
+    return images.judged(ran, prefixes)[0]
+
+
+def best_of(ran: images.ImageRuns, prefixes: Sequence[str]) -> Verdict:
+    return images.judged(ran, prefixes)[1]
+
+
 def test_verdict_on_the_worst_number_of_local_steps() -> None:
     """K = 1 has to be worst in every panel beyond doubt, except for the ECE of one panel."""
-    worst = images.judge_worst(made_up(), BOTH)
+    worst = worst_of(made_up(), BOTH)
     assert worst.holds and set(worst.measured["worst"].values()) == {1}
     for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
-        assert images.judge_worst(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
-        assert images.judge_worst(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
+        assert worst_of(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
+        assert worst_of(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
     close = ORDINARY | {1: (0.85, 0.20, 0.15)}
-    assert images.judge_worst(made_up(close), BOTH).holds is None
+    assert worst_of(made_up(close), BOTH).holds is None
     free = made_up()
     leaf = free.curves["fashion_mnist, K = 1"]["warm_ece"]
     free.curves["fashion_mnist, K = 1"]["warm_ece"] = leaf - 0.15
-    assert images.judge_worst(free, BOTH).holds
+    assert worst_of(free, BOTH).holds
     leaf = free.curves["fashion_mnist, K = 1"]["ece"]
     free.curves["fashion_mnist, K = 1"]["ece"] = leaf - 0.15
-    assert images.judge_worst(free, BOTH).holds is False
+    assert worst_of(free, BOTH).holds is False
 
 
 def test_verdict_on_the_best_number_of_local_steps() -> None:
@@ -467,7 +475,7 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
 
     The claim fails if the best K observed do not differ.
     """
-    best = images.judge_best(made_up(), BOTH)
+    best = best_of(made_up(), BOTH)
     assert best.holds
     assert [best.measured["best"][f"mnist, {metric}"] for metric in images.METRICS] == [
         10,
@@ -478,11 +486,11 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     assert ("mnist, brier", "mnist, ece") in best.measured["differ"]["metric"]
     alike = {("mnist, accuracy", "mnist, brier"), ("mnist, ece", "mnist, ece, warm-up")}
     assert not alike & set(itertools.chain.from_iterable(best.measured["differ"].values()))
-    assert images.judge_best(made_up(warm=ORDINARY, noise=0.0), BOTH).holds is False
+    assert best_of(made_up(warm=ORDINARY, noise=0.0), BOTH).holds is False
     same: Ends = {1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.10), 100: (0.85, 0.20, 0.15)}
     turned: Ends = {1: (0.80, 0.30, 0.20), 10: (0.85, 0.20, 0.15), 100: (0.90, 0.10, 0.10)}
-    assert images.judge_best(made_up(same, turned, noise=0.0), BOTH).holds is False
-    assert images.judge_best(made_up(noise=0.05), BOTH).holds is None
+    assert best_of(made_up(same, turned, noise=0.0), BOTH).holds is False
+    assert best_of(made_up(noise=0.05), BOTH).holds is None
 
 
 def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
@@ -497,10 +505,10 @@ def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
         for curves in study.curves.values():
             for leaf in curves.data_vars.values():
                 leaf.values[0, :, -1] += 1e-3 * random.normal(size=5)
-        assert images.judge_best(study, BOTH).holds is not True
+        assert best_of(study, BOTH).holds is not True
 
 
-@pytest.mark.parametrize("judge", [images.judge_worst, images.judge_best])
+@pytest.mark.parametrize("judge", [worst_of, best_of])
 def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
     assert judge(made_up(), ("",)).holds is None
     assert judge(made_up(seeds=4), BOTH).holds is None
@@ -509,7 +517,7 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
         in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"}), BOTH).why
     )
     one = judge(made_up(data=("mnist",)), BOTH).holds
-    assert one is (None if judge is images.judge_worst else True)
+    assert one is (None if judge is worst_of else True)
     diverged = {1: (np.nan, np.nan, np.nan)}
     assert judge(made_up(ORDINARY | diverged, WARM | diverged), BOTH).holds is None
 
