@@ -215,7 +215,7 @@ def of_panels(judged: Verdict) -> Verdict:
     """Leave a verdict on chains undecided if they are too few, or not of all panels."""
     num, ran = judged.measured["chains"], judged.measured["standard errors off"]
     few = f"not judged: {num} chains of {len(ran)} panels are too few; "
-    return judged.undecided(few) if num < LEAST_CHAINS or set(ran) != set(PANELS) else judged
+    return judged if num >= LEAST_CHAINS and set(ran) == set(PANELS) else judged.undecided(few)
 
 
 def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> dict[str, Repeated]:
