@@ -422,11 +422,11 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
 
 def judge_theorems(found: Found) -> Verdict:
     """Judge claim 7."""
-    worst = found[EXACTLY]["largest share"]
+    worst, cases = (found[EXACTLY][name] for name in ("largest share", "cases"))
     shares = [sides[0] / sides[1] for name, sides in found.items() if name != EXACTLY]
     ratio = np.max(shares)
     why = (
-        f"left over right at most {worst:.4f} in {found[EXACTLY]['cases']} exact cases, {ratio:.2f} in "
+        f"left over right at most {worst:.4f} in {cases} exact cases, {ratio:.2f} in "
         f"{len(shares)} with block quantization"
     )
     return verdict(7, found, worst <= 1 and ratio <= 1, why)

@@ -1,7 +1,6 @@
 """Verdicts on FedEM's theory and figures, on committed numbers and with one of them changed.
 
-Nothing is run. Numbers that were not kept of the committed runs are made up. The verdicts on its
-ablations are tried where those on accuracies are.
+Nothing is run. Numbers that were not kept of the committed runs are made up.
 """
 
 from collections.abc import Callable
