@@ -3,7 +3,10 @@
 Some follow from the derivations of its specification.
 """
 
-from experiments.harness import Claims, Criterion
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.harness import Claims, Criterion, Ruling, Verdict
 
 FAR, LEAST_CHAINS = 5.0, 100
 """Standard errors that the largest of many deviations of chains from their exact laws may have, and
@@ -251,3 +254,23 @@ CLAIMS = Claims(
 """By number."""
 
 verdict = CLAIMS.verdict
+
+Found = Mapping[str, Any]
+"""The numbers by which a claim is judged, as its verdict stores them."""
+
+
+def of_chains(
+    number: int, found: Found, ruling: Ruling | bool, why: str, name: str = "chains"
+) -> Verdict:
+    """Give the verdict on a claim about chains; it is undecided if they are too few.
+
+    Args:
+      number: The claim's number.
+      found: The numbers by which it is judged.
+      ruling: The ruling if there are enough chains.
+      why: The numbers behind it in a sentence.
+      name: Where `found` has the number of chains.
+    """
+    judged, num = verdict(number, found, ruling, why), found[name]
+    few = f"not judged: {num} chains are too few; "
+    return judged if num >= LEAST_CHAINS else judged.undecided(few)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.gaussian import (
     ALPHAS,
     Repeated,
@@ -179,54 +179,53 @@ def run_panels(
     return Panels(sizes, clients, ran, mixed, exact, found)
 
 
-def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
+def measure(panels: Panels) -> Found:
+    """Return the rounds of exact laws and chains, and how far chains are off (claim 12).
+
+    Means are taken over the sets that reach the accuracy.
+    """
+    exact, chains = (
+        {
+            alpha: {f"{k}": value for k, value in by_steps.items()}
+            for alpha, by_steps in found.items()
+        }
+        for found in (panels.exact, panels.found)
+    )
+    means = {
+        alpha: {k: mean_of_finite(values) for k, values in by_steps.items()}
+        for alpha, by_steps in chains.items()
+    }
+    rounds: dict[str, Any] = {"exact": exact, "chains": means}
+    return {
+        "gain": {
+            kind: {alpha: by_steps["100"] / by_steps["3000"] for alpha, by_steps in each.items()}
+            for kind, each in rounds.items()
+        },
+        "rounds": rounds,
+        "chains' rounds": chains,
+        "standard errors off": largest_deviation(panels),
+        "chains": panels.sizes.seeds,
+        "reduced": panels.sizes.words,
+    }
+
+
+def judge(found: Found) -> Verdict:
     """Judge claim 12 on the exact laws and on the chains.
 
-    The chains have to follow the exact laws, and most sets have to reach the accuracy. Means are
-    taken over the sets that reach it.
+    The chains have to follow the exact laws, and most sets have to reach the accuracy.
     """
-    if smoke:
-        return [
-            verdict(
-                12,
-                {"exact": panels.exact},
-                None,
-                "not judged: a smoke run is too short to reach the accuracy",
-            )
-        ]
-    if panels.sizes.seeds < LEAST_CHAINS:
-        return [
-            verdict(
-                12,
-                {"exact": panels.exact},
-                None,
-                f"not judged: {panels.sizes.seeds} chains are too few",
-            )
-        ]
-    means = {
-        alpha: {k: mean_of_finite(values) for k, values in rounds_by_steps.items()}
-        for alpha, rounds_by_steps in panels.found.items()
-    }
+    far, exact = found["standard errors off"], found["rounds"]["exact"].values()
     arrived = min(
-        float(np.isfinite(rounds_by_steps[k]).mean())
-        for rounds_by_steps in panels.found.values()
-        for k in (100, 3000)
+        float(np.isfinite(by_steps[k]).mean())
+        for by_steps in found["chains' rounds"].values()
+        for k in ("100", "3000")
     )
-    far = largest_deviation(panels)
-    rounds = {"exact": panels.exact, "chains": means}
-    gains = {
-        kind: {
-            alpha: rounds_by_steps[100] / rounds_by_steps[3000]
-            for alpha, rounds_by_steps in each.items()
-        }
-        for kind, each in rounds.items()
-    }
     has_optimum = all(
-        min(by_steps[1000], by_steps[10_000]) > by_steps[3000] for by_steps in panels.exact.values()
+        np.min([by_steps["1000"], by_steps["10000"]]) > by_steps["3000"] for by_steps in exact
     )
-    still_falls = all(by_steps[10_000] <= by_steps[3000] for by_steps in panels.exact.values())
-    highest = {kind: max(each.values()) for kind, each in gains.items()}
-    lowest = {kind: min(each.values()) for kind, each in gains.items()}
+    still_falls = all(by_steps["10000"] <= by_steps["3000"] for by_steps in exact)
+    highest = {kind: np.max([*each.values()]) for kind, each in found["gain"].items()}
+    lowest = {kind: np.min([*each.values()]) for kind, each in found["gain"].items()}
     marks = CLAIMS[12].criterion
     parts = {
         "about 30 times fewer rounds": marks.least
@@ -245,19 +244,7 @@ def judge(panels: Panels, *, smoke: bool) -> list[Verdict]:
         "standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
-    return [
-        verdict(
-            12,
-            {
-                "gain": gains,
-                "rounds": rounds,
-                "chains' rounds": panels.found,
-                "standard errors off": far,
-            },
-            rule(parts, panels.sizes.words) if follow else False,
-            why,
-        )
-    ]
+    return of_chains(12, found, rule(parts, found["reduced"]) if follow else False, why)
 
 
 def largest_deviation(panels: Panels) -> float:
@@ -388,7 +375,13 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
 def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claim."""
     panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, equal_problem)
-    return outcome(panels, judge(panels, smoke=arguments.smoke), "fig1.png")
+    short = "not judged: a smoke run is too short to reach the accuracy"
+    judged = (
+        verdict(12, {"exact": panels.exact}, None, short)
+        if arguments.smoke
+        else judge(measure(panels))
+    )
+    return outcome(panels, [judged], "fig1.png")
 
 
 def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:

@@ -10,7 +10,7 @@ each K, and judges claim 7.
 import numpy as np
 
 from experiments.fald import fig1
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.fald.fig1 import MIXED_STEPS, STEP_SIZE, Panels, largest_deviation
 from experiments.fald.gaussian import floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Study, Verdict, rule
@@ -25,8 +25,8 @@ OTHERS: dict[str, bool | None] = {"one Hessian (not run here)": None}
 """The part of both claims that this experiment leaves open."""
 
 
-def judge(panels: Panels) -> list[Verdict]:
-    """Judge claims 6 and 8."""
+def measure(panels: Panels) -> dict[int, Found]:
+    """Compute floors by alpha and by rho, and how far chains are off, by number of the claim."""
     far, sizes = largest_deviation(panels), panels.sizes
     by_alpha = [
         floor(target, step_size=STEP_SIZE, local_steps=10) for target in panels.clients.values()
@@ -38,42 +38,50 @@ def judge(panels: Panels) -> list[Verdict]:
         )
         for rho in sizes.rhos
     ]
-    first, last = sizes.alphas[0], sizes.alphas[-1]
-    follow = f"chains up to {far:.1f} standard errors from exact laws"
-    rises = (
-        f"K = 10: exact floors {by_alpha[0]:.1e} at alpha = {first:g} to {by_alpha[-1]:.1e} at "
-        f"{last:g}, last distances of chains "
-        f"{late[0]:.1e} to {late[-1]:.1e}; {follow}"
-    )
-    falls = (
-        f"K = {MIXED_STEPS}, alpha = {first:g}: exact floors {by_rho[0]:.2e} at rho = 0 to "
-        f"{by_rho[-1]:.2e} at 1; {follow}"
-    )
-    found = {
-        6: (
-            {"floors": by_alpha, "chains": late, "alphas": sizes.alphas},
-            rule({"unequal Hessians": bool((np.diff(by_alpha) > 0).all()), **OTHERS}),
-            rises,
-        ),
-        8: (
-            {"floors": by_rho, "rhos": sizes.rhos},
-            rule({"unequal Hessians": bool((np.diff(by_rho) < 0).all()), **OTHERS}),
-            falls,
-        ),
+    both = {"alphas": sizes.alphas, "standard errors off": far, "number of chains": sizes.seeds}
+    return {
+        6: {"floors": by_alpha, "chains": late, **both},
+        8: {"floors": by_rho, "rhos": sizes.rhos, **both},
     }
-    if sizes.seeds < LEAST_CHAINS:
-        few = f"not judged: {sizes.seeds} chains are too few; "
-        return [
-            verdict(number, measured, None, few + why)
-            for number, (measured, _, why) in found.items()
-        ]
-    return [
-        verdict(number, measured, ruling if far < CLAIMS[number].criterion.far else False, why)
-        for number, (measured, ruling, why) in found.items()
-    ]
+
+
+def judge_heterogeneity(found: Found) -> Verdict:
+    """Judge claim 6."""
+    floors, late, alphas = found["floors"], found["chains"], found["alphas"]
+    why = (
+        f"K = 10: exact floors {floors[0]:.1e} at alpha = {alphas[0]:g} to {floors[-1]:.1e} at "
+        f"{alphas[-1]:g}, last distances of chains "
+        f"{late[0]:.1e} to {late[-1]:.1e}"
+    )
+    return _judged(6, found, bool((np.diff(floors) > 0).all()), why)
+
+
+def judge_rho(found: Found) -> Verdict:
+    """Judge claim 8."""
+    floors = found["floors"]
+    why = (
+        f"K = {MIXED_STEPS}, alpha = {found['alphas'][0]:g}: exact floors {floors[0]:.2e} at "
+        f"rho = 0 to {floors[-1]:.2e} at 1"
+    )
+    return _judged(8, found, bool((np.diff(floors) < 0).all()), why)
+
+
+def _judged(number: int, found: Found, is_met: bool, why: str) -> Verdict:
+    """Judge a claim of which unequal Hessians are a part; chains have to follow exact laws."""
+    far = found["standard errors off"]
+    ruling = rule({"unequal Hessians": is_met, **OTHERS})
+    return of_chains(
+        number,
+        found,
+        ruling if far < CLAIMS[number].criterion.far else False,
+        f"{why}; chains up to {far:.1f} standard errors from exact laws",
+        "number of chains",
+    )
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claims."""
     panels = fig1.run_panels(STUDY.choose(arguments, least_seeds=3), arguments, unequal_problem)
-    return fig1.outcome(panels, judge(panels), "fig1_unequal.png")
+    found = measure(panels)
+    verdicts = [judge_heterogeneity(found[6]), judge_rho(found[8])]
+    return fig1.outcome(panels, verdicts, "fig1_unequal.png")

@@ -10,13 +10,13 @@ their noise, panels share none. As 300 chains show W2 with an error, everything 
 the first set of 300 is the paper's figure, and all ten give means and standard deviations.
 """
 
-import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
 from experiments.fald.gaussian import (
     Repeated,
     are_numbers,
@@ -155,20 +155,9 @@ def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
     }
 
 
-def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Verdict:
-    """Judge claim 13 on the exact floors of these data, and on chains that follow the exact laws.
-
-    Too few chains are not judged.
-    """
+def measure(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late: Late) -> Found:
+    """Compute the exact floors of these data, and how far chains are off (claim 13)."""
     exact = floors(clients, sizes)
-    far = largest_deviation(clients, sizes, ran)
-    ordered = all(
-        exact[a][i] > exact[b][i]
-        for a, b in itertools.pairwise(ORDER)
-        for i in range(len(sizes.step_sizes))
-    )
-    largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
-    vanishing = exact["a"][0] / exact["a"][-1]
     typical = {
         panel: [
             exact[panel][sizes.step_sizes.index(eta)] / mean
@@ -177,40 +166,56 @@ def judge(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeated], late:
         ]
         for panel, means in FLOORS.items()
     }
-    words = ", ".join(
-        f"{name_of(PANELS[panel])} {exact[panel][sizes.step_sizes.index(1e-7)]:.2e}"
-        for panel in ORDER
-    )
-    why = (
-        f"exact floors at 1e-7: {words}; from step size {sizes.step_sizes[0]:g} to "
-        f"{sizes.step_sizes[-1]:g} partial ones change by a "
-        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up "
-        f"to {max(far.values()):.1f} standard errors "
-        "off their exact laws"
-    )
-    marks = CLAIMS[13].criterion
-    as_usual = all(abs(x - 1) < marks.usual for ratios in typical.values() for x in ratios)
-    holds: bool | None = (
-        ordered
-        and largest_share < marks.partial
-        and vanishing > marks.everyone
-        and as_usual
-        and max(far.values()) < marks.far
-    )
-    if sizes.seeds < LEAST_CHAINS or set(ran) != set(PANELS):
-        holds, why = (
-            None,
-            f"not judged: {sizes.seeds} chains of {len(ran)} panels are too few; {why}",
-        )
-    measured = {
+    return {
         "exact": exact,
         "exact, last quarter of rounds": late.exact,
         "chains, last quarter of rounds": late.chains,
-        "standard errors off": far,
+        "standard errors off": largest_deviation(clients, sizes, ran),
         "step sizes": sizes.step_sizes,
         "over typical": typical,
+        "chains": sizes.seeds,
     }
-    return verdict(13, measured, holds, why)
+
+
+def judge(found: Found) -> Verdict:
+    """Judge claim 13 on exact floors, and on chains that have to follow the exact laws."""
+    exact, sizes, marks = found["exact"], found["step sizes"], CLAIMS[13].criterion
+    far = largest(*found["standard errors off"].values())
+    largest_share = max(max(exact[panel]) / min(exact[panel]) for panel in "bcde")
+    vanishing = exact["a"][0] / exact["a"][-1]
+    why = (
+        f"exact floors at 1e-7: {told(found)}; from step size {sizes[0]:g} to "
+        f"{sizes[-1]:g} partial ones change by a "
+        f"factor of {largest_share:.2f} at most, that of everyone by {vanishing:.0f}; chains up "
+        f"to {far:.1f} standard errors "
+        "off their exact laws"
+    )
+    holds = (
+        are_ordered(exact)
+        and largest_share < marks.partial
+        and vanishing > marks.everyone
+        and all(abs(x - 1) < marks.usual for each in found["over typical"].values() for x in each)
+        and far < marks.far
+    )
+    return of_panels(verdict(13, found, holds, why))
+
+
+def told(found: Found) -> str:
+    """Describe the exact floors at the step size 1e-7, from the largest to the smallest."""
+    at = found["step sizes"].index(1e-7)
+    return ", ".join(f"{name_of(PANELS[panel])} {found['exact'][panel][at]:.2e}" for panel in ORDER)
+
+
+def are_ordered(exact: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether floors fall in `ORDER` at every step size; one that is missing does not."""
+    return bool((np.diff([exact[panel] for panel in ORDER], axis=0) < 0).all())
+
+
+def of_panels(judged: Verdict) -> Verdict:
+    """Leave a verdict on chains undecided if they are too few, or not of all panels."""
+    num, ran = judged.measured["chains"], judged.measured["standard errors off"]
+    few = f"not judged: {num} chains of {len(ran)} panels are too few; "
+    return judged if num >= LEAST_CHAINS and set(ran) == set(PANELS) else judged.undecided(few)
 
 
 def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> dict[str, Repeated]:
@@ -297,4 +302,5 @@ def run(arguments: Arguments) -> Outcome:
     clients = clients_of(problem)
     ran = run_panels(sizes, arguments, problem)
     late = late_distances(clients, sizes, ran)
-    return outcome(clients, sizes, ran, late, judge(clients, sizes, ran, late), "fig2.png")
+    judged = judge(measure(clients, sizes, ran, late))
+    return outcome(clients, sizes, ran, late, judged, "fig2.png")

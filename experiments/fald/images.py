@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import fedjax_sim
-from experiments.fald.claims import DOUBT, LEAST_SEEDS, verdict
+from experiments.fald.claims import DOUBT, LEAST_SEEDS, Found, verdict
 from experiments.harness import Arguments, Sizes, Study, Verdict, table
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
@@ -371,77 +371,83 @@ def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
     )
 
 
-def judge_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
-    """Judge claim 14: whether K = 1 is worst in the eleven panels of both figures that it names.
+def measure_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
+    """Compare K = 1 with every other K in the eleven panels of both figures that claim 14 names."""
+    steps, values = ran.config["local_steps"], _panels(ran, prefixes)
+    one = steps.index(1)
+    others = [k for k in range(len(steps)) if k != one]
+    named = {name: each for name, each in values.items() if name != "fashion_mnist, ece, warm-up"}
+    return {
+        "worst": {panel: steps[int(each.mean(axis=1).argmin())] for panel, each in values.items()},
+        "p that K = 1 is not": {
+            panel: max(_doubt(each[k], each[one]) for k in others) for panel, each in named.items()
+        },
+        "p that no other is": {
+            panel: min(_doubt(each[one], each[k]) for k in others) for panel, each in named.items()
+        },
+        "others": len(others),
+        **_size(ran),
+    }
+
+
+def judge_worst(found: Found) -> Verdict:
+    """Judge claim 14: whether K = 1 is worst in the panels that it names.
 
     It fails if another K is worse beyond doubt, and is not judged if neither can be told.
     """
-    steps = ran.config["local_steps"]
-    values = _panels(ran, prefixes)
-    worst = {
-        panel: steps[int(scores_by_steps.mean(axis=1).argmin())]
-        for panel, scores_by_steps in values.items()
-    }
-    shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in worst.items())
-    named = [panel for panel in values if panel != "fashion_mnist, ece, warm-up"]
-    missing = _missing(ran) or (len(named) < 11 and "not all panels that the claim names")
+    above, below = found["p that K = 1 is not"], found["p that no other is"]
+    shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in found["worst"].items())
+    missing = _missing(found) or (len(above) < 11 and "not all panels that the claim names")
     if missing:
-        return verdict(14, worst, None, f"not judged: {missing}; {shown}")
-    one = steps.index(1)
-    others = [k for k in range(len(steps)) if k != one]
-    above = {
-        panel: max(_doubt(values[panel][k], values[panel][one]) for k in others) for panel in named
-    }
-    below = {
-        panel: min(_doubt(values[panel][one], values[panel][k]) for k in others) for panel in named
-    }
-    against = [panel for panel in named if below[panel] <= DOUBT / (len(named) * len(others))]
-    untold = [panel for panel in named if above[panel] > DOUBT and panel not in against]
+        return verdict(14, found, None, f"not judged: {missing}; {shown}")
+    level = DOUBT / (len(above) * found["others"])
+    against = [panel for panel, p in below.items() if p <= level]
+    untold = [panel for panel, p in above.items() if not p <= DOUBT and panel not in against]
     why = (
-        f"{shown}; {_words(ran)}; another K is worse in: {', '.join(against) or 'none'}; cannot "
+        f"{shown}; {_words(found)}; another K is worse in: {', '.join(against) or 'none'}; cannot "
         f"be told in: {', '.join(untold) or 'none'}"
     )
-    measured = {"worst": worst, "p that K = 1 is not": above, "p that no other is": below}
-    return verdict(14, measured, False if against else None if untold else True, why)
+    return verdict(14, found, False if against else None if untold else True, why)
 
 
-def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
+def measure_best(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
+    """Compare every K with all others in every panel (claim 15)."""
+    steps, values = ran.config["local_steps"], _panels(ran, prefixes)
+    return {
+        "best": {panel: steps[int(each.mean(axis=1).argmax())] for panel, each in values.items()},
+        "p that no other is better": {
+            panel: {
+                f"{k}": min(_doubt(each[j], each[i]) for j in range(len(steps)) if j != i)
+                for i, k in enumerate(steps)
+            }
+            for panel, each in values.items()
+        },
+        **_size(ran),
+    }
+
+
+def judge_best(found: Found) -> Verdict:
     """Judge claim 15: whether the best K differs between metrics, and between warm-up and none.
 
     In each panel those K are kept that no other K beats beyond doubt. All of these sets contain the
     true best with probability 0.999, so that the best K differ if two sets have no K in common. The
     claim fails if even the best K observed are equal, and is not judged in between.
     """
-    steps = ran.config["local_steps"]
-    values = _panels(ran, prefixes)
-    best = {panel: steps[int(scored.mean(axis=1).argmax())] for panel, scored in values.items()}
+    best, doubts = found["best"], found["p that no other is better"]
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
-    missing = _missing(ran) or (
-        len(prefixes) < 2 and "runs with and without warm-up have to be compared"
+    pairs: dict[str, list[tuple[str, str]]] = {"metric": [], "warm-up": []}
+    for one, other in itertools.combinations(doubts, 2):
+        (data, metric, *warm), (data_2, metric_2, *warm_2) = one.split(", "), other.split(", ")
+        if data == data_2 and (warm == warm_2 or metric == metric_2):
+            pairs["metric" if warm == warm_2 else "warm-up"].append((one, other))
+    missing = _missing(found) or (
+        not pairs["warm-up"] and "runs with and without warm-up have to be compared"
     )
     if missing:
-        return verdict(15, best, None, f"not judged: {missing}; {shown}")
-    level = DOUBT / (len(values) * (len(steps) - 1))
+        return verdict(15, found, None, f"not judged: {missing}; {shown}")
+    level = DOUBT / sum(len(each) - 1 for each in doubts.values())
     kept = {
-        panel: {
-            k
-            for i, k in enumerate(steps)
-            if all(_doubt(scored[j], scored[i]) > level for j in range(len(steps)) if j != i)
-        }
-        for panel, scored in values.items()
-    }
-    pairs: dict[str, list[tuple[str, str]]] = {
-        "metric": [
-            (_panel(data, one, prefix), _panel(data, other, prefix))
-            for data in data_of(ran)
-            for prefix in prefixes
-            for one, other in itertools.combinations(METRICS, 2)
-        ],
-        "warm-up": [
-            (_panel(data, metric, ""), _panel(data, metric, "warm_"))
-            for data in data_of(ran)
-            for metric in METRICS
-        ],
+        panel: {int(k) for k, p in each.items() if not p <= level} for panel, each in doubts.items()
     }
     proved = {
         kind: [pair for pair in panel_pairs if not kept[pair[0]] & kept[pair[1]]]
@@ -452,21 +458,21 @@ def judge_best(ran: ImageRuns, prefixes: Sequence[str]) -> Verdict:
         for kind, panel_pairs in pairs.items()
     }
     holds = True if all(proved.values()) else None if all(seen.values()) else False
-    found = "; ".join(
+    differ = "; ".join(
         f"by {kind} {', '.join(' and '.join(pair) for pair in panel_pairs) or 'none'}"
         for kind, panel_pairs in proved.items()
     )
-    why = f"{shown}; {_words(ran)}; best K that differ beyond doubt: {found}"
-    return verdict(
-        15,
-        {
-            "best": best,
-            "not beaten": {panel: sorted(unbeaten) for panel, unbeaten in kept.items()},
-            "differ": proved,
-        },
-        holds,
-        why,
-    )
+    why = f"{shown}; {_words(found)}; best K that differ beyond doubt: {differ}"
+    unbeaten = {panel: sorted(each) for panel, each in kept.items()}
+    return verdict(15, {**found, "not beaten": unbeaten, "differ": proved}, holds, why)
+
+
+def judged(ran: ImageRuns, prefixes: Sequence[str]) -> list[Verdict]:
+    """Judge claims 14 and 15 on the panels of these prefixes."""
+    return [
+        judge_worst(measure_worst(ran, prefixes)),
+        judge_best(measure_best(ran, prefixes)),
+    ]
 
 
 def _panel(data: str, metric: str, prefix: str) -> str:
@@ -495,7 +501,7 @@ def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
       better: `f64[seeds]`.
       worse: `f64[seeds]`.
     """
-    if not np.isfinite([better, worse]).all():
+    if len(better) < 2 or not np.isfinite([better, worse]).all():
         return 1.0
     gap = better - worse
     error = gap.std(ddof=1) / np.sqrt(len(gap))
@@ -504,13 +510,17 @@ def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
     return float(stats.t.sf(gap.mean() / error, len(gap) - 1))
 
 
-def _missing(ran: ImageRuns) -> str:
+def _size(ran: ImageRuns) -> Found:
+    return {name: ran.config[name] for name in ("seeds", "rounds", "words")}
+
+
+def _missing(found: Found) -> str:
     """Return the reason why a study is not judged, or an empty string."""
     return str(
-        ran.config["words"]
-        or ("" if ran.config["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds")
+        found["words"]
+        or ("" if found["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds")
     )
 
 
-def _words(ran: ImageRuns) -> str:
-    return f"{ran.config['seeds']} seeds, {ran.config['rounds']} rounds"
+def _words(found: Found) -> str:
+    return f"{found['seeds']} seeds, {found['rounds']} rounds"

@@ -7,14 +7,13 @@ clients with curvatures 1 and 4 and centers -1 and 1; R2 has five with curvature
 """
 
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 import fedjax_sim
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.gaussian import (
     LAYOUT,
     Chains,
@@ -106,8 +105,8 @@ def compare(
 # With everyone averaged: claims 1, 2, 17, 19, 20 -------------------------------------------------
 
 
-def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
-    """Judge claim 1 exactly, with gradient noise and unequal weights, and by chains of R1."""
+def measure_sgld(sizes: Sizes) -> tuple[Found, Chains]:
+    """Compare laws exactly, with gradient noise and unequal weights, and chains of R1 (claim 1)."""
     off = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
         clients = random_clients(seed)
@@ -119,26 +118,22 @@ def judge_sgld(sizes: Sizes) -> tuple[Verdict, Chains]:
             for taken in (several, whole)
         ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
-    agreement = compare(r1(), sizes.seeds, local_steps=1)
+    far, ran = compare(r1(), sizes.seeds, local_steps=1)
+    return {"largest difference": off, "largest deviation": far, "chains": sizes.seeds}, ran
+
+
+def judge_sgld(found: Found) -> Verdict:
+    """Judge claim 1."""
+    off, far, marks = found["largest difference"], found["largest deviation"], CLAIMS[1].criterion
     why = (
         f"exact moments differ by {off:.0e} over 100 steps; chains of R1 up to "
-        f"{agreement.far:.1f} standard errors off"
+        f"{far:.1f} standard errors off"
     )
-    measured = {
-        "largest difference": off,
-        "largest deviation": agreement.far,
-        "chains": sizes.seeds,
-    }
-    return verdict(
-        1,
-        measured,
-        off < CLAIMS[1].criterion.exact and agreement.far < CLAIMS[1].criterion.far,
-        why,
-    ), agreement.ran
+    return of_chains(1, found, off < marks.exact and far < marks.far, why)
 
 
-def judge_noise(sizes: Sizes) -> Verdict:
-    """Judge claim 2 on flat energies with unequal weights.
+def measure_noise(sizes: Sizes) -> Found:
+    """Measure variances of increments on flat energies with unequal weights (claim 2).
 
     The average is checked, and single clients by drawing one of them.
     """
@@ -177,56 +172,76 @@ def judge_noise(sizes: Sizes) -> Verdict:
             for increments, temperature in groups:
                 square = increments**2 / (2 * STEP_SIZE * 4 * temperature)
                 far = largest(far, abs(square.mean() - 1) / np.sqrt(2 / len(square)))
+    return {"largest deviation": far, "chains": sizes.seeds}
+
+
+def judge_noise(found: Found) -> Verdict:
+    """Judge claim 2."""
+    far = found["largest deviation"]
     why = (
         f"variances of the average and of each client's increments at most {far:.1f} standard "
         "errors off, for rho = 0, 0.5, 1 and weights "
         f"of 0.1 to 0.3"
     )
-    return verdict(
-        2, {"largest deviation": far, "chains": sizes.seeds}, far < CLAIMS[2].criterion.far, why
-    )
+    return of_chains(2, found, far < CLAIMS[2].criterion.far, why)
 
 
-def judge_invariance() -> Verdict:
-    """Judge claim 17 on the paper's simulation, with centers moved about their mean."""
+TOTAL = 600
+"""Local steps after which laws are compared for claim 17."""
+
+
+def measure_invariance() -> Found:
+    """Compare laws of the paper's simulation, with centers moved about their mean (claim 17)."""
     clients = clients_of(equal_problem(10.0))
     mode = oracle.target_law(clients).mean
     gathered = clients._replace(centers=np.broadcast_to(mode, clients.centers.shape))
-    off, total = 0.0, 600
-    reference = shared.shared_hessian(clients, np.ones(2), step_size=1e-7, num_steps=total)
+    off = 0.0
+    reference = shared.shared_hessian(clients, np.ones(2), step_size=1e-7, num_steps=TOTAL)
     scale = float(np.sqrt(np.trace(reference.covariance)))
     for problem, local_steps, rho in itertools.product((clients, gathered), (1, 10, 300), RHOS):
         taken = oracle.one_round(problem, step_size=1e-7, local_steps=local_steps, rho=rho)
-        law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), total // local_steps)
+        law = oracle.iterate_rounds(taken, oracle.point(np.ones(2)), TOTAL // local_steps)
         off = largest(off, np.abs(law.mean[-1] - reference.mean).max() / scale)
         off = largest(off, np.abs(law.covariance[-1] - reference.covariance).max() / scale**2)
+    return {"largest relative difference": off}
+
+
+def judge_invariance(found: Found) -> Verdict:
+    """Judge claim 17."""
+    off = found["largest relative difference"]
     why = (
-        f"laws after {total} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, "
+        f"laws after {TOTAL} steps differ by {off:.0e} of their scale, over K = 1, 10, 300, "
         "three rho and clients' centers apart or in one"
     )
-    return verdict(17, {"largest relative difference": off}, off < CLAIMS[17].criterion.same, why)
+    return verdict(17, found, off < CLAIMS[17].criterion.same, why)
 
 
-def judge_modes(sizes: Sizes) -> tuple[Verdict, Chains]:
-    """Judge claim 19 on R1 with many local steps."""
+def measure_modes(sizes: Sizes) -> tuple[Found, Chains]:
+    """Compute the stationary mean of R1 with many local steps, and run its chains (claim 19)."""
     law = oracle.stationary(
         oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0)
     )
-    agreement = compare(r1(), sizes.seeds, local_steps=100)
-    mean = float(law.mean[0])
+    far, ran = compare(r1(), sizes.seeds, local_steps=100)
+    return {
+        "mean": float(law.mean[0]),
+        "largest deviation": far,
+        "chains": sizes.seeds,
+    }, ran
+
+
+def judge_modes(found: Found) -> Verdict:
+    """Judge claim 19."""
+    mean, far, marks = found["mean"], found["largest deviation"], CLAIMS[19].criterion
     why = (
         f"stationary mean {mean:.6f} at K = 100, where the target's is 0.6; chains up to "
-        f"{agreement.far:.1f} standard errors off"
+        f"{far:.1f} standard errors off"
     )
-    marks = CLAIMS[19].criterion
-    holds = abs(mean - marks.mean) < marks.digits and agreement.far < marks.far
-    return verdict(
-        19, {"mean": mean, "largest deviation": agreement.far}, holds, why
-    ), agreement.ran
+    holds = abs(mean - marks.mean) < marks.digits and far < marks.far
+    return of_chains(19, found, holds, why)
 
 
-def judge_alone(sizes: Sizes) -> Verdict:
-    """Judge claim 20: one round of many steps of one client of R1, drawn at random.
+def measure_alone(sizes: Sizes) -> Found:
+    """Run one round of many steps of one client of R1, drawn at random (claim 20).
 
     At rho = 0 it has to sample that client's posterior.
     """
@@ -258,16 +273,22 @@ def judge_alone(sizes: Sizes) -> Verdict:
             far, abs(of_client.var(ddof=1) / variance - 1) / np.sqrt(2 / (len(of_client) - 1))
         )
         wide = largest(wide, variance / goal.covariance[c, 0, 0] - 1)
+    return {
+        "largest deviation": far,
+        "step size": eta,
+        "largest excess": wide,
+        "chains": sizes.seeds,
+    }
+
+
+def judge_alone(found: Found) -> Verdict:
+    """Judge claim 20."""
+    far, wide = found["largest deviation"], found["largest excess"]
     why = (
         f"means and variances up to {far:.1f} standard errors off those of exp(-f^c / T_c), "
         f"wider by {wide:.1%} at most for the step size"
     )
-    return verdict(
-        20,
-        {"largest deviation": far, "step size": eta, "largest excess": wide},
-        far < CLAIMS[20].criterion.far,
-        why,
-    )
+    return of_chains(20, found, far < CLAIMS[20].criterion.far, why)
 
 
 # Under partial participation: claims 9 to 11, 18 -------------------------------------------------
@@ -278,38 +299,43 @@ def uneven() -> GaussianTarget:
     return clients_of(line([1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 1.0, 0.5, 2.0, 0.0]))
 
 
-def judge_floor() -> Verdict:
-    """Judge claim 9: W2 as the step size goes to 0 at K = 5, for rho below 1 and rho = 1."""
+def measure_floor() -> Found:
+    """Compute W2 as the step size goes to 0, at K = 5, for rho below 1 and rho = 1 (claim 9)."""
     sizes = (1e-3, 1e-5, 1e-7)
-    found = {}
+    distances = {}
     for scheme, rho in itertools.product(
         ("with_replacement", "without_replacement"), (0.0, 0.5, 0.9, 1.0)
     ):
         who = Participation(scheme, 2)
-        found[f"{scheme.replace('_', ' ')}, rho = {rho:g}"] = [
+        distances[f"{scheme.replace('_', ' ')}, rho = {rho:g}"] = [
             floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
             for eta in sizes
         ]
-    marks = CLAIMS[9].criterion
+    return {"step sizes": sizes, "W2": distances}
+
+
+def judge_floor(found: Found) -> Verdict:
+    """Judge claim 9."""
+    distances, marks = found["W2"], CLAIMS[9].criterion
 
     def remains(values: list[float]) -> bool | None:
         if values[-1] > marks.share * values[-2] > marks.least:
             return True
         return False if values[-1] < marks.vanished * values[0] else None
 
-    shared = {name: values for name, values in found.items() if name.endswith("rho = 1")}
-    private = {name: values for name, values in found.items() if name not in shared}
+    shared = {name: values for name, values in distances.items() if name.endswith("rho = 1")}
+    private = {name: values for name, values in distances.items() if name not in shared}
     parts = {
         "rho below 1": all_of(map(remains, private.values())),
         "rho = 1": all_of(map(remains, shared.values())),
     }
-    shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in found.items())
-    why = f"W2 at step size {sizes[-1]:g}: {shown} (K = 5, S = 2 of 5)"
-    return verdict(9, {"step sizes": sizes, "W2": found}, rule(parts), why)
+    shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in distances.items())
+    why = f"W2 at step size {found['step sizes'][-1]:g}: {shown} (K = 5, S = 2 of 5)"
+    return verdict(9, found, rule(parts), why)
 
 
-def judge_order() -> Verdict:
-    """Judge claim 10 on exact stationary laws."""
+def measure_order() -> Found:
+    """Compute how W2 of exact stationary laws differs by S, rho and scheme (claim 10)."""
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
 
     def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
@@ -321,7 +347,7 @@ def judge_order() -> Verdict:
             participation=Participation(scheme, num_selected),
         )
 
-    ordered, same, none = True, 0.0, 0.0
+    by_size, by_rho, by_scheme, same, none = np.inf, np.inf, np.inf, 0.0, 0.0
     for clients in (uneven(), clients_of(r2())):
         both = [
             np.array([[bias(scheme, n, rho, clients) for n in range(1, 6)] for rho in rhos])
@@ -329,26 +355,36 @@ def judge_order() -> Verdict:
         ]
         # Without replacement rho makes no difference at S = N where curvatures are equal.
         for each in (both[0], both[1][:, :4]):
-            ordered &= bool((np.diff(each, axis=1) < 0).all() and (np.diff(each, axis=0) < 0).all())
-        ordered &= bool((both[1][:, 1:] < both[0][:, 1:]).all())
+            by_size = np.minimum(by_size, -np.diff(each, axis=1).max())
+            by_rho = np.minimum(by_rho, -np.diff(each, axis=0).max())
+        by_scheme = np.minimum(by_scheme, (both[0] - both[1])[:, 1:].min())
         same = largest(same, np.abs(both[0][:, 0] - both[1][:, 0]).max())
         full = [floor(clients, step_size=1e-3, local_steps=5, rho=rho) for rho in rhos]
         none = largest(none, np.abs(both[1][:, -1] - full).max())
+    return {
+        "least fall in S": by_size,
+        "least fall in rho": by_rho,
+        "least gain without replacement": by_scheme,
+        "difference at S = 1": same,
+        "difference at S = N": none,
+    }
+
+
+def judge_order(found: Found) -> Verdict:
+    """Judge claim 10."""
+    falls = [value for name, value in found.items() if name.startswith("least")]
+    same, none = found["difference at S = 1"], found["difference at S = N"]
     why = (
         "W2 falls in S and rho and is smaller without replacement, S = 1 to 5 of 5, five rho, "
         "equal and unequal curvatures; at S = 1 the "
         f"schemes differ by {same:.0e}, at S = N the second from full participation by {none:.0e}"
     )
-    return verdict(
-        10,
-        {"difference at S = 1": same, "difference at S = N": none},
-        ordered and max(same, none) < CLAIMS[10].criterion.same,
-        why,
-    )
+    differ = largest(same, none)
+    return verdict(10, found, np.min(falls) > 0 and differ < CLAIMS[10].criterion.same, why)
 
 
-def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
-    """Judge claim 11 on R2 with unequal weights.
+def measure_mean(sizes: Sizes) -> tuple[Found, Agreement]:
+    """Measure means of R2 with unequal weights (claim 11).
 
     The mean that averaging a uniform subset would have is computed for comparison.
     """
@@ -362,11 +398,9 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
         oracle.point(np.zeros(1)),
         ROUNDS,
     )
-    expected = float(after.mean[-1, 0])
     subsets = [
         np.mean(clients.centers[list(each), 0]) for each in itertools.combinations(range(5), 2)
     ]
-    uniform, right = float(np.mean(subsets)), float(oracle.target_law(clients).mean[0])
     try:
         chains(
             [problem],
@@ -379,26 +413,34 @@ def judge_mean(sizes: Sizes) -> tuple[Verdict, Agreement]:
         refused = False
     except ConfigError:
         refused = True
-    why = (
-        f"means with replacement {', '.join(f'{x:.3f}' for x in mean)} for three rho where "
-        f"{expected:.3f} is exact, up to "
-        f"{agreement.far:.1f} standard errors off; without, models would be drawn to "
-        f"{uniform:.3f} instead of {right:.3f}, and the system "
-        f"refuses unequal weights"
-    )
-    marks = CLAIMS[11].criterion
-    holds = agreement.far < marks.far and refused and abs(uniform - right) > marks.apart
-    measured = {
+    return {
         "means": mean.tolist(),
-        "expected": expected,
-        "without replacement": uniform,
-        "target": right,
-    }
-    return verdict(11, measured, holds, why), agreement
+        "expected": float(after.mean[-1, 0]),
+        "without replacement": float(np.mean(subsets)),
+        "target": float(oracle.target_law(clients).mean[0]),
+        "largest deviation": agreement.far,
+        "refuses unequal weights": refused,
+        "chains": sizes.seeds,
+    }, agreement
 
 
-def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str, Chains]]:
-    """Judge claim 18: the closed form with phi against the recursion, and chains of R2.
+def judge_mean(found: Found) -> Verdict:
+    """Judge claim 11."""
+    far, marks = found["largest deviation"], CLAIMS[11].criterion
+    uniform, right = found["without replacement"], found["target"]
+    why = (
+        f"means with replacement {', '.join(f'{x:.3f}' for x in found['means'])} for three rho "
+        f"where {found['expected']:.3f} is exact, up to "
+        f"{far:.1f} standard errors off; without, models would be drawn to "
+        f"{uniform:.3f} instead of {right:.3f}, and the system "
+        f"{'refuses' if found['refuses unequal weights'] else 'takes'} unequal weights"
+    )
+    moves = abs(uniform - right) > marks.apart
+    return of_chains(11, found, far < marks.far and found["refuses unequal weights"] and moves, why)
+
+
+def measure_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Found, dict[str, Chains]]:
+    """Compare the closed form with phi with the recursion, and chains of R2 (claim 18).
 
     Args:
       sizes: The size of the study.
@@ -436,43 +478,46 @@ def judge_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Verdict, dict[str
         "without replacement": (1.354725, 0.967883, 0.565251),
     }
     table = largest(*(np.abs(np.array(variances[name]) - printed[name]).max() for name in cases))
-    worst = largest(*far.values())
+    return {
+        "variances": variances,
+        "largest deviation": far,
+        "closed form off the recursion": off,
+        "variances off those printed": table,
+        "chains": sizes.seeds,
+    }, ran
+
+
+def judge_inflation(found: Found) -> Verdict:
+    """Judge claim 18."""
+    off, table = found["closed form off the recursion"], found["variances off those printed"]
+    worst, marks = largest(*found["largest deviation"].values()), CLAIMS[18].criterion
     why = (
         f"closed form and recursion differ by {off:.0e}; variances of R2, S = 2, K = 4 within "
         f"{table:.0e} of the printed ones; chains "
         f"up to {worst:.1f} standard errors off"
     )
-    marks = CLAIMS[18].criterion
-    return verdict(
-        18,
-        {"variances": variances, "largest deviation": far},
-        off < marks.exact and table < marks.printed and worst < marks.far,
-        why,
-    ), ran
+    holds = off < marks.exact and table < marks.printed and worst < marks.far
+    return of_chains(18, found, holds, why)
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=3)
-    sgld, sgld_ran = judge_sgld(sizes)
-    modes, modes_ran = judge_modes(sizes)
-    mean, agreement = judge_mean(sizes)
-    inflation, inflation_ran = judge_inflation(sizes, agreement)
-    alone: list[Callable[[], Verdict]] = [judge_invariance, judge_floor, judge_order]
-    sized: list[Callable[[Sizes], Verdict]] = [judge_noise, judge_alone]
+    sgld, sgld_ran = measure_sgld(sizes)
+    modes, modes_ran = measure_modes(sizes)
+    mean, agreement = measure_mean(sizes)
+    inflation, inflation_ran = measure_inflation(sizes, agreement)
     verdicts = [
-        sgld,
-        modes,
-        mean,
-        inflation,
-        *(judge() for judge in alone),
-        *(judge(sizes) for judge in sized),
+        judge_sgld(sgld),
+        judge_noise(measure_noise(sizes)),
+        judge_floor(measure_floor()),
+        judge_order(measure_order()),
+        judge_mean(mean),
+        judge_invariance(measure_invariance()),
+        judge_inflation(inflation),
+        judge_modes(modes),
+        judge_alone(measure_alone(sizes)),
     ]
-    if sizes.seeds < LEAST_CHAINS:
-        few = f"not judged: {sizes.seeds} chains are too few; "
-        of_chains = {f"fald-{number}" for number in (1, 2, 11, 18, 19, 20)}
-        verdicts = [each.undecided(few) if each.id in of_chains else each for each in verdicts]
-    verdicts.sort(key=lambda each: int(each.id.split("-")[1]))
     ran = {
         "R1, K = 1": sgld_ran,
         "R1, K = 100": modes_ran,

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.harness import (
     Arguments,
     Estimate,
@@ -315,26 +315,33 @@ def compare(
     return compared, curves
 
 
-def judge(compared: list[Compared], sizes: Sizes) -> Verdict:
-    """Judge claim 8: whether the largest biases against K = 1 are smaller at rho = 1 than at 0."""
-    marks, parts, shown = CLAIMS[8].criterion, {}, []
+def measure(compared: list[Compared], sizes: Sizes) -> Found:
+    """Compare the largest biases against K = 1 at rho = 0 and 1."""
     by_rho = [[each.paired for each in compared if each.rho == rho] for rho in RHOS]
     later = [i for i, local_steps in enumerate(sizes.local_steps) if local_steps > 1]
-    measured: dict[str, Any] = {}
+    measured: dict[str, Any] = {
+        "local steps": [sizes.local_steps[i] for i in later],
+        "chains": sizes.seeds,
+    }
     for p, name in enumerate(("means", "standard deviations")):
         pairs = [[largest(found[i][p]) for found in by_rho] for i in later]
         far = [(one[0] - none[0]) / np.hypot(one[1], none[1]) for none, one in pairs]
-        parts[f"no harm to {name} of a logistic posterior"] = max(far) < marks.apart
-        parts[f"less error in {name} of a logistic posterior"] = min(far) < -marks.apart
         measured[name] = {"biases at rho = 0 and 1": pairs, "standard errors apart": far}
+    return measured
+
+
+def judge(found: Found) -> Verdict:
+    """Judge claim 8: whether the largest biases against K = 1 are smaller at rho = 1 than at 0."""
+    marks, parts, shown = CLAIMS[8].criterion, {}, []
+    for name in ("means", "standard deviations"):
+        pairs, far = found[name]["biases at rho = 0 and 1"], found[name]["standard errors apart"]
+        parts[f"no harm to {name} of a logistic posterior"] = np.max(far) < marks.apart
+        parts[f"less error in {name} of a logistic posterior"] = np.min(far) < -marks.apart
         biases = ", ".join(f"{none[0]:.3f} and {one[0]:.3f}" for none, one in pairs)
         shown.append(f"{name} {biases} ({', '.join(f'{x:+.1f}' for x in far)} standard errors)")
-    steps = ", ".join(f"{sizes.local_steps[i]}" for i in later)
+    steps = ", ".join(map(str, found["local steps"]))
     why = f"largest biases at rho = 0 and 1 for K = {steps}: {'; '.join(shown)}"
-    if sizes.seeds < LEAST_CHAINS:
-        few = f"not judged: {sizes.seeds} chains are too few; "
-        return verdict(8, measured, None, few + why)
-    return verdict(8, measured, rule(parts), why)
+    return of_chains(8, found, rule(parts), why)
 
 
 @styled()
@@ -422,7 +429,7 @@ def run(arguments: Arguments) -> Outcome:
             min(each.ess.min() for each in mixings),
         )
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
-    judged = judge(compared, sizes)
+    judged = judge(measure(compared, sizes))
     text = "\n\n".join([table(header, rows(compared)), "\n".join(words), verdict_table([judged])])
     config = {**sizes.config(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
     return Outcome(curves, {"logistic.png": figure_of(compared)}, [judged], config, text)

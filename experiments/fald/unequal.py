@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.fald.claims import CLAIMS, LEAST_CHAINS, verdict
+from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.gaussian import (
     Repeated,
     are_numbers,
@@ -54,6 +54,8 @@ ALPHAS = (0.0, 0.1, 1.0, 10.0)
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COUNTED = (1, 2, 5, 10, 20, 50, 100)
 """Numbers of local steps for which rounds are counted exactly."""
+SEVERAL = ("10", "100")
+"""Numbers of several local steps for which floors are computed, as names of floors."""
 NOISE = 7.5e9
 """Variance per coordinate of a noisy gradient of f^c in the tuned protocol, as of mini-batches
 of one of a client's 1000 points."""
@@ -166,12 +168,12 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
     return far
 
 
-def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
-    """Judge claim 6; far: the largest deviation of chains in standard errors."""
+def floors_by_alpha() -> Found:
+    """Compute exact floors for growing alpha, and gamma, of both kinds of Hessians (claim 6)."""
     kinds = {"unequal": unequal_problem, "equal": equal_problem}
     floors = {
         kind: {
-            k: [
+            f"{k}": [
                 floor(clients_of(make(alpha)), step_size=STEP_SIZE, local_steps=k)
                 for alpha in ALPHAS
             ]
@@ -183,25 +185,28 @@ def judge_heterogeneity(far: float) -> tuple[Verdict, dict[str, dict[int, list[f
         kind: [dissimilarity(clients_of(make(alpha))) for alpha in ALPHAS]
         for kind, make in kinds.items()
     }
-    marks = CLAIMS[6].criterion
-    parts = parts_by_floors(floors)
-    one_hessian = [largest_change(floors["equal"][k]) for k in (10, 100)]
-    one_step = [largest_change(floors[kind][1]) for kind in kinds]
-    flat = np.max([*one_hessian, *one_step])
+    return {"floors": floors, "alphas": ALPHAS, "gamma": gammas}
+
+
+def judge_heterogeneity(found: Found) -> Verdict:
+    """Judge claim 6."""
+    floors, far = found["floors"], found["largest deviation of chains"]
+    marks, rising = CLAIMS[6].criterion, floors["unequal"]["10"]
+    flat = np.max([largest_change(values) for values in unbiased(floors)])
     why = (
-        f"unequal Hessians, K = 10: floor {floors['unequal'][10][0]:.1e} at alpha = 0 to "
-        f"{floors['unequal'][10][-1]:.1e} at 10; in the "
+        f"unequal Hessians, K = 10: floor {rising[0]:.1e} at alpha = 0 to "
+        f"{rising[-1]:.1e} at 10; in the "
         f"paper's own simulation, and at K = 1, it does not change (by {flat:.0e} of it); chains "
         f"up to {far:.1f} standard errors from "
         f"exact laws"
     )
-    measured = {
-        "floors": floors,
-        "alphas": ALPHAS,
-        "gamma": gammas,
-        "largest deviation of chains": far,
-    }
-    return verdict(6, measured, rule(parts) if far < marks.far else False, why), floors
+    ruling = rule(parts_by_floors(floors)) if far < marks.far else False
+    return of_chains(6, found, ruling, why)
+
+
+def unbiased(floors: Found) -> list[Sequence[float]]:
+    """Return the floors of one Hessian or of one local step, by kind of Hessians and K."""
+    return [*floors["equal"].values(), floors["unequal"]["1"]]
 
 
 def largest_change(values: Sequence[float]) -> float:
@@ -209,7 +214,7 @@ def largest_change(values: Sequence[float]) -> float:
     return float(np.ptp(values) / values[0])
 
 
-def parts_by_floors(floors: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, bool]:
+def parts_by_floors(floors: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, bool]:
     """Judge the parts of claim 6.
 
     W2 comes from a difference of traces, which loses half the digits, so that changes are compared
@@ -219,11 +224,11 @@ def parts_by_floors(floors: Mapping[str, Mapping[int, Sequence[float]]]) -> dict
       floors: Floors for growing alpha, by kind of Hessians and number of local steps.
     """
     flat = CLAIMS[6].criterion.flat
-    rises = [np.diff(floors["equal"][k]).max() / floors["equal"][k][0] for k in (10, 100)]
-    changes = [largest_change(each[1]) for each in floors.values()]
+    rises = [np.diff(floors["equal"][k]).max() / floors["equal"][k][0] for k in SEVERAL]
+    changes = [largest_change(each["1"]) for each in floors.values()]
     return {
-        "unequal Hessians": bool(np.min([np.diff(floors["unequal"][k]) for k in (10, 100)]) > 0),
-        "one Hessian, as in the paper's simulation": bool(np.max(rises) >= flat),
+        "unequal Hessians": bool(np.min([np.diff(floors["unequal"][k]) for k in SEVERAL]) > 0),
+        "one Hessian, as in the paper's simulation": bool(np.min(rises) >= flat),
         "no change with K = 1": bool(np.max(changes) < flat),
     }
 
@@ -272,68 +277,63 @@ def count_rounds(sizes: Sizes) -> Counted:
     return Counted(counted, step_sizes)
 
 
-def judge_rounds(sizes: Sizes, ran: Runs, counted: Counted) -> Verdict:
+def judge_rounds(found: Found) -> Verdict:
     """Judge claim 7 in both protocols and by the bound."""
-    found = {k: first_within(sets.distance[:, 0, 0], ACCURACY) for k, sets in ran.fixed.items()}
-    fixed, tuned, loud, bound = ([*each.values()] for each in counted.rounds.values())
+    by_steps = found["rounds"]["fixed"]
+    fixed, tuned, loud, bound = ([*each.values()] for each in found["rounds"].values())
     protocols = {
         "fixed step size": fixed,
         "the bound": bound,
         "best step size for each K": tuned,
         "best step size, noisy gradients": loud,
     }
-    parts = {name: min(r[0], r[-1]) > min(r) for name, r in protocols.items()}
-    steps, shown = (
-        ", ".join(f"{value:g}" for value in values) for values in (sizes.counted, fixed)
-    )
+    parts = {name: np.min([r[0], r[-1]]) > np.min(r) for name, r in protocols.items()}
+    steps, shown = ", ".join(map(str, by_steps)), ", ".join(f"{value:g}" for value in fixed)
     why = (
         f"rounds at the fixed step size {STEP_SIZE:g}: {shown} for K = {steps}; with the best step "
         f"size for each K {tuned[0]:g} to {tuned[-1]:g}, with noisy gradients {loud[0]:g} to "
         f"{loud[-1]:g}"
     )
-    measured = {
-        "rounds": counted.rounds,
-        "best step sizes": counted.step_sizes,
-        "chains, fixed": found,
-        "accuracy": ACCURACY,
-    }
-    return verdict(7, measured, rule(parts), why)
+    return verdict(7, found, rule(parts), why)
 
 
-def judge_rho(far: float) -> tuple[Verdict, dict[str, dict[int, list[float]]]]:
-    """Judge claim 8; far: the largest deviation of chains in standard errors."""
+def floors_by_rho() -> Found:
+    """Compute exact floors for growing rho, of both kinds of Hessians (claim 8)."""
     kinds = {"unequal": clients_of(unequal_problem(0.0)), "equal": clients_of(equal_problem(0.0))}
-    floors: dict[str, dict[int, list[float]]] = {
+    floors = {
         kind: {
-            k: [floor(target, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS]
+            f"{k}": [floor(target, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS]
             for k in (1, 10, 100)
         }
         for kind, target in kinds.items()
     }
+    return {"floors": floors, "rhos": RHOS}
+
+
+def judge_rho(found: Found) -> Verdict:
+    """Judge claim 8."""
+    floors, far = found["floors"], found["largest deviation of chains"]
     marks = CLAIMS[8].criterion
-    several = [floors[kind][k] for kind in kinds for k in (10, 100)]
-    rises = max(float(np.diff(values).max() / values[0]) for values in several)
-    flat = max(
-        np.ptp(values) / values[0] for values in [*floors["equal"].values(), floors["unequal"][1]]
-    )
+    several = [floors[kind][k] for kind in ("unequal", "equal") for k in SEVERAL]
+    rises = np.max([np.diff(values).max() / values[0] for values in several])
+    flat = np.max([largest_change(values) for values in unbiased(floors)])
     parts = {
         "no harm": rises < marks.flat,
         "less error with unequal Hessians": all(
-            bool((np.diff(floors["unequal"][k]) < 0).all()) for k in (10, 100)
+            bool((np.diff(floors["unequal"][k]) < 0).all()) for k in SEVERAL
         ),
         "less error with one Hessian, as in Fig. 1(c)": all(
-            1 - floors["equal"][k][-1] / floors["equal"][k][0] >= marks.flat for k in (10, 100)
+            1 - floors["equal"][k][-1] / floors["equal"][k][0] >= marks.flat for k in SEVERAL
         ),
     }
-    gain = {k: 1 - floors["unequal"][k][-1] / floors["unequal"][k][0] for k in (10, 100)}
+    gain = [1 - floors["unequal"][k][-1] / floors["unequal"][k][0] for k in SEVERAL]
     why = (
-        f"unequal Hessians, from rho = 0 to 1: floor lower by {gain[10]:.1%} at K = 10 and "
-        f"{gain[100]:.1%} at K = 100; no change with one "
+        f"unequal Hessians, from rho = 0 to 1: floor lower by {gain[0]:.1%} at K = 10 and "
+        f"{gain[1]:.1%} at K = 100; no change with one "
         f"Hessian or K = 1 (by {flat:.0e} of it); chains up to {far:.1f} standard errors from "
         "exact laws"
     )
-    measured = {"floors": floors, "rhos": RHOS, "largest deviation of chains": far}
-    return verdict(8, measured, rule(parts) if far < marks.far else False, why), floors
+    return of_chains(8, found, rule(parts) if far < marks.far else False, why)
 
 
 @styled()
@@ -343,13 +343,18 @@ def run(arguments: Arguments) -> Outcome:
     counted = count_rounds(sizes)
     ran = run_chains(sizes, arguments, counted.step_sizes)
     far = largest_deviation(ran, sizes.seeds, counted.step_sizes)
-    by_alpha, floors = judge_heterogeneity(far)
-    by_steps = judge_rounds(sizes, ran, counted)
-    by_rho, widths = judge_rho(far)
-    if sizes.seeds < LEAST_CHAINS:
-        few = f"not judged: {sizes.seeds} chains are too few; "
-        by_alpha, by_rho = (each.undecided(few) for each in (by_alpha, by_rho))
-    verdicts = [by_alpha, by_steps, by_rho]
+    by_chains = {"largest deviation of chains": far, "chains": sizes.seeds}
+    by_alpha, by_rho = ({**each, **by_chains} for each in (floors_by_alpha(), floors_by_rho()))
+    floors, widths = by_alpha["floors"], by_rho["floors"]
+    by_steps = {
+        "rounds": counted.rounds,
+        "best step sizes": counted.step_sizes,
+        "chains, fixed": {
+            k: first_within(sets.distance[:, 0, 0], ACCURACY) for k, sets in ran.fixed.items()
+        },
+        "accuracy": ACCURACY,
+    }
+    verdicts = [judge_heterogeneity(by_alpha), judge_rounds(by_steps), judge_rho(by_rho)]
     figure = Figure(figsize=(20, 9))
     panels = figure.subplots(2, 4).ravel()
     explain(
@@ -376,11 +381,11 @@ def run(arguments: Arguments) -> Outcome:
         axes.set(xlabel="local steps", ylabel="W2", title=f"alpha = {alpha:g}")
         axes.legend()
     gammas = [max(alpha, 0.02) for alpha in ALPHAS]
-    for c, k in enumerate((1, 10, 100)):
-        panels[2].loglog(gammas, floors["unequal"][k], label=f"K = {k}", **look(c, "all"))
-        panels[2].loglog(gammas, floors["equal"][k], **look(c, "all", **OPEN))
-        relative = np.array(widths["unequal"][k]) / widths["unequal"][k][0]
-        panels[3].plot(RHOS, relative, label=f"K = {k}", **look(c, "all"))
+    for c, steps in enumerate(("1", *SEVERAL)):
+        panels[2].loglog(gammas, floors["unequal"][steps], label=f"K = {steps}", **look(c, "all"))
+        panels[2].loglog(gammas, floors["equal"][steps], **look(c, "all", **OPEN))
+        relative = np.array(widths["unequal"][steps]) / widths["unequal"][steps][0]
+        panels[3].plot(RHOS, relative, label=f"K = {steps}", **look(c, "all"))
     panels[2].set(
         xlabel="alpha (0 at the left end)",
         ylabel="exact floor of W2",

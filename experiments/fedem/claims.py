@@ -3,6 +3,9 @@
 Some follow from its theorems.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from experiments.harness import Claims, Criterion
 
 FAR = 5.0
@@ -242,3 +245,6 @@ CLAIMS = Claims(
 SMOKE = "not judged: too small with --smoke"
 
 verdict = CLAIMS.verdict
+
+Found = Mapping[str, Any]
+"""The numbers by which a claim is judged, as its verdict stores them."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.fedem.claims import CLAIMS, SMOKE, verdict
+from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import (
     MIXTURE,
     SPLITS,
@@ -25,9 +25,10 @@ from experiments.fedem.setup import (
     span,
     vr_fedem_of_fig1,
 )
-from experiments.harness import Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Verdict, table
 from fedjax_sim.systems import fedem, vr_fedem
 
+METRICS = ("field", "mean_field")
 LEVELS = {
     "FedEM's ‖H‖²": (2.5e-3, 3.6e-3),
     "FedEM's ‖h‖²": (1.3e-5, 2.4e-5),
@@ -39,6 +40,22 @@ LEVELS = {
 FedEM is averaged over the second half, VR-FedEM is taken at the end. The levels come from a few
 other seeds; they are reported and not judged.
 """
+
+
+def judge(found: Found) -> Verdict:
+    """Judge claim 18 on values of every seed."""
+    fedem_field, fedem_mean = (np.array(found["FedEM"][name]) for name in METRICS)
+    field, mean = (np.array(found["VR-FedEM at the end"][name]) for name in METRICS)
+    apart, marks = np.abs(field / mean - 1), CLAIMS[18].criterion
+    holds = bool(apart.max() < marks.apart and (field < marks.share * fedem_field).all())
+    why = (
+        f"second half of FedEM: ‖H‖² {span(fedem_field)}, ‖h‖² {span(fedem_mean)}; end of "
+        "VR-FedEM: ‖H‖² "
+        f"{span(field)}, ‖h‖² {span(mean)}, apart by at most "
+        f"{apart.max():.0%}; "
+        f"{_outside([fedem_field, fedem_mean, field, mean])}"
+    )
+    return verdict(18, found, holds, why)
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -64,41 +81,24 @@ def run(arguments: Arguments) -> Outcome:
             vr_fedem.system, problems, reduced, num_ticks=ticks, **options, **kept
         )
     half = {
-        name: {
-            metric: mean_after(data, metric, sizes.epochs / 2) for metric in ("field", "mean_field")
-        }
+        name: {metric: mean_after(data, metric, sizes.epochs / 2) for metric in METRICS}
         for name, data in curves.items()
     }
-    last = {
-        metric: curves["VR-FedEM, iid"][metric].isel(eval=-1).values
-        for metric in ("field", "mean_field")
-    }
-    apart = np.abs(last["field"] / last["mean_field"] - 1)
-    fedem_field, fedem_mean = half["FedEM, iid"]["field"], half["FedEM, iid"]["mean_field"]
-    marks = CLAIMS[18].criterion
-    holds = bool(apart.max() < marks.apart and (last["field"] < marks.share * fedem_field).all())
-    why = (
-        f"second half of FedEM: ‖H‖² {span(fedem_field)}, ‖h‖² {span(fedem_mean)}; end of "
-        "VR-FedEM: ‖H‖² "
-        f"{span(last['field'])}, ‖h‖² {span(last['mean_field'])}, apart by at most "
-        f"{apart.max():.0%}; "
-        f"{_outside([fedem_field, fedem_mean, last['field'], last['mean_field']])}"
+    judged = judge(
+        {
+            "FedEM": {name: list(values) for name, values in half["FedEM, iid"].items()},
+            "VR-FedEM at the end": {
+                metric: curves["VR-FedEM, iid"][metric].isel(eval=-1).values for metric in METRICS
+            },
+        }
     )
-    measured = {
-        "FedEM": {name: list(values) for name, values in half["FedEM, iid"].items()},
-        "VR-FedEM at the end": last,
-    }
-    rows = [
-        [name, *(span(means[metric]) for metric in ("field", "mean_field"))]
-        for name, means in half.items()
-    ]
+    if arguments.smoke:
+        judged = verdict(18, judged.measured, None, SMOKE)
+    rows = [[name, *(span(means[metric]) for metric in METRICS)] for name, means in half.items()]
     figures = {
         f"fig1_{name.split(',')[0].lower()}_{name.split()[-1]}.png": _figure(name, data)
         for name, data in curves.items()
     }
-    judged = verdict(
-        18, measured, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
-    )
     config = {
         **sizes.config(),
         "second half": {

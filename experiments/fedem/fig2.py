@@ -22,10 +22,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.fedem.claims import CLAIMS, SMOKE, verdict
+from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import COUNTS, SPARSE, Visits, poisson, regional, synthetic
 from experiments.fedem.setup import even, figure_of
-from experiments.harness import Arguments, Outcome, Sizes, table
+from experiments.harness import Arguments, Outcome, Sizes, Verdict, table
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.problems import latent
 from fedjax_sim.reporting.plots import COLORS, styled
@@ -33,7 +33,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
 
 RANK, HALF = 2, 0.5**0.5
-PAPERS, OURS, UNDIVIDED = "paper's", "ours", "ours, not divided"
+PAPERS, OURS, UNDIVIDED, LIMIT = "paper's", "ours", "ours, not divided", "EM, to its end"
 OUR_STEPS = {"gamma": 0.2, "alpha": 0.1}
 
 
@@ -212,6 +212,27 @@ def run_all(
     return fits, loss, matrix, steps
 
 
+def judge(found: Found) -> Verdict:
+    """Judge claim 20 on runs with and without division, whose truth is known."""
+    judged_on, marks = [found[name] for name in (OURS, UNDIVIDED)], CLAIMS[20].criterion
+    ends = all(run["‖h‖² left"] < marks.left and run["apart"] < marks.apart for run in judged_on)
+    falls = all(run["F"] < run["F at first"] and run["trend"] > marks.trend for run in judged_on)
+    ours, limit = found[OURS], found[LIMIT]
+    why = (
+        f"F falls from {ours['F at first']:.5g} to {ours['F']:.6g}, EM's limit is "
+        f"{limit['F']:.6g} after {limit['steps']} steps; divided and not, "
+        "‖h‖² falls to "
+        f"{' and '.join(format(run['‖h‖² left'], '.0e') for run in judged_on)} of itself, and "
+        "matrices end "
+        f"{' and '.join(format(run['apart'], '.1%') for run in judged_on)} from EM's (RMS, of "
+        "its); trend correlates "
+        f"{ours['trend']:.4f}, RMSE {ours['RMSE']:.3f} (EM "
+        f"{limit['RMSE']:.3f}); the paper's settings: "
+        f"{found[PAPERS]['trend']:.3f}, {found[PAPERS]['RMSE']:.3f}"
+    )
+    return verdict(20, found, ends and falls and limit["steps"] < limit["steps allowed"], why)
+
+
 def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     """Judge claim 20 on counts whose truth is known."""
     visits = synthetic(sizes)
@@ -221,7 +242,7 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     rows, found = [], {}
     for name, matrix in [
         *((name, fitted.matrix) for name, fitted in fits.items()),
-        ("EM, to its end", limit),
+        (LIMIT, limit),
     ]:
         rmse = float(np.sqrt(np.mean((matrix - visits.truth) ** 2)))
         trend = float(np.corrcoef(matrix.sum(axis=0), visits.truth.sum(axis=0))[0, 1])
@@ -242,27 +263,8 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
         field = fitted.curves.mean_field.values[0]
         apart = float(np.sqrt(np.mean((fitted.matrix - limit) ** 2))) / scale
         found[name] |= {"‖h‖² left": float(field[-1] / field[0]), "apart": apart}
-    marks = CLAIMS[20].criterion
-    judged_on = [found[name] for name in (OURS, UNDIVIDED)]
-    ends = all(run["‖h‖² left"] < marks.left and run["apart"] < marks.apart for run in judged_on)
-    falls = all(run["F"] < run["F at first"] and run["trend"] > marks.trend for run in judged_on)
-    ours = found[OURS]
-    why = (
-        f"F falls from {ours['F at first']:.5g} to {ours['F']:.6g}, EM's limit is {loss:.6g} "
-        f"after {steps} steps; divided and not, "
-        "‖h‖² falls to "
-        f"{' and '.join(format(run['‖h‖² left'], '.0e') for run in judged_on)} of itself, and "
-        "matrices end "
-        f"{' and '.join(format(run['apart'], '.1%') for run in judged_on)} from EM's (RMS, of "
-        "its); trend correlates "
-        f"{ours['trend']:.4f}, RMSE {ours['RMSE']:.3f} (EM "
-        f"{found['EM, to its end']['RMSE']:.3f}); the paper's settings: "
-        f"{found[PAPERS]['trend']:.3f}, {found[PAPERS]['RMSE']:.3f}"
-    )
-    holds = bool(ends and falls and steps < most)
-    judged = verdict(
-        20, found, None if arguments.smoke else holds, SMOKE if arguments.smoke else why
-    )
+    found[LIMIT] |= {"steps": steps, "steps allowed": most}
+    judged = verdict(20, found, None, SMOKE) if arguments.smoke else judge(found)
     seen = np.zeros(visits.shape, bool)
     seen[visits.site, visits.time] = True
     figures = {

@@ -14,9 +14,9 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.fedem.claims import CLAIMS, SMOKE, verdict
+from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
-from experiments.harness import Arguments, Outcome, Sizes, Study, interval, rule, table
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, interval, rule, table
 from fedjax_sim import datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.features import principal_components
@@ -30,6 +30,23 @@ STUDY = Study(
     full=Sizes(5, dataset="mnist", num_clients=100, epochs=1000),
     smoke=Sizes(2, dataset="digits", num_clients=10, epochs=12),
 )
+
+
+def judge(found: Found) -> Verdict:
+    """Judge claim 19 by intervals over seeds."""
+    field, last = (np.array(found[name]) for name in ("FedEM", "VR-FedEM at the end"))
+    rough = {name: np.array(values) for name, values in found["roughness of weights"].items()}
+    ratio = interval(np.log10(last / field))
+    smoother = interval(np.log10(rough["FedEM"] / rough["VR-FedEM"]))
+    below = ratio._replace(mean=np.log10(CLAIMS[19].criterion.share) - ratio.mean)
+    parts = {"‖H‖²": below.above(), "smoother weights": smoother.above()}
+    why = (
+        f"{found['images']} images, {found['epochs']} epochs, {len(field)} seeds: FedEM's ‖H‖² "
+        f"over the second half {span(field)}, VR-FedEM's at the end {span(last)}, powers of ten "
+        f"apart {ratio} (95 %); second differences of the weights between evaluations "
+        f"{span(rough['FedEM'])} and {span(rough['VR-FedEM'])}"
+    )
+    return verdict(19, found, rule(parts), why)
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -73,25 +90,16 @@ def run(arguments: Arguments) -> Outcome:
     }
     field = {name: mean_after(curve, "field", sizes.epochs / 2) for name, curve in curves.items()}
     last = curves["VR-FedEM"].field.isel(eval=-1).values
-    rough = {name: _roughness(curve) for name, curve in curves.items()}
-    ratio = interval(np.log10(last / field["FedEM"]))
-    smoother = interval(np.log10(rough["FedEM"] / rough["VR-FedEM"]))
-    below = ratio._replace(mean=np.log10(CLAIMS[19].criterion.share) - ratio.mean)
-    parts = {"‖H‖²": below.above(), "smoother weights": smoother.above()}
-    why = (
-        f"{len(order)} images, {sizes.epochs} epochs, {sizes.seeds} seeds: FedEM's ‖H‖² over the "
-        f"second half {span(field['FedEM'])}, VR-FedEM's at the end {span(last)}, powers of ten "
-        f"apart {ratio} (95 %); second differences of the weights between evaluations "
-        f"{span(rough['FedEM'])} and {span(rough['VR-FedEM'])}"
-    )
-    measured = {
+    found = {
         "FedEM": field["FedEM"].tolist(),
         "VR-FedEM at the end": last.tolist(),
-        "roughness of weights": {name: values.tolist() for name, values in rough.items()},
+        "roughness of weights": {
+            name: _roughness(curve).tolist() for name, curve in curves.items()
+        },
+        "images": len(order),
+        "epochs": sizes.epochs,
     }
-    judged = verdict(
-        19, measured, None if arguments.smoke else rule(parts), SMOKE if arguments.smoke else why
-    )
+    judged = verdict(19, found, None, SMOKE) if arguments.smoke else judge(found)
     rows = [
         [
             name,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fedem.claims import CLAIMS, SMOKE, verdict
+from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import COUNTS, Visits, read, synthetic
 from experiments.fedem.fig2 import (
     OURS,
@@ -46,21 +46,20 @@ FedMissEM uses the ridge over the number of servers, as its F is the servers' me
 """
 
 
-def judge(found: dict[str, dict[str, float]], gain: Interval, *, has_limit: bool) -> Verdict:
-    """Judge claim 20 without a truth.
+def judge(found: Found) -> Verdict:
+    """Judge claim 20 without a truth, on FedMissEM divided and not.
 
-    Args:
-      found: What `run` measured of FedMissEM, divided and not.
-      gain: Squared error on withheld cells of site and time means less that of FedMissEM.
-      has_limit: Whether EM itself came to its end within the steps allowed.
+    The gain over means is in squared error on withheld cells. Nothing is known of EM's fixed point
+    if EM itself did not come to its end within the steps allowed.
     """
-    marks, runs = CLAIMS[20].criterion, found.values()
+    named, marks = {name: found[name] for name in (OURS, UNDIVIDED)}, CLAIMS[20].criterion
+    runs, gain = named.values(), Interval.read(found["gain over means"])
     parts = {
         "F falls": all(run["F"] < run["F at first"] for run in runs),
         "ends at the centralised fixed point": all(
             run["‖h‖² left"] < marks.left and run["apart"] < marks.apart for run in runs
         )
-        if has_limit
+        if found["EM's steps"] < found["steps allowed"]
         else None,
         "trend of pooled EM": all(run["trend"] > marks.trend for run in runs),
         "predicts withheld cells better than means": gain.above(),
@@ -69,13 +68,13 @@ def judge(found: dict[str, dict[str, float]], gain: Interval, *, has_limit: bool
         f"{name}: F from {run['F at first']:.5g} to {run['F']:.6g}, ‖h‖² to "
         f"{run['‖h‖² left']:.0e} of itself, {run['apart']:.1%} from EM's matrix, trend "
         f"correlates {run['trend']:.4f} with pooled EM's"
-        for name, run in found.items()
+        for name, run in named.items()
     )
     why = (
         f"truth unknown; {shown}; squared error on withheld cells lower than that of means by "
         f"{gain.mean:.4f} ± {gain.half:.4f} (95 %)"
     )
-    return verdict(20, {**found, "gain over means": gain._asdict()}, rule(parts), why)
+    return verdict(20, found, rule(parts), why)
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -134,7 +133,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     figures["observed_objective.png"] = figure_of(lines, x="rounds", y="F less EM's limit")
     scale, trend = float(np.sqrt(np.mean(limit**2))), pooled.sum(axis=0)
-    found = {}
+    found: dict[str, Any] = {}
     for way in (OURS, UNDIVIDED):
         matrix, ran = fits[way].matrix, fits[way].curves
         field, objective = ran.mean_field.values[0], ran.objective.values[0]
@@ -146,7 +145,8 @@ def run(arguments: Arguments) -> Outcome:
             "trend": float(np.corrcoef(matrix.sum(axis=0), trend)[0, 1]),
         }
     gain = interval(per_cell(additive(train), test) - per_cell(fits[OURS].matrix, test))
-    judged = judge(found, gain, has_limit=taken < most)
+    ended = {"EM's steps": taken, "steps allowed": most}
+    judged = judge({**found, "gain over means": gain._asdict(), **ended})
     if arguments.smoke:
         judged = judged.undecided(f"{SMOKE}; ")
     config: dict[str, Any] = {

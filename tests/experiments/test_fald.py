@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import fedjax_sim
 from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws, unequal
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
-from experiments.harness import Arguments, Sizes
+from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
@@ -89,9 +89,12 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
     assert gaussian.largest(1.0, 3.0, 2.0) == 3
 
 
-@pytest.mark.parametrize("judge", [laws.judge_noise, laws.judge_alone])
+@pytest.mark.parametrize(
+    ("measure", "judge"),
+    [(laws.measure_noise, laws.judge_noise), (laws.measure_alone, laws.judge_alone)],
+)
 def test_increments_that_are_no_numbers_are_no_evidence(
-    monkeypatch: pytest.MonkeyPatch, judge: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any], judge: Callable[..., Any]
 ) -> None:
     """One chain that is not a number, after the first of the cases, is enough."""
     sizes, sweep = Sizes(seeds=100), fedjax_sim.sweep
@@ -113,9 +116,9 @@ def test_increments_that_are_no_numbers_are_no_evidence(
             if getattr(ran, name) is not None
         }
 
-    assert judge(sizes).holds
+    assert judge(measure(sizes)).holds
     monkeypatch.setattr(fedjax_sim, "sweep", spoiled)
-    assert judge(sizes).holds is False
+    assert judge(measure(sizes)).holds is False
 
 
 def test_deviations_of_a_mixture() -> None:
@@ -165,7 +168,11 @@ def test_verdict_on_floors() -> None:
     clients = gaussian.clients_of(gaussian.equal_problem(0.0))
     ran = follow(clients, sizes)
     late = fig2.late_distances(clients, sizes, ran)
-    judged = fig2.judge(clients, sizes, ran, late)
+
+    def judge(ran: dict[str, gaussian.Repeated], sizes: Sizes = sizes) -> Verdict:
+        return fig2.judge(fig2.measure(clients, sizes, ran, late))
+
+    judged = judge(ran)
     assert judged.holds and max(judged.measured["standard errors off"].values()) > 0.5
     # At small steps the chains are far from their floor, and follow the exact law all the same.
     assert late.exact["a"][-1] > 20 * judged.measured["exact"]["a"][-1]
@@ -177,16 +184,11 @@ def test_verdict_on_floors() -> None:
             Gaussian(law.mean + 0.01, law.covariance),
         ):
             other = ran[panel]._replace(first=ran[panel].first._replace(law=wrong))
-            assert fig2.judge(clients, sizes, ran | {panel: other}, late).holds is False
+            assert judge(ran | {panel: other}).holds is False
         second = np.concatenate([ran[panel].distance, np.full_like(ran[panel].distance, np.nan)])
-        assert (
-            fig2.judge(
-                clients, sizes, ran | {panel: ran[panel]._replace(distance=second)}, late
-            ).holds
-            is False
-        )
-    assert fig2.judge(clients, sizes, {"b": ran["b"]}, late).holds is None
-    assert fig2.judge(clients, sizes.replace(seeds=99), ran, late).holds is None
+        assert judge(ran | {panel: ran[panel]._replace(distance=second)}).holds is False
+    assert judge({"b": ran["b"]}).holds is None
+    assert judge(ran, sizes.replace(seeds=99)).holds is None
 
 
 @pytest.mark.parametrize("last", [1.0, 1.5, 0.5, np.nan])
@@ -194,8 +196,8 @@ def test_a_floor_that_falls_with_one_step_changes_too(last: float) -> None:
     """Claim 6 asks for no change with one local step, neither up nor down."""
     rising, flat = [1.0, 1.1, 1.2], [1.0, 1.0, 1.0]
     floors = {
-        "unequal": {1: [1.0, 1.0, last], 10: rising, 100: rising},
-        "equal": {1: flat, 10: flat, 100: flat},
+        "unequal": {"1": [1.0, 1.0, last], "10": rising, "100": rising},
+        "equal": {"1": flat, "10": flat, "100": flat},
     }
     parts = unequal.parts_by_floors(floors)
     assert parts["no change with K = 1"] is (last == 1.0)
@@ -211,9 +213,13 @@ def test_verdict_on_floors_with_unequal_hessians() -> None:
     ]
     own, other = (follow(each, sizes) for each in clients)
     late = fig2.late_distances(clients[0], sizes, own)
-    assert fig2_unequal.judge(clients[0], sizes, own, late).holds
-    assert fig2_unequal.judge(clients[0], sizes, own | {"a": other["a"]}, late).holds is False
-    assert fig2_unequal.judge(clients[0], sizes, {"b": own["b"]}, late).holds is None
+
+    def judge(ran: dict[str, gaussian.Repeated]) -> Verdict:
+        return fig2_unequal.judge(fig2_unequal.measure(clients[0], sizes, ran, late))
+
+    assert judge(own).holds
+    assert judge(own | {"a": other["a"]}).holds is False
+    assert judge({"b": own["b"]}).holds is None
 
 
 def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.Repeated]:
@@ -313,7 +319,7 @@ def test_verdict_on_rounds_saved() -> None:
     )
 
     def judged(**changes: Any) -> Any:
-        return fig1.judge(good._replace(**changes), smoke=False)[0]
+        return fig1.judge(fig1.measure(good._replace(**changes)))
 
     assert judged().holds and judged().measured["gain"] == {
         kind: {0.0: 30.0, 1.0: 30.0} for kind in ("exact", "chains")
@@ -345,7 +351,6 @@ def test_verdict_on_rounds_saved() -> None:
         judged(ran=good.ran | {100: one._replace(first=one.first._replace(law=law))}).holds is False
     )
     assert judged(sizes=sizes.replace(seeds=99)).holds is None
-    assert fig1.judge(good, smoke=True)[0].holds is None
 
 
 def test_sets_of_chains_share_nothing() -> None:
@@ -439,22 +444,30 @@ def made_up(
     return images.ImageRuns(curves, chosen, config)
 
 
+def worst_of(ran: images.ImageRuns, prefixes: Sequence[str]) -> Verdict:
+    return images.judged(ran, prefixes)[0]
+
+
+def best_of(ran: images.ImageRuns, prefixes: Sequence[str]) -> Verdict:
+    return images.judged(ran, prefixes)[1]
+
+
 def test_verdict_on_the_worst_number_of_local_steps() -> None:
     """K = 1 has to be worst in every panel beyond doubt, except for the ECE of one panel."""
-    worst = images.judge_worst(made_up(), BOTH)
+    worst = worst_of(made_up(), BOTH)
     assert worst.holds and set(worst.measured["worst"].values()) == {1}
     for spoiled in ((0.86, 0.30, 0.20), (0.80, 0.15, 0.20), (0.80, 0.30, 0.12)):
-        assert images.judge_worst(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
-        assert images.judge_worst(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
+        assert worst_of(made_up(ORDINARY | {1: spoiled}), BOTH).holds is False
+        assert worst_of(made_up(ORDINARY | {1: spoiled}, noise=0.3), BOTH).holds is None
     close = ORDINARY | {1: (0.85, 0.20, 0.15)}
-    assert images.judge_worst(made_up(close), BOTH).holds is None
+    assert worst_of(made_up(close), BOTH).holds is None
     free = made_up()
     leaf = free.curves["fashion_mnist, K = 1"]["warm_ece"]
     free.curves["fashion_mnist, K = 1"]["warm_ece"] = leaf - 0.15
-    assert images.judge_worst(free, BOTH).holds
+    assert worst_of(free, BOTH).holds
     leaf = free.curves["fashion_mnist, K = 1"]["ece"]
     free.curves["fashion_mnist, K = 1"]["ece"] = leaf - 0.15
-    assert images.judge_worst(free, BOTH).holds is False
+    assert worst_of(free, BOTH).holds is False
 
 
 def test_verdict_on_the_best_number_of_local_steps() -> None:
@@ -462,7 +475,7 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
 
     The claim fails if the best K observed do not differ.
     """
-    best = images.judge_best(made_up(), BOTH)
+    best = best_of(made_up(), BOTH)
     assert best.holds
     assert [best.measured["best"][f"mnist, {metric}"] for metric in images.METRICS] == [
         10,
@@ -473,11 +486,11 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     assert ("mnist, brier", "mnist, ece") in best.measured["differ"]["metric"]
     alike = {("mnist, accuracy", "mnist, brier"), ("mnist, ece", "mnist, ece, warm-up")}
     assert not alike & set(itertools.chain.from_iterable(best.measured["differ"].values()))
-    assert images.judge_best(made_up(warm=ORDINARY, noise=0.0), BOTH).holds is False
+    assert best_of(made_up(warm=ORDINARY, noise=0.0), BOTH).holds is False
     same: Ends = {1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.10), 100: (0.85, 0.20, 0.15)}
     turned: Ends = {1: (0.80, 0.30, 0.20), 10: (0.85, 0.20, 0.15), 100: (0.90, 0.10, 0.10)}
-    assert images.judge_best(made_up(same, turned, noise=0.0), BOTH).holds is False
-    assert images.judge_best(made_up(noise=0.05), BOTH).holds is None
+    assert best_of(made_up(same, turned, noise=0.0), BOTH).holds is False
+    assert best_of(made_up(noise=0.05), BOTH).holds is None
 
 
 def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
@@ -492,10 +505,10 @@ def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
         for curves in study.curves.values():
             for leaf in curves.data_vars.values():
                 leaf.values[0, :, -1] += 1e-3 * random.normal(size=5)
-        assert images.judge_best(study, BOTH).holds is not True
+        assert best_of(study, BOTH).holds is not True
 
 
-@pytest.mark.parametrize("judge", [images.judge_worst, images.judge_best])
+@pytest.mark.parametrize("judge", [worst_of, best_of])
 def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
     assert judge(made_up(), ("",)).holds is None
     assert judge(made_up(seeds=4), BOTH).holds is None
@@ -504,7 +517,7 @@ def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
         in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"}), BOTH).why
     )
     one = judge(made_up(data=("mnist",)), BOTH).holds
-    assert one is (None if judge is images.judge_worst else True)
+    assert one is (None if judge is worst_of else True)
     diverged = {1: (np.nan, np.nan, np.nan)}
     assert judge(made_up(ORDINARY | diverged, WARM | diverged), BOTH).holds is None
 

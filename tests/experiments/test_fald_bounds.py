@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.fald import bounds as fald_bounds
-from experiments.harness import Sizes
+from experiments.harness import Sizes, Verdict
 from fedjax_sim.theory.langevin import bounds as theory
 from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
 from fedjax_sim.theory.langevin.exact_laws import Participation
@@ -50,8 +50,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     return Sizes(problems=8, followed=10, steps=60)
 
 
+def judged(few: Sizes) -> Verdict:
+    shares = fald_bounds.measure_bounds(few, fald_bounds.long_runs(few.steps))
+    return fald_bounds.judge_bounds(shares, few)
+
+
 def test_every_share_is_below_one(few: Sizes) -> None:
-    verdict = fald_bounds.judge_bounds(few, fald_bounds.long_runs(few.steps))
+    verdict = judged(few)
     assert verdict.holds
     assert set(verdict.measured) == set.union(*BOUNDS.values())
     assert all(0 < ratio < 1 for ratio in verdict.measured.values())
@@ -64,7 +69,7 @@ def test_one_bound_that_fails_is_enough(
 ) -> None:
     honest = getattr(theory, name)
     monkeypatch.setattr(theory, name, lambda *args, **how: spoil(honest(*args, **how)))
-    verdict = fald_bounds.judge_bounds(few, fald_bounds.long_runs(few.steps))
+    verdict = judged(few)
     assert verdict.holds is False
     assert not any(verdict.measured[each] <= 1 for each in BOUNDS[name])
 
@@ -82,9 +87,9 @@ def test_a_share_that_is_not_a_number_stays() -> None:
 
 def test_a_rate_that_is_not_a_number_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = fald_bounds.wasserstein2
-    assert fald_bounds.judge_constant().holds
+    assert fald_bounds.judge_constant(fald_bounds.measure_constant()).holds
     monkeypatch.setattr(fald_bounds, "wasserstein2", lambda *laws: missing(honest(*laws)))
-    assert fald_bounds.judge_constant().holds is False
+    assert fald_bounds.judge_constant(fald_bounds.measure_constant()).holds is False
 
 
 def test_every_problem_is_judged_in_every_way() -> None:
