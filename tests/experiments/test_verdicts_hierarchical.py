@@ -11,11 +11,19 @@ import pytest
 
 from experiments.harness import Verdict
 from experiments.harness.statistics import VERDICTS
-from experiments.hierarchical import bounds, quadratics
+from experiments.hierarchical import bounds, clock, quadratics
 from tests.experiments.verdict_rows import Path, changed, committed, numbers
 
-ENTRIES = committed("hierarchical/bounds") | committed("hierarchical/quadratics")
+ENTRIES = {
+    id: entry
+    for name in ("bounds", "clock", "quadratics")
+    for id, entry in committed(f"hierarchical/{name}").items()
+}
 JUDGES: dict[int, Callable[[Any], Verdict]] = {
+    1: clock.judge_rounds,
+    2: clock.judge_iterations,
+    3: clock.judge_monotone,
+    17: clock.judge_savings,
     4: bounds.judge_centralised,
     5: bounds.judge_lemma,
     6: bounds.judge_global,
@@ -28,7 +36,13 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     26: quadratics.judge_average,
 }
 LEAD = "least relative lead of S = 0"
+ROUNDS = ENTRIES["hierarchical-1"]["measured"]["rounds"]
 NOT_KEPT: dict[int, dict[str, Any]] = {
+    1: {
+        "rounds_expected": dict(ROUNDS),
+        "rounds_error": dict.fromkeys(ROUNDS, 0.01),
+        "largest_deviation of ratios": 2.0,
+    },
     5: {"sharp bound over (18)": 0.9},
     6: {"rounds": 20},
     9: {"error": 7e-7},
@@ -45,6 +59,16 @@ NOT_KEPT_OF_PARTS: dict[int, dict[str, Any]] = {
 MANY, ONE = "many rounds, group 2", "one round, group 1"
 FLOORS = "floor over that of S = 0"
 ROWS: list[tuple[int, Path, Any, str]] = [
+    (1, ("largest_deviation",), 5.1, "fails"),
+    (1, ("largest_deviation of ratios",), 5.1, "fails"),
+    (1, ("rounds", "Fig. 6, S = 5"), 38.5, "fails"),
+    (1, ("rounds", "Fig. 6, S = 5"), 38.6, "holds"),
+    (2, ("Fig. 7a, S = 5", 1, 0), 0, "fails"),
+    (2, ("Fig. 7a, S = 5", 1, 1), 6, "fails"),
+    (3, ("monotone",), False, "fails"),
+    (17, ("Fig. 7a",), 37.0, "holds"),
+    (17, ("Fig. 7b",), 30.0, "fails"),
+    (17, ("Fig. 7a",), np.nan, "undecided: c_g = 10"),
     (4, ("largest relative difference",), 1e-4, "fails"),
     (5, ("over sharp bound",), 1.01, "fails"),
     (5, ("sharp bound over (18)",), 1.01, "fails"),
@@ -114,4 +138,6 @@ def test_one_number_decides(number: int, path: Path, value: Any, expected: str) 
 def test_no_claim_holds_on_what_is_not_a_number() -> None:
     for number, judge in JUDGES.items():
         for path in numbers(base(number)):
-            assert judge(changed(base(number), path, np.nan)).verdict == "undecided", (number, path)
+            found = judge(changed(base(number), path, np.nan))
+            left = ("fails", "holds in part") if number == 17 else ("undecided",)
+            assert found.verdict in left, (number, path)
