@@ -228,8 +228,8 @@ def judge_step_time(measured: Mapping[str, Any]) -> Verdict:
         f"{name} {x.mean[THIRD]:.4g} and {x.mean[MOST]:.4g}" for name, x in found.items()
     )
     why = (
-        f"FAVANO and QuAFL 7 in every step; at 34 and 89 slow {numbers} units; FedAvg {far:.1f} "
-        "standard errors from closed form at most"
+        f"FAVANO and QuAFL {'' if measured['constant'] else 'not '}7 in every step; at 34 and 89 "
+        f"slow {numbers} units; FedAvg {far:.1f} standard errors from closed form at most"
     )
     return verdict(8, measured, holds, why)
 

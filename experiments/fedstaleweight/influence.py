@@ -622,8 +622,8 @@ def judge_bound(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 17 from numbers of `measure_bound`."""
     left, right = measured["left"], measured["right"]
     why = (
-        f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} "
-        f"against a bound of {right:.4f}"
+        f"4 b^2 U >= 1 for {'' if measured['vacuous'] else 'not '}all b >= 2 and staleness >= 1 "
+        f"up to 20 and 40; b = 1: {left:.4f} against a bound of {right:.4f}"
     )
     holds = measured["vacuous"] and left > right
     return verdict(17, measured, unless_unknown(holds, measured), why)

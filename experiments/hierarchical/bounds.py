@@ -364,7 +364,7 @@ def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
     )
     why = (
         f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U "
-        "grows fourfold, less each time"
+        f"grows fourfold{', less each time' if growth[-1] < growth[0] else ''}"
     )
     return verdict(8, measured, unless_unknown(holds, measured), why)
 

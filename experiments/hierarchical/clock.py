@@ -169,10 +169,11 @@ def judge_rounds(measured: Mapping[str, Any], facts: str = "") -> Verdict:
         abs(rounds - measured["rounds_expected"][name]) - marks.far * measured["rounds_error"][name]
         for name, rounds in measured["rounds"].items()
     ]
-    holds = off < marks.far and share_off < marks.far and max(far) < marks.rounds
+    near = max(far) < marks.rounds
+    holds = off < marks.far and share_off < marks.far and near
     why = (
         f"iterations, mean and variance of round times at most {off:.1f} standard errors off, "
-        "rounds within 0.1, "
+        f"rounds {'' if near else 'not '}within 0.1, "
         f"rounds for one of S = 0 at most {share_off:.1f} standard errors off; {facts}"
     )
     return verdict(1, measured, unless_unknown(holds, measured), why)
@@ -185,13 +186,14 @@ def judge_iterations(measured: Mapping[str, Sequence[Sequence[int]]], facts: str
         for groups in measured.values()
         for least, most, allowed in groups
     )
-    why = f"every group within its own bounds in every round; {facts}"
+    why = f"{'' if inside else 'not '}every group within its own bounds in every round; {facts}"
     return verdict(2, measured, unless_unknown(inside, measured), why)
 
 
 def judge_monotone(measured: Mapping[str, bool], facts: str = "") -> Verdict:
     """Judge claim 3 from whether every round of every run is monotone in S."""
-    why = f"every round of every run, with S from least to largest; {facts}"
+    words = "" if measured["monotone"] else "not "
+    why = f"{words}every round of every run, with S from least to largest; {facts}"
     return verdict(3, measured, measured["monotone"], why)
 
 

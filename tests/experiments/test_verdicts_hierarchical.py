@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from experiments.harness import Verdict
 from experiments.harness.statistics import VERDICTS
@@ -141,3 +142,17 @@ def test_no_claim_holds_on_what_is_not_a_number() -> None:
             found = judge(changed(base(number), path, np.nan))
             left = ("fails", "holds in part") if number == 17 else ("undecided",)
             assert found.verdict in left, (number, path)
+
+
+@pytest.mark.parametrize(("late", "expected"), [(0.5, 2.0), (2.0, None), (np.nan, None)])
+def test_a_run_that_diverges_never_leads(late: float, expected: float | None) -> None:
+    """With S = 5 the loss is above that of S = 0 at first, and `late` afterwards."""
+    loss = [[[1.0, 1.0, 1.0]], [[2.0, 2.0, late]]]
+    data = xr.Dataset(
+        {
+            "loss": (("lr", "sync_time", "seed", "eval"), np.array([loss]).reshape(1, 2, 1, 3)),
+            "time": (("lr", "sync_time", "seed", "eval"), np.tile(np.arange(3.0), (1, 2, 1, 1))),
+        },
+        {"lr": [1.0], "sync_time": [0.0, 5.0]},
+    )
+    assert quadratics.first_lead(data, 1.0, 5.0, np.arange(3.0)) == expected
