@@ -7,7 +7,7 @@ throttling, and pictures of influence against the buffer's size and the ratio of
 Dimension letters: `L` lanes, `T` server steps, `S` slots, `b` the buffer's size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from experiments.harness import (
     draw,
     estimate,
     table,
+    unless_unknown,
     verdict_table,
 )
 from fedjax_sim.diagnostics.fairness import fairness_report, influence
@@ -165,12 +166,84 @@ def staleness_of(drawn: Timeline) -> np.ndarray:
 # Schedules of the paper's setting: claims 1 to 4, 6, 7, 16, 20 -----------------------------------
 
 
-def influence_claims(sizes: Sizes, alone: Timeline) -> tuple[list[Verdict], Figure]:
-    """Judge staleness, shares and influence under the weightings.
+def judge_staleness(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 1 from numbers of `measure_influence`."""
+    off = measured["largest error"]
+    holds = unless_unknown(off < CLAIMS[1].criterion.error, measured)
+    return verdict(1, measured, holds, f"largest error {off:.2%} of 2 %")
+
+
+def judge_estimate(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 2 from numbers of `measure_influence`."""
+    missed = measured["largest error"]
+    holds = unless_unknown(missed < CLAIMS[2].criterion.error, measured)
+    return verdict(2, measured, holds, f"largest error {missed:.2%} of 2 %")
+
+
+def judge_mean(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 3 from numbers of `measure_influence`."""
+    slow, marks = measured["slow influence"], CLAIMS[3].criterion
+    holds = abs(slow - marks.slow) < marks.close and measured["influence is the share"]
+    why = f"{slow:.4f} +- {measured['standard error']:.4f}"
+    return verdict(3, measured, unless_unknown(holds, measured), why)
+
+
+def judge_raised(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 4 from numbers of `measure_influence`."""
+    slow, before, after = (
+        measured[name] for name in ("slow influence", "deviation, mean", "deviation, eq8")
+    )
+    marks = CLAIMS[4].criterion
+    holds = (
+        abs(slow - marks.slow) < marks.close
+        and abs(before - marks.before) < marks.close
+        and abs(after - marks.after) < marks.close
+    )
+    why = f"{slow:.4f} +- {measured['standard error']:.4f}; deviation {before:.3f} and {after:.3f}"
+    return verdict(4, measured, unless_unknown(holds, measured), why)
+
+
+def judge_unnormalised(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 6 from numbers of `measure_influence`."""
+    slow = measured["slow influence"]
+    holds = unless_unknown(abs(slow - FAIR) < CLAIMS[6].criterion.close, measured)
+    return verdict(6, measured, holds, f"{slow:.4f}, deviation {measured['deviation']:.3f}")
+
+
+def judge_averages(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 7 from the influence by kind of average."""
+    spread = np.ptp(list(measured.values()))
+    holds = unless_unknown(spread < CLAIMS[7].criterion.spread, measured)
+    return verdict(7, measured, holds, f"they differ by {spread:.4f}")
+
+
+def judge_weights(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 16 from numbers of `_bounds`."""
+    (least, most), gap, exact = measured["bounds"], measured["U"], CLAIMS[16].criterion.exact
+    inside = measured["least"] >= least - exact and measured["most"] <= most + exact
+    why = f"weights {measured['least']:.4f} to {measured['most']:.4f}; U within {gap:.0e}"
+    return verdict(16, measured, unless_unknown(inside and gap < exact, measured), why)
+
+
+def judge_formulas(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 20 from numbers of `measure_influence`."""
+    eq8, alg1, marks = measured["eq8"], measured["alg1"], CLAIMS[20].criterion
+    holds = (
+        abs(eq8 - marks.eq8) < marks.close and abs(alg1 - marks.alg1) < marks.close and alg1 < eq8
+    )
+    why = f"{eq8:.4f} and {alg1:.4f}; their accuracies are in fedstaleweight/fig2"
+    return verdict(20, measured, unless_unknown(holds, measured), why)
+
+
+def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str, Any]], Figure]:
+    """Measure staleness, shares and influence under the weightings.
 
     Args:
       sizes: The size of the study.
       alone: Arrivals one by one, leaves `[seeds, 5 * ticks, 1]`.
+
+    Returns:
+      The numbers by claim, and a picture of influence.
     """
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "alg1": ALG1, "raw": RAW}
     drawn = {name: buffered(alone, **settings) for name, settings in ways.items()}
@@ -191,67 +264,32 @@ def influence_claims(sizes: Sizes, alone: Timeline) -> tuple[list[Verdict], Figu
     off = np.abs(stale / expected - 1).max()
     estimated = theory.share_from_staleness(stale, buffer_size=HYPER.buffer_size)
     missed = np.abs(estimated / share - 1).max()
-    raised, formulas = CLAIMS[4].criterion, CLAIMS[20].criterion
-    verdicts = [
-        verdict(
-            1,
-            {"fast": stale[:NUM_FAST].mean(), "slow": stale[NUM_FAST:].mean()},
-            bool(off < CLAIMS[1].criterion.error),
-            f"largest error {off:.2%} of 2 %",
-        ),
-        verdict(
-            2,
-            {"largest error": missed},
-            bool(missed < CLAIMS[2].criterion.error),
-            f"largest error {missed:.2%} of 2 %",
-        ),
-        verdict(
-            3,
-            {
-                "slow influence": float(slow["mean"].mean),
-                "slow share": float(share[NUM_FAST:].sum()),
-            },
-            bool(
-                abs(slow["mean"].mean - CLAIMS[3].criterion.slow) < CLAIMS[3].criterion.close
-                and np.allclose(reports["mean"][0].influence, reports["mean"][0].update_share)
-            ),
-            f"{slow['mean'].mean:.4f} +- {slow['mean'].error:.4f}",
-        ),
-        verdict(
-            4,
-            {
-                "slow influence": float(slow["eq8"].mean),
-                "deviation, mean": apart["mean"],
-                "deviation, eq8": apart["eq8"],
-            },
-            bool(
-                abs(slow["eq8"].mean - raised.slow) < raised.close
-                and abs(apart["mean"] - raised.before) < raised.close
-                and abs(apart["eq8"] - raised.after) < raised.close
-            ),
-            f"{slow['eq8'].mean:.4f} +- {slow['eq8'].error:.4f}; deviation {apart['mean']:.3f} "
-            f"and {apart['eq8']:.3f}",
-        ),
-        verdict(
-            6,
-            {"slow influence": float(slow["raw"].mean), "deviation": apart["raw"]},
-            bool(abs(slow["raw"].mean - FAIR) < CLAIMS[6].criterion.close),
-            f"{slow['raw'].mean:.4f}, deviation {apart['raw']:.3f}",
-        ),
-        _averages(alone),
-        _bounds(drawn["eq8"]),
-        verdict(
-            20,
-            {name: float(slow[name].mean) for name in ("eq8", "alg1")},
-            bool(
-                abs(slow["eq8"].mean - formulas.eq8) < formulas.close
-                and abs(slow["alg1"].mean - formulas.alg1) < formulas.close
-                and slow["alg1"].mean < slow["eq8"].mean
-            ),
-            f"{slow['eq8'].mean:.4f} and {slow['alg1'].mean:.4f}; their accuracies are in "
-            "fedstaleweight/fig2",
-        ),
-    ]
+    slow_mean = {name: float(each.mean) for name, each in slow.items()}
+    error = {name: float(each.error) for name, each in slow.items()}
+    first = reports["mean"][0]
+    measured = {
+        1: {"largest error": off, "fast": stale[:NUM_FAST].mean(), "slow": stale[NUM_FAST:].mean()},
+        2: {"largest error": missed},
+        3: {
+            "slow influence": slow_mean["mean"],
+            "standard error": error["mean"],
+            "slow share": float(share[NUM_FAST:].sum()),
+            "influence is the share": bool(np.allclose(first.influence, first.update_share)),
+        },
+        4: {
+            "slow influence": slow_mean["eq8"],
+            "standard error": error["eq8"],
+            "deviation, mean": apart["mean"],
+            "deviation, eq8": apart["eq8"],
+        },
+        6: {"slow influence": slow_mean["raw"], "deviation": apart["raw"]},
+        7: {
+            name: float(slow_influence(buffered(alone, **settings)).mean())
+            for name, settings in AVERAGES.items()
+        },
+        16: _bounds(drawn["eq8"]),
+        20: {name: slow_mean[name] for name in ("eq8", "alg1")},
+    }
     shown = {
         "buffer mean": "mean",
         "FedStaleWeight": "eq8",
@@ -261,53 +299,54 @@ def influence_claims(sizes: Sizes, alone: Timeline) -> tuple[list[Verdict], Figu
         label: ClientShares(share, np.mean([each.influence for each in reports[name]], axis=0))
         for label, name in shown.items()
     }
-    return verdicts, influence_figure(picture)
+    return measured, influence_figure(picture)
 
 
-def _averages(alone: Timeline) -> Verdict:
-    found = {
-        name: float(slow_influence(buffered(alone, **settings)).mean())
-        for name, settings in AVERAGES.items()
-    }
-    spread = max(found.values()) - min(found.values())
-    return verdict(
-        7, found, bool(spread < CLAIMS[7].criterion.spread), f"they differ by {spread:.4f}"
-    )
-
-
-def _bounds(drawn: Timeline) -> Verdict:
+def _bounds(drawn: Timeline) -> dict[str, Any]:
+    """Measure weights and both forms of U, for claim 16."""
     least, most = theory.weight_bounds(
         int(staleness_of(drawn).max()), buffer_size=HYPER.buffer_size
     )
-    exact = CLAIMS[16].criterion.exact
-    inside = bool((drawn.weight >= least - exact).all() and (drawn.weight <= most + exact).all())
-    grid = [(b, tau) for b in range(1, 9) for tau in range(40)]
-    gap = max(
+    gaps = [
         abs(
             float(theory.squared_weight_gap(tau, buffer_size=b))
             - float(theory.squared_weight_gap_printed(tau, buffer_size=b))
         )
-        for b, tau in grid
-    )
-    measured = {
+        for b in range(1, 9)
+        for tau in range(40)
+    ]
+    return {
         "least": float(drawn.weight.min()),
         "most": float(drawn.weight.max()),
         "bounds": [float(least), float(most)],
-        "U": gap,
+        "U": float(np.max(gaps)),
     }
-    return verdict(
-        16,
-        measured,
-        inside and gap < exact,
-        f"weights {drawn.weight.min():.4f} to {drawn.weight.max():.4f}; U within {gap:.0e}",
-    )
 
 
 # Buffers and speeds: claims 5 and 15 -------------------------------------------------------------
 
 
-def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
-    """Judge claim 5: influence of the slow group against the buffer's size, with two averages."""
+def judge_buffers(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge claim 5 from the influence by kind of average and size of the buffer."""
+    rising, window = list(measured["cumulative"].values()), measured["window 5"]
+    marks = CLAIMS[5].criterion
+    holds = (
+        bool((np.diff(rising) > 0).all())
+        and rising[-1] < FAIR + marks.above
+        and abs(rising[0] - marks.first) < marks.first_close
+        and FAIR - measured["cumulative"]["5"] > marks.short
+        and window["30"] > FAIR
+        and window["60"] > FAIR
+    )
+    why = (
+        f"cumulative {rising[0]:.3f} at b = 1 to {rising[-1]:.3f} at b = 60; window "
+        f"{window['30']:.3f} at 30 and {window['60']:.3f} at 60"
+    )
+    return verdict(5, measured, unless_unknown(holds, measured), why)
+
+
+def measure_buffers(sizes: Sizes) -> tuple[dict[str, dict[str, float]], Figure]:
+    """Measure the slow group's influence against the buffer's size with two averages: claim 5."""
     alone = arrivals(min(sizes.seeds, 3), sizes.buffer_ticks * max(sizes.buffers))
     found = {}
     for average in ("cumulative", "window 5"):
@@ -318,28 +357,12 @@ def buffer_claim(sizes: Sizes) -> tuple[Verdict, Figure]:
         found[average] = np.array(
             [slow_influence(buffered(cut[b], b, **AVERAGES[average])).mean() for b in sizes.buffers]
         )
-    rising, window = found["cumulative"], dict(zip(sizes.buffers, found["window 5"], strict=True))
-    far = FAIR - dict(zip(sizes.buffers, rising, strict=True))[5]
-    marks = CLAIMS[5].criterion
-    holds = bool(
-        (np.diff(rising) > 0).all()
-        and rising[-1] < FAIR + marks.above
-        and abs(rising[0] - marks.first) < marks.first_close
-        and far > marks.short
-    )
-    overshoots = window[30] > FAIR and window[60] > FAIR
     measured = {
         name: dict(zip(map(str, sizes.buffers), values.tolist(), strict=True))
         for name, values in found.items()
     }
-    why = (
-        f"cumulative {rising[0]:.3f} at b = 1 to {rising[-1]:.3f} at b = 60; window "
-        f"{window[30]:.3f} at 30 and {window[60]:.3f} at 60"
-    )
     lines = {name: (np.array(sizes.buffers), values) for name, values in found.items()}
-    return verdict(5, measured, holds and bool(overshoots), why), _lines(
-        lines, "buffer size b (updates)", log=True
-    )
+    return measured, _lines(lines, "buffer size b (updates)", log=True)
 
 
 def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
@@ -361,8 +384,17 @@ def ratio_study(sizes: Sizes) -> tuple[dict[str, list[float]], Figure]:
     return found, _lines(lines, "speed of the fast over that of the slow", log=True)
 
 
-def staleness_claim(sizes: Sizes, arrived: Timeline) -> Verdict:
-    """Judge claim 15: the staleness of the same arrivals with a buffer and without.
+def judge_buffered_staleness(measured: Mapping[str, int]) -> Verdict:
+    """Judge claim 15 from numbers of `measure_buffered_staleness`."""
+    why = (
+        f"{measured['updates']} updates; largest {measured['largest without']} and "
+        f"{measured['largest with a buffer of 5']}"
+    )
+    return verdict(15, measured, unless_unknown(measured["outside"] == 0, measured), why)
+
+
+def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int]:
+    """Measure the staleness of the same arrivals with a buffer and without, for claim 15.
 
     Args:
       sizes: The size of the study.
@@ -374,17 +406,13 @@ def staleness_claim(sizes: Sizes, arrived: Timeline) -> Verdict:
     with_buffer = staleness_of(
         jax.tree.map(lambda leaf: leaf[0], draw(SYSTEM, [HYPER], 2, num))
     ).reshape(2, -1)
-    holds = bool(((alone // 5 <= with_buffer) & (with_buffer <= -(-alone // 5))).all())
-    measured = {
+    within = (alone // 5 <= with_buffer) & (with_buffer <= -(-alone // 5))
+    return {
+        "updates": with_buffer.size,
+        "outside": int((~within).sum()),
         "largest without": int(alone.max()),
         "largest with a buffer of 5": int(with_buffer.max()),
     }
-    return verdict(
-        15,
-        measured,
-        holds,
-        f"{with_buffer.size} updates; largest {alone.max()} and {with_buffer.max()}",
-    )
 
 
 @styled()
@@ -444,8 +472,20 @@ def throttled_influence(
     )
 
 
-def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
-    """Judge claim 12, and make the table of throttling."""
+def judge_throttling(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge claim 12 from the influence by weights and share of its rate."""
+    ours, reverse = (measured[name] for name in ("FedStaleWeight", "reverse exponential"))
+    holds = bool((np.diff(list(ours.values())) < 0).all()) and reverse["0.5"] > reverse["1.0"]
+    why = (
+        ", ".join(f"{x:.4f}" for x in ours.values())
+        + "; reverse exponential "
+        + ", ".join(f"{x:.4f}" for x in reverse.values())
+    )
+    return verdict(12, measured, unless_unknown(holds, measured), why)
+
+
+def measure_throttling(sizes: Sizes) -> tuple[dict[str, dict[str, float]], str, Figure]:
+    """Measure the influence of a client that throttles for claim 12, and make a table of it."""
     ways: dict[str, dict[str, Any]] = {
         "buffer mean": MEAN,
         "FedStaleWeight": {},
@@ -467,13 +507,6 @@ def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
         )
         for phi in THROTTLES
     ]
-    falls = bool((np.diff(found["FedStaleWeight"]) < 0).all())
-    gains = found["reverse exponential"][THROTTLES.index(0.5)] > found["reverse exponential"][0]
-    why = (
-        ", ".join(f"{x:.4f}" for x in found["FedStaleWeight"])
-        + "; reverse exponential "
-        + ", ".join(f"{x:.4f}" for x in found["reverse exponential"])
-    )
     header = ["share of its rate", *ways, "FedStaleWeight, theory of independent slots"]
     rows = [
         [f"{phi:g}", *(f"{values[i]:.4f}" for values in found.values()), f"{expected[i]:.4f}"]
@@ -486,15 +519,35 @@ def throttling_claim(sizes: Sizes) -> tuple[Verdict, str, Figure]:
     figure = _lines(
         lines, "share of its rate at which one fast client reports", y="its share of influence"
     )
-    return verdict(12, measured, falls and bool(gains), why), table(header, rows), figure
+    return measured, table(header, rows), figure
 
 
-def utility_claims() -> list[Verdict]:
-    """Judge claims 13 and 14 on the utility in a given buffer.
+def judge_peak(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 13 from numbers of `measure_utility`."""
+    before, behind = measured["slopes around the peak"]
+    best = [measured[f"{k} slow"] for k in range(5)]
+    right = [each["truthful"] == (k <= CLAIMS[13].criterion.slow) for k, each in enumerate(best)]
+    gains = ", ".join(f"{each['gain']:.1%}" for each in best)
+    why = f"gain by throttling with 0 to 4 slow ones of 4 others: {gains}"
+    return verdict(13, measured, unless_unknown(before > 0 > behind and all(right), measured), why)
+
+
+def judge_equal_rates(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 14 from the slopes of utility by the buffer's size."""
+    rises = measured["b = 2"] > 0 and measured["b = 5"] > 0
+    holds = rises and abs(measured["b = 6"]) < CLAIMS[14].criterion.zero
+    why = "slope of utility at the true rate for n = 6: " + ", ".join(
+        f"{x:.2g} at {name}" for name, x in measured.items()
+    )
+    return verdict(14, measured, unless_unknown(holds, measured), why)
+
+
+def measure_utility() -> dict[int, dict[str, Any]]:
+    """Compute the utility in a given buffer for claims 13 and 14.
 
     A fast client is in slot 0; 0 to 4 of the other four clients are slow.
     """
-    best = {}
+    best: dict[str, Any] = {}
     for num_slow in range(5):
         slots = np.r_[np.arange(5 - num_slow), NUM_FAST + np.arange(num_slow)]
         others = theory.competition(RATE, slot_client=slots, client=0)
@@ -507,13 +560,10 @@ def utility_claims() -> list[Verdict]:
         }
     peak = theory.competition(RATE, slot_client=np.r_[0, 10, 11, 12, 13], client=0)
     top = float(theory.optimal_report(peak))
-    marks = CLAIMS[13].criterion
-    peaks = (
-        float(theory.utility_slope((1 - marks.near) * top, peak))
-        > 0
-        > float(theory.utility_slope((1 + marks.near) * top, peak))
-    )
-    right = [best[f"{k} slow"]["truthful"] == (k <= marks.slow) for k in range(5)]
+    near = CLAIMS[13].criterion.near
+    best["slopes around the peak"] = [
+        float(theory.utility_slope(scale * top, peak)) for scale in (1 - near, 1 + near)
+    ]
     slopes = {
         f"b = {b}": float(
             theory.utility_slope(
@@ -522,37 +572,35 @@ def utility_claims() -> list[Verdict]:
         )
         for b in (2, 5, 6)
     }
-    gains = ", ".join(f"{result['gain']:.1%}" for result in best.values())
-    return [
-        verdict(
-            13,
-            best,
-            peaks and all(right),
-            f"gain by throttling with 0 to 4 slow ones of 4 others: {gains}",
-        ),
-        verdict(
-            14,
-            slopes,
-            slopes["b = 2"] > 0
-            and slopes["b = 5"] > 0
-            and abs(slopes["b = 6"]) < CLAIMS[14].criterion.zero,
-            "slope of utility at the true rate for n = 6: "
-            + ", ".join(f"{x:.2g} at {name}" for name, x in slopes.items()),
-        ),
-    ]
+    return {13: best, 14: slopes}
 
 
 # Learning on quadratics: claims 17 to 19 ---------------------------------------------------------
 
 
-def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
-    """Judge claim 18 on quadratics with optimum 0 for fast clients and 1 for slow ones.
+def judge_fixed_points(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge claim 18 from numbers of `measure_fixed_points`."""
+    marks = CLAIMS[18].criterion
+    expected = {"mean": marks.mean, "eq8": marks.eq8, "raw": FAIR}
+    holds = all(
+        abs(found["mean"] - expected[name]) < marks.close + marks.far * found["standard error"]
+        for name, found in measured.items()
+    )
+    why = ", ".join(
+        f"{name} {found['mean']:.4f} +- {found['standard error']:.4f}"
+        for name, found in measured.items()
+    )
+    return verdict(18, measured, unless_unknown(holds, measured), why)
+
+
+def measure_fixed_points(
+    sizes: Sizes,
+) -> tuple[dict[str, dict[str, float]], dict[str, xr.Dataset]]:
+    """Measure claim 18 on quadratics with optimum 0 for fast clients and 1 for slow ones.
 
     The model's mean over the second half of a run is then the slow group's influence.
     """
     problem = Watched.of(GROUPS.astype(float)[:, None])
-    marks = CLAIMS[18].criterion
-    expected = {"mean": marks.mean, "eq8": marks.eq8, "raw": FAIR}
     curves, late = {}, {}
     ways: dict[str, dict[str, Any]] = {"mean": MEAN, "eq8": {}, "raw": RAW}
     for name, settings in ways.items():
@@ -565,19 +613,24 @@ def fixed_point_claim(sizes: Sizes) -> tuple[Verdict, dict[str, xr.Dataset]]:
             num_evals=EVALS,
         )
         curves[f"quadratic, {name}"] = run.curves
-        late[name] = estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
-    holds = all(
-        abs(late[name].mean - value) < marks.close + marks.far * late[name].error
-        for name, value in expected.items()
+        found = estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
+        late[name] = {"mean": float(found.mean), "standard error": float(found.error)}
+    return late, curves
+
+
+def judge_bound(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 17 from numbers of `measure_bound`."""
+    left, right = measured["left"], measured["right"]
+    why = (
+        f"4 b^2 U >= 1 for {'' if measured['vacuous'] else 'not '}all b >= 2 and staleness >= 1 "
+        f"up to 20 and 40; b = 1: {left:.4f} against a bound of {right:.4f}"
     )
-    why = ", ".join(f"{name} {found.mean:.4f} +- {found.error:.4f}" for name, found in late.items())
-    return verdict(
-        18, {name: float(found.mean) for name, found in late.items()}, bool(holds), why
-    ), curves
+    holds = measured["vacuous"] and left > right
+    return verdict(17, measured, unless_unknown(holds, measured), why)
 
 
-def bound_claim(sizes: Sizes) -> Verdict:
-    """Judge claim 17: the bound is vacuous for b >= 2, and violated for b = 1.
+def measure_bound(sizes: Sizes) -> dict[str, float]:
+    """Compute both sides of the bound for claim 17: vacuous for b >= 2, and violated for b = 1.
 
     At b = 1 there are two clients of unequal speed, with optima 0 and 1.
     """
@@ -594,17 +647,23 @@ def bound_claim(sizes: Sizes) -> Verdict:
     gradient = float(np.max(np.maximum(model, 1 - model)) ** 2)
     setup = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
     right = float(theory.bound(setup, num_ticks=ticks).total)
-    why = (
-        f"4 b^2 U >= 1 for all b >= 2 and staleness >= 1 up to 20 and 40; b = 1: {left:.4f} "
-        f"against a bound of {right:.4f}"
-    )
-    return verdict(
-        17, {"vacuous": vacuous, "left": left, "right": right}, vacuous and left > right, why
-    )
+    return {"vacuous": vacuous, "left": left, "right": right}
 
 
-def stability_claim(sizes: Sizes) -> Verdict:
-    """Judge claim 19: the local step sizes at which a run on quadratics of curvature 1 diverges."""
+def judge_stability(measured: Mapping[str, float | None]) -> Verdict:
+    """Judge claim 19 from the least step sizes at which runs diverge, None where none does."""
+    known = [value for value in measured.values() if value is not None]
+    stable = all(value > CLAIMS[19].criterion.lr for value in known)
+    words = ", ".join(
+        f"{name} {'never' if value is None else f'from {value:g}'}"
+        for name, value in measured.items()
+    )
+    why = f"quadratics; of step sizes up to 1 diverges: {words}"
+    return verdict(19, measured, unless_unknown(stable, known), why)
+
+
+def measure_stability(sizes: Sizes) -> dict[str, float | None]:
+    """Find the local step sizes at which a run on quadratics of curvature 1 diverges: claim 19."""
     problem = Quadratic.of(GROUPS.astype(float)[:, None])
     rates = [0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0]
     least = {}
@@ -619,35 +678,47 @@ def stability_claim(sizes: Sizes) -> Verdict:
             num_ticks=sizes.quadratic_ticks,
             num_evals=4,
         )
-        loss = run.curves.loss.isel(eval=-1).max("seed").values
+        loss = run.curves.loss.isel(eval=-1).max("seed", skipna=False).values
         bad = ~(loss < 10)
         least[name] = rates[int(np.argmax(bad))] if bad.any() else None
-    stable = all(value is None or value > CLAIMS[19].criterion.lr for value in least.values())
-    words = ", ".join(
-        f"{name} {'never' if value is None else f'from {value:g}'}" for name, value in least.items()
-    )
-    return verdict(19, least, stable, f"quadratics; of step sizes up to 1 diverges: {words}")
+    return least
+
+
+JUDGES: dict[int, Callable[[Any], Verdict]] = {
+    1: judge_staleness,
+    2: judge_estimate,
+    3: judge_mean,
+    4: judge_raised,
+    5: judge_buffers,
+    6: judge_unnormalised,
+    7: judge_averages,
+    12: judge_throttling,
+    13: judge_peak,
+    14: judge_equal_rates,
+    15: judge_buffered_staleness,
+    16: judge_weights,
+    17: judge_bound,
+    18: judge_fixed_points,
+    19: judge_stability,
+    20: judge_formulas,
+}
+"""The function that judges each claim from its numbers."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     alone = arrivals(sizes.seeds, 5 * sizes.ticks)
-    verdicts, clients = influence_claims(sizes, alone)
-    by_buffer, buffers = buffer_claim(sizes)
+    measured, clients = measure_influence(sizes, alone)
+    measured[5], buffers = measure_buffers(sizes)
     ratios, speeds = ratio_study(sizes)
-    throttle, throttle_table, throttling = throttling_claim(sizes)
-    fixed, curves = fixed_point_claim(sizes)
-    verdicts += [
-        by_buffer,
-        throttle,
-        *utility_claims(),
-        staleness_claim(sizes, alone),
-        bound_claim(sizes),
-        fixed,
-        stability_claim(sizes),
-    ]
-    verdicts.sort(key=lambda each: int(each.id.rsplit("-", 1)[1]))
+    measured[12], throttle_table, throttling = measure_throttling(sizes)
+    measured |= measure_utility()
+    measured[15] = measure_buffered_staleness(sizes, alone)
+    measured[17] = measure_bound(sizes)
+    measured[18], curves = measure_fixed_points(sizes)
+    measured[19] = measure_stability(sizes)
+    verdicts = [judge(measured[number]) for number, judge in JUDGES.items()]
     figures = {
         "influence.png": clients,
         "buffers.png": buffers,

@@ -33,6 +33,7 @@ from experiments.harness.statistics import (
     spread_of,
     spread_table,
     unless_collapsed,
+    unless_unknown,
 )
 from experiments.harness.tables import table
 
@@ -69,5 +70,6 @@ __all__ = [
     "spread_table",
     "table",
     "unless_collapsed",
+    "unless_unknown",
     "verdict_table",
 ]

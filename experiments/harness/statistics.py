@@ -14,6 +14,7 @@ method that has collapsed to chance is decided, unless that is the claim. With f
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from scipy import stats
 
@@ -82,6 +83,16 @@ def all_of(judgements: Iterable[bool | None]) -> bool | None:
     """Return whether all hold: False if one does not, otherwise None if one is unknown."""
     found = [_known(each) for each in judgements]
     return False if False in found else None if None in found else True
+
+
+def unless_unknown(judgement: Any, numbers: Any) -> bool | None:
+    """Return a judgement on nested numbers, or None if one of them is missing or not finite."""
+    leaves = jax.tree.leaves(numbers, is_leaf=lambda leaf: leaf is None)
+    return bool(judgement) if np.isfinite(np.hstack([0.0, *map(_numbers, leaves)])).all() else None
+
+
+def _numbers(leaf: Any) -> np.ndarray:
+    return np.asarray(leaf, float).ravel()
 
 
 class Interval(NamedTuple):

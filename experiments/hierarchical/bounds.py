@@ -20,7 +20,15 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    unless_unknown,
+    verdict_table,
+)
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import fixed_clock
 from fedjax_sim.reporting.plots import look, styled
@@ -213,31 +221,50 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
 # Verdicts ----------------------------------------------------------------------------------------
 
 
-def judge_centralised(problem: Logistic) -> Verdict:
-    """Judge claim 4 against FedAvg with one local step of every client."""
+def judge_centralised(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 4 from numbers of `measure_centralised`."""
+    worst = measured["largest relative difference"]
+    why = (
+        "losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all "
+        f"clients by {worst:.0e} at most"
+    )
+    return verdict(4, measured, unless_unknown(worst < CLAIMS[4].criterion.same, measured), why)
+
+
+def measure_centralised(problem: Logistic) -> dict[str, float]:
+    """Compare losses with those of FedAvg with one local step of every client, for claim 4."""
     common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
     flat = fedavg.Hyper(
         **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
     )
     options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50}
     expected = fedjax_sim.simulate(fedavg.system, problem, flat, **options).curves.loss.values
-    worst = 0.0
+    differences = []
     for sizes in ((8,), (3, 5), (1, 2, 5)):
         clock = fixed_clock([1.0] * len(sizes), [0.1] * len(sizes), 1.0, 0.1)
         hyper = hierarchical.Hyper(**{**common, **clock, "sync_time": 0.0, "group_sizes": sizes})
         found = fedjax_sim.simulate(
             hierarchical.system, problem, hyper, **options
         ).curves.loss.values
-        worst = max(worst, float(np.max(np.abs(found / expected - 1))))
+        differences.append(np.abs(found / expected - 1))
+    return {"largest relative difference": float(np.max(differences))}
+
+
+def judge_lemma(measured: Mapping[str, float]) -> Verdict:
+    """Judge claim 5 from numbers of `measure_lemma`."""
+    attained, expected = measured["attained"], measured["expected"]
+    within = measured["over sharp bound"] <= 1 and measured["sharp bound over (18)"] <= 1
+    holds = within and abs(attained / expected - 1) < CLAIMS[5].criterion.exact
     why = (
-        "losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all "
-        f"clients by {worst:.0e} at most"
+        f"measured over (18) at most {measured['over bound']:.3f}, over the sharp bound "
+        f"{measured['over sharp bound']:.3f}; "
+        f"opposing gradients {attained:.6f}, expected {expected:.6f}"
     )
-    return verdict(4, {"largest relative difference": worst}, worst < CLAIMS[4].criterion.same, why)
+    return verdict(5, measured, unless_unknown(holds, measured), why)
 
 
-def judge_lemma(means: Means, lr: float) -> Verdict:
-    """Judge claim 5 along a run, and by opposing gradients."""
+def measure_lemma(means: Means, lr: float) -> dict[str, float]:
+    """Compare deviations with their bounds, along a run and with opposing gradients: claim 5."""
     weight = np.array(SIZES) / sum(SIZES)
     square = means.constants.gradient_square
     sharp = theory.deviation_bound_sharp(
@@ -246,35 +273,29 @@ def judge_lemma(means: Means, lr: float) -> Verdict:
     loose = theory.deviation_bound(
         means.iterations, lr=lr, gradient_square=square, group_size=SIZES
     )
-    ratio, slack = float(np.max(means.deviation / loose)), float(np.max(means.deviation / sharp))
     problem = Opposed(jnp.repeat(jnp.array([1.0, -1.0]), jnp.array(SIZES)), jnp.array([3.0, 4.0]))
     data = play(problem, 1, {}, {"sync_time": 3.0, "lr": 0.25}, 1)
-    attained = float(data.deviation_0.values.ravel()[-1]) ** 0.5
-    expected = 0.25 * 5 * (3 + 1 - 2 * float(weight[0]))
-    holds = bool(
-        np.all(means.deviation <= sharp)
-        and np.all(sharp <= loose)
-        and abs(attained / expected - 1) < CLAIMS[5].criterion.exact
-    )
+    return {
+        "over bound": float(np.max(means.deviation / loose)),
+        "over sharp bound": float(np.max(means.deviation / sharp)),
+        "sharp bound over (18)": float(np.max(sharp / loose)),
+        "attained": float(data.deviation_0.values.ravel()[-1]) ** 0.5,
+        "expected": 0.25 * 5 * (3 + 1 - 2 * float(weight[0])),
+    }
+
+
+def judge_global(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 6 from numbers of `measure_global`."""
+    left, direct, paper = (measured[name] for name in ("left", "direct", "paper"))
     why = (
-        f"measured over (18) at most {ratio:.3f}, over the sharp bound {slack:.3f}; "
-        f"opposing gradients {attained:.6f}, expected {expected:.6f}"
+        f"left {left:.4f}, bound without the detour {direct:.4f}, (20) {paper:.4f}, "
+        f"{measured['rounds']} rounds"
     )
-    return verdict(
-        5,
-        {
-            "over bound": ratio,
-            "over sharp bound": slack,
-            "attained": attained,
-            "expected": expected,
-        },
-        holds,
-        why,
-    )
+    return verdict(6, measured, unless_unknown(left <= direct <= paper, measured), why)
 
 
-def judge_global(means: Means, lr: float) -> Verdict:
-    """Judge claim 6 along a run."""
+def measure_global(means: Means, lr: float) -> dict[str, Any]:
+    """Compute both sides of Theorem 2 along a run, for claim 6."""
     terms: dict[str, Any] = {
         "lr": lr,
         "constants": means.constants,
@@ -285,24 +306,33 @@ def judge_global(means: Means, lr: float) -> Verdict:
         theory.global_bound(means.iterations, **terms),
         theory.global_bound_direct(means.iterations, **terms),
     )
-    left = float(means.global_square.mean())
-    measured = {
-        "left": left,
+    return {
+        "left": float(means.global_square.mean()),
         "direct": direct.total,
         "paper": whole.total,
         "terms": whole._asdict(),
+        "rounds": len(means.iterations),
     }
-    why = (
-        f"left {left:.4f}, bound without the detour {direct.total:.4f}, (20) {whole.total:.4f}, "
-        f"{len(means.iterations)} rounds"
+
+
+def judge_group(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge claim 7 from numbers of `measure_group`."""
+    holds = all(
+        m["left"] <= m["bound"]
+        and bool(m["vacuous"]) == (m["bound"] > m["G^2"]) == name.startswith("many rounds")
+        for name, m in measured.items()
     )
-    return verdict(6, measured, bool(left <= direct.total <= whole.total), why)
+    told = "; ".join(
+        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
+        for name, m in measured.items()
+    )
+    return verdict(7, measured, unless_unknown(holds, measured), told)
 
 
-def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
-    """Judge claim 7 on many rounds, and on one."""
-    measured, holds = {}, True
-    for name, each, is_informative in (("many rounds", means, False), ("one round", alone, True)):
+def measure_group(means: Means, alone: Means, lr: float) -> dict[str, dict[str, float]]:
+    """Compute both sides of Theorem 1 on many rounds, and on one, for claim 7."""
+    measured = {}
+    for name, each in (("many rounds", means), ("one round", alone)):
         for i in range(2):
             terms: dict[str, Any] = {
                 "lr": lr,
@@ -311,29 +341,42 @@ def judge_group(means: Means, alone: Means, lr: float) -> Verdict:
                 "group": i,
                 "descent": each.group_descent[i],
             }
-            bound = theory.group_bound(each.iterations, **terms).total
-            left = float(each.group_square[i].mean())
             measured[f"{name}, group {i + 1}"] = {
-                "left": left,
-                "bound": bound,
+                "left": float(each.group_square[i].mean()),
+                "bound": theory.group_bound(each.iterations, **terms).total,
                 "G^2": each.constants.gradient_square,
+                "vacuous": bool(theory.is_group_bound_vacuous(each.iterations, group=i)),
             }
-            vacuous = theory.is_group_bound_vacuous(each.iterations, group=i)
-            holds &= (
-                left <= bound
-                and vacuous != is_informative
-                and (bound > each.constants.gradient_square) != is_informative
-            )
-    told = "; ".join(
-        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
-        for name, m in measured.items()
+    return measured
+
+
+def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
+    """Judge claim 8 from numbers of `measure_corollary`."""
+    scaled, limits, rounds = (measured[name] for name in ("scaled", "bounds", "rounds"))
+    growth = [b / a for a, b in itertools.pairwise(scaled)]
+    holds = (
+        all(s <= limit for s, limit in zip(scaled, limits, strict=True))
+        and growth[-1] < growth[0] < CLAIMS[8].criterion.factor
     )
-    return verdict(7, measured, bool(holds), told)
+    told = ", ".join(
+        f"{s:.3f} (bound {limit:.2f}) at U = {each}"
+        for each, s, limit in zip(rounds, scaled, limits, strict=True)
+    )
+    why = (
+        f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U "
+        f"grows fourfold{', less each time' if growth[-1] < growth[0] else ''}"
+    )
+    return verdict(8, measured, unless_unknown(holds, measured), why)
 
 
 @styled()
-def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tuple[Verdict, Figure]:
-    """Judge claim 8: one run for each learning rate, of which the first U rounds count."""
+def measure_corollary(
+    problem: Logistic, seeds: int, rounds: Sequence[int]
+) -> tuple[dict[str, Sequence[float]], Figure]:
+    """Measure the scaled left side of Corollary 1 and its bound, for claim 8.
+
+    There is one run for each learning rate, of which the first U rounds count.
+    """
     rates = [theory.corollary_lr(each, smoothness=problem.smoothness) for each in rounds]
     data = play(problem, seeds, {"lr": rates}, {"sync_time": 3.0}, rounds[-1])
     figure = Figure(figsize=(6.4, 4))
@@ -366,22 +409,7 @@ def judge_corollary(problem: Logistic, seeds: int, rounds: Sequence[int]) -> tup
     axes.set_xticks(rounds, [str(each) for each in rounds])
     axes.set_xticks([], minor=True)
     axes.legend()
-    growth = [b / a for a, b in itertools.pairwise(scaled)]
-    holds = (
-        all(s <= limit for s, limit in zip(scaled, limits, strict=True))
-        and growth[-1] < growth[0] < CLAIMS[8].criterion.factor
-    )
-    told = ", ".join(
-        f"{s:.3f} (bound {limit:.2f}) at U = {each}"
-        for each, s, limit in zip(rounds, scaled, limits, strict=True)
-    )
-    why = (
-        f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U "
-        "grows fourfold, less each time"
-    )
-    return verdict(
-        8, {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, bool(holds), why
-    ), figure
+    return {"scaled": scaled, "bounds": limits, "rounds": list(rounds)}, figure
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -393,13 +421,13 @@ def run(arguments: Arguments) -> Outcome:
     means = means_of(data, problem, (6, 12), 12)
     apart = play(problem, seeds, {}, {"sync_time": 30.0, "lr": lr, "ticks_per_round": 60}, 60)
     alone = means_of(apart, problem, (30, 60), 60)
-    last, figure = judge_corollary(problem, max(2, seeds // 4), (32, 128, 512))
+    corollary, figure = measure_corollary(problem, max(2, seeds // 4), (32, 128, 512))
     verdicts = [
-        judge_centralised(problem),
-        judge_lemma(means, lr),
-        judge_global(means, lr),
-        judge_group(means, alone, lr),
-        last,
+        judge_centralised(measure_centralised(problem)),
+        judge_lemma(measure_lemma(means, lr)),
+        judge_global(measure_global(means, lr)),
+        judge_group(measure_group(means, alone, lr)),
+        judge_corollary(corollary),
     ]
     curves = {"rounds": data.isel(eval=slice(None, None, 12)), "isolated": apart}
     return Outcome(

@@ -17,7 +17,16 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, estimate, verdict_table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    estimate,
+    unless_unknown,
+    verdict_table,
+)
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
 from fedjax_sim.reporting.plots import look, name_beside, styled
@@ -109,8 +118,26 @@ def play(
 # Claims 9 and 10 ---------------------------------------------------------------------------------
 
 
-def judge_fixed_points() -> Verdict:
-    """Judge claim 9: two groups with optima -1 and 1, and 1 and 10 iterations a round.
+def judge_fixed_points(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 9 from numbers of `measure_fixed_points`."""
+    ends = {rule: list(measured[rule].values()) for rule in ("divide_by_steps", "average")}
+    off, divided, marks = measured["error"], ends["divide_by_steps"], CLAIMS[9].criterion
+    vanishes = abs(divided[0]) < abs(divided[-1]) / marks.divisor
+    holds = off < marks.close and vanishes and ends["average"][0] > marks.stays
+    told = "; ".join(
+        f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in ends.items()
+    )
+    why = (
+        f"at alpha = {', '.join(measured['average'])}: {told}; off by {off:.0e} at most from the "
+        "closed form"
+    )
+    return verdict(9, measured, unless_unknown(holds, measured), why)
+
+
+def measure_fixed_points() -> dict[str, Any]:
+    """Measure fixed points for claim 9.
+
+    Two groups have optima -1 and 1, and 1 and 10 iterations a round.
 
     There is no noise.
     """
@@ -131,28 +158,41 @@ def judge_fixed_points() -> Verdict:
             "group_weight": [0.5, 0.5],
         }
         expected[rule] = np.array([theory.fixed_point(**places, lr=lr, rule=rule) for lr in rates])
-    off = max(float(np.max(np.abs(found[rule] - expected[rule]))) for rule in found)
-    marks = CLAIMS[9].criterion
-    vanishes = abs(found["divide_by_steps"][0]) < abs(found["divide_by_steps"][-1]) / marks.divisor
-    stays = found["average"][0] > marks.stays
-    told = "; ".join(
-        f"{rule} {', '.join(f'{x:.4f}' for x in values)}" for rule, values in found.items()
+    return {
+        "error": np.max([np.abs(found[rule] - expected[rule]) for rule in found]),
+        **{
+            rule: dict(zip(map(str, rates), values.tolist(), strict=True))
+            for rule, values in found.items()
+        },
+    }
+
+
+def judge_rates(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge claim 10 from numbers of `measure_rates`."""
+    off = np.max([each["contraction error"] for each in measured.values()])
+    far = np.max(
+        [
+            abs(each["floor"] - each["expected"]) / (each["standard error"] or np.nan)
+            for each in measured.values()
+        ]
+    )
+    floors = ", ".join(
+        f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items()
     )
     why = (
-        f"at alpha = {', '.join(map(str, rates))}: {told}; off by {off:.0e} at most from the "
-        "closed form"
+        f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, "
+        f"{far:.1f} standard errors at most"
     )
-    measured = {
-        rule: dict(zip(map(str, rates), values.tolist(), strict=True))
-        for rule, values in found.items()
-    }
-    return verdict(9, measured, bool(off < marks.close and vanishes and stays), why)
+    holds = off < CLAIMS[10].criterion.close and far < CLAIMS[10].criterion.far
+    return verdict(10, measured, unless_unknown(holds, [far, measured]), why)
 
 
-def judge_rates(seeds: int) -> Verdict:
-    """Judge claim 10: one curvature, 1 and 5 iterations in every round, alpha h = 0.5."""
-    measured: dict[str, Any] = {}
-    off = far = 0.0
+def measure_rates(seeds: int) -> dict[str, dict[str, float]]:
+    """Measure contraction and noise floor for claim 10.
+
+    There is one curvature, with 1 and 5 iterations in every round and alpha h = 0.5.
+    """
+    measured: dict[str, dict[str, float]] = {}
     for iterations in (1, 5):
         rho, floor = theory.contraction_and_floor(iterations, lr=0.5, curvature=1.0)
         changes = fixed_clock([1.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {
@@ -162,25 +202,21 @@ def judge_rates(seeds: int) -> Verdict:
         start = jnp.ones(1)
         quiet = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.zeros(()), start)
         data = play(quiet, 1, {}, changes, num_ticks=10, num_evals=10)
-        off = max(off, float(np.max(np.abs(data.model.values[0] / rho ** np.arange(11) - 1))))
+        off = np.max(np.abs(data.model.values[0] / rho ** np.arange(11) - 1))
         noisy = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.ones(()), 0 * start)
         data = play(noisy, seeds, {}, changes, num_ticks=1000, num_evals=1000)
         settled = np.square(data.model.isel(eval=slice(100, None)).values.astype(float)).mean(
             axis=1
         )
         each = estimate(settled / (0.5**2 / 4))
-        far = max(far, each.deviation(floor))
-        measured[f"t = {iterations}"] = {"rho": rho, "floor": float(each.mean), "expected": floor}
-    floors = ", ".join(
-        f"{m['floor']:.4f} ({m['expected']:.4f}) at {name}" for name, m in measured.items()
-    )
-    why = (
-        f"contraction off by {off:.0e} at most, floors {floors} in units of alpha^2 s^2 / N, "
-        f"{far:.1f} standard errors at most"
-    )
-    return verdict(
-        10, measured, bool(off < CLAIMS[10].criterion.close and far < CLAIMS[10].criterion.far), why
-    )
+        measured[f"t = {iterations}"] = {
+            "rho": rho,
+            "contraction error": float(off),
+            "floor": float(each.mean),
+            "standard error": float(each.error),
+            "expected": floor,
+        }
+    return measured
 
 
 # Claims 24 to 26 ---------------------------------------------------------------------------------
@@ -231,9 +267,12 @@ def run_all(sizes: Sizes) -> Curves:
 
 
 def first_lead(data: xr.Dataset, lr: float, sync_time: float, grid: np.ndarray) -> float | None:
-    """Return the first time from which a sync time's mean loss stays below that of S = 0."""
-    means = at(data.sel(lr=lr), grid, "loss").mean("seed")
-    behind = np.flatnonzero((means.sel(sync_time=sync_time) >= means.sel(sync_time=0.0)).values)
+    """Return the first time from which a sync time's mean loss stays below that of S = 0.
+
+    A loss that is not a number is not below.
+    """
+    means = at(data.sel(lr=lr), grid, "loss").mean("seed", skipna=False)
+    behind = np.flatnonzero(~(means.sel(sync_time=sync_time) < means.sel(sync_time=0.0)).values)
     k = int(behind[-1]) + 1 if behind.size else 0
     return float(grid[k]) if k < len(grid) else None
 
@@ -248,68 +287,94 @@ def expected_lead(lr: float, noise: float, sync_time: float) -> float:
     return float(grid[behind[-1] + 1]) if behind[-1] + 1 < len(grid) else np.inf
 
 
-def judge_regimes(curves: Curves, sizes: Sizes) -> list[Verdict]:
-    """Judge claims 24 to 26."""
-    grid = np.linspace(35, sizes.time, 150)
-    quiet = at(curves.quiet, grid, "loss")
-    behind = quiet.sel(sync_time=list(CANDIDATES[1:])) - quiet.sel(sync_time=0.0)
-    worst = float((behind / quiet.sel(sync_time=0.0)).min())
-    seeds = quiet.sizes["seed"]
-    first = verdict(
-        24,
-        {"least relative lead of S = 0": worst},
-        bool(worst >= -CLAIMS[24].criterion.slack),
+def judge_quiet(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 24 from numbers of `measure_regimes`."""
+    worst = measured["least relative lead of S = 0"]
+    why = (
         f"S = {', '.join(f'{s:g}' for s in CANDIDATES[1:])} never below S = 0 by more than "
-        f"{max(-worst, 0):.0e} at {len(grid)} times, "
-        f"{seeds} delay paths, alpha = {' and '.join(map(str, QUIET_RATES))}",
+        f"{np.maximum(-worst, 0):.0e} at {measured['times']} times, "
+        f"{measured['delay paths']} delay paths, alpha = {' and '.join(map(str, QUIET_RATES))}"
     )
-    times = {lr: first_lead(curves.noisy, lr, 5.0, grid) for lr in NOISY_RATES}
-    expected = {f"alpha {lr}": expected_lead(lr, NOISE, 5.0) for lr in (*NOISY_RATES, 0.05)}
-    expected |= {f"alpha 1, noise / {k}": expected_lead(1.0, NOISE / k, 5.0) for k in (10, 100)}
-    less_noisy = first_lead(curves.less_noisy, 1.0, 5.0, grid)
-    leads = [np.inf if time is None else time for time in (*times.values(), less_noisy)]
-    by_lr, quieter = leads[:-1], leads[-1]
+    holds = worst >= -CLAIMS[24].criterion.slack
+    return verdict(24, measured, unless_unknown(holds, measured), why)
+
+
+def judge_lead_times(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 25 from numbers of `measure_regimes`; a lead that never comes has None."""
+    times, expected = (
+        {name: np.inf if time is None else time for name, time in measured[part].items()}
+        for part in ("measured", "expected")
+    )
+    *by_lr, quieter = times.values()
     later = all(a >= b for a, b in itertools.pairwise(by_lr)) and by_lr[0] > by_lr[-1] < quieter
     by_alpha = [expected[f"alpha {lr}"] for lr in (0.05, *NOISY_RATES)]
     grows = (
         all(a > b for a, b in itertools.pairwise(by_alpha))
         and expected["alpha 1, noise / 100"] > expected["alpha 1, noise / 10"]
     )
-    measured = {f"alpha {lr}": time for lr, time in times.items()} | {
-        f"alpha 1, noise / {LESS}": less_noisy
-    }
+    worst = measured["least relative lead of S = 0"]
+    never = worst >= -CLAIMS[25].criterion.slack
     told = ", ".join(
-        f"{'later' if time is None else f'{time:.0f}'} at {name}" for name, time in measured.items()
+        f"{'later' if time == np.inf else f'{time:.0f}'} at {name}" for name, time in times.items()
     )
     theory_words = ", ".join(f"{time:.0f} at {name}" for name, time in expected.items())
-    second = verdict(
+    return verdict(
         25,
-        {"measured": measured, "expected": expected},
-        bool(later and grows and worst >= -CLAIMS[25].criterion.slack),
-        f"S = 5 leads S = 0 from {told}; in theory {theory_words}; without noise never",
+        measured,
+        unless_unknown(
+            later and grows and never,
+            [worst, *(x for x in (*times.values(), *expected.values()) if x != np.inf)],
+        ),
+        f"S = 5 leads S = 0 from {told}; in theory {theory_words}; without noise "
+        f"{'never' if never else 'too'}",
     )
-    early = at(curves.quiet_average.sel(lr=QUIET_RATES[0]), [200.0], "loss").mean(["seed", "at"])
-    floors = {}
-    for name, data in (("divide_by_steps", curves.noisy), ("average", curves.noisy_average)):
-        late = at(data.sel(lr=1.0), np.linspace(0.8, 1, 20) * sizes.time, "loss").mean(
-            ["seed", "at"]
-        )
-        floors[name] = float(late.sel(sync_time=5.0) / late.sel(sync_time=0.0))
-    leads_early = bool(
-        early.sel(sync_time=20.0) < early.sel(sync_time=5.0) < early.sel(sync_time=0.0)
+
+
+def judge_average(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 26 from numbers of `measure_regimes`."""
+    early, floors, marks = measured["early"], measured["floor over that of S = 0"], CLAIMS[26]
+    holds = (
+        early["S = 20"] < early["S = 5"] < early["S = 0"]
+        and floors["average"] > marks.criterion.average
+        and floors["divide_by_steps"] < marks.criterion.divided
     )
-    numbers = ", ".join(f"{float(early.sel(sync_time=s)):.3g} (S = {s:g})" for s in SYNC_TIMES)
-    third = verdict(
+    numbers = ", ".join(f"{loss:.3g} ({name})" for name, loss in early.items())
+    return verdict(
         26,
-        {"early": numbers, "floor over that of S = 0": floors},
-        leads_early
-        and floors["average"] > CLAIMS[26].criterion.average
-        and floors["divide_by_steps"] < CLAIMS[26].criterion.divided,
+        measured,
+        unless_unknown(holds, measured),
         f"no division, no noise, time 200: {numbers}; with noise late loss of S = 5 over that of "
         f"S = 0 {floors['average']:.2f}, "
         f"divided by the iterations {floors['divide_by_steps']:.2f}",
     )
-    return [first, second, third]
+
+
+def measure_regimes(curves: Curves, sizes: Sizes) -> list[dict[str, Any]]:
+    """Measure the numbers for claims 24 to 26, one mapping for each."""
+    grid = np.linspace(35, sizes.time, 150)
+    quiet = at(curves.quiet, grid, "loss")
+    behind = quiet.sel(sync_time=list(CANDIDATES[1:])) - quiet.sel(sync_time=0.0)
+    worst = float((behind / quiet.sel(sync_time=0.0)).min(skipna=False))
+    times = {f"alpha {lr}": first_lead(curves.noisy, lr, 5.0, grid) for lr in NOISY_RATES}
+    times[f"alpha 1, noise / {LESS}"] = first_lead(curves.less_noisy, 1.0, 5.0, grid)
+    expected = {f"alpha {lr}": expected_lead(lr, NOISE, 5.0) for lr in (*NOISY_RATES, 0.05)}
+    expected |= {f"alpha 1, noise / {k}": expected_lead(1.0, NOISE / k, 5.0) for k in (10, 100)}
+    early = at(curves.quiet_average.sel(lr=QUIET_RATES[0]), [200.0], "loss").mean(
+        ["seed", "at"], skipna=False
+    )
+    floors = {}
+    for name, data in (("divide_by_steps", curves.noisy), ("average", curves.noisy_average)):
+        late = at(data.sel(lr=1.0), np.linspace(0.8, 1, 20) * sizes.time, "loss").mean(
+            ["seed", "at"], skipna=False
+        )
+        floors[name] = float(late.sel(sync_time=5.0) / late.sel(sync_time=0.0))
+    losses = {f"S = {s:g}": float(early.sel(sync_time=s)) for s in SYNC_TIMES}
+    lead = {"least relative lead of S = 0": worst}
+    return [
+        {**lead, "times": len(grid), "delay paths": quiet.sizes["seed"]},
+        {**lead, "measured": times, "expected": expected},
+        {"early": losses, "floor over that of S = 0": floors},
+    ]
 
 
 @styled()
@@ -352,10 +417,13 @@ def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)
     curves = run_all(sizes)
+    quiet, lead_times, average = measure_regimes(curves, sizes)
     verdicts = [
-        judge_fixed_points(),
-        judge_rates(max(8, sizes.seeds // 4)),
-        *judge_regimes(curves, sizes),
+        judge_fixed_points(measure_fixed_points()),
+        judge_rates(measure_rates(max(8, sizes.seeds // 4))),
+        judge_quiet(quiet),
+        judge_lead_times(lead_times),
+        judge_average(average),
     ]
     figure, best = best_sync_time(curves, sizes)
     table = at(curves.noisy.sel(lr=1.0), [t for t in TIMES if t <= sizes.time], "loss").mean("seed")

@@ -44,7 +44,8 @@ def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
     drawn = clock.at_shares(favano.system, favano.system.Hyper(), lanes, ticks, shares)
 
     def found(timeline: clock.Timeline) -> list[bool | None]:
-        return [each.holds for each in clock.judge_contacts(timeline)[0]]
+        steps, gaps, _ = clock.measure_contacts(timeline)
+        return [clock.judge_steps(steps).holds, clock.judge_gaps(gaps).holds]
 
     assert found(drawn) == [True, True]
     assert found(drawn._replace(steps=drawn.steps + (drawn.steps > 0))) == [False, True]
@@ -54,4 +55,5 @@ def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
     runs = clock.at_shares(fedbuff.system, settings, lanes, clock.FEDBUFF_TICKS)
     anyone = np.random.default_rng(0).integers(0, settings.num_clients, runs.clients.shape)
     readings = dict.fromkeys(clock.READINGS, runs._replace(clients=anyone))
-    assert clock.judge_shares(clock.STUDY.smoke, readings).verdict == "fails"
+    measured = clock.measure_shares(clock.STUDY.smoke, readings)
+    assert clock.judge_shares(measured).verdict == "fails"

@@ -37,6 +37,6 @@ def test_verdicts_on_influence_fail_where_all_are_equally_fast() -> None:
     sizes = influence.STUDY.smoke
     settings = influence.HYPER.replace(rate_fast=influence.HYPER.rate_slow)
     alone = influence.arrivals(sizes.seeds, 5 * sizes.ticks, [settings])
-    found = {each.id: each.verdict for each in influence.influence_claims(sizes, alone)[0]}
-    failed = {id for id, verdict in found.items() if verdict == "fails"}
-    assert failed == {f"fedstaleweight-{number}" for number in (1, 3, 4, 20)}
+    measured, _ = influence.measure_influence(sizes, alone)
+    found = {number: influence.JUDGES[number](each) for number, each in measured.items()}
+    assert {number for number, each in found.items() if each.verdict == "fails"} == {1, 3, 4, 20}

@@ -1,0 +1,123 @@
+"""Verdicts on FAVANO's theory and clock, on committed numbers and with one number changed.
+
+Nothing is drawn or trained. Numbers that were not kept of the committed run are made up.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.favano import clock, lemmas, theory
+from experiments.harness import Verdict
+from experiments.harness.statistics import VERDICTS
+from tests.experiments.verdict_rows import Path, changed, committed, numbers
+
+ENTRIES = committed("favano/clock") | committed("favano/lemmas") | committed("favano/theory")
+JUDGES: dict[int, Callable[[Any], Verdict]] = {
+    1: lemmas.judge_identity,
+    2: lemmas.judge_reweighting,
+    3: lemmas.judge_contraction,
+    4: clock.judge_steps,
+    5: clock.judge_gaps,
+    6: theory.judge_long_run_mean,
+    7: theory.judge_bound,
+    8: clock.judge_step_time,
+    16: theory.judge_rounding,
+    17: clock.judge_orders,
+    18: clock.judge_two_workers,
+    19: clock.judge_shares,
+}
+NOT_KEPT: dict[int, dict[str, Any]] = {
+    4: {"standard_error": [[0.0087, 0.0048], [0.0001, 0.0009]], "closed_forms_off": 2e-5},
+    5: {"lanes": 48, "server_steps": 714},
+    6: {"closed_forms_off": 4e-5, "lanes": 40, "ticks": 6000},
+    18: {"drawn": 960},
+    19: {
+        "lanes": 48,
+        "standard_error": {
+            when: {name: [2e-4] * 4 for name in clock.READINGS}
+            for when in ("within_5000", "settled")
+        },
+    },
+}
+"""Numbers behind a verdict that the committed entry lacks."""
+RUN = "stochastic, n=6, s=2, K=10"
+BLOCKED = ("settled", "blocked")
+ERRORS = ("standard_error", "settled", "own finish")
+ROWS: list[tuple[int, Path, Any, str]] = [
+    (1, ("relative_error",), 1e-10, "fails"),
+    (2, ("largest_deviation",), 4.1, "fails"),
+    (3, ("error_of_formula",), 1e-10, "fails"),
+    (3, ("largest_share_of_bound",), 1.001, "fails"),
+    (4, ("largest_deviation",), 4.1, "fails"),
+    (4, ("closed_forms_off",), 6e-5, "fails"),
+    (5, ("largest_deviation",), 4.1, "fails"),
+    (6, ("largest_deviation",), 4.1, "fails"),
+    (6, ("closed_forms_off",), 6e-5, "fails"),
+    (7, (RUN, "measured"), 206.0, "fails"),
+    (7, (RUN, "measured"), 204.5, "undecided"),
+    (7, (RUN, "standard_error"), 40.0, "undecided"),
+    (8, ("constant",), False, "fails"),
+    (8, ("mean", "FedAvg", 0), 360.0, "fails"),
+    (8, ("mean", "FedBuff, blocked", clock.MOST), 5.0, "fails"),
+    (8, ("mean", "FedBuff, blocked", clock.MOST), 6.49, "undecided"),
+    (8, ("standard_error", "FedBuff, own finish", clock.MOST), 4.0, "undecided"),
+    (8, ("fedbuff_steps_in_5000", "own finish", clock.THIRD), 880.0, "fails"),
+    (16, ("largest_deviation",), 4.1, "fails"),
+    (16, ("floors", 0), 4.5, "fails"),
+    (16, ("floors", 3), 0.09, "fails"),
+    (17, ("powers_of_n", "FAVANO", 1), 1.5, "fails"),
+    (17, ("powers_of_n", "QuAFL", 2), 1.0, "fails"),
+    (17, ("fedbuff_largest_staleness", clock.THIRD), 20.0, "fails"),
+    (17, ("fedbuff_largest_staleness", clock.THIRD), 30.0, "undecided"),
+    (17, ("standard_error", clock.MOST), 30.0, "undecided"),
+    (17, ("favano_same_at_all_shares",), False, "fails"),
+    (18, ("exact", 3), 999, "fails"),
+    (18, ("mean",), 1200.0, "fails"),
+    (18, ("standard_error",), 0.0, "undecided"),
+    (18, ("largest_deviation",), 4.1, "fails"),
+    (19, (*BLOCKED, clock.MOST), 0.47, "holds"),
+    (19, (*BLOCKED, clock.MOST), 0.42, "false: 11 fast (blocked)"),
+    (19, (*BLOCKED, clock.THIRD), 0.9, "false: 66 fast (blocked)"),
+    (19, (*BLOCKED, 0), 0.87, "false: more than their share"),
+    (19, (*BLOCKED, 0), 0.8801, "undecided: more than their share"),
+    (19, (*ERRORS, clock.THIRD), 0.01, "66 fast (own finish)"),
+]
+"""Claim, place of a number, another number, and the verdict on it or a part of its scope."""
+TOLD = {"ratio", "step_size", "seeds", "slow_share", "within_5000"}
+"""Numbers of claims 7 and 19 that decide nothing."""
+
+
+def base(number: int) -> dict[str, Any]:
+    """Return the numbers behind a committed verdict."""
+    measured = {**ENTRIES[f"favano-{number}"]["measured"], **NOT_KEPT.get(number, {})}
+    return (
+        {name: {**run, "seeds": 20} for name, run in measured.items()} if number == 7 else measured
+    )
+
+
+def test_committed_numbers_give_the_committed_verdicts() -> None:
+    for number, judge in JUDGES.items():
+        found, entry = judge(base(number)), ENTRIES[f"favano-{number}"]
+        assert (found.verdict, found.scope) == (entry["verdict"], entry["scope"])
+
+
+@pytest.mark.parametrize(("number", "path", "value", "expected"), ROWS)
+def test_one_number_decides(number: int, path: Path, value: Any, expected: str) -> None:
+    found = JUDGES[number](changed(base(number), path, value))
+    if expected in VERDICTS:
+        assert found.verdict == expected
+    else:
+        assert found.verdict == "holds in part" and expected in found.scope
+
+
+def test_no_claim_holds_on_what_is_not_a_number() -> None:
+    for number, judge in JUDGES.items():
+        known = judge(base(number)).verdict, judge(base(number)).scope
+        for path in numbers(base(number)):
+            found = judge(changed(base(number), path, np.nan))
+            if not TOLD.intersection(path):
+                assert found.verdict != "holds" and (found.verdict, found.scope) != known
+                assert found.verdict == "undecided" or number == 19, (number, path)
