@@ -70,6 +70,20 @@ AT_ONCE = ("fedasync", "gen_async")
 """Systems whose server takes in every message when it arrives, which takes no time."""
 PERSONAL = ("ditto", "fedper")
 """Systems whose clients have models of their own. They are tuned and judged by these."""
+FAMILIES = {
+    "other local work": ("fedavg", "fedprox", "scaffold", "fednova", "feddyn", "mimelite"),
+    "an optimizer on the server": ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"),
+    "no waiting for the slowest": (
+        "fedavg",
+        "fedbuff",
+        "fedasync",
+        "gen_async",
+        "fedstaleweight",
+        "quafl",
+        "favano",
+    ),
+}
+"""Methods that share a panel, each with FedAvg to compare with."""
 SMOKE = ("fedadam", "fedper")
 """The systems of a smoke run: one for each metric."""
 
@@ -299,6 +313,30 @@ def _figures(
             name: curves[f"{split}, {name}"] for name in of_split if metric_of(name) == "accuracy"
         }
         words = f"{title}, {split}"
-        found[f"accuracy_{number}.png"] = plots.curves_figure(drawn, "accuracy", title=words)
+        found[f"accuracy_{number}.png"] = (
+            _families_figure(drawn, words)
+            if all(name in drawn for names in FAMILIES.values() for name in names)
+            else plots.curves_figure(drawn, "accuracy", title=words)
+        )
         found[f"sensitivity_{number}.png"] = comparison.sensitivity_figure(of_split, words)
     return found
+
+
+def _families_figure(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
+    """Draw the median test error of each family of methods against virtual time."""
+    figure = Figure(figsize=(13, 4.6), layout="constrained")
+    panels = figure.subplots(1, len(FAMILIES), sharey=True)
+    marks = [3, 5, 10, 20, 50, 100]
+    for axes, (family, names) in zip(panels, FAMILIES.items(), strict=True):
+        for number, name in enumerate(names):
+            error = 100 * (1 - curves[name].accuracy.median("seed"))
+            look = plots.look(number, "all", markersize=3.5, label=name)
+            axes.plot(curves[name].time.median("seed"), error, **look)
+        axes.set(yscale="log", xlabel="virtual time (units)", title=family)
+        axes.legend()
+    panels[0].set_ylabel("test error (%)")
+    panels[0].set_yticks(marks, map(str, marks))
+    panels[0].minorticks_off()
+    num_seeds = curves["fedavg"].sizes["seed"]
+    figure.suptitle(f"{title}: medians over {num_seeds} seeds at each evaluation")
+    return figure

@@ -218,6 +218,7 @@ def test_the_posterior_of_a_logistic_regression(uneven: Logistic, reference: Ref
         assert (abs(found.mean - 1) < 5 * np.hypot(found.error, error)) == is_right
 
 
+@pytest.mark.slow
 def test_long_rounds_bias_the_posterior_of_a_logistic_regression(
     uneven: Logistic, reference: Reference
 ) -> None:
