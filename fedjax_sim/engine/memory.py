@@ -29,6 +29,10 @@ except ImportError:  # Windows has no limits on a process.
 
 SHARE = 0.8
 """Share of the free memory that a sweep is planned for. Compilers and estimates need the rest."""
+MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+"""Where Linux lists the memory maps of this process, and how many it may have."""
+MAPS_SHARE = 0.5
+"""Share of the memory maps above which compiled programs are dropped."""
 STORE_SHARE = 0.5
 """Share of the free memory above which a store of old models is named."""
 
@@ -164,6 +168,27 @@ def free_addresses() -> float:
     except OSError:
         return float(most)
     return float(max(0, most - pages * resource.getpagesize()))
+
+
+def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:
+    """Drop what JAX keeps compiled if the process has many memory maps.
+
+    A program for a CPU takes about ten of them. A process that compiles thousands of programs, such
+    as a comparison of many methods, would end at the limit (65,530 by default) without an
+    exception. Dropped programs are compiled again when they are called, or read from the cache on
+    disk.
+
+    Args:
+      maps: File with a line for each memory map of the process.
+      most: File with the largest number.
+    """
+    try:
+        limit = int(most.read_text())
+        num = maps.read_bytes().count(b"\n")
+    except OSError:  # Other systems have no such limit.
+        return
+    if num > MAPS_SHARE * limit:
+        jax.clear_caches()
 
 
 def program_needs(programs: list[jax.stages.Compiled], shared: Any, num_devices: int) -> Needs:

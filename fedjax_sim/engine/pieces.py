@@ -52,6 +52,7 @@ def run_in_pieces(
     for group in groups_of(lanes):
         chosen = [lane for lane in group if lane.place in places]
         if chosen:
+            memory.drop_programs_near_the_limit()
             parts += _Pieces(system, chosen, group, options, number=len(parts)).run()
     return parts
 

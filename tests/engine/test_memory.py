@@ -13,6 +13,7 @@ import fedjax_sim
 from fedjax_sim.engine.memory import (
     OutOfMemoryError,
     count_bytes,
+    drop_programs_near_the_limit,
     even_pieces,
     free_addresses,
     free_in_group,
@@ -85,6 +86,22 @@ def test_a_limit_of_address_space_counts() -> None:
     used, held = map(float, done.stdout.split())
     assert 2**20 < used < 2**34
     assert 2**30 <= held < 1.1 * 2**30
+
+
+def test_programs_are_dropped_before_memory_maps_run_out(tmp_path: Path) -> None:
+    """Above half of the limit, and not below; without the files nothing happens."""
+    maps, most = tmp_path / "maps", tmp_path / "most"
+    maps.write_text("a map\n" * 60)
+    compiled = jax.jit(lambda x: x + 1)
+    compiled(1)
+    drop_programs_near_the_limit(maps, most)
+    most.write_text("121\n")
+    drop_programs_near_the_limit(maps, most)
+    assert compiled._cache_size() == 1  # type: ignore[attr-defined]
+    most.write_text("119\n")
+    drop_programs_near_the_limit(maps, most)
+    assert compiled._cache_size() == 0  # type: ignore[attr-defined]
+    assert compiled(1) == 2
 
 
 @pytest.mark.parametrize(
