@@ -4,6 +4,7 @@ All methods of a comparison share the clients' speeds, the data, the network, th
 and the virtual time. The protocol is that of `experiments.harness.comparison`.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -314,7 +315,7 @@ def _figures(
         }
         words = f"{title}, {split}"
         found[f"accuracy_{number}.png"] = (
-            _families_figure(drawn, words)
+            families_figure(drawn, words)
             if all(name in drawn for names in FAMILIES.values() for name in names)
             else plots.curves_figure(drawn, "accuracy", title=words)
         )
@@ -322,21 +323,24 @@ def _figures(
     return found
 
 
-def _families_figure(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
+def families_figure(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
     """Draw the median test error of each family of methods against virtual time."""
     figure = Figure(figsize=(13, 4.6), layout="constrained")
     panels = figure.subplots(1, len(FAMILIES), sharey=True)
-    marks = [3, 5, 10, 20, 50, 100]
+    least = 100.0
     for axes, (family, names) in zip(panels, FAMILIES.items(), strict=True):
         for number, name in enumerate(names):
             error = 100 * (1 - curves[name].accuracy.median("seed"))
+            least = min(least, float(error.min()))
             look = plots.look(number, "all", markersize=3.5, label=name)
             axes.plot(curves[name].time.median("seed"), error, **look)
         axes.set(yscale="log", xlabel="virtual time (units)", title=family)
         axes.legend()
     panels[0].set_ylabel("test error (%)")
+    marks = [mark for mark in (3, 5, 10, 20, 30, 40, 50, 60, 80, 100) if mark >= least]
     panels[0].set_yticks(marks, map(str, marks))
     panels[0].minorticks_off()
     num_seeds = curves["fedavg"].sizes["seed"]
-    figure.suptitle(f"{title}: medians over {num_seeds} seeds at each evaluation")
+    words = textwrap.fill(title, 120)
+    figure.suptitle(f"{words}\nmedians over {num_seeds} seeds at each evaluation", fontsize=11)
     return figure

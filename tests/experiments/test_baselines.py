@@ -4,10 +4,19 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
+import xarray as xr
 
 from experiments.baselines.cifar10 import PatchNet
 from experiments.baselines.mnist import COMPARISON
-from experiments.baselines.setup import AT_ONCE, CLOCK, standard_algorithms
+from experiments.baselines.setup import (
+    AT_ONCE,
+    CLOCK,
+    FAMILIES,
+    GRIDS,
+    families_figure,
+    standard_algorithms,
+)
 from fedjax_sim.cli.comparison import MAIN_JOB
 from fedjax_sim.cli.defaults import DEFAULTS
 from fedjax_sim.settings import check
@@ -65,6 +74,19 @@ def test_the_small_network_of_the_reduced_size() -> None:
     )
     assert logits.shape == (7, 10)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_834
+
+
+def test_families_of_methods_have_a_panel_each() -> None:
+    """Every method is drawn, FedAvg in every panel, and marks lie where errors do."""
+    accuracy = xr.DataArray(np.linspace(0.1, 0.55, 10).reshape(2, 5), dims=("seed", "eval"))
+    curves = xr.Dataset({"accuracy": accuracy}).assign_coords(time=1000 * accuracy)
+    names = {name for family in FAMILIES.values() for name in family}
+    assert names == set(GRIDS)
+    figure = families_figure(dict.fromkeys(names, curves), "title")
+    labels = [axes.get_legend_handles_labels()[1] for axes in figure.axes]
+    assert [tuple(each) for each in labels] == list(FAMILIES.values())
+    assert all(each[0] == "fedavg" for each in labels)
+    assert next(label.get_text() for label in figure.axes[0].get_yticklabels()) == "60"
 
 
 def test_the_main_job_runs_what_validation_chose() -> None:
