@@ -93,12 +93,18 @@ def test_a_signal_ends_what_is_not_replaying(
     receive: Callable[[int], object],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Whatever the tests were started with: what a shell runs in the background ignores Ctrl-C."""
+
     def work() -> None:
         receive(number)
         time.sleep(20)
 
     began = time.monotonic()
-    assert exit_code_of("test", work) == code
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert exit_code_of("test", work) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 10
     assert capsys.readouterr().err.count("\n") == 1
     assert asked_to_stop() is None
