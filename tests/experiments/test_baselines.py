@@ -52,7 +52,7 @@ def test_every_method_is_tuned_and_compared(tmp_path: Path) -> None:
 
 
 def test_all_methods_have_the_same_clients_and_clock() -> None:
-    """No method keeps the speeds, the clock or the number of clients at work of its own paper."""
+    """Speeds, clock and the number of clients at work are equal, whatever a method's paper uses."""
     sizes = COMPARISON.study.full
     for name, each in standard_algorithms(sizes, smoke=False).items():
         first = {key: values[0] for key, values in each.grid.items()}

@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.harness import ledger
+from experiments.harness import Verdict, ledger
+from experiments.harness.statistics import VERDICTS
 
 Path = tuple[Any, ...]
 """Keys and positions that lead to a number in nested mappings and lists."""
@@ -35,3 +36,11 @@ def numbers(measured: Any, path: Path = ()) -> Iterator[Path]:
             yield from numbers(value, (*path, key))
     elif isinstance(measured, float | int) and not isinstance(measured, bool):
         yield path
+
+
+def assert_verdict(found: Verdict, expected: str) -> None:
+    """Check a verdict, or that a claim holds in part with these words in its scope."""
+    if expected in VERDICTS:
+        assert found.verdict == expected
+    else:
+        assert found.verdict == "holds in part" and expected in found.scope
