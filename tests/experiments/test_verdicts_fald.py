@@ -297,7 +297,7 @@ def test_one_other_number_is_another_verdict(
 
 @pytest.mark.parametrize("value", [0.05, np.nan])
 def test_an_open_part_is_named_where_the_other_is_false(value: float) -> None:
-    """The level of the W2 lies between the two marks, or is unknown."""
+    """The level of W2 lies between the two marks, or is unknown."""
     path = ("W2", "with replacement, rho = 0.9", 2)
     found = CASES["laws 9"].judge(changed(found_of("laws 9"), path, value))
     assert (found.verdict, found.scope) == ("fails", "false: rho = 1; undecided: rho below 1")
