@@ -133,29 +133,43 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     Args:
       inputs: What `inputs_of` returns.
     """
-    cells = {
+    cells = read_cells(inputs)
+    if inputs["smoke"]:
+        return [verdict(number, means(cells), NOT_RUN, SMOKE) for number in (9, 10, 11, 12)]
+    seeds = min(sample.seeds for row in cells.values() for sample in row.values())
+    return [
+        verdict(
+            number,
+            {"final accuracy, %": means(cells), "parts": parts},
+            rule(parts, reduction(seeds)),
+            f"{told(number, cells)}; {inputs['words']}",
+        )
+        for number, parts in parts_of(cells).items()
+    ]
+
+
+def read_cells(inputs: Mapping[str, Any]) -> dict[str, dict[str, Sample]]:
+    """Read final accuracies by method and column as JSON keeps them."""
+    return {
         method: {column: Sample.read(found) for column, found in row.items()}
         for method, row in inputs["cells"].items()
     }
-    seeds = min(sample.seeds for row in cells.values() for sample in row.values())
-    if inputs["smoke"]:
-        return [verdict(number, _means(cells), NOT_RUN, SMOKE) for number in (9, 10, 11, 12)]
+
+
+def parts_of(cells: Mapping[str, Mapping[str, Sample]]) -> dict[int, Parts]:
+    """Judge the parts of claims 9 to 12.
+
+    Args:
+      cells: Final accuracies in percent by method and column. Every method whose name starts with
+        "FedBuff" is a reading of FedBuff.
+    """
     readings = [method for method in cells if method.startswith("FedBuff")]
-    judged = {
+    return {
         9: _order(cells, readings),
         10: _drops(cells, readings),
         11: _on_iid(cells, readings),
         12: _gap(cells),
     }
-    return [
-        verdict(
-            number,
-            {"final accuracy, %": _means(cells), "parts": parts},
-            rule(parts, reduction(seeds)),
-            f"{_told(number, cells)}; {inputs['words']}",
-        )
-        for number, parts in judged.items()
-    ]
 
 
 def _order(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
@@ -250,7 +264,7 @@ def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
     return parts
 
 
-def _told(number: int, cells: Mapping[str, Mapping[str, Sample]]) -> str:
+def told(number: int, cells: Mapping[str, Mapping[str, Sample]]) -> str:
     """Return the numbers behind the verdict on a claim."""
     columns = {9: (FAST, SLOW), 10: (FAST, SLOW), 11: (IID,), 12: (FAST, SLOW)}[number]
     methods = [
@@ -266,7 +280,7 @@ def _told(number: int, cells: Mapping[str, Mapping[str, Sample]]) -> str:
     return f"{' and '.join(columns)}, % ± standard deviation: {', '.join(rows)}"
 
 
-def _means(cells: Mapping[str, Mapping[str, Sample]]) -> dict[str, dict[str, Any]]:
+def means(cells: Mapping[str, Mapping[str, Sample]]) -> dict[str, dict[str, Any]]:
     """Return what is known of each cell."""
     return {
         method: {column: sample.described(CHANCE) for column, sample in row.items()}

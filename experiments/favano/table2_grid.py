@@ -6,7 +6,7 @@ FedBuff with four clocks, on inputs in [0, 1] and on standardised ones, in the t
 columns. In a first stage, a sixth of the training images is held out and validates, as in the
 public simulator of QuAFL; its seeds are used for nothing else. In a second stage the readings
 nearest to the paper, and each method at its best learning rate, run with ten seeds on all training
-images (`--seeds` is the number of seeds of the second stage). No claim is judged here.
+images (`--seeds` is the number of seeds of the second stage). Claims 9 to 12 are judged there.
 """
 
 import dataclasses
@@ -21,9 +21,22 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method
-from experiments.favano.table2 import PAPER
-from experiments.harness import Arguments, Outcome, Sizes, Study, comparison, table
+from experiments.favano.claims import SMOKE, verdict
+from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method, final_sample
+from experiments.favano.table2 import PAPER, means, parts_of, read_cells, told
+from experiments.harness import (
+    NOT_RUN,
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    comparison,
+    reduction,
+    rule,
+    table,
+    verdict_table,
+)
 from experiments.harness.heatmaps import heat_maps
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
@@ -197,13 +210,79 @@ def run(arguments: Arguments) -> Outcome:
         "nearest": [each._asdict() for each in near],
     }
     curves: dict[str, xr.Dataset] = {}
+    inputs: dict[str, Any] | None = None
+    verdicts: list[Verdict] = []
     text = [_first_table(tested, best), _readings_table(near)]
     if sizes.seeds:
-        curves = second_stage(arguments, sizes, data, _chosen(near, best))
+        chosen = _chosen(near, best)
+        curves = second_stage(arguments, sizes, data, itertools.chain(*chosen.values()))
         text.append(_second_table(curves))
+        words = f"{data.name}, {sizes.seeds} seeds"
+        read = _cells_of(curves, chosen)
+        inputs = {"words": words, "readings": read, "smoke": arguments.smoke}
+        verdicts = judge(inputs)
+        text.append(verdict_table(verdicts))
     figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}
-    return Outcome(curves, figures, [], facts, "\n\n".join(text))
+    return Outcome(curves, figures, verdicts, facts, "\n\n".join(text), inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 9 to 12 in the nearest reading and with each method's own learning rates.
+
+    Args:
+      inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
+        were run ("words"), and whether that is a smoke run.
+    """
+    if inputs["smoke"]:
+        return [verdict(number, None, NOT_RUN, SMOKE) for number in (9, 10, 11, 12)]
+    readings = {name: read_cells(found) for name, found in inputs["readings"].items()}
+    seeds = min(
+        sample.seeds
+        for cells in readings.values()
+        for row in cells.values()
+        for sample in row.values()
+    )
+    judged = {name: parts_of(cells) for name, cells in readings.items()}
+    return [
+        verdict(
+            number,
+            {name: {"final accuracy, %": means(cells)} for name, cells in readings.items()},
+            rule(
+                {
+                    f"{name}: {words}": value
+                    for name, parts in judged.items()
+                    for words, value in parts[number].items()
+                },
+                reduction(seeds),
+            ),
+            f"{'; '.join(f'{name}: {told(number, cells)}' for name, cells in readings.items())}; "
+            f"{inputs['words']}",
+        )
+        for number in (9, 10, 11, 12)
+    ]
+
+
+Cell = tuple[str, str, str, float]
+"""Method, inputs, column and learning rate of one sweep of the second stage."""
+
+
+def _key(name: str, inputs: str, column: str, rate: float) -> str:
+    """Name a sweep of the second stage."""
+    return f"{name} | {inputs} | {column} | lr {rate:g}"
+
+
+def _cells_of(
+    curves: Mapping[str, xr.Dataset], chosen: Mapping[str, Sequence[Cell]]
+) -> dict[str, Any]:
+    """Return final accuracies by reading, method and column; methods are named as in Table 2."""
+    found: dict[str, Any] = {}
+    for reading, cells in chosen.items():
+        rows: dict[str, Any] = found.setdefault(reading, {"cells": {}})["cells"]
+        for cell in cells:
+            name = "FAVANO, stochastic" if cell[0] == "FAVANO" else cell[0]
+            rows.setdefault(name, {})[cell[2]] = final_sample(curves[_key(*cell)])
+    return found
 
 
 HELD_OUT = 1 / 6
@@ -275,7 +354,7 @@ def second_stage(
     arguments: Arguments,
     sizes: Sizes,
     data: Dataset,
-    chosen: Iterable[tuple[str, str, str, float]],
+    chosen: Iterable[Cell],
 ) -> dict[str, xr.Dataset]:
     """Run cells with fresh seeds on all training images.
 
@@ -290,9 +369,9 @@ def second_stage(
     """
     tasks = _tasks(sizes, data, range(sizes.seeds))
     curves = {}
-    for name, inputs, column, rate in chosen:
+    for name, inputs, column, rate in dict.fromkeys(chosen):
         method = {**METHODS, **REWEIGHTINGS}[name]
-        key = f"{name} | {inputs} | {column} | lr {rate:g}"
+        key = _key(name, inputs, column, rate)
         curves[key] = fedjax_sim.sweep(
             method.system,
             list(tasks[inputs, COLUMNS[column].partition]),
@@ -306,23 +385,24 @@ def second_stage(
     return curves
 
 
-def _chosen(near: Sequence[Reading], best: xr.DataArray) -> list[tuple[str, str, str, float]]:
-    """List the cells of the second stage.
+def _chosen(near: Sequence[Reading], best: xr.DataArray) -> dict[str, list[Cell]]:
+    """List the cells of the second stage by reading.
 
     These are the nearest reading with one learning rate for all methods, and each method at its
     best learning rate on the same inputs. Without a complete reading only the latter are listed.
     """
     common = next((each for each in near if each.rate != OWN), None)
     inputs = str(best.inputs.values[0]) if common is None else common.inputs
-    found: dict[tuple[str, str, str, float], None] = {}
+    found: dict[str, list[Cell]] = {OWN: []}
     for name, column in itertools.product((*METHODS, *REWEIGHTINGS), COLUMNS):
         parent = "FAVANO" if name in REWEIGHTINGS else name
         rate = float(best.sel({"method": parent, "inputs": inputs, "column": column}))
         if np.isfinite(rate):
-            found[name, inputs, column, rate] = None
+            found[OWN].append((name, inputs, column, rate))
         if common is not None and (name not in CLOCKS or name == common.clock):
-            found[name, inputs, column, float(common.rate)] = None
-    return list(found)
+            cell = (name, inputs, column, float(common.rate))
+            found.setdefault(f"lr {common.rate}", []).append(cell)
+    return found
 
 
 def _tasks(

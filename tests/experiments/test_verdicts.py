@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.favano import fig3a, fig3b, fig7, table2
+from experiments.favano import fig3a, fig3b, fig7, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
 from experiments.fedem import ablations
 from experiments.fedstaleweight import fig2
@@ -179,6 +179,14 @@ def isolated_inputs(outcome: str) -> Inputs:
 
 CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs]]] = {
     "favano/table2": (table2.judge, table2_inputs),
+    "favano/table2_grid": (
+        table2_grid.judge,
+        lambda outcome: {
+            "readings": dict.fromkeys(("lr 0.2", table2_grid.OWN), table2_inputs(outcome)),
+            "words": "made up",
+            "smoke": False,
+        },
+    ),
     "favano/fig3a": (fig3a.judge, fig3a_inputs),
     "favano/fig3b": (fig3b.judge, fig3b_inputs),
     "favano/fig7": (fig7.judge, fig7_inputs),
@@ -273,6 +281,14 @@ def test_nothing_is_judged_at_chance(name: str) -> None:
         found = judge({**inputs, "final": small})
         assert [each.verdict for each in found] == ["undecided"]
         assert "below twice chance" in found[0].why
+
+
+def test_readings_of_table_2_that_differ_are_parts_of_a_claim() -> None:
+    readings = {"lr 0.2": table2_inputs("holds"), table2_grid.OWN: table2_inputs("fails")}
+    found = table2_grid.judge({"readings": readings, "words": "made up", "smoke": False})
+    assert {each.verdict for each in found} == {"holds in part"}
+    assert all("true: lr 0.2: " in each.scope for each in found)
+    assert all(f"false: {table2_grid.OWN}: " in each.scope for each in found)
 
 
 def test_one_collapsed_reading_decides_nothing_of_table_2() -> None:
