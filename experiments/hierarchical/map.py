@@ -7,8 +7,9 @@ of S = 0, 5, 20 over the rule of the global server, the local steps E of an iter
 T, and the constant c_g of the exchange, each S at its best of eight learning rates.
 
 The first stage has two seeds and measures on held-out training images. Where its order is near, or
-changes with T or c_g, the second stage runs ten fresh seeds at the chosen learning rates on all
-training images and measures on the test set. No claim is judged here.
+changes with T or c_g, and wherever the server divides as in the paper, the second stage runs ten
+fresh seeds at the chosen learning rates on all training images and measures on the test set. There
+claims 15 and 16 are judged, for the paper's rule.
 
 A larger c_g only delays the rounds. Runs with c_g = 10 therefore show every other c_g too: the
 model of round u is complete u (c_g - 10) later.
@@ -16,6 +17,7 @@ model of round u is complete u (c_g - 10) later.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +26,32 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.favano.table2_grid import INPUTS
-from experiments.harness import Arguments, Outcome, Sizes, Study, comparison, table
+from experiments.harness import (
+    NOT_RUN,
+    Arguments,
+    Outcome,
+    Sample,
+    Sizes,
+    Study,
+    Verdict,
+    comparison,
+    lead,
+    reduction,
+    rule,
+    table,
+    unless_collapsed,
+    verdict_table,
+)
 from experiments.harness.heatmaps import heat_maps
 from experiments.hierarchical import setup
+from experiments.hierarchical.claims import CLAIMS, verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.systems import hierarchical
 
 RULES = ("divide_by_steps", "average", "fednova")
+"""The global server's rules, the paper's first."""
 SYNC_TIMES = (0.0, 5.0, 20.0)
 DELAY, DELAYS = 10.0, (10.0, 30.0)
 """The c_g of the runs, and those that are mapped."""
@@ -78,10 +97,20 @@ STUDY = Study(
         steps={1: 60.0},
         rates=(0.5, 2.0),
         inputs=("[0, 1]",),
-        rules=RULES[1:2],
+        rules=RULES[:1],
         words="handwritten digits, one rule",
     ),
 )
+CIFAR10 = {
+    "steps": {5: 150.0},
+    "rates": (0.02, 0.05, 0.1, 0.2),
+    "inputs": ("standardised",),
+    "rules": RULES[:1],
+    "words": "the paper's rule alone, E = 5, standardised inputs",
+}
+"""The line of MNIST's map along which the paper's order is clear, for the paper's CNN."""
+CIFAR10_INPUTS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""Mean and standard deviation by colour, by which CIFAR-10 is standardised."""
 
 
 class Point(NamedTuple):
@@ -168,6 +197,8 @@ def order_of(accuracy: xr.DataArray) -> Order:
 def run(arguments: Arguments) -> Outcome:
     """Map the order, and run the second stage where it is near or changes."""
     sizes = STUDY.choose(arguments)
+    if _is_cifar10(sizes.dataset):
+        sizes = sizes.replace(**CIFAR10)
     data = datasets.load(sizes.dataset, data_dir=arguments.data_dir)
     points = [
         Point(rule, steps, inputs)
@@ -186,14 +217,87 @@ def run(arguments: Arguments) -> Outcome:
         "reduced": sizes.words,
         "orders": {f"{p} | {d:g} | {t:g}": order._asdict() for (p, d, t), order in orders.items()},
     }
+    verdicts: list[Verdict] = []
+    inputs: dict[str, Any] | None = None
     if sizes.seeds:
-        again = [point for point in points if is_open(orders, point)]
+        again = [point for point in points if point.rule == RULES[0] or is_open(orders, point)]
         second = second_stage(arguments, sizes, data, again, orders)
-        texts.append(_second_table(second, sizes))
+        inputs = inputs_of(second, sizes) | {
+            "words": f"{data.name}, each S at its own rate, {sizes.seeds} seeds",
+            "seeds": sizes.seeds,
+            "reduced": sizes.words
+            if _is_cifar10(sizes.dataset)
+            else f"{data.name} and a perceptron in place of CIFAR-10 and a CNN",
+            "smoke": arguments.smoke,
+        }
+        verdicts = judge(inputs)
+        texts += [_second_table(second, sizes), verdict_table(verdicts)]
         found |= {_second_name(*key): each for key, each in second.items()}
     title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
     figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
-    return Outcome(found, figures, [], facts, "\n\n".join(texts))
+    return Outcome(found, figures, verdicts, facts, "\n\n".join(texts), inputs)
+
+
+def inputs_of(
+    second: Mapping[tuple[Point, float], xr.Dataset], sizes: Sizes
+) -> dict[str, dict[str, Any]]:
+    """Return what `judge` needs of the runs by the paper's rule."""
+    points: dict[str, Any] = {}
+    for point in dict.fromkeys(point for point, _ in second if point.rule == RULES[0]):
+        last = sizes.steps[point.steps]
+        of_point = {s: second[point, s].isel(lr=0, sync_time=0) for s in SYNC_TIMES}
+        far = [delayed(of_point[s], DELAYS[-1]) for s in (0.0, 20.0)]
+        points[f"{point}"] = {
+            "T": last,
+            "ends": {
+                f"c_g = {delay:g}, S = {s:g}": Sample.of(
+                    100 * setup.final(delayed(data, delay), last).values
+                )
+                for (s, data), delay in itertools.product(of_point.items(), DELAYS)
+            },
+            "crossings": setup.known_crossings(far, np.linspace(0, last, 101)[5:]),
+        }
+    return {"points": points}
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claims 15 and 16 for the paper's rule, the latter where T is the paper's.
+
+    Args:
+      inputs: For each of the "points", T, the accuracies at T in percent by c_g and S ("ends"), and
+        when S = 0 and 20 change places with the larger c_g ("crossings"); "words", "reduced",
+        "seeds" and "smoke" say how they were run.
+    """
+    if inputs["smoke"]:
+        return [verdict(number, None, NOT_RUN, setup.SMOKE) for number in (15, 16)]
+    marks = CLAIMS[16].criterion
+    leads: dict[str, bool | None] = {}
+    crossings: dict[str, bool | None] = {}
+    told: dict[int, list[str]] = {15: [], 16: []}
+    for name, found in inputs["points"].items():
+        ends = {run: Sample.read(sample) for run, sample in found["ends"].items()}
+        for delay, other in itertools.product(DELAYS, (0, 20)):
+            pair = [ends[f"c_g = {delay:g}, S = {s}"] for s in (5, other)]
+            words, by = f"{name}, c_g = {delay:g}, over S = {other}", lead(*pair)
+            leads[words] = unless_collapsed(by.above(), pair, setup.CHANCE)
+            told[15].append(f"{words} by {by}")
+        places, pair = found["crossings"], [ends[f"c_g = 30, S = {s}"] for s in (0, 20)]
+        if found["T"] >= marks.last:
+            known = [setup.Crossing(*each) for each in places or []]
+            once = len(known) == 1 and marks.first <= known[0].time <= marks.last
+            crossings[name] = unless_collapsed(
+                None if places is None else once and known[0].led_before, pair, setup.CHANCE
+            )
+            ahead = [f"{x.time:g} (S = {0 if x.led_before else 20} ahead before)" for x in known]
+            told[16].append(f"{name}: {' '.join(ahead) or 'never'}")
+    small = reduction(inputs["seeds"], inputs["reduced"])
+    return [
+        verdict(number, inputs["points"], rule(parts, small), f"{text}{why}; {inputs['words']}")
+        for number, parts, text, why in (
+            (15, leads, "S = 5 ahead at T, points: ", "; ".join(told[15])),
+            (16, crossings, "S = 0 and 20 change places: ", "; ".join(told[16])),
+        )
+    ]
 
 
 def first_stage(
@@ -206,7 +310,7 @@ def first_stage(
     """
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     held = comparison.hold_out(data, HELD_OUT)
-    tasks = {inputs: _tasks(held, seeds, inputs) for inputs in sizes.inputs}
+    tasks = {inputs: _tasks(sizes, held, seeds, inputs) for inputs in sizes.inputs}
     settings = {"lr": list(sizes.rates), "sync_time": list(SYNC_TIMES)}
     return {
         point: _sweep(
@@ -247,7 +351,8 @@ def second_stage(
     Returns:
       Curves by point and S; dimensions `lr`, `sync_time`, `seed` and `eval`.
     """
-    tasks = {inputs: _tasks(data, range(sizes.seeds), inputs) for inputs in sizes.inputs}
+    seeds = range(sizes.seeds)
+    tasks = {inputs: _tasks(sizes, data, seeds, inputs) for inputs in sizes.inputs}
     found = {}
     for point in points:
         last = orders[point, DELAY, sizes.steps[point.steps]]
@@ -258,7 +363,7 @@ def second_stage(
                 _second_name(point, sync_time),
                 point,
                 tasks[point.inputs],
-                range(sizes.seeds),
+                seeds,
                 sizes.steps,
                 settings,
             )
@@ -298,9 +403,22 @@ def _sweep(
     ).curves
 
 
-def _tasks(data: Dataset, seeds: Sequence[int], inputs: str) -> list[Classification]:
-    """Make the problem of each seed: 30 clients, Dirichlet(0.5), a perceptron of 50 units."""
-    mean, std = INPUTS[inputs]
+def _is_cifar10(dataset: str) -> bool:
+    return Path(dataset).stem.startswith("cifar10")
+
+
+def _tasks(sizes: Sizes, data: Dataset, seeds: Sequence[int], inputs: str) -> list[Classification]:
+    """Make the problem of each seed: 30 clients, Dirichlet(0.5).
+
+    The network is a perceptron of 50 units, on CIFAR-10 the paper's CNN.
+    """
+    network: models.LeNet | models.MLP
+    mean: float | Sequence[float]
+    std: float | Sequence[float]
+    if _is_cifar10(sizes.dataset):
+        network, (mean, std) = models.LeNet(data.num_classes), CIFAR10_INPUTS
+    else:
+        network, (mean, std) = models.MLP((50,), data.num_classes), INPUTS[inputs]
     shares = [
         partition.dirichlet(
             data.train_labels,
@@ -312,7 +430,6 @@ def _tasks(data: Dataset, seeds: Sequence[int], inputs: str) -> list[Classificat
         )
         for seed in seeds
     ]
-    network = models.MLP((50,), data.num_classes)
     return problems.make_classifications(network, data, shares, mean=mean, std=std)
 
 

@@ -17,6 +17,7 @@ from experiments.fedstaleweight import fig2
 from experiments.harness import Interval, Sample, Verdict
 from experiments.hierarchical import fig3, fig4_5, fig6, fig8, fig9, fig10, fig11, fig13
 from experiments.hierarchical import fig7 as hierarchical_fig7
+from experiments.hierarchical import map as hierarchical_map
 
 NOISE = np.linspace(-0.05, 0.05, 10)
 """Deviations of ten seeds, in points."""
@@ -209,6 +210,32 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
             "fewer": 17.0,
         },
     ),
+    "hierarchical/map": (
+        hierarchical_map.judge,
+        lambda outcome: {
+            **HOW,
+            "reduced": "",
+            "points": {
+                "divide": {
+                    "T": 1000.0,
+                    "ends": {
+                        f"c_g = {delay}, S = {s}": runs(
+                            60.0 + abs(s - 5) * (1 if outcome == "fails" else -1),
+                            noisy=outcome == "undecided",
+                            wave=s + delay,
+                        )
+                        for delay in (10, 30)
+                        for s in (0, 5, 20)
+                    },
+                    "crossings": {
+                        "holds": [[740.0, True]],
+                        "fails": [[740.0, False]],
+                        "undecided": None,
+                    }[outcome],
+                }
+            },
+        },
+    ),
     "hierarchical/fig7": (hierarchical_fig7.judge, hierarchical_fig7_inputs),
     "hierarchical/fig8": (fig8.judge, hierarchical_fig8_inputs),
     "hierarchical/fig9": (
@@ -361,7 +388,11 @@ ENDS = {
     + [f"S = 10, c_g = {delay}" for delay in (5, 10, 30, 60)]
 }
 """Names of runs whose accuracies a judge looks up; others take all that there are."""
-BY_RATE = [name for name in CASES if name.startswith("hierarchical/") and name[-3:] != "4_5"]
+BY_RATE = [
+    name
+    for name in CASES
+    if name.startswith("hierarchical/") and name not in ("hierarchical/fig4_5", "hierarchical/map")
+]
 
 
 def with_rate(first: Any, second: Any) -> Any:
