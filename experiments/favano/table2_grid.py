@@ -91,7 +91,7 @@ STUDY = Study(
         columns=tuple(COLUMNS),
     ),
     reduced=Sizes(
-        0,
+        10,
         dataset="mnist",
         tuning_seeds=1,
         time_budget=5000.0,
@@ -100,7 +100,7 @@ STUDY = Study(
         rates=RATES,
         methods=tuple(METHODS),
         columns=tuple(COLUMNS),
-        words="the first stage alone, with one seed",
+        words="one seed in place of three chooses the learning rates",
     ),
     smoke=Sizes(
         2,
@@ -209,19 +209,20 @@ def run(arguments: Arguments) -> Outcome:
         "held_out": HELD_OUT,
         "nearest": [each._asdict() for each in near],
     }
-    curves: dict[str, xr.Dataset] = {}
-    inputs: dict[str, Any] | None = None
-    verdicts: list[Verdict] = []
-    text = [_first_table(tested, best), _readings_table(near)]
-    if sizes.seeds:
-        chosen = _chosen(near, best)
-        curves = second_stage(arguments, sizes, data, itertools.chain(*chosen.values()))
-        text.append(_second_table(curves))
-        words = f"{data.name}, {sizes.seeds} seeds"
-        read = _cells_of(curves, chosen)
-        inputs = {"words": words, "readings": read, "smoke": arguments.smoke}
-        verdicts = judge(inputs)
-        text.append(verdict_table(verdicts))
+    chosen = _chosen(near, best)
+    curves = second_stage(arguments, sizes, data, itertools.chain(*chosen.values()))
+    inputs = {
+        "words": f"{data.name}, {sizes.seeds} seeds; {sizes.tuning_seeds} chose the learning rates",
+        "readings": _cells_of(curves, chosen),
+        "smoke": arguments.smoke,
+    }
+    verdicts = judge(inputs)
+    text = [
+        _first_table(tested, best),
+        _readings_table(near),
+        _second_table(curves),
+        verdict_table(verdicts),
+    ]
     figures = {"test.png": _figure(tested, best, f"{data.name}, seeds: {sizes.tuning_seeds}")}
     facts["first_stage"] = {name: first[name].to_dict() for name in first}
     return Outcome(curves, figures, verdicts, facts, "\n\n".join(text), inputs)
