@@ -52,6 +52,8 @@ from fedjax_sim.systems import hierarchical
 
 RULES = ("divide_by_steps", "average", "fednova")
 """The global server's rules, the paper's first."""
+RULE_WORDS = ("divided by steps\n(the paper's)", "averaged", "FedNova")
+"""The rules as pictures name them."""
 SYNC_TIMES = (0.0, 5.0, 20.0)
 DELAY, DELAYS = 10.0, (10.0, 30.0)
 """The c_g of the runs, and those that are mapped."""
@@ -461,13 +463,14 @@ def _figure(orders: Mapping[tuple[Point, float, float], Order], steps: int, titl
     keys = [key for key in orders if key[0].steps == steps]
     times = list(dict.fromkeys(time for _, _, time in keys))
     rules = list(dict.fromkeys(point.rule for point, _, _ in keys))
+    named = [RULE_WORDS[RULES.index(each)] for each in rules]
     panels, words, marked = {}, {}, {}
     inputs = dict.fromkeys(point.inputs for point, _, _ in keys)
     for name, delay in itertools.product(inputs, DELAYS):
         panel = f"inputs {name}, $c_g$ = {delay:g}"
         of_panel = [[orders[Point(rule, steps, name), delay, t] for t in times] for rule in rules]
         leads = [[each.lead if each.is_readable else np.nan for each in row] for row in of_panel]
-        panels[panel] = xr.DataArray(leads, {"rule": rules, "T": times}, ("rule", "T"))
+        panels[panel] = xr.DataArray(leads, {"rule": named, "T": times}, ("rule", "T"))
         words[panel] = [[str(each) for each in row] for row in of_panel]
         marked[panel] = [[not each.is_near for each in row] for row in of_panel]
     return heat_maps(
