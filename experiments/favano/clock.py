@@ -478,7 +478,7 @@ def judge_shares(measured: Mapping[str, Any]) -> Verdict:
             parts[f"{words} ({name})"] = off.within(near)
     largest = np.max([*errors["within_5000"].values()])
     why = (
-        f"holds if settled, to a point; in 5000 units, at 66 and 11 fast: {numbers}; standard "
+        f"judged once settled; in 5000 units, at 66 and 11 fast: {numbers}; standard "
         f"errors at most {100 * largest:.2f} points"
     )
     return verdict(19, {**measured, "parts": parts}, rule(parts), why)

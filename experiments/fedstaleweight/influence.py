@@ -25,8 +25,10 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    all_of,
     draw,
     estimate,
+    interval_of_error,
     table,
     unless_unknown,
     verdict_table,
@@ -578,19 +580,21 @@ def measure_utility() -> dict[int, dict[str, Any]]:
 # Learning on quadratics: claims 17 to 19 ---------------------------------------------------------
 
 
-def judge_fixed_points(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+def judge_fixed_points(measured: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """Judge claim 18 from numbers of `measure_fixed_points`."""
     marks = CLAIMS[18].criterion
     expected = {"mean": marks.mean, "eq8": marks.eq8, "raw": FAIR}
-    holds = all(
-        abs(found["mean"] - expected[name]) < marks.close + marks.far * found["standard error"]
+    holds = all_of(
+        interval_of_error(
+            found["mean"] - expected[name], found["standard error"], found["seeds"]
+        ).within(marks.close)
         for name, found in measured.items()
     )
     why = ", ".join(
         f"{name} {found['mean']:.4f} +- {found['standard error']:.4f}"
         for name, found in measured.items()
     )
-    return verdict(18, measured, unless_unknown(holds, measured), why)
+    return verdict(18, measured, holds, why)
 
 
 def measure_fixed_points(
@@ -614,7 +618,11 @@ def measure_fixed_points(
         )
         curves[f"quadratic, {name}"] = run.curves
         found = estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
-        late[name] = {"mean": float(found.mean), "standard error": float(found.error)}
+        late[name] = {
+            "mean": float(found.mean),
+            "standard error": float(found.error),
+            "seeds": sizes.seeds,
+        }
     return late, curves
 
 

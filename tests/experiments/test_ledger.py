@@ -175,15 +175,13 @@ def test_verdicts_by_an_earlier_criterion_count_as_undecided() -> None:
     assert row.verdict == "not run"
 
 
-def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts() -> None:
+def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     claims = importlib.import_module("experiments.fedem.claims").CLAIMS
-    blocks = {
-        "clients": 400,
-        "rounds over those without": {"4": 1.2},
-        "bits saved": {"4": 3.0},
-        "messages shorter": {"4": 3.6},
-        "growth by omega": {"1": 3.0},
-    }
+    module = importlib.import_module("experiments.fedem.ablations")
+    judged = [claims.verdict(16, {"rounds": 1}, Ruling("holds"), "why")]
+    monkeypatch.setattr(module, "judge", lambda inputs: judged, raising=False)
     entry = {
         "experiment": "fedem/ablations",
         "source": "recorded",
@@ -193,7 +191,7 @@ def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts() -> None
             claims.verdict(9, {"stated": "why"}, Ruling("holds"), "why")._asdict(),
             claims.verdict(16, {"stated": "why"}, Ruling("fails"), "why")._asdict(),
         ],
-        "inputs": {"blocks": blocks},
+        "inputs": {"rounds": 1},
     }
     first, second = ledger.judged(entry) or []
     assert (first.verdict, second.verdict) == ("holds", "holds")

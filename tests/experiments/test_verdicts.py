@@ -12,7 +12,6 @@ import xarray as xr
 
 from experiments.favano import fig3a, fig3b, fig7, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
-from experiments.fedem import ablations
 from experiments.fedstaleweight import fig2
 from experiments.harness import Interval, Sample, Verdict
 from experiments.hierarchical import fig3, fig4_5, fig6, fig8, fig9, fig10, fig11, fig13
@@ -439,28 +438,6 @@ def test_a_pair_that_collapsed_at_every_rate_is_still_named() -> None:
     assert found.verdict == "holds in part"
     for s in (0, 20):
         assert f"c_g = 30, over S = {s}: every learning rate collapsed" in found.scope
-
-
-def test_blocks_of_fedem_by_what_was_kept() -> None:
-    """Claim 16 by its three parts; a number that is not known meets no mark, wherever it stands."""
-    inputs: dict[str, Any] = {
-        "clients": 400,
-        "rounds over those without": {"4": 1.1, "9": 1.2},
-        "bits saved": {"4": 3.0, "9": 6.0},
-        "messages shorter": {"4": 3.6, "9": 7.0},
-        "growth by omega": {"1": 2.0, "3": 4.0},
-    }
-    assert ablations.judge_blocks(inputs).verdict == "holds"
-    for block in ("4", "9"):
-        unknown = {**inputs["rounds over those without"], block: None}
-        found = ablations.judge_blocks({**inputs, "rounds over those without": unknown})
-        assert found.scope.endswith("false: little noise, rounds")
-    for values in ([np.nan, 0.1], [0.1, np.nan], [2.0, 0.1]):
-        assert not ablations.stays_below(values, 1.0)
-    assert ablations.stays_below([0.1, 0.2], 1.0)
-    excess = ablations.excess_over_fewest
-    assert excess({4: np.nan, 14: 110.0, 50: 100.0}, 14) == pytest.approx(0.1)
-    assert excess({4: 100.0, 14: np.nan}, 14) == excess({14: np.nan}, 14) == np.inf
 
 
 def test_alpha_has_to_close_a_part_of_the_gap_only() -> None:
