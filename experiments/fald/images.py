@@ -431,7 +431,7 @@ def judge_best(found: Found) -> Verdict:
 
     In each panel those K are kept that no other K beats beyond doubt. All of these sets contain the
     true best with probability 0.999, so that the best K differ if two sets have no K in common. The
-    claim fails if even the best K observed are equal, and is not judged in between.
+    claim fails if all sets consist of the same K alone, and is not judged in between.
     """
     best, doubts = found["best"], found["p that no other is better"]
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
@@ -453,11 +453,11 @@ def judge_best(found: Found) -> Verdict:
         kind: [pair for pair in panel_pairs if not kept[pair[0]] & kept[pair[1]]]
         for kind, panel_pairs in pairs.items()
     }
-    seen = {
-        kind: any(best[one] != best[other] for one, other in panel_pairs)
-        for kind, panel_pairs in pairs.items()
-    }
-    holds = True if all(proved.values()) else None if all(seen.values()) else False
+    equal = [
+        all(len(kept[one] | kept[other]) == 1 for one, other in panel_pairs)
+        for panel_pairs in pairs.values()
+    ]
+    holds = True if all(proved.values()) else False if any(equal) else None
     differ = "; ".join(
         f"by {kind} {', '.join(' and '.join(pair) for pair in panel_pairs) or 'none'}"
         for kind, panel_pairs in proved.items()
