@@ -121,7 +121,8 @@ class Reading(NamedTuple):
     """One reading of the paper's table, and how far it is from the table.
 
     Attributes:
-      rate: The learning rate of all methods, or `OWN`.
+      rate: The learning rate of all methods but FedBuff, or `OWN`.
+      fedbuff_rate: The learning rate of FedBuff, or `OWN`.
       clock: FedBuff's clock, a key of `CLOCKS`.
       inputs: A key of `INPUTS`.
       distance: Root of the mean squared difference of the 12 cells, in points of accuracy.
@@ -130,6 +131,7 @@ class Reading(NamedTuple):
     """
 
     rate: str
+    fedbuff_rate: str
     clock: str
     inputs: str
     distance: float
@@ -137,7 +139,12 @@ class Reading(NamedTuple):
     cell: str
 
     def __str__(self) -> str:
-        return f"lr {self.rate}, {self.clock}, inputs {self.inputs}"
+        return f"{self.rates}, {self.clock}, inputs {self.inputs}"
+
+    @property
+    def rates(self) -> str:
+        """Name the learning rates."""
+        return f"lr {self.rate}, FedBuff {self.fedbuff_rate}"
 
 
 def readings(
@@ -145,8 +152,9 @@ def readings(
 ) -> list[Reading]:
     """List all readings of the table, the nearest to the paper first.
 
-    A reading fixes FedBuff's clock and the inputs; its learning rate is one for all methods, or
-    that which validation chooses for each method and column.
+    A reading fixes FedBuff's clock, the inputs, one learning rate for all other methods, and
+    FedBuff's. In further readings every rate is that which validation chooses for each method and
+    column.
 
     Args:
       accuracy: Mean test accuracy in percent, dimensions `method`, `inputs`, `column` and `lr`. A
@@ -154,18 +162,20 @@ def readings(
       best: The learning rate that validation chooses, dimensions `method`, `inputs` and `column`.
       paper: The paper's means with standard deviations, by method and column.
     """
-    rates: dict[str, Any] = {f"{rate:g}": rate for rate in accuracy.lr.values} | {OWN: None}
+    names = [f"{rate:g}" for rate in accuracy.lr.values]
+    rates = [*itertools.product(names, names), (OWN, OWN)]
     clocks = [str(name) for name in accuracy.method.values if str(name) not in OTHERS]
     found = []
-    for (name, rate), clock, inputs in itertools.product(
-        rates.items(), clocks, accuracy.inputs.values
+    for (rate, fedbuff_rate), clock, inputs in itertools.product(
+        rates, clocks, accuracy.inputs.values
     ):
         differences = {}
         for method, row in paper.items():
             place = {"method": clock if method == "FedBuff" else method, "inputs": inputs}
+            name = fedbuff_rate if method == "FedBuff" else rate
             for column, (mean, _) in row.items():
                 where = {**place, "column": column}
-                lr = float(best.sel(where)) if rate is None else rate
+                lr = float(best.sel(where)) if name == OWN else float(name)
                 value = accuracy.sel(where).sel(lr=lr) if np.isfinite(lr) else np.nan
                 differences[f"{method}, {column}"] = float(value) - mean
         gaps = np.abs(list(differences.values()))
@@ -173,7 +183,8 @@ def readings(
             cell = list(differences)[int(gaps.argmax())]
             found.append(
                 Reading(
-                    name,
+                    rate,
+                    fedbuff_rate,
                     clock,
                     str(inputs),
                     float(np.sqrt(np.mean(gaps**2))),
@@ -389,8 +400,9 @@ def second_stage(
 def _chosen(near: Sequence[Reading], best: xr.DataArray) -> dict[str, list[Cell]]:
     """List the cells of the second stage by reading.
 
-    These are the nearest reading with one learning rate for all methods, and each method at its
-    best learning rate on the same inputs. Without a complete reading only the latter are listed.
+    These are the nearest reading with one learning rate for FedBuff and one for all others, and
+    each method at its best learning rate on the same inputs. Without a complete reading only the
+    latter are listed.
     """
     common = next((each for each in near if each.rate != OWN), None)
     inputs = str(best.inputs.values[0]) if common is None else common.inputs
@@ -401,8 +413,8 @@ def _chosen(near: Sequence[Reading], best: xr.DataArray) -> dict[str, list[Cell]
         if np.isfinite(rate):
             found[OWN].append((name, inputs, column, rate))
         if common is not None and (name not in CLOCKS or name == common.clock):
-            cell = (name, inputs, column, float(common.rate))
-            found.setdefault(f"lr {common.rate}", []).append(cell)
+            common_rate = common.fedbuff_rate if name in CLOCKS else common.rate
+            found.setdefault(common.rates, []).append((name, inputs, column, float(common_rate)))
     return found
 
 
@@ -455,10 +467,19 @@ def _first_table(tested: xr.DataArray, best: xr.DataArray) -> str:
 
 def _readings_table(near: Sequence[Reading], most: int = 10) -> str:
     """Lay out the readings nearest to the paper."""
-    header = ["learning rate", "FedBuff's clock", "inputs", "distance", "largest", "at"]
+    header = [
+        "learning rate",
+        "FedBuff's",
+        "FedBuff's clock",
+        "inputs",
+        "distance",
+        "largest",
+        "at",
+    ]
     rows = [
         [
             each.rate,
+            each.fedbuff_rate,
             each.clock.removeprefix("FedBuff, "),
             each.inputs,
             f"{each.distance:.1f}",

@@ -27,23 +27,25 @@ def accuracy() -> xr.DataArray:
 
 
 def test_the_nearest_reading_is_found(accuracy: xr.DataArray) -> None:
-    """The distance is over all 12 cells of one clock, inputs and rate."""
+    """The distance is over all 12 cells of one clock, inputs, rate, and rate of FedBuff."""
     best = accuracy.isel(lr=0, drop=True) * 0 + 0.05
     there = {"inputs": "standardised", "lr": 0.2}
-    for method in ("FedAvg", "FAVANO", "QuAFL", "FedBuff, fresh"):
+    for method in ("FedAvg", "FAVANO", "QuAFL"):
         accuracy.loc[{"method": method, **there}] += 10
+    accuracy.loc[{"method": "FedBuff, fresh", "inputs": "standardised", "lr": 0.05}] += 10
     accuracy.loc[{"method": "QuAFL", "column": "IID", **there}] -= 6
     near = table2_grid.readings(accuracy, best)
-    assert len(near) == len(CLOCKS) * len(INPUTS) * (len(RATES) + 1)
+    assert len(near) == len(CLOCKS) * len(INPUTS) * (len(RATES) ** 2 + 1)
     first, second = near[:2]
-    assert str(first) == "lr 0.2, FedBuff, fresh, inputs standardised"
+    assert str(first) == "lr 0.2, FedBuff 0.05, FedBuff, fresh, inputs standardised"
     assert first.distance == pytest.approx(np.sqrt(36 / 12))
     assert first.largest == pytest.approx(6) and first.cell == "QuAFL, IID -6.0"
-    # Another clock misses FedBuff's three cells by 10 points.
+    # Another clock, or rate of FedBuff, misses its three cells by 10 points.
     assert (second.rate, second.inputs) == ("0.2", "standardised")
     assert second.distance == pytest.approx(np.sqrt((36 + 300) / 12))
     # What validation chooses is a reading too, and can be another rate in each cell.
     best.loc[{"inputs": "standardised"}] = 0.2
+    best.loc[{"inputs": "standardised", "method": "FedBuff, fresh"}] = 0.05
     own = table2_grid.readings(accuracy, best)[:2]
     assert {each.rate for each in own} == {"0.2", OWN}
     accuracy.loc[{"method": "QuAFL", "lr": 0.2}] = np.nan
