@@ -2,8 +2,9 @@
 
 See arXiv 2302.04851, Sec. VI. The paper gives neither learning rate, batch, T nor seeds. Here
 batches of 32 are drawn afresh, with plain SGD, T = 1000, five seeds, and several learning rates. A
-claim is judged at every learning rate at which no compared run has collapsed to chance, and the
-rates are parts of the claim. CIFAR-10 has the paper's CNN, MNIST its perceptron of 50 units.
+claim is judged at the learning rates that are the best of one of the compared runs, where none has
+collapsed to chance, and the rates are parts of the claim. CIFAR-10 has the paper's CNN, MNIST its
+perceptron of 50 units.
 
 The accuracy at a time is that of the last global model finished by then; every model is evaluated.
 A diverged lane has no accuracy, and decides nothing.
@@ -329,8 +330,9 @@ def by_rate(
 ) -> dict[str, bool | None]:
     """Name the parts of a claim by learning rate, and leave out rates that decide nothing.
 
-    Left out are rates at which most seeds of a compared run diverged or are below twice chance. If
-    that is so at all of them, the only part is `ALL_COLLAPSED`, which leaves the claim undecided.
+    Left out are rates that suit none of the compared runs, as each has a higher mean accuracy at
+    another one, and rates at which most seeds of a compared run diverged or are below twice chance.
+    If no rate is left, the only part is `ALL_COLLAPSED`, which leaves the claim undecided.
 
     Args:
       inputs: What `inputs_of` returns, with the accuracies at T as "ends" by run and rate.
@@ -338,11 +340,17 @@ def by_rate(
       compared: Names of the compared runs.
     """
     ends = inputs["ends"]
-    names = list(compared)
+    rows = [
+        {rate: Sample.read(sample) for rate, sample in ends[name].items()}
+        for name in compared
+        if name in ends
+    ]
+    best = [max((x.mean for x in row.values() if np.isfinite(x.mean)), default=0.0) for row in rows]
     parts: dict[str, bool | None] = {}
     for rate, each in judged.items():
-        samples = [Sample.read(ends[name][rate]) for name in names if rate in ends.get(name, {})]
-        if not any(has_collapsed(sample, CHANCE) for sample in samples):
+        known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
+        suits = not known or any(sample.mean >= top for sample, top in known)
+        if suits and not any(has_collapsed(sample, CHANCE) for sample, _ in known):
             parts |= {f"{words} at lr {rate}": value for words, value in each.items()}
     return parts or {ALL_COLLAPSED: None}
 

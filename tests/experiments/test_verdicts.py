@@ -416,6 +416,8 @@ def test_collapsed_learning_rates_decide_nothing(name: str) -> None:
 
     for each in judged({"0.5": runs(80.0), "9": runs(10.0)}):
         assert each.verdict == "holds", (each.id, each.scope)
+    for each in judged({"0.5": runs(80.0), "9": runs(60.0)}):  # A rate that suits no run.
+        assert each.verdict == "holds", (each.id, each.scope)
     for each in judged({"0.5": runs(80.0), "9": runs(80.0)}):
         assert each.verdict in ("holds in part", "fails"), (each.id, each.scope)
     for each in judged({"0.5": runs(10.0), "9": runs(10.0)}):
