@@ -60,7 +60,7 @@ FIG11 = (0.1, 0.7, 0.001, 0.13, 3, 3, 0.01, 0.2)
 
 CIFAR10 = Sizes(5, dataset="cifar10", time=1000.0, lrs=(0.05, 0.2, 0.5), network=models.LeNet)
 MNIST = Sizes(
-    5, dataset="mnist", time=1000.0, lrs=(0.1, 0.5, 2.0), network=partial(models.MLP, (50,))
+    5, dataset="mnist", time=1000.0, lrs=(0.2, 0.5, 1.0), network=partial(models.MLP, (50,))
 )
 FEMNIST = CIFAR10.replace(dataset="federated_emnist")
 DIGITS = Sizes(2, dataset="digits", time=200.0, lrs=(0.5,), network=models.LogisticRegression)
