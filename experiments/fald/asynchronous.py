@@ -31,7 +31,7 @@ import optax
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.fald.gaussian import LAYOUT, clients_of
+from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
@@ -254,7 +254,6 @@ def run(arguments: Arguments) -> Outcome:
             settings={"step_size": sizes.step_sizes},
             num_ticks=sizes.ticks,
             num_evals=1,
-            layout=LAYOUT,
             **arguments.kept(f"buffer {size}"),
         )
         models = np.asarray(ran.models, float).reshape(len(sizes.step_sizes), sizes.seeds, -1)

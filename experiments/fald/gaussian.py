@@ -31,8 +31,6 @@ ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Variance of the clients' means."""
 NUM_CLIENTS, DATA = 50, 0
 """Number of clients, and the seed of the data."""
-LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
-"""These models are two numbers, so that chains are worth batching even on a CPU."""
 
 
 def equal_problem(alpha: float) -> GaussianClients:
@@ -183,7 +181,6 @@ def chains(
         num_ticks=num_rounds,
         num_evals=num_rounds,
         keep_models=True,
-        layout=LAYOUT,
         evals_per_chunk=min(num_rounds, 50),
         **(options or {}),
     )

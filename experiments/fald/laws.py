@@ -15,7 +15,6 @@ import xarray as xr
 import fedjax_sim
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.gaussian import (
-    LAYOUT,
     Chains,
     chains,
     clients_of,
@@ -144,8 +143,8 @@ def measure_noise(sizes: Sizes) -> Found:
         "num_ticks": ROUNDS,
         "num_evals": ROUNDS,
         "keep_models": True,
+        "seeds": sizes.seeds,
     }
-    options |= {"layout": LAYOUT, "seeds": sizes.seeds}
     hyper: Any = langevin.system.Hyper(
         num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4
     )
@@ -254,7 +253,6 @@ def measure_alone(sizes: Sizes) -> Found:
         "settings": {"rho": RHOS},
         "num_ticks": 1,
         "num_evals": 1,
-        "layout": LAYOUT,
     }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)
     models = np.asarray(run.models, float).reshape(3, sizes.seeds)
