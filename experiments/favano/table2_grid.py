@@ -64,11 +64,10 @@ OTHERS: dict[str, Method] = {
 }
 METHODS = {"FedAvg": OTHERS["FedAvg"], **CLOCKS, **OTHERS}
 """All methods, the cheap ones first."""
-REWEIGHTINGS: dict[str, Method] = {
-    "FAVANO, deterministic": Method(favano.system, {"reweight": "deterministic"}),
+ABLATIONS: dict[str, Method] = {
     "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
 }
-"""Variants of FAVANO that only the second stage runs, at FAVANO's learning rates."""
+"""What claim 12 needs besides: only the second stage runs it, at FAVANO's learning rates."""
 INPUTS: dict[str, tuple[float, float]] = {"[0, 1]": (0.0, 1.0), "standardised": (0.1307, 0.3081)}
 """Mean and standard deviation by which inputs in [0, 1] are normalised."""
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5)
@@ -382,7 +381,7 @@ def second_stage(
     tasks = _tasks(sizes, data, range(sizes.seeds))
     curves = {}
     for name, inputs, column, rate in dict.fromkeys(chosen):
-        method = {**METHODS, **REWEIGHTINGS}[name]
+        method = {**METHODS, **ABLATIONS}[name]
         key = _key(name, inputs, column, rate)
         curves[key] = fedjax_sim.sweep(
             method.system,
@@ -407,8 +406,8 @@ def _chosen(near: Sequence[Reading], best: xr.DataArray) -> dict[str, list[Cell]
     common = next((each for each in near if each.rate != OWN), None)
     inputs = str(best.inputs.values[0]) if common is None else common.inputs
     found: dict[str, list[Cell]] = {OWN: []}
-    for name, column in itertools.product((*METHODS, *REWEIGHTINGS), COLUMNS):
-        parent = "FAVANO" if name in REWEIGHTINGS else name
+    for name, column in itertools.product((*METHODS, *ABLATIONS), COLUMNS):
+        parent = "FAVANO" if name in ABLATIONS else name
         rate = float(best.sel({"method": parent, "inputs": inputs, "column": column}))
         if np.isfinite(rate):
             found[OWN].append((name, inputs, column, rate))
