@@ -126,6 +126,8 @@ def plain_inputs(content: Any) -> Any:
         content = content._asdict()
     if isinstance(content, Mapping):
         return {str(name): plain_inputs(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [plain_inputs(value) for value in content]
     return content
 
 

@@ -476,8 +476,10 @@ def outcome(
 ) -> Outcome:
     """Collect what a figure returns.
 
-    It prints a table, by default of the accuracies at T, and the verdicts.
+    It prints a table, by default of the accuracies at T, and the verdicts. Pictures against time
+    come first, as only the first few are committed.
     """
+    figures = dict(sorted(figures.items(), key=lambda item: item[0].endswith("_rounds.png")))
     text = (
         (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
     )

@@ -199,6 +199,12 @@ def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts(
     assert page.evidence(first, entry) == "(stated, not recomputed) why"
 
 
+def test_named_tuples_are_kept_by_name_at_every_depth() -> None:
+    """A verdict function reads them from JSON again, in lists too."""
+    found = ledger.plain_inputs({"leads": [Interval(1.0, 0.5), (Interval(2.0, 0.1),)]})
+    assert found == {"leads": [{"mean": 1.0, "half": 0.5}, [{"mean": 2.0, "half": 0.1}]]}
+
+
 def test_points_of_a_picture() -> None:
     figure = Figure()
     axes = figure.subplots()
