@@ -12,6 +12,7 @@
 import ast
 import base64
 import importlib
+import inspect
 import json
 import pkgutil
 import posixpath
@@ -367,7 +368,7 @@ def settings_by_class(hyper: type) -> Iterator[str]:
     known = fields(hyper)
     left = dict(known)
     for owner in hyper.__mro__:
-        names = [name for name in left if name in vars(owner).get("__annotations__", {})]
+        names = [name for name in left if name in inspect.get_annotations(owner)]
         rows = {name: left.pop(name) for name in names}
         if rows:
             if owner is hyper:

@@ -258,7 +258,8 @@ def test_mypy_finds_mistakes_in_calls(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    reported = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
+    found = [line for line in done.stdout.splitlines() if f"{path.name}:" in line]
+    reported = {int(line.split(":")[1]) for line in found if ": error: " in line}
     lines = MISTAKES.splitlines()
     planted = {i for i, line in enumerate(lines, start=1) if line.endswith(NAMED)}
     assert len(planted) == 6
