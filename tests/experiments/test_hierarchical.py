@@ -107,6 +107,9 @@ def test_what_is_unknown_is_not_judged() -> None:
     assert setup.best_lr(found) == 0.1
     inputs = {"ends": {"run": {"0.1": Sample.of([80, 81]), "1": Sample.of([80, np.nan])}}}
     judged = {"0.1": {"ahead": True}, "1": {"ahead": False}}
+    # A rate at which a seed diverged is nobody's best.
+    assert setup.by_rate(inputs, judged, ["run"]) == {"ahead at lr 0.1": True}
+    inputs["ends"]["run"]["1"] = Sample.of([80, 81])
     assert setup.by_rate(inputs, judged, ["run"]) == {
         "ahead at lr 0.1": True,
         "ahead at lr 1": False,
