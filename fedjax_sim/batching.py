@@ -10,6 +10,7 @@ Systems do not know which is used; `fedjax_sim.engine.placement` decides.
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -84,7 +85,12 @@ def map_families(
 
 
 def map_slots(
-    work: Callable[..., Any], plan: Plan, steps: Array, *slots: Any, trips: int | None = None
+    work: Callable[..., Any],
+    plan: Plan,
+    steps: Array,
+    *slots: Any,
+    trips: int | None = None,
+    weights: Array | None = None,
 ) -> tuple[Any, Array]:
     """Apply a function to every slot of a tick.
 
@@ -96,40 +102,89 @@ def map_slots(
       slots: Pytrees with leading axis S.
       trips: A number of trips that is known before compiling and is enough for all slots at all
         ticks. By default they are counted at each tick.
+      weights: `f[S]`; if given, `work` returns a pair, and of its first part only the sum over
+        slots, with these weights, is made: no device holds that part of more slots than it runs at
+        once.
 
     Returns:
-      The results with leading axis S, and the trips taken by all slots together, `i32[]`.
+      The results with leading axis S, or, with weights, the sum without that axis and the second
+      parts; and the trips taken by all slots together, `i32[]`.
     """
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
-        return split_over_devices(
-            lambda *here: map_slots(work, alone, *here, trips=trips), plan, steps, *slots
-        )
+
+        def share(weights: Array | None, steps: Array, *slots: Any) -> tuple[Any, Array]:
+            return map_slots(work, alone, steps, *slots, trips=trips, weights=weights)
+
+        return split_over_devices(share, plan, steps, *slots, weights=weights)
 
     def enough(steps: Array) -> Array | int:
         return _common_trips(steps.max(), plan) if trips is None else trips
 
     num, size = steps.shape[0], plan.slots_at_once
-    if size >= num:
+
+    def at_once(inputs: Any) -> tuple[Any, Array]:
+        steps, weights, slots = inputs
         taken = enough(steps)
-        return jax.vmap(lambda *slot: work(taken, *slot))(*slots), jnp.asarray(taken * num)
+        results = jax.vmap(lambda *slot: work(taken, *slot))(*slots)
+        if weights is not None:
+            results = weighted_sum(weights, results[0]), results[1]
+        return results, jnp.asarray(taken * steps.shape[0])
 
-    def block(slot: tuple[Array, Any]) -> tuple[Any, Array]:
-        taken = enough(slot[0])
-        if size == 1:
-            return work(taken, *slot[1]), jnp.asarray(taken)
-        return jax.vmap(lambda *one: work(taken, *one))(*slot[1]), jnp.asarray(taken * size)
-
+    if size >= num:
+        return at_once((steps, weights, slots))
     if size == 1:
-        results, taken = jax.lax.map(block, (steps, slots))
+
+        def one(inputs: Any) -> tuple[Any, Array]:
+            steps, weight, slot = inputs
+            taken = enough(steps)
+            results = work(taken, *slot)
+            if weight is not None:
+                results = _times(weight, results[0]), results[1]
+            return results, jnp.asarray(taken)
+
+        results, taken = _in_turn(one, (steps, weights, slots), is_summed=weights is not None)
         return results, taken.sum()
     # Blocks are sorted by steps, so that few steps are padded.
     order = jnp.argsort(-steps)
     order = jnp.concatenate([order, jnp.repeat(order[-1:], -num % size)])
-    blocks = _split(jax.tree.map(lambda leaf: leaf[order], (steps, slots)), -(-num // size))
-    results, taken = jax.lax.map(block, blocks)
+    steps, weights, slots = jax.tree.map(lambda leaf: leaf[order], (steps, weights, slots))
+    if weights is not None:
+        weights = jnp.where(jnp.arange(order.size) < num, weights, 0)
+    blocks = _split((steps, weights, slots), -(-num // size))
+    results, taken = _in_turn(at_once, blocks, is_summed=weights is not None)
     back = jnp.argsort(order[:num])
-    return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results)), taken.sum()
+
+    def in_order(results: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results))
+
+    if weights is not None:
+        return (results[0], in_order(results[1])), taken.sum()
+    return in_order(results), taken.sum()
+
+
+def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
+    """Run a function for one element of a leading axis after another.
+
+    Args:
+      run: From an element to results and trips taken. With `is_summed` the results are a pair.
+      inputs: Pytree with a leading axis.
+      is_summed: Whether the first part of the results is summed as they come.
+
+    Returns:
+      What `run` returns, with a leading axis except for a sum.
+    """
+    if not is_summed:
+        return jax.lax.map(run, inputs)
+
+    def add(total: Any, element: Any) -> tuple[Any, Any]:
+        (first, second), taken = run(element)
+        return jax.tree.map(jnp.add, total, first), (second, taken)
+
+    like = jax.eval_shape(run, jax.tree.map(lambda leaf: leaf[0], inputs))[0][0]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    total, (second, taken) = jax.lax.scan(add, zeros, inputs)
+    return (total, second), taken
 
 
 def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable[[Array], Any]:
@@ -165,16 +220,22 @@ def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable
 
 
 def split_over_devices(
-    run: Callable[..., tuple[Any, Array]], plan: Plan, steps: Array, *slots: Any
+    run: Callable[..., tuple[Any, Array]],
+    plan: Plan,
+    steps: Array,
+    *slots: Any,
+    weights: Array | None = None,
 ) -> tuple[Any, Array]:
     """Give each device of the mesh axis "clients" a share of the slots, and gather the results.
 
     Args:
-      run: From the steps `i32[S']` and the slots of one device to their results, leaves
+      run: From weights, steps `i32[S']` and the slots of one device to their results, leaves
         `[S', ...]`, and the steps run, `i32[]`.
       plan: The static plan.
       steps: `i32[S]`, local steps of each slot.
       slots: Pytrees with leading axis S.
+      weights: `f[S]` if the results are pairs, the first of which is a device's weighted sum, as
+        `map_slots` makes it; those are added up.
 
     Returns:
       The results with leading axis S, and the steps run by all devices together, `i32[]`.
@@ -185,11 +246,19 @@ def split_over_devices(
     rows = jnp.minimum(places, num - 1)
     steps_here = jnp.where(places < num, steps[rows], 0)
     slots_here = jax.tree.map(lambda leaf: leaf[rows], slots)
-    results, taken = run(steps_here, *slots_here)
-    gathered = jax.tree.map(
-        lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
-    )
-    return gathered, jax.lax.psum(taken, "clients")
+
+    def gather(results: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
+        )
+
+    if weights is None:
+        results, taken = run(None, steps_here, *slots_here)
+        return gather(results), jax.lax.psum(taken, "clients")
+    weights_here = jnp.where(places < num, weights[rows], 0)
+    (first, second), taken = run(weights_here, steps_here, *slots_here)
+    first, taken = jax.lax.psum((first, taken), "clients")
+    return (first, gather(second)), taken
 
 
 def _common_trips(trips: Array, plan: Plan) -> Array:
@@ -212,6 +281,27 @@ def replicate(model: Params, num: int) -> Params:
       Leaves `[num, ...]`.
     """
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
+
+
+def weighted_sum(weight: Array, models: Params) -> Params:
+    """Sum models with weights.
+
+    Args:
+      weight: `[S]`.
+      models: Leaves `[S, ...]`.
+
+    Returns:
+      Leaves `[...]`.
+    """
+    chex.assert_tree_shape_prefix(models, weight.shape)
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1, precision="highest"), models
+    )
+
+
+def _times(weight: Array, model: Params) -> Params:
+    """Multiply a model by a weight, `f[]`."""
+    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, model)
 
 
 def _split(tree: Any, num: int) -> Any:

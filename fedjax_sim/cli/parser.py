@@ -46,7 +46,8 @@ FLAGS = {
     "run": {
         "--data-dir DIR": "folder with the raw files of the data set",
         "--model NAME": "model, see list",
-        "--convolution NAME": "how networks convolve: auto, patches or lax (default: auto)",
+        "--convolution NAME": "how networks convolve: auto, patches, winograd or lax (default: "
+        "auto)",
         "--augmentation NAME": "of training images: none, flip, crop or crop_flip (default: by "
         "data set)",
         "--low-bit W,A,G": "train with these bits of weights, activations and gradients, such as "

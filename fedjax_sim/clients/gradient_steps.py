@@ -19,7 +19,13 @@ import optax
 from flax import struct as pytrees
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from fedjax_sim.batching import look_ahead, map_slots, replicate, split_over_devices
+from fedjax_sim.batching import (
+    look_ahead,
+    map_slots,
+    replicate,
+    split_over_devices,
+    weighted_sum,
+)
 from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
@@ -142,6 +148,7 @@ class Train(Protocol):
         start: Params | None = None,
         starts: Params | None = None,
         extras: Any = (),
+        weights: Array | None = None,
     ) -> tuple[Params, Work]:
         """Run every slot's local steps.
 
@@ -151,10 +158,12 @@ class Train(Protocol):
           start: Model that all slots start from, leaves `[...]`. Give either this or `starts`.
           starts: Model that each slot starts from, leaves `[S, ...]`.
           extras: Further inputs of each slot's gradient or direction, leaves `[S, ...]`.
+          weights: `f[S]`; if given, only the sum of the models with these weights is made, so that
+            not all of them are in memory together.
 
         Returns:
-          The models reached, leaves `[S, ...]`, and the gradient evaluations spent. The model of an
-          empty slot is its start.
+          The models reached, leaves `[S, ...]`, or their sum, leaves `[...]`; and the gradient
+          evaluations spent. The model of an empty slot is its start.
         """
 
 
@@ -201,10 +210,10 @@ def local_training(
         start: Params | None = None,
         starts: Params | None = None,
         extras: Any = (),
+        weights: Array | None = None,
     ) -> tuple[Params, Work]:
-        return local_steps(
-            plan, event, partial(training, key), start=start, starts=starts, extras=extras
-        )
+        of_slot, models = partial(training, key), {"start": start, "starts": starts}
+        return local_steps(plan, event, of_slot, **models, extras=extras, weights=weights)
 
     return train
 
@@ -262,6 +271,7 @@ def local_steps(
     start: Params | None = None,
     starts: Params | None = None,
     extras: Any = (),
+    weights: Array | None = None,
 ) -> tuple[Params, Work]:
     """Run every slot's local steps, `event.steps` of them.
 
@@ -272,12 +282,14 @@ def local_steps(
       start: As in `Train`.
       starts: As in `Train`.
       extras: As in `Train`.
+      weights: As in `Train`.
 
     Returns:
       As in `Train`.
     """
+    models = {"start": start, "starts": starts}
     ends, _, work = lasting_steps(
-        plan, event, training, start=start, starts=starts, extras=extras, states=None
+        plan, event, training, **models, extras=extras, states=None, weights=weights
     )
     return ends, work
 
@@ -291,6 +303,7 @@ def lasting_steps(
     starts: Params | None = None,
     extras: Any = (),
     states: Any,
+    weights: Array | None = None,
 ) -> tuple[Params, Any, Work]:
     """Run every slot's local steps with an optimizer whose state has been kept.
 
@@ -302,10 +315,11 @@ def lasting_steps(
       starts: As in `Train`.
       extras: As in `Train`.
       states: The optimizer's state in each slot, leaves `[S, ...]`; None if it starts afresh.
+      weights: As in `Train`.
 
     Returns:
-      The models reached, the states after the steps, None if they start afresh, and the gradient
-      evaluations spent.
+      The models reached or their sum, the states after the steps, None if they start afresh, and
+      the gradient evaluations spent.
     """
     num_slots = event.clients.shape[0]
     chex.assert_shape((event.steps, event.offset), (num_slots,))
@@ -351,22 +365,28 @@ def lasting_steps(
         first = _in_row_major(_turn(state, are_states_turned), are_states_turned)
         return _Local(model, first, are_turned, are_states_turned), step
 
-    def slot(trips: Array, steps: Array, *inputs: Any) -> _Local:
+    def slot(trips: Array, steps: Array, *inputs: Any) -> Any:
         first, step = begin(*inputs)
 
         def trip(q: Array, local: _Local) -> _Local:
             return step(q, local, q < steps if plan.is_masked else None)
 
         last = jax.lax.fori_loop(0, trips, trip, first)
-        return last if states is not None else last.replace(state=())
+        last = last if states is not None else last.replace(state=())
+        return last if weights is None else (last.model, last.replace(model=()))
 
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if plan.all_filled else jnp.maximum(event.clients, 0)
     slots = (starts, clients, event.offset, extras, states)
     if plan.packed_rows:
         ends, executed = _in_rows(begin, plan, event.steps, *slots)
+        if weights is not None:
+            ends = ends.replace(model=weighted_sum(weights, ends.model))
     else:
-        ends, executed = map_slots(slot, plan, event.steps, event.steps, *slots, trips=plan.trips)
+        found, executed = map_slots(
+            slot, plan, event.steps, event.steps, *slots, trips=plan.trips, weights=weights
+        )
+        ends = found if weights is None else found[1].replace(model=found[0])
     work = Work(executed, event.steps.sum())
     after = None if states is None else _turn(ends.state, ends.are_states_turned)
     return _turn(ends.model, ends.are_turned), after, work
@@ -408,7 +428,9 @@ def _in_rows(
     """Run the steps of all slots laid end to end. Results are those of `map_slots`."""
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
-        return split_over_devices(partial(_in_rows, begin, alone), plan, steps, *slots)
+        return split_over_devices(
+            lambda _, *here: _in_rows(begin, alone, *here), plan, steps, *slots
+        )
     if plan.most_steps is None:
         raise ValueError("Rows have the length `most_steps`, which the plan does not have.")
     rows = Rows(max(1, plan.most_steps), plan.packed_rows, plan.lane_rows)

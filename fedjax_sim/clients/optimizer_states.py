@@ -35,7 +35,14 @@ class LastingTrain(Protocol):
     """Local training that is bound to a problem, settings and a plan."""
 
     def __call__(
-        self, key: Key, event: Event, optimizers: Any, *, start: Params, extras: Any = ()
+        self,
+        key: Key,
+        event: Event,
+        optimizers: Any,
+        *,
+        start: Params,
+        extras: Any = (),
+        weights: Array | None = None,
     ) -> tuple[Params, Any, Work]:
         """Run every slot's local steps.
 
@@ -45,10 +52,12 @@ class LastingTrain(Protocol):
           optimizers: States of all clients' optimizers, as `first_optimizers` makes them.
           start: Model that all slots start from, leaves `[...]`.
           extras: As in `fedjax_sim.clients.Train`.
+          weights: As in `fedjax_sim.clients.Train`.
 
         Returns:
-          The models reached, leaves `[S, ...]`, the states of all clients' optimizers after the
-          steps, and the gradient evaluations spent. The model of an empty slot is its start.
+          The models reached, leaves `[S, ...]`, or their sum, leaves `[...]`; the states of all
+          clients' optimizers after the steps; and the gradient evaluations spent. The model of an
+          empty slot is its start.
         """
 
 
@@ -92,15 +101,23 @@ def lasting_training(
     training = training_of(problem, hyper, plan, direction=direction, proximal=proximal)
 
     def train(
-        key: Key, event: Event, optimizers: Any, *, start: Params, extras: Any = ()
+        key: Key,
+        event: Event,
+        optimizers: Any,
+        *,
+        start: Params,
+        extras: Any = (),
+        weights: Array | None = None,
     ) -> tuple[Params, Any, Work]:
         of_slot = partial(training, key)
         if hyper.optimizer_state == "fresh":
-            ends, work = local_steps(plan, event, of_slot, start=start, extras=extras)
+            ends, work = local_steps(
+                plan, event, of_slot, start=start, extras=extras, weights=weights
+            )
             return ends, (), work
         states = read_clients(optimizers, event.clients)
         ends, states, work = lasting_steps(
-            plan, event, of_slot, start=start, extras=extras, states=states
+            plan, event, of_slot, start=start, extras=extras, states=states, weights=weights
         )
         return ends, write_clients(optimizers, event.clients, states), work
 

@@ -3,27 +3,11 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.batching import weighted_sum
 from fedjax_sim.types import Array, Event, Params, Plan, StateT
-
-
-def weighted_sum(weight: Array, models: Params) -> Params:
-    """Sum models with weights.
-
-    Args:
-      weight: `[S]`.
-      models: Leaves `[S, ...]`.
-
-    Returns:
-      Leaves `[...]`.
-    """
-    chex.assert_tree_shape_prefix(models, weight.shape)
-    return jax.tree.map(
-        lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1, precision="highest"), models
-    )
 
 
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:

@@ -422,8 +422,30 @@ class Wire:
             )
         return jax.tree.map(jnp.add, starts, sent), sent
 
+    def weights(self, event: Event) -> Array | None:
+        """Return a round's weights if the server needs no more than the sum of the models.
+
+        Training that is given them makes that sum itself (`fedjax_sim.clients.Train`), for
+        `average`, so that the models of a round are never in memory together.
+
+        Args:
+          event: The round.
+
+        Returns:
+          `f[S]`; None if the message of each client is looked at.
+        """
+        is_summed = self.is_plain and isinstance(self.compression, Identity)
+        return event.weight if is_summed else None
+
     def average(
-        self, key: Key, event: Event, memo: Memo, server: Params, local: Params
+        self,
+        key: Key,
+        event: Event,
+        memo: Memo,
+        server: Params,
+        local: Params,
+        *,
+        weights: Array | None = None,
     ) -> tuple[Params, Memo]:
         """Average the models that the clients of a round report, and publish the mean.
 
@@ -432,12 +454,15 @@ class Wire:
           event: The round.
           memo: What both sides remember.
           server: The server's model, leaves `[...]`.
-          local: Models that clients reached, leaves `[S, ...]`.
+          local: Models that clients reached, leaves `[S, ...]`, or their sum, leaves `[...]`.
+          weights: The weights of that sum; None for the models themselves.
 
         Returns:
           The mean, leaves `[...]`, and what both sides remember. In an empty tick these are
           `server` and `memo`.
         """
+        if weights is not None:
+            return keep_if_empty(self.plan, event, local, server), memo
         if self.is_plain:
             starts = replicate(server, event.clients.shape[0])
             reports, memo = self.receive(key, event, memo, starts, local)

@@ -44,8 +44,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w^t
-        local, optimizers, work = train(key, event, state.clients, start=start)  # w_k^{t+1}
-        server, memo = wire.average(key, event, state.memo, state.server, local)
+        weights = wire.weights(event)
+        # w_k^{t+1}
+        local, optimizers, work = train(key, event, state.clients, start=start, weights=weights)
+        server, memo = wire.average(key, event, state.memo, state.server, local, weights=weights)
         return RoundState(server, clients=optimizers, memo=memo), work
 
     return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)

@@ -66,6 +66,59 @@ def test_slots_over_devices(devices: int, size: int) -> None:
     assert trips == 11 if size == 1 else trips >= 11
 
 
+def summed(plan: Plan, values: jax.Array, steps: jax.Array, weights: jax.Array) -> Any:
+    """Count as above; only a weighted sum of the counts is made, and trips come back for each."""
+
+    def work(trips: jax.Array, value: jax.Array, steps: jax.Array) -> Any:
+        return {"count": count(trips, value, steps)}, steps
+
+    (total, second), trips = map_slots(work, plan, steps, values, steps, weights=weights)
+    return total["count"], second, trips
+
+
+WEIGHTS = jnp.array([0.5, 2.0, 0.0, 1.0, 0.25])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_slots_that_are_only_summed(size: int, devices: int) -> None:
+    """Slots that fill up a block or a device do not count; all numbers here are exact."""
+    plan = Plan(slots_at_once=size, client_devices=devices)
+    run = partial(summed, plan)
+    if devices > 1:
+        spec = jax.sharding.PartitionSpec()
+        run = jax.shard_map(
+            run,
+            mesh=Placement(size, False, 1, devices).mesh,
+            in_specs=(spec,) * 3,
+            out_specs=spec,
+            check_vma=False,
+        )
+    total, second, trips = jax.jit(run)(VALUES, STEPS, WEIGHTS)
+    np.testing.assert_array_equal(total, np.asarray(WEIGHTS) @ EXPECTED)
+    np.testing.assert_array_equal(second, STEPS)
+    assert trips >= 11
+
+
+def test_summed_slots_are_never_in_memory_together() -> None:
+    """50 slots that run one after another need no more memory than two."""
+
+    def temporary(num: int) -> int:
+        values, ones = jnp.zeros((num, 2)), jnp.ones(num)
+
+        def run(values: jax.Array) -> Any:
+            def work(trips: Any, value: jax.Array) -> Any:
+                return jnp.sin(value[0] + jnp.arange(2.0**16)), ()
+
+            steps = jnp.ones(num, "int32")
+            return map_slots(work, Plan(slots_at_once=1), steps, values, weights=ones)[0]
+
+        compiled = jax.jit(run).lower(values).compile()
+        return int(compiled.memory_analysis().temp_size_in_bytes)
+
+    assert temporary(50) < temporary(2) + 2**16
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("num", [1, 3])
 def test_lanes(at_once: bool, num: int) -> None:
