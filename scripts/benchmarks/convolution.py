@@ -132,8 +132,7 @@ def bench_convolution(turns: int) -> dict[str, Any]:
             "GFLOP/s": speed,
             "ours in a loop over the best outside": speed["auto, in a loop"]
             / max(value for how, value in speed.items() if "loop" not in how),
-            "ours in a loop over lax in a loop": speed["auto, in a loop"]
-            / speed["lax, in a loop"],
+            "ours in a loop over lax in a loop": speed["auto, in a loop"] / speed["lax, in a loop"],
         }
         print(name, json.dumps(found[name], indent=1), flush=True)
     return found | {"memory": step_memory()}

@@ -1,6 +1,7 @@
 """The engine against named alternatives: a scan written by hand, wide layouts, lanes one by one."""
 
 import itertools
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ from benchmarks.timing import in_turns, wall
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine import step_cost
+from fedjax_sim.engine import placement, step_cost
 from fedjax_sim.models import MLP, LeNet, LogisticRegression, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import Classification, make_classifications
@@ -181,54 +182,66 @@ def bench_sweep(turns: int) -> dict[str, Any]:
 
 
 def bench_layout(turns: int) -> dict[str, Any]:
-    """Measure the layout that the engine chooses for one lane against the layouts it could choose.
+    """Measure the layouts that the engine can choose for one lane, and say which one it chooses.
 
-    20 slots of equal steps run one by one, in fives and together, and on several devices also
-    split over these. Run it once on all cores and once bound to one; the results are kept apart.
+    20 slots of equal steps run one by one and together, and on several devices also split over
+    these. Run it once on all cores and once bound to one; the results are kept apart.
     """
     cores = jax.local_device_count()
     networks = {
-        **{f"784-{hidden}-10": MLP((hidden,), 10) for hidden in (8, 10, 16, 32, 64, 128, 512)},
+        **{f"784-{hidden}-10": MLP((hidden,), 10) for hidden in (8, 32, 128, 512)},
         "LeNet": LeNet(10),
         "ResNet-20": resnet20(10),
     }
-    layouts = {
-        f"{slots} slots together, {devices} devices": fedjax_sim.Layout(
-            slots_at_once=slots, client_devices=devices
-        )
-        for slots in (1, 5, 20)
-        for devices in {1, cores}
-    } | {"chosen": fedjax_sim.Layout()}
+    ways = list(itertools.product((1, 20), sorted({1, cores})))
     measured: dict[str, Any] = {}
     for (name, network), batch in itertools.product(networks.items(), (8, 32, 128)):
         size = 32 if name == "ResNet-20" else 28
         (problem,) = image_problems(0, size=size, examples=6000, network=network)
         model = jax.eval_shape(problem.init, jax.random.key(0))
         cost = step_cost.measure_step(problem, model, batch)
-        # About a second of arithmetic, and at least 20 local steps.
-        trips = int(np.clip(2e10 / cost.operations, 20, 40_000))
+        # One to three seconds of arithmetic, beside which a call's set-up is little.
+        trips = int(np.clip(1e11 / cost.operations, 20, 200_000))
         steps = min(20, trips // 20)
         hyper = fedavg.Hyper(batch_size=batch, lr=0.01, local_steps=steps)
 
         def run(
-            layout: fedjax_sim.Layout,
+            slots: int,
+            devices: int,
             problem: Classification = problem,
             hyper: Any = hyper,
             ticks: int = trips // (20 * steps),
         ) -> float:
-            options = {"num_ticks": ticks, "num_evals": 1, "layout": layout}
-            return wall(
-                lambda: fedjax_sim.simulate(fedavg.system, problem, hyper, **options).models
-            )
+            layout = fedjax_sim.Layout(slots_at_once=slots, client_devices=devices)
 
-        seconds = in_turns({each: partial(run, layout) for each, layout in layouts.items()}, turns)
+            def models() -> Any:
+                result = fedjax_sim.simulate(
+                    fedavg.system, problem, hyper, num_ticks=ticks, num_evals=1, layout=layout
+                )
+                return result.models
+
+            return wall(models)
+
+        seconds = in_turns({_layout_name(*way): partial(run, *way) for way in ways}, turns)
         per_step = {each: 1e6 * value / trips for each, value in seconds.items()}
-        best = min(value for each, value in per_step.items() if each != "chosen")
+        chosen = placement.choose(
+            fedjax_sim.Layout(),
+            rows=np.zeros(1, int),
+            steps=np.full((1, 1, 20), steps),
+            cost=cost,
+        )
+        choice = _layout_name(chosen.slots_at_once, chosen.client_devices)
         measured[f"{name}, batch {batch}"] = {
             "operations": cost.operations,
             "bytes": cost.bytes,
             "microseconds a local step": per_step,
-            "chosen over best": per_step["chosen"] / best,
+            "chosen": choice,
+            "chosen over best": per_step[choice] / min(per_step.values()),
         }
+        print(name, batch, json.dumps(measured[f"{name}, batch {batch}"]), flush=True)
     worst = max(each["chosen over best"] for each in measured.values())
     return {f"{cores} cores": {"worst chosen over best": worst, **measured}}
+
+
+def _layout_name(slots: int, devices: int) -> str:
+    return f"{slots} slots together, {devices} devices"
