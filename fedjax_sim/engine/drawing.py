@@ -84,16 +84,23 @@ def request_timelines(
       OutOfMemoryError: If the timelines do not fit in memory.
     """
     first = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
+    if goes_on:
+        # Drawn at once: a second number of ticks would be a second program.
+        first = min(_with_further(first), MAX_TICKS)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
         if num_ticks is not None:
-            timelines, ticks = lengthen_to_ticks(draw, num_ticks)
+            timelines, ticks = lengthen_to_ticks(draw, num_ticks, first=first)
         else:
             assert time_budget is not None
             overshoot = system.overshoot
             timelines, ticks = lengthen_to_time(draw, time_budget, first=first, overshoot=overshoot)
-        wanted = FURTHER[0] + int(FURTHER[1] * ticks.max()) if goes_on else 0
-        return draw(wanted) if timelines.time.shape[1] < wanted else timelines, ticks
+        if not goes_on:
+            return timelines, ticks
+        wanted = _with_further(int(ticks.max()))
+        if timelines.time.shape[1] < wanted:
+            timelines = draw(wanted)
+        return Timeline(*(leaf[:, :wanted] for leaf in timelines)), ticks
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -101,6 +108,11 @@ def request_timelines(
         value = time_budget if num_ticks is None else num_ticks
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
+
+
+def _with_further(ticks: int) -> int:
+    """Add the ticks that are drawn for a run from which a longer one may go on."""
+    return FURTHER[0] + int(FURTHER[1] * ticks)
 
 
 def ticks_to_draw(
@@ -365,13 +377,14 @@ def _trace(
 
 
 def lengthen_to_ticks(
-    draw: Callable[[int], Timeline], num_ticks: int
+    draw: Callable[[int], Timeline], num_ticks: int, *, first: int = 0
 ) -> tuple[Timeline, np.ndarray]:
     """Draw longer and longer timelines until `num_ticks` ticks of all lanes are known.
 
     Args:
       draw: From a number of ticks to leaves `[L, T, ...]`.
       num_ticks: Ticks of every lane.
+      first: Number of ticks to draw first, if more.
 
     Returns:
       The timelines, and `i64[L]`, the ticks of each lane.
@@ -379,7 +392,7 @@ def lengthen_to_ticks(
     Raises:
       ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
     """
-    asked = num_ticks
+    asked = max(num_ticks, first)
     while asked <= MAX_TICKS:
         timelines = draw(asked)
         missing = np.isinf(timelines.time[:, :num_ticks])
