@@ -47,6 +47,11 @@ QUICKLY_COMPILED = 2**15
 Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds a slot instead of
 0.3 to 1. The last bit of a time may differ between the two.
 """
+LEAST = (4, 128)
+"""Schedules, and ticks of each, that are drawn at least if they have few slots.
+
+Drawing these takes milliseconds, and small sweeps of all sizes share a program.
+"""
 FURTHER = (32, 1.5)
 """Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
 own."""
@@ -248,11 +253,16 @@ def draw_timelines(
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
     slots = _traced(system, hypers[0]).slots
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
-    # much where that takes no time, otherwise an eighth.
+    # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
     bits = 1 if len(seeds) * num_ticks * slots <= QUICKLY_COMPILED // 4 else 4
-    drawn = _round_up(num_ticks, bits)
+    drawn, size = _round_up(num_ticks, bits), len(seeds)
+    if bits == 1:
+        size = _round_up(size, 1)
+        while drawn < LEAST[1] and 2 * size * drawn * slots <= QUICKLY_COMPILED // 4:
+            drawn *= 2
+        while size < LEAST[0] and 2 * size * drawn * slots <= QUICKLY_COMPILED // 4:
+            size *= 2
     of_one = BYTES_OF_A_SLOT * drawn * slots
-    size = _round_up(len(seeds), 1) if bits == 1 else len(seeds)
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * drawn * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
