@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from flax import struct
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.engine.compile_meter import COMPILE_EVENT
@@ -56,6 +57,9 @@ for name, value in (
     jax.config.update(name, value)
     # Processes that tests start keep theirs there too.
     os.environ[name.upper()] = str(value)
+# Threads of NumPy's linear algebra wait for each other if workers of pytest-xdist take all cores.
+threadpool_limits(1, user_api="blas")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Coarse pictures of results folders take less time.
 results.DPI = 60
 

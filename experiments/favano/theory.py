@@ -48,11 +48,16 @@ LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
 
 STUDY = Study(
     full=Sizes(
-        seeds=20, lanes=40, step_curvatures=(0.02, 0.05, 0.1, 0.2, 0.4), ticks=6000, cases=3
+        seeds=20,
+        lanes=40,
+        step_curvatures=(0.02, 0.05, 0.1, 0.2, 0.4),
+        ticks=6000,
+        cases=3,
+        bits=(3, 4, 5, 6),
     ),
-    smoke=Sizes(seeds=4, lanes=8, step_curvatures=(0.2, 0.4), ticks=2000, cases=1),
+    smoke=Sizes(seeds=4, lanes=8, step_curvatures=(0.2, 0.4), ticks=2000, cases=1, bits=(3, 4)),
 )
-"""Claim 7 has seeds and cases; claim 6 has lanes, values of eta a, and ticks.
+"""Claim 7 has seeds and cases; claim 6 has lanes, values of eta a, and ticks; claim 16 has bits.
 
 `--seeds` replaces the numbers of seeds and of lanes, which are at least two.
 """
@@ -382,9 +387,9 @@ def measure_bound(
 
 # Claim 16 ----------------------------------------------------------------------------------------
 
-RANGE, BITS, OPTIMA = 4.0, (3, 4, 5, 6), 40
-"""Half the quantizer's range, its bits, and the number of coordinates, whose optima lie anywhere
-between its levels."""
+RANGE, OPTIMA = 4.0, 40
+"""Half the quantizer's range, and the number of coordinates, whose optima lie anywhere between its
+levels."""
 
 
 @struct.dataclass
@@ -394,7 +399,7 @@ class Rounded(Quadratic):
     `evaluate` returns the squared gradient.
     """
 
-    bits: int = struct.field(pytree_node=False, default=BITS[0])
+    bits: int = struct.field(pytree_node=False, default=3)
 
     def loss(self, params: Array, client: Array, examples: Array, key: Key) -> Array:
         def quantizer(x: Array) -> Array:
@@ -411,15 +416,15 @@ def judge_rounding(measured: Mapping[str, Any]) -> Verdict:
     far, marks = measured["largest_deviation"], CLAIMS[16].criterion
     falls = [a / b for a, b in itertools.pairwise(measured["floors"])]
     holds = far < marks.far and all(abs(fall / marks.factor - 1) < marks.share for fall in falls)
-    ratios = ", ".join(f"{fall:.2f}" for fall in falls)
+    ratios, bits = ", ".join(f"{fall:.2f}" for fall in falls), measured["bits"]
     why = (
-        f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {BITS[0]} to "
-        f"{BITS[-1]} bits the floor falls by {ratios}"
+        f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {bits[0]} to "
+        f"{bits[-1]} bits the floor falls by {ratios}"
     )
     return verdict(16, measured, unless_unknown(holds, measured), why)
 
 
-def measure_rounding() -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
+def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
     """Measure LUQ's means and the floors of the squared gradient, for claim 16.
 
     The mean of LUQ's results is checked for each element. FAVANO is run with gradients at rounded
@@ -445,7 +450,7 @@ def measure_rounding() -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
     )
     curves: dict[str, xr.Dataset] = {}
     floors = []
-    for bits in BITS:
+    for bits in sizes.bits:
         plain = Quadratic.of(np.stack([optimum] * 3), start=optimum + np.float32(0.3))
         problem = Rounded(plain.centers, plain.curvature, plain.noise, plain.start, bits)
         run = fedjax_sim.sweep(
@@ -455,7 +460,7 @@ def measure_rounding() -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
             float(run.curves.gradient_square.isel(eval=slice(-5, None)).mean(skipna=False))
         )
         curves[f"rounded to {bits} bits"] = run.curves
-    return {"largest_deviation": far, "bits": BITS, "floors": floors}, curves
+    return {"largest_deviation": far, "bits": sizes.bits, "floors": floors}, curves
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -465,7 +470,7 @@ def run(arguments: Arguments) -> Outcome:
         sizes = sizes.replace(lanes=sizes.seeds)
     mean, mean_curves, mean_figure = measure_long_run_mean(sizes)
     bound, bound_curves, bound_figure = measure_bound(sizes)
-    rounding, rounding_curves = measure_rounding()
+    rounding, rounding_curves = measure_rounding(sizes)
     verdicts = [judge_long_run_mean(mean), judge_bound(bound), judge_rounding(rounding)]
     figures = {"long_run_mean.png": mean_figure, "theorem_1.png": bound_figure}
     return Outcome(

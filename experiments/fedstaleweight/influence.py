@@ -440,9 +440,7 @@ def _lines(
 # Incentives: claims 12 to 14 ---------------------------------------------------------------------
 
 
-def throttled_influence(
-    hyper: Any, shares: Sequence[float], seeds: int, num_ticks: int
-) -> np.ndarray:
+def throttled_influence(arrived: Timeline, **settings: Any) -> np.ndarray:
     """Return the influence of client 0 when it works at a share of its rate, all others at theirs.
 
     A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays
@@ -451,27 +449,15 @@ def throttled_influence(
     compositions of a run it may hold even where it fails for one, which is what is measured here.
 
     Args:
-      hyper: Settings, whose `throttle` is set to each share in turn.
-      shares: Shares of client 0's rate.
-      seeds: Number of seeds; all shares use the same ones.
-      num_ticks: Number of server steps.
+      arrived: Arrivals one by one at each of `THROTTLES`, leaves `[shares * seeds, num, 1]`.
+      **settings: Settings of the weights.
 
     Returns:
       `f64[shares, seeds]`.
     """
-    hypers = [hyper.replace(throttle=share) for share in shares]
-    for throttled in hypers:
-        check(throttled)
-    drawn = draw(SYSTEM, hypers, seeds, num_ticks)
-    return np.array(
-        [
-            [
-                influence(Timeline(*(leaf[i, j] for leaf in drawn)), hyper.num_clients)[0]
-                for j in range(seeds)
-            ]
-            for i in range(len(shares))
-        ]
-    )
+    drawn = buffered(arrived, **settings)
+    found = np.array([influence(lane(drawn, i), NUM)[0] for i in range(len(drawn.time))])
+    return found.reshape(len(THROTTLES), -1)
 
 
 def judge_throttling(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
@@ -493,10 +479,12 @@ def measure_throttling(sizes: Sizes) -> tuple[dict[str, dict[str, float]], str, 
         "FedStaleWeight": {},
         "reverse exponential": REVERSE,
     }
+    hypers = [HYPER.replace(throttle=share) for share in THROTTLES]
+    for throttled in hypers:
+        check(throttled)
+    arrived = arrivals(sizes.seeds, HYPER.buffer_size * sizes.ticks, hypers)
     found = {
-        name: throttled_influence(HYPER.replace(**settings), THROTTLES, sizes.seeds, sizes.ticks)
-        .mean(axis=1)
-        .tolist()
+        name: throttled_influence(arrived, **settings).mean(axis=1).tolist()
         for name, settings in ways.items()
     }
     expected = [

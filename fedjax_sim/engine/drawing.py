@@ -47,6 +47,11 @@ QUICKLY_COMPILED = 2**15
 Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds a slot instead of
 0.3 to 1. The last bit of a time may differ between the two.
 """
+LEAST = (4, 128)
+"""Schedules, and ticks of each, that are drawn at least if they have few slots.
+
+Drawing these takes milliseconds, and small sweeps of all sizes share a program.
+"""
 FURTHER = (32, 1.5)
 """Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
 own."""
@@ -84,16 +89,23 @@ def request_timelines(
       OutOfMemoryError: If the timelines do not fit in memory.
     """
     first = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
+    if goes_on:
+        # Drawn at once: a second number of ticks would be a second program.
+        first = min(_with_further(first), MAX_TICKS)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
         if num_ticks is not None:
-            timelines, ticks = lengthen_to_ticks(draw, num_ticks)
+            timelines, ticks = lengthen_to_ticks(draw, num_ticks, first=first)
         else:
             assert time_budget is not None
             overshoot = system.overshoot
             timelines, ticks = lengthen_to_time(draw, time_budget, first=first, overshoot=overshoot)
-        wanted = FURTHER[0] + int(FURTHER[1] * ticks.max()) if goes_on else 0
-        return draw(wanted) if timelines.time.shape[1] < wanted else timelines, ticks
+        if not goes_on:
+            return timelines, ticks
+        wanted = _with_further(int(ticks.max()))
+        if timelines.time.shape[1] < wanted:
+            timelines = draw(wanted)
+        return Timeline(*(leaf[:, :wanted] for leaf in timelines)), ticks
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -101,6 +113,11 @@ def request_timelines(
         value = time_budget if num_ticks is None else num_ticks
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
+
+
+def _with_further(ticks: int) -> int:
+    """Add the ticks that are drawn for a run from which a longer one may go on."""
+    return FURTHER[0] + int(FURTHER[1] * ticks)
 
 
 def ticks_to_draw(
@@ -236,11 +253,16 @@ def draw_timelines(
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
     slots = _traced(system, hypers[0]).slots
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
-    # much where that takes no time, otherwise an eighth.
+    # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
     bits = 1 if len(seeds) * num_ticks * slots <= QUICKLY_COMPILED // 4 else 4
-    drawn = _round_up(num_ticks, bits)
+    drawn, size = _round_up(num_ticks, bits), len(seeds)
+    if bits == 1:
+        size = _round_up(size, 1)
+        while drawn < LEAST[1] and 2 * size * drawn * slots <= QUICKLY_COMPILED // 4:
+            drawn *= 2
+        while size < LEAST[0] and 2 * size * drawn * slots <= QUICKLY_COMPILED // 4:
+            size *= 2
     of_one = BYTES_OF_A_SLOT * drawn * slots
-    size = _round_up(len(seeds), 1) if bits == 1 else len(seeds)
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * drawn * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
@@ -365,13 +387,14 @@ def _trace(
 
 
 def lengthen_to_ticks(
-    draw: Callable[[int], Timeline], num_ticks: int
+    draw: Callable[[int], Timeline], num_ticks: int, *, first: int = 0
 ) -> tuple[Timeline, np.ndarray]:
     """Draw longer and longer timelines until `num_ticks` ticks of all lanes are known.
 
     Args:
       draw: From a number of ticks to leaves `[L, T, ...]`.
       num_ticks: Ticks of every lane.
+      first: Number of ticks to draw first, if more.
 
     Returns:
       The timelines, and `i64[L]`, the ticks of each lane.
@@ -379,7 +402,7 @@ def lengthen_to_ticks(
     Raises:
       ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
     """
-    asked = num_ticks
+    asked = max(num_ticks, first)
     while asked <= MAX_TICKS:
         timelines = draw(asked)
         missing = np.isinf(timelines.time[:, :num_ticks])

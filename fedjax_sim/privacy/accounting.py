@@ -38,6 +38,9 @@ class Accounted(Hashable, Protocol):
     def check(self) -> None:
         """Check that the accountant covers it, and that dp-accounting is there."""
 
+    def _replace(self, *, delta: float) -> "Accounted":
+        """Return the same with another delta."""
+
     def event(self, noise: float) -> Any:
         """Describe it once, with noise multiplier z, to dp-accounting."""
 
@@ -275,16 +278,16 @@ def _spending(mechanism: Accounted, noise: float) -> Callable[[int], float]:
     """Return a function from a number of rounds to epsilon."""
     if noise == 0:
         return lambda rounds: np.inf if rounds else 0.0
-    event, delta = mechanism.event(noise), mechanism.delta
+    delta = mechanism.delta
     if mechanism.accountant == "rdp":
         from dp_accounting.rdp import compute_epsilon
 
-        # Renyi divergences of rounds add up, so that one round's are computed once.
-        with _quietly():
-            of_one = mechanism.fresh_accountant().compose(event)
+        # Renyi divergences of rounds add up and depend on no delta.
+        of_one = _one_round(mechanism._replace(delta=0.0), noise)
         return lambda rounds: (
             float(compute_epsilon(of_one.orders, rounds * of_one.rdp, delta)[0]) if rounds else 0.0
         )
+    event = mechanism.event(noise)
     return functools.cache(
         lambda rounds: (
             float(mechanism.fresh_accountant().compose(event, rounds).get_epsilon(delta))
@@ -292,3 +295,10 @@ def _spending(mechanism: Accounted, noise: float) -> Callable[[int], float]:
             else 0.0
         )
     )
+
+
+@functools.cache
+def _one_round(mechanism: Accounted, noise: float) -> Any:
+    """Return an accountant of Renyi divergences that has seen one round."""
+    with _quietly():
+        return mechanism.fresh_accountant().compose(mechanism.event(noise))
