@@ -102,9 +102,9 @@ def map_slots(
       slots: Pytrees with leading axis S.
       trips: A number of trips that is known before compiling and is enough for all slots at all
         ticks. By default they are counted at each tick.
-      weights: `f[S]`; if given, `work` returns a pair, and of its first part only the sum over
-        slots, with these weights, is made: no device holds that part of more slots than it runs at
-        once.
+      weights: `f[S]`; if given, `work` returns a pair, whose first part comes back as the sum over
+        slots with these weights. It is added up as it is made, so that a device holds it for as
+        many slots as it runs at once.
 
     Returns:
       The results with leading axis S, or, with weights, the sum without that axis and the second
@@ -168,7 +168,7 @@ def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
 
     Args:
       run: From an element to results and trips taken. With `is_summed` the results are a pair.
-      inputs: Pytree with a leading axis.
+      inputs: The elements, a pytree with a leading axis.
       is_summed: Whether the first part of the results is summed as they come.
 
     Returns:
@@ -179,11 +179,15 @@ def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
 
     def add(total: Any, element: Any) -> tuple[Any, Any]:
         (first, second), taken = run(element)
-        return jax.tree.map(jnp.add, total, first), (second, taken)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, first), (second, taken)
+
+    def zeros(leaf: Array) -> Array:
+        # Long sums are kept in at least 32 bits.
+        return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, "float32"))
 
     like = jax.eval_shape(run, jax.tree.map(lambda leaf: leaf[0], inputs))[0][0]
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    total, (second, taken) = jax.lax.scan(add, zeros, inputs)
+    total, (second, taken) = jax.lax.scan(add, jax.tree.map(zeros, like), inputs)
+    total = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, like)
     return (total, second), taken
 
 
@@ -229,8 +233,8 @@ def split_over_devices(
     """Give each device of the mesh axis "clients" a share of the slots, and gather the results.
 
     Args:
-      run: From weights, steps `i32[S']` and the slots of one device to their results, leaves
-        `[S', ...]`, and the steps run, `i32[]`.
+      run: From weights (None without), steps `i32[S']` and the slots of one device to their
+        results, leaves `[S', ...]`, and the steps run, `i32[]`.
       plan: The static plan.
       steps: `i32[S]`, local steps of each slot.
       slots: Pytrees with leading axis S.

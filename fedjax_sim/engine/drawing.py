@@ -48,10 +48,12 @@ Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds
 0.3 to 1. The last bit of a time may differ between the two.
 """
 LEAST = (4, 128)
-"""Schedules, and ticks of each, that are drawn at least if they have few slots.
+"""Schedules, and ticks of each, that are drawn at least if they have few slots and clients.
 
-Drawing these takes milliseconds, and small sweeps of all sizes share a program.
+Drawing these takes milliseconds, and small sweeps of many sizes share a program.
 """
+CLIENTS_AS_A_SLOT = 8
+"""Clients whose part in drawing a tick, such as a draw of its cohort, counts as that of a slot."""
 FURTHER = (32, 1.5)
 """Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
 own."""
@@ -258,9 +260,10 @@ def draw_timelines(
     drawn, size = _round_up(num_ticks, bits), len(seeds)
     if bits == 1:
         size = _round_up(size, 1)
-        while drawn < LEAST[1] and 2 * size * drawn * slots <= QUICKLY_COMPILED // 4:
+        of_tick = max(slots, getattr(hypers[0], "num_clients", 0) // CLIENTS_AS_A_SLOT)
+        while drawn < LEAST[1] and 2 * size * drawn * of_tick <= QUICKLY_COMPILED // 4:
             drawn *= 2
-        while size < LEAST[0] and 2 * size * drawn * slots <= QUICKLY_COMPILED // 4:
+        while size < LEAST[0] and 2 * size * drawn * of_tick <= QUICKLY_COMPILED // 4:
             size *= 2
     of_one = BYTES_OF_A_SLOT * drawn * slots
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
@@ -394,7 +397,7 @@ def lengthen_to_ticks(
     Args:
       draw: From a number of ticks to leaves `[L, T, ...]`.
       num_ticks: Ticks of every lane.
-      first: Number of ticks to draw first, if more.
+      first: Number of ticks to draw first, if more than `num_ticks`.
 
     Returns:
       The timelines, and `i64[L]`, the ticks of each lane.

@@ -66,9 +66,10 @@ def auto(
 ) -> Array:
     """Convolve as `lax.conv_general_dilated` does, by the way that is fast on the machine at hand.
 
-    On a CPU this is `winograd` for 3x3 windows with at least `MANY` channels in and out, else
-    `patches`, if that supports the arguments (no groups, no dilated inputs, channels last);
-    otherwise, and on accelerators, it is `lax.conv_general_dilated`.
+    On a CPU this is `winograd` for 3x3 windows one step apart with at least `MANY` channels in and
+    out, numbers of 32 bits or more, and outputs that fill its tiles well; else `patches`, if that
+    supports the arguments (no groups, no dilated inputs, channels last); otherwise, and on
+    accelerators, it is `lax.conv_general_dilated`.
 
     Args:
       lhs: Inputs, `[B, *space, C]` unless `dimension_numbers` says otherwise.
@@ -131,9 +132,11 @@ def patches(
 def winograd(
     lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any
 ) -> Array:
-    """Convolve 3x3 windows with a quarter of the multiplications, and others by `patches`.
+    """Convolve 3x3 windows by Winograd's way, and others by `patches`.
 
-    Outputs differ from those of a direct convolution by a few times 1e-6 of the largest one.
+    Products over channels take a quarter of the multiplications; transforming the image comes on
+    top, so that many channels are needed. In 32 bits outputs typically differ from those of a
+    direct convolution by a few times 1e-6 of the largest one.
 
     Args:
       lhs: Inputs, `[B, H, W, C]`.
@@ -333,6 +336,7 @@ def _is_for_winograd(lhs: Array, rhs: Array, window_strides: Sequence[int], **op
         and math.prod(window_strides or (1,)) == 1
         and math.prod(options.get("rhs_dilation") or (1,)) == 1
         and lhs.dtype == rhs.dtype
+        and jnp.issubdtype(lhs.dtype, jnp.floating)
         and jnp.finfo(lhs.dtype).bits >= 32
     )
 

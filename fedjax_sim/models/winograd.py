@@ -1,4 +1,4 @@
-"""3x3 convolution with a quarter of the multiplications (Lavin and Gray 2016, arXiv 1509.09308).
+"""3x3 convolution with fewer multiplications (Lavin and Gray 2016, arXiv 1509.09308).
 
 The image is cut into tiles of 6x6 that overlap by two. For a tile d and a kernel g the 4x4 outputs
 are, with the matrices of the paper's F(4x4, 3x3),
@@ -6,9 +6,10 @@ are, with the matrices of the paper's F(4x4, 3x3),
     A^T [ (G g G^T) * (B^T d B) ] A
 
 where * multiplies number by number. Over all tiles and channels, that is 36 products of matrices
-`[tiles, C]` and `[C, F]`. They are compiled as one batched product, and each transformation as one
-more, so that this is fast inside a loop too. Outputs differ from those of a direct convolution by
-rounding, a few times 1e-6 of the largest one in 32 bits.
+`[tiles, C]` and `[C, F]`, with a quarter of the multiplications of a direct convolution. They are
+compiled as one batched product, and each transformation of tiles, which comes on top, as one more,
+so that this is fast inside a loop too. Outputs differ from those of a direct convolution by
+rounding, in 32 bits typically by a few times 1e-6 of the largest one.
 
 Letters: `B` images; `H`, `W` height and width; `C` input and `F` output channels; `h`, `w` tiles
 along the height and the width.
@@ -29,6 +30,9 @@ from fedjax_sim.types import Array
 TILE, STEP = 6, 4
 """Size of a tile, and the distance between neighbouring tiles: a tile has STEP outputs a side."""
 
+BLOCK_BYTES, SPLIT_ABOVE = 2**24, 2**26
+"""Bytes of the tiles that are made together, if those of all images take more than the second."""
+
 # The paper's matrices A^T, G and B^T, of which both sides of a tile are multiplied at once.
 _OUTPUTS = np.array(
     [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
@@ -48,7 +52,7 @@ _OF_OUTPUTS, _OF_KERNEL, _OF_INPUTS = (np.kron(m, m) for m in (_OUTPUTS, _KERNEL
 
 
 def saves_products(out: Sequence[int]) -> bool:
-    """Tell whether tiles fit an image of outputs so well that half of the products are saved.
+    """Tell whether tiles fit outputs so well that at most half of the products are needed.
 
     Args:
       out: Height and width of the outputs.
@@ -74,9 +78,17 @@ def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
 
 
 def _forward(x: Array, kernel: Array, precision: Any) -> tuple[Array, tuple[Array, Array]]:
-    products = _multiply(_tiles_of(x), _places_of(kernel), (4, 1), precision)
-    y = _lay(_transform(_OF_OUTPUTS, products))
-    return y[:, : x.shape[1] - 2, : x.shape[2] - 2], (x, kernel)
+    places = _places_of(kernel)
+
+    def outputs(x: Array) -> Array:
+        products = _multiply(_tiles_of(x), places, (4, 1), precision)
+        return _lay(_transform(_OF_OUTPUTS, products))[:, : x.shape[1] - 2, : x.shape[2] - 2]
+
+    few = _images_at_once(x, kernel)
+    if few == x.shape[0]:
+        return outputs(x), (x, kernel)
+    y = lax.map(outputs, x.reshape(-1, few, *x.shape[1:]))
+    return y.reshape(-1, *y.shape[2:]), (x, kernel)
 
 
 def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
@@ -85,17 +97,47 @@ def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple
     The tiles of x, more than twice as large as x, are not kept for this but made again.
     """
     x, kernel = saved
-    of_products = _transform(_OF_OUTPUTS.T, _take_up(_fill(slope, overlap=0)))
-    of_tiles = _multiply(of_products, _places_of(kernel), (4, 2), precision)
-    rows = (1, 2, 3)
-    of_places = lax.dot_general(
-        _tiles_of(x), of_products, ((rows, rows), ((0,), (0,))), precision=precision
-    )
-    of_x = _add_up(_transform(_OF_INPUTS.T, of_tiles))[:, : x.shape[1], : x.shape[2]]
+    places, rows = _places_of(kernel), (1, 2, 3)
+
+    def of_both(x: Array, slope: Array) -> tuple[Array, Array]:
+        of_products = _transform(_OF_OUTPUTS.T, _take_up(_fill(slope, overlap=0)))
+        of_tiles = _multiply(of_products, places, (4, 2), precision)
+        of_places = lax.dot_general(
+            _tiles_of(x), of_products, ((rows, rows), ((0,), (0,))), precision=precision
+        )
+        of_x = _add_up(_transform(_OF_INPUTS.T, of_tiles))
+        return of_x[:, : x.shape[1], : x.shape[2]], of_places
+
+    few = _images_at_once(x, kernel)
+    if few == x.shape[0]:
+        of_x, of_places = of_both(x, slope)
+    else:
+
+        def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
+            of_x, of_places = of_both(*block)
+            return total + of_places, of_x
+
+        blocks = (x.reshape(-1, few, *x.shape[1:]), slope.reshape(-1, few, *slope.shape[1:]))
+        of_places, of_x = lax.scan(add_block, jnp.zeros_like(places), blocks)
+        of_x = of_x.reshape(x.shape)
     return of_x, _transform(_OF_KERNEL.T, of_places).reshape(kernel.shape)
 
 
 convolve.defvjp(_forward, _backward)
+
+
+def _images_at_once(x: Array, kernel: Array) -> int:
+    """Return how many images have their tiles made together: a divisor of their number."""
+    num = x.shape[0]
+    tiles = math.prod(-(-(size - 2) // STEP) for size in x.shape[1:3])
+    each = TILE**2 * tiles * sum(kernel.shape[2:]) * x.dtype.itemsize
+    if num * each <= SPLIT_ABOVE:
+        return num
+    return max(
+        few
+        for few in range(1, num + 1)
+        if num % few == 0 and (few == 1 or few * each <= BLOCK_BYTES)
+    )
 
 
 def _tiles_of(x: Array) -> Array:
@@ -143,7 +185,10 @@ def _cut(x: Array) -> Array:
 
 
 def _add_up(tiles: Array) -> Array:
-    """Add tiles `[36, B, h, w, C]` up at their places: `[B, 4 h + 2, 4 w + 2, C]`."""
+    """Add tiles `[36, B, h, w, C]` up at their places: `[B, 4 h + 2, 4 w + 2, C]`.
+
+    This is the transpose of `_cut`.
+    """
     rows = tiles.reshape(TILE, TILE, *tiles.shape[1:])
     return _add_along(_add_along(rows.swapaxes(0, 1), 3), 1)
 
@@ -179,7 +224,7 @@ def _lay(outputs: Array) -> Array:
 
 
 def _take_up(y: Array) -> Array:
-    """Take images `[B, 4 h, 4 w, F]` up by tiles: `[16, B, h, w, F]`."""
+    """Undo `_lay`, which also is its transpose: `[B, 4 h, 4 w, F]` to `[16, B, h, w, F]`."""
     num, height, width, features = y.shape
     rows = y.reshape(num, height // STEP, STEP, width // STEP, STEP, features)
     return rows.transpose(2, 4, 0, 1, 3, 5).reshape(

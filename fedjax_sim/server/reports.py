@@ -426,7 +426,7 @@ class Wire:
         """Return a round's weights if the server needs no more than the sum of the models.
 
         Training that is given them makes that sum itself (`fedjax_sim.clients.Train`), for
-        `average`, so that the models of a round are never in memory together.
+        `average`, so that the models of a round need not be in memory together.
 
         Args:
           event: The round.
@@ -455,7 +455,7 @@ class Wire:
           memo: What both sides remember.
           server: The server's model, leaves `[...]`.
           local: Models that clients reached, leaves `[S, ...]`, or their sum, leaves `[...]`.
-          weights: The weights of that sum; None for the models themselves.
+          weights: What training was given; None if local has each client's model.
 
         Returns:
           The mean, leaves `[...]`, and what both sides remember. In an empty tick these are

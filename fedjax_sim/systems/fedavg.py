@@ -42,7 +42,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w_t, as far as clients know it
-        weights = wire.weights(event)
+        weights = wire.weights(event)  # local is the models' sum then, where that is enough
         local, optimizers, work = train(key, event, state.clients, start=start, weights=weights)
         server, memo = wire.average(key, event, state.memo, state.server, local, weights=weights)
         return RoundState(server, clients=optimizers, memo=memo), work

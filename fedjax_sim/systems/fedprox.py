@@ -45,7 +45,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w^t
         weights = wire.weights(event)
-        # w_k^{t+1}
+        # The w_k^{t+1}, or their weighted sum where that is enough.
         local, optimizers, work = train(key, event, state.clients, start=start, weights=weights)
         server, memo = wire.average(key, event, state.memo, state.server, local, weights=weights)
         return RoundState(server, clients=optimizers, memo=memo), work

@@ -100,6 +100,21 @@ def test_slots_that_are_only_summed(size: int, devices: int) -> None:
     assert trips >= 11
 
 
+def test_long_sums_of_short_numbers_keep_32_bits() -> None:
+    """512 times 1 / 512 makes 1; added one by one in bfloat16 it would stop at 1 / 2."""
+    ones = jnp.ones((512, 3), "bfloat16")
+
+    def work(trips: Any, value: jax.Array) -> Any:
+        return value, ()
+
+    weights, steps = jnp.full(512, 1 / 512), jnp.ones(512, "int32")
+    (total, _), _ = jax.jit(
+        lambda: map_slots(work, Plan(slots_at_once=1), steps, ones, weights=weights)
+    )()
+    assert total.dtype == "bfloat16"
+    np.testing.assert_array_equal(total.astype("float32"), np.ones(3))
+
+
 def test_summed_slots_are_never_in_memory_together() -> None:
     """50 slots that run one after another need no more memory than two."""
 

@@ -79,6 +79,47 @@ def test_the_gradient_keeps_no_tiles() -> None:
     assert x.size < kept < 1.4 * x.size
 
 
+def test_a_few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of many images are made in blocks, with the same results and bounded memory."""
+    x, kernel, weight = normal((6, 9, 8, 3), (3, 3, 3, 5), (6, 9, 8, 5))
+
+    def both(x: jax.Array, kernel: jax.Array) -> Any:
+        def value(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y = convolution.winograd(x, kernel, (1, 1), "SAME", dimension_numbers=LAST)
+            return jnp.sum(y * weight), y
+
+        return jax.value_and_grad(value, (0, 1), has_aux=True)(x, kernel)
+
+    whole = both(x, kernel)
+    monkeypatch.setattr(winograd, "SPLIT_ABOVE", 0)
+    monkeypatch.setattr(winograd, "BLOCK_BYTES", 3 * 36 * 6 * 8 * 4)
+    assert "length=2" in str(jax.make_jaxpr(both)(x, kernel))
+    for ours, expected in zip(
+        jax.tree.leaves(both(x, kernel)), jax.tree.leaves(whole), strict=True
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_of_an_evaluation_is_bounded() -> None:
+    """500 images of 64x64 with 64 channels take 524 MB, and all their tiles would take 2.4 GB."""
+    x, kernel = (
+        jax.ShapeDtypeStruct(shape, "float32") for shape in ((500, 64, 64, 64), (3, 3, 64, 64))
+    )
+
+    def forward(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return convolution.auto(x, kernel, (1, 1), "SAME", dimension_numbers=LAST)
+
+    compiled = jax.jit(forward).lower(x, kernel).compile()
+    # Besides tiles of a few images, the padded images and the outputs are there.
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.3e9
+
+
+def test_whole_numbers_go_by_patches() -> None:
+    x, kernel = jnp.ones((1, 8, 8, 16), "int32"), jnp.ones((3, 3, 16, 16), "int32")
+    y = convolution.auto(x, kernel, (1, 1), "VALID", dimension_numbers=LAST)
+    np.testing.assert_array_equal(y, np.full((1, 6, 6, 16), 9 * 16))
+
+
 @pytest.mark.parametrize(
     ("images", "channels", "features", "dtype", "is_taken"),
     [

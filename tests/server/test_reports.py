@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_sim import Event, Plan, Timeline
+import fedjax_sim
+from fedjax_sim import Event, Layout, Plan, Timeline
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.engine.sweeps import lower_sweep
 from fedjax_sim.privacy import parse_privacy
@@ -345,3 +347,45 @@ def test_estimates_stay_in_place() -> None:
     memory = program.compile().memory_analysis()
     assert memory.temp_size_in_bytes < num_clients * dim
     assert memory.alias_size_in_bytes >= 4 * num_clients * dim
+
+
+# Sums that training makes itself
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto"])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_summed_models_have_the_mean_of_all_models(
+    name: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run with the models of a round stacked, with empty slots and rounds.
+
+    FedAvg and FedProx keep their clients' momentum.
+    """
+    system = fedjax_sim.SYSTEMS[name]
+    centers = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+    problem = Quadratic.of(centers, noise=0.1)
+    options: Any = {} if name == "ditto" else {"optimizer": momentum, "optimizer_state": "kept"}
+    hyper = system.Hyper(
+        num_clients=5,
+        num_selected=3,
+        local_steps=3,
+        batch_size=1,
+        lr=0.1,
+        drop_rate=0.6,
+        **options,
+    )
+
+    def run() -> fedjax_sim.Run:
+        layout = Layout(slots_at_once=slots, lanes_at_once=False)
+        return fedjax_sim.simulate(system, problem, hyper, num_ticks=30, num_evals=3, layout=layout)
+
+    summed = run()
+    monkeypatch.setattr(Wire, "weights", lambda self, event: None)
+    jax.clear_caches()
+    stacked = run()
+    assert summed.curves.needed.max() > 0 and float(np.ptp(summed.models)) > 0.1
+    np.testing.assert_allclose(summed.models, stacked.models, rtol=1e-5, atol=1e-6)
+
+
+def momentum(lr: Any) -> optax.GradientTransformation:
+    return optax.sgd(lr, momentum=0.5)
