@@ -67,7 +67,8 @@ class Display:
 
     def end(self) -> None:
         """Take the bar off the terminal."""
-        self._bar.stop()
+        if not self._bar.disable:  # Before version 15, rich ends a bar that is off by a line.
+            self._bar.stop()
 
     def update(self, done: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Show that `done` evaluations of all lanes are done. metrics: `[L, V + 1, ...]` each."""
