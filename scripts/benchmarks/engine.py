@@ -200,7 +200,7 @@ def bench_layout(turns: int) -> dict[str, Any]:
         (problem,) = image_problems(0, size=size, examples=6000, network=network)
         model = jax.eval_shape(problem.init, jax.random.key(0))
         cost = step_cost.measure_step(problem, model, batch)
-        # One to three seconds of arithmetic, beside which a call's set-up is little.
+        # One to three seconds of arithmetic: setting a call up takes a few percent of that.
         trips = int(np.clip(1e11 / cost.operations, 20, 200_000))
         steps = min(20, trips // 20)
         hyper = fedavg.Hyper(batch_size=batch, lr=0.01, local_steps=steps)
