@@ -145,8 +145,9 @@ CLAIMS = Claims(
             Criterion(
                 "The step (10) at equal constants is the same for all m; the 95 % interval of the "
                 "power of m by which E-steps grow, from one fit for each seed, lies within "
-                "{apart:g} of {power:g}; and at m = 100 no other k_in tried needs fewer E-steps "
-                "than the stated one by more than {share:.0%}.",
+                "{apart:g} of {power:g}; and at m = 100, by 95 % intervals of the ratios over "
+                "seeds, the stated k_in needs at most {share:.0%} more E-steps than any other "
+                "tried.",
                 apart=0.1,
                 power=0.5,
                 share=0.1,
@@ -167,7 +168,7 @@ CLAIMS = Claims(
                 "At p = {ps} exact levels over that of p = 1 are at most Theorem 3's factor (1 + 5 "
                 "omega_p) / (1 + 5 omega); they are linear in 1 / p to {linear:.0%}; and p times "
                 "the level is the same for all p to {same:.0%}. Simulated levels are within "
-                "{simulated:.0%} of the exact ones.",
+                "{simulated:.0%} of the exact ones, by whole 95 % intervals.",
                 ps="1/4, 1/2, 3/4",
                 linear=0.05,
                 same=0.1,
@@ -193,7 +194,8 @@ CLAIMS = Claims(
             "Theorem 1",
             Criterion(
                 "Per doubling of n the exact level falls by a factor of {factor:g}, give or "
-                "take {exact:g}, and the simulated one give or take {simulated:g}.",
+                "take {exact:g}, and the simulated one, by its whole 95 % interval, give or take "
+                "{simulated:g}.",
                 factor=2,
                 exact=0.1,
                 simulated=0.6,

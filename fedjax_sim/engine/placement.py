@@ -30,14 +30,16 @@ fifth or less is gained.
 IN_CACHE = 2**22
 """Bytes of the weights and gradients of batched slots, above which a CPU runs them one by one.
 
-A batch of 20 slots against slots one by one, per step: 784-8-10 (1 MB) 1.38 times as fast with
-batches of 8 and as fast with 32 and 128; 784-16-10 (2 MB) 1.1 times; 784-32-10 (4 MB) 1.07 with
-batches of 8 and 32; 784-64-10 (8 MB) 1.0 and 0.8; 784-128-10 (16 MB) 0.7 to 0.9.
+A batch of 20 slots against slots one by one, per step, on one core: 784-8-10 (1 MB) 1.33 times as
+fast with batches of 8, 1.08 with 32; 784-32-10 (4 MB) 1.03 with batches of 8; 784-128-10 (16 MB)
+0.71 to 0.89; 784-512-10 (64 MB) 0.45 to 0.77; LeNet and ResNet-20 0.23 to 0.80.
 """
-LARGE = 5e6
+LARGE = 4e6
 """Operations of a local step above which a CPU runs one slot after another.
 
-784-32-10 with batches of 128 (2e7 operations) takes 1.25 times as long in a batch.
+784-8-10 with batches of 128 and 784-32-10 with batches of 32 (5e6 operations) take 1.08 and 1.06
+times as long in a batch on one core and as long on two, 784-32-10 with batches of 128 (2e7) 1.12
+and 1.19 times.
 """
 NARROW = 32
 """Columns up to which a CPU transposes matrices of parameters during local steps.

@@ -22,7 +22,13 @@ from fedjax_sim.systems import favano, fedavg
 
 
 def image_problems(
-    hidden: int, num: int = 1, *, size: int = 28, examples: int = 60_000, network: Any = None
+    hidden: int,
+    num: int = 1,
+    *,
+    size: int = 28,
+    examples: int = 60_000,
+    test_examples: int = 1000,
+    network: Any = None,
 ) -> list[Classification]:
     """Make problems of 100 clients with equal shares of random images, one partition each.
 
@@ -31,11 +37,12 @@ def image_problems(
       num: Number of problems.
       size: Height and width of the images, in pixels of one byte.
       examples: Number of training images.
+      test_examples: Number of test images.
       network: Another network to train.
     """
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (examples + 1000, size, size, 1), dtype=np.uint8)
-    labels = rng.integers(0, 10, examples + 1000).astype(np.int32)
+    images = rng.integers(0, 256, (examples + test_examples, size, size, 1), dtype=np.uint8)
+    labels = rng.integers(0, 10, examples + test_examples).astype(np.int32)
     data = Dataset(
         images[:examples], labels[:examples], images[examples:], labels[examples:], 10, "random"
     )
@@ -197,7 +204,8 @@ def bench_layout(turns: int) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     for (name, network), batch in itertools.product(networks.items(), (8, 32, 128)):
         size = 32 if name == "ResNet-20" else 28
-        (problem,) = image_problems(0, size=size, examples=6000, network=network)
+        # Few test images: every device that takes slots evaluates the model once.
+        (problem,) = image_problems(0, size=size, examples=6000, test_examples=10, network=network)
         model = jax.eval_shape(problem.init, jax.random.key(0))
         cost = step_cost.measure_step(problem, model, batch)
         # One to three seconds of arithmetic: setting a call up takes a few percent of that.
