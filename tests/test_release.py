@@ -31,6 +31,19 @@ def test_versions_and_dates_agree() -> None:
     assert f"version: {newest[1]}\n" in citation and f'date-released: "{newest[2]}"' in citation
 
 
+def test_the_five_papers_are_named_wherever_they_should_be() -> None:
+    """The index page links to them and the citation lists them, those that the systems cite."""
+    linked = set(PROJECT["urls"].values())
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert set(re.findall(r"https://arxiv.org/abs/[\d.]+", citation)) == linked
+    systems = ("favano", "fedstaleweight", "langevin", "fedem", "hierarchical")
+    for system, url in zip(systems, PROJECT["urls"].values(), strict=True):
+        text = (ROOT / "fedjax_sim" / "systems" / f"{system}.py").read_text()
+        number = url.removeprefix("https://arxiv.org/abs/")
+        assert f"arXiv {number}" in text.splitlines()[0]
+        assert f"10.48550/arXiv.{number}" in citation
+
+
 def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / "scripts" / "constraints_oldest.txt").read_text().splitlines()
     wanted = [line for line in lines if not line.startswith("#")]
