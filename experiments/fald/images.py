@@ -3,7 +3,7 @@
 See arXiv 2112.05120, Sec. 5.3. On MNIST and Fashion-MNIST, the paper has 10 equal clients, batches
 of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, and predictions averaged over all
 samples so far, without warm-up and with 500 rounds of it. Where it is silent: rho = 0, start at 0,
-pixels in [0, 1], a bias, a flat prior, 1000 rounds, and 5 seeds, each with a different split
+pixels in [0, 1], a bias, a flat prior, 2000 rounds, and 5 seeds, each with a different split
 between clients.
 
 The step size is chosen for each K, metric and warm-up from nine, and from further ones as long as
@@ -12,8 +12,8 @@ out for this purpose alone, from runs of one seed with as many rounds; final run
 images. Warm-up drops samples: runs with and without it are the same runs if they have the same step
 size.
 
-A local step takes 0.25 ms of a core if run alone, and 0.13 ms among nine step sizes, which share
-mini-batches and noise. A data set takes about 2 core-hours, and `--reduced` (300 rounds, 100 of
+A local step takes 0.25 ms of a core if run alone, and 0.1 ms among nine step sizes, which share
+mini-batches and noise. A data set takes about 3 core-hours, and `--reduced` (300 rounds, 100 of
 warm-up, four step sizes, two seeds) 20 core-minutes.
 
 Dimension letters: `K` numbers of local steps.
@@ -55,7 +55,7 @@ FURTHER = (5e-5, 1e-4, 2e-4, 5e-4)
 FULL = Sizes(
     seeds=5,
     datasets=("mnist", "fashion_mnist"),
-    rounds=1000,
+    rounds=2000,
     warm_up=500,
     local_steps=(1, 10, 20, 50, 100),
     step_sizes=GRID,
