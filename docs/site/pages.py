@@ -229,8 +229,15 @@ def leaves_of(facts: Any, words: str) -> Iterator[tuple[str, str]]:
             if not words and name in ("date", "machine", "jax", "turns"):
                 continue
             yield from leaves_of(value, f"{words}; {name}" if words else name.replace("_", " "))
+    elif isinstance(facts, list) and facts and isinstance(facts[0], dict):
+        for each in facts:
+            case = ", ".join(f"{key} {value}" for key, value in each.items() if type(value) is int)
+            others = {key: value for key, value in each.items() if type(value) is not int}
+            yield from leaves_of(others, f"{words}; {case}")
     elif isinstance(facts, list):
         yield words, " ".join(value for each in facts for _, value in leaves_of(each, words))
+    elif isinstance(facts, float) and facts < 0:
+        yield words, "below noise"  # A difference of two times.
     elif isinstance(facts, float):
         yield words, f"{facts:,.4g}" if abs(facts) < 1e4 else f"{facts:,.0f}"
     else:
@@ -256,7 +263,8 @@ def launches(device: str, facts: dict[str, Any]) -> list[str]:
     for name, program in facts["programs"].items():
         tick = program["tick without steps"]["launches"]
         for step in program["local steps"] or [{"launches": "-", "trips": "-"}]:
-            lines.append(f"| {name} | {step['launches']} | {step['trips']} | {tick} |")
+            trips = "-" if step["trips"] is None else step["trips"]
+            lines.append(f"| {name} | {step['launches']} | {trips} | {tick} |")
     return [*lines, ""]
 
 
@@ -347,14 +355,13 @@ def picture_of(name: str) -> Iterator[str]:
         (
             path
             for path in sorted((ROOT / "experiments" / paper).glob("*.py"), reverse=True)
-            if figure == path.stem or figure.startswith(f"{path.stem}_")
+            if re.fullmatch(rf"{re.escape(path.stem)}[a-z]?(_.*)?", figure)
         ),
         None,
     )
     if module is None:
-        words = "The demo's systems on the bundled digits (`./scripts/demo`)."
-    else:
-        words = (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n")[0]
+        raise ValueError(f"No experiment draws {stem}.png.")
+    words = (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n")[0]
     yield from (
         f"![{words}](../figures/{stem}.png)",
         "",

@@ -1,4 +1,4 @@
-"""The main job of the command line, tuned: four systems on handwritten digits.
+"""The demo's comparison, tuned: four systems on handwritten digits.
 
 30 clients with two classes each, a third of them slow, and a perceptron 64-32-10. Each method gets
 its best learning rate, FedBuff its best server learning rate too. `fedjax-sim run` uses what is

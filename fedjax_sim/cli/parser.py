@@ -23,7 +23,11 @@ COMMANDS = {
     "timeline": "Work out schedules alone: a summary, and a picture of who computes when.",
 }
 NAMES = {
-    "list": ("systems", "SYSTEM", "list its settings, with their meaning, default and limits"),
+    "list": (
+        "systems",
+        "SYSTEM",
+        "list its settings, with their meaning, default and limits; datasets lists what to fetch",
+    ),
     "run": ("systems", "SYSTEM", "systems to compare (default: fedavg quafl fedbuff favano)"),
     "plot": ("folders", "DIR", "results folders of runs, whose systems are drawn together"),
     "merge": ("folders", "DIR", "results folders of runs with --part"),

@@ -144,7 +144,8 @@ def document(results: Results) -> str:
         "All start from the same model and the same arrays, and none evaluates along the way.",
         "",
         f"The machine's limits: {limits}. A share of the limit is the arithmetic of the local "
-        "steps' products over the large product on the same cores.",
+        "steps' products over the large product on the same cores; tables have each contestant's "
+        "largest.",
     ]
     for name, each in results["workloads"].items():
         lines += ["", f"## ({name}) {each['title']}", "", detail_table(name, results)]
