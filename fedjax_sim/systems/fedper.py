@@ -1,4 +1,4 @@
-"""FedPer (Arivazhagan et al. 2019, arXiv 1912.00818), FedRep (Collins et al. 2021, arXiv 2102.07078).
+"""FedPer (Arivazhagan et al., arXiv 1912.00818) and FedRep (Collins et al., arXiv 2102.07078).
 
     W_B -> the shared leaves of `state.server`    W_{P_j} -> `state.clients`
     personal leaves -> those whose path `hyper.personal` matches    eta -> `hyper.lr`
