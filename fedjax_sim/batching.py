@@ -265,31 +265,6 @@ def split_over_devices(
     return (first, gather(second)), taken
 
 
-def on_one_device(compute: Callable[[], Any], plan: Plan) -> Any:
-    """Compute on the first device of the mesh axis "clients", and give the result to the others.
-
-    Where devices are the cores of a CPU, an array operation runs on all of them, so that they would
-    only share the time for the same result.
-
-    Args:
-      compute: Returns numbers or truth values, `[...]`. It must not exchange anything with other
-        devices.
-      plan: The static plan.
-    """
-    if plan.client_devices == 1:
-        return compute()
-    results = jax.eval_shape(compute)
-    found = jax.lax.cond(
-        jax.lax.axis_index("clients") == 0,
-        compute,
-        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), results),
-    )
-    return jax.tree.map(
-        lambda leaf: jax.lax.psum(leaf, "clients").astype(leaf.dtype),  # Of truth values: numbers.
-        found,
-    )
-
-
 def _common_trips(trips: Array, plan: Plan) -> Array:
     """Make a trip count equal in all lanes that are batched together.
 

@@ -43,7 +43,7 @@ ALLOWED = {
         "types settings targets trees streams models datasets partition compression diagnostics"
     ),
     "systems": "types settings trees streams batching timelines compression clients server",
-    "engine": "types lifecycle settings targets streams batching diagnostics",
+    "engine": "types lifecycle settings targets trees streams batching diagnostics",
     "theory": "types settings timelines privacy diagnostics",
     "__init__": "types settings systems engine",
     "reporting": "types lifecycle settings diagnostics engine __init__",

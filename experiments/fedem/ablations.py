@@ -34,13 +34,11 @@ from experiments.harness import (
     Arguments,
     Interval,
     Outcome,
-    Sample,
     Sizes,
     Study,
     Verdict,
     all_of,
     interval,
-    interval_of_error,
     rule,
     table,
     verdict_table,
@@ -434,7 +432,7 @@ def judge_blocks(found: Found) -> Verdict:
 def clients_study(sizes: Sizes) -> Ablation:
     """Judge claim 17: the level with noise, for more and more clients of the same law of data."""
     numbers, gamma = (10, 20, 40, 80), 0.1
-    exact, found, curves = list[float](), dict[int, Sample](), {}
+    exact, found, curves = list[float](), dict[int, np.ndarray](), {}
     for num in numbers:
         toy = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
         sigma2 = float(toy.known.noise.mean()) / BATCH
@@ -456,9 +454,9 @@ def clients_study(sizes: Sizes) -> Ablation:
                 "seeds": sizes.seeds,
             }
             curves[f"{num} clients"] = data = curves_of(fedem.system, toy.problem, hyper, **options)
-            found[num] = Sample.of(data.mean_field.values[:, 50:].mean(axis=1) / sigma2)
+            found[num] = data.mean_field.values[:, 50:].mean(axis=1) / sigma2
     fall = ratio_of_means(found[N], found[2 * N])
-    means = {num: each.mean for num, each in found.items()}
+    means = {num: float(each.mean()) for num, each in found.items()}
     rows = [
         [num, f"{level:.4g}", f"{means.get(num, math.nan):.4g}"]
         for num, level in zip(numbers, exact, strict=True)
@@ -487,15 +485,16 @@ def judge_clients(found: Found) -> Verdict:
     return verdict(17, found, all_of(judgements), why)
 
 
-def ratio_of_means(first: Sample, second: Sample) -> Interval:
-    """Divide the means of two independent samples of equal size, with a 95 % t interval.
+def ratio_of_means(first: np.ndarray, second: np.ndarray) -> Interval:
+    """Divide means over seeds, with a 95 % t interval, to first order in the deviations.
 
-    The interval's length is to first order in the standard errors.
+    Args:
+      first: `[seeds]`, values whose mean is divided.
+      second: `[seeds]`, positive values of the same seeds, by whose mean it is divided.
     """
-    errors = [each.std / each.mean for each in (first, second)]
-    ratio = first.mean / second.mean
-    error = ratio * math.hypot(*errors) / math.sqrt(first.seeds)
-    return interval_of_error(ratio, error, first.seeds)
+    ratio = float(first.mean() / second.mean())
+    deviations = ratio * (first / first.mean() - second / second.mean())
+    return Interval(ratio, interval(deviations).half)
 
 
 def alpha_study(sizes: Sizes) -> Ablation:

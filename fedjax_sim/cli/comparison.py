@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from fedjax_sim.cli.arguments import (
     check_name,
     choose_folder,
@@ -21,6 +19,7 @@ from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace
+from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import LatentProblem, Problem, System, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
@@ -206,7 +205,7 @@ def _groups_of(hypers: Sequence[Any]) -> list[list[int]]:
     """Group the numbers of settings of equal static parts."""
     groups: list[tuple[Any, list[int]]] = []
     for i, hyper in enumerate(hypers):
-        static = jax.tree.structure(hyper)
+        static = typed_structure(hyper)
         numbers = next((numbers for part, numbers in groups if part == static), None)
         if numbers is None:
             groups.append((static, [i]))

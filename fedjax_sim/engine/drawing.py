@@ -24,6 +24,7 @@ from fedjax_sim.engine.memory import (
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
+from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Key, System, Timeline
 
 MAX_TICKS = 2**24
@@ -367,17 +368,19 @@ class _Traced(NamedTuple):
 
 def _traced(system: System, hyper: Any) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
-    leaves, structure = jax.tree.flatten(hyper)
-    return _trace(system.timeline, structure, tuple(np.shape(leaf) for leaf in leaves))
+    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
+    return _trace(system.timeline, typed_structure(hyper), shapes)
 
 
 @functools.lru_cache(maxsize=256)
 def _trace(
-    timeline: Callable[[Key, Any, int], Timeline], structure: Any, shapes: tuple[tuple, ...]
+    timeline: Callable[[Key, Any, int], Timeline],
+    structure: TypedStructure,
+    shapes: tuple[tuple, ...],
 ) -> _Traced:
     with jax.enable_x64(True), tracing_for("cpu"):
         closed, drawn = jax.make_jaxpr(
-            lambda leaves: timeline(jax.random.key(0), jax.tree.unflatten(structure, leaves), 2),
+            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), 2),
             return_shape=True,
         )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
     program = closed.jaxpr

@@ -13,6 +13,7 @@ from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, check_layout, check_precision
 from fedjax_sim.settings import ConfigError, check, fields
+from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System
 
 
@@ -97,8 +98,7 @@ def _check_models(problems: list[AnyProblem]) -> None:
 
 
 def _form_of(problem: AnyProblem) -> Any:
-    leaves, structure = jax.tree.flatten(problem)
-    return structure, tuple(np.shape(leaf) for leaf in leaves)
+    return typed_structure(problem), tuple(np.shape(leaf) for leaf in jax.tree.leaves(problem))
 
 
 def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:

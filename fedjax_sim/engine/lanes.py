@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.settings import known_values
+from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import AnyProblem
 
 
@@ -46,9 +47,9 @@ def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
     """Group lanes of equal static settings and shapes."""
 
     def static_part(lane: Lane) -> Any:
-        leaves, treedef = jax.tree.flatten(lane.problem)
+        leaves = jax.tree.leaves(lane.problem)
         shapes = [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
-        return jax.tree.structure(lane.hyper), treedef, shapes
+        return typed_structure(lane.hyper), typed_structure(lane.problem), shapes
 
     distinct: list[tuple[Any, list[Lane]]] = []
     # By settings and problem, because thousands of seeds may share both.
@@ -127,7 +128,7 @@ class Stacked(struct.PyTreeNode):
 
     varying: list[Any]
     shared: list[Any]
-    structure: Any = struct.field(pytree_node=False)
+    structure: TypedStructure = struct.field(pytree_node=False)
     known: tuple[tuple[str, float], ...] = struct.field(pytree_node=False, default=())
 
     def of_lane(self, varying: list[Any]) -> Any:
@@ -136,7 +137,7 @@ class Stacked(struct.PyTreeNode):
             here if here is not None else everywhere
             for here, everywhere in zip(varying, self.shared, strict=True)
         ]
-        tree = jax.tree.unflatten(self.structure, leaves)
+        tree = self.structure.unflatten(leaves)
         return dataclasses.replace(tree, **dict(self.known)) if self.known else tree
 
     def take(self, rows: np.ndarray) -> "Stacked":
@@ -174,7 +175,7 @@ def stack_settings(hypers: Sequence[Any]) -> Stacked:
         shared.append(values[0] if is_shared else None)
         varying.append(None if is_shared else values[rows])
     known = set.intersection(*(set(known_values(hyper)) for hyper in distinct))
-    return Stacked(varying, shared, jax.tree.structure(hypers[0]), tuple(sorted(known)))
+    return Stacked(varying, shared, typed_structure(hypers[0]), tuple(sorted(known)))
 
 
 def stack_problems(problems: Sequence[Any]) -> Stacked:
@@ -184,4 +185,4 @@ def stack_problems(problems: Sequence[Any]) -> Stacked:
         is_shared = all(leaf is leaves[0] for leaf in leaves)
         shared.append(leaves[0] if is_shared else None)
         varying.append(None if is_shared else jnp.stack(leaves))
-    return Stacked(varying, shared, jax.tree.structure(problems[0]))
+    return Stacked(varying, shared, typed_structure(problems[0]))

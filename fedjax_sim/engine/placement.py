@@ -421,10 +421,12 @@ def _packed_share(steps: np.ndarray) -> float:
 def _batching_gain(cost: StepCost, batched: int) -> float:
     """Estimate how much faster a CPU runs a local step among batched ones than alone.
 
+    Fitted to 1.72, 1.42, 1.33 and 1.03 to 1.08 times at 6e4, 2.3e5, 3.1e5 and 1.2e6 operations.
+
     Args:
       cost: What one step costs.
       batched: Steps that are batched.
     """
     if batched * cost.bytes > IN_CACHE or cost.operations > LARGE:
         return 0.0
-    return 1.05 + 0.7 / (1 + cost.operations / 2e5)
+    return 1 + 0.8 * math.exp(-cost.operations / 3.5e5)

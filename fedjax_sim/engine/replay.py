@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_sim.batching import map_families, map_lanes, on_one_device
+from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine import processes
 from fedjax_sim.engine.drawing import COMPILED_QUICKLY
 from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_store, write_version
@@ -501,8 +501,7 @@ def _observe(
 ) -> tuple[dict[str, Array], Any]:
     """Compute an evaluation's metrics; also return the model if models are kept, else None."""
     model = algorithm.model(carry.state)
-    measured = on_one_device(lambda: problem.evaluate(model), program.plan)
-    metrics = {**measured, **algorithm.metrics(carry.state)}
+    metrics = {**problem.evaluate(model), **algorithm.metrics(carry.state)}
     if holders is not None:
         models = carry.versions
         if algorithm.client_models is not None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Params
 
 
@@ -44,16 +45,16 @@ def measure_step(
             lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)),
             (problem, model),
         )
-        given, structure = jax.tree.flatten(described)
-        products = _products_of_loss(structure, tuple(given), num_examples)
+        given = tuple(jax.tree.leaves(described))
+        products = _products_of_loss(typed_structure(described), given, num_examples)
         operations = max(operations, 3.0 * products)
     return StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
 
 
 @functools.lru_cache(maxsize=256)
-def _products_of_loss(structure: Any, leaves: tuple, num_examples: int) -> float:
+def _products_of_loss(structure: TypedStructure, leaves: tuple, num_examples: int) -> float:
     """Count the operations of products in the loss; traced once for problems of equal shapes."""
-    problem, model = jax.tree.unflatten(structure, leaves)
+    problem, model = structure.unflatten(leaves)
     client = jax.ShapeDtypeStruct((), jnp.int32)
     examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
     program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import typed_structure
 
 
 def check_step(state: Any, result: Any) -> None:
@@ -24,11 +25,10 @@ def check_step(state: Any, result: Any) -> None:
     if not hasattr(info, "_asdict"):
         allowed = "a NamedTuple of numbers, such as fedjax_sim.types.Work"
         raise ConfigError("info that step returns", type(info).__name__, allowed)
-    had: Any = jax.tree.structure(state)
-    has: Any = jax.tree.structure(after)
+    had, has = typed_structure(state), typed_structure(after)
     if had != has:
-        allowed = f"of the structure that init returns, {had}"
-        raise ConfigError("state that step returns", has, allowed)
+        allowed = f"of the structure that init returns, {had.structure}"
+        raise ConfigError("state that step returns", has.structure, allowed)
     leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True)
     for (path, before), leaf in leaves:
         was, now = jax.typeof(before), jax.typeof(leaf)

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.problems.supervision import Supervised
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Array
 
 CHECKED = 2
@@ -34,14 +35,13 @@ def check_shapes(problem: Supervised) -> tuple[int, ...]:
     described = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)), problem
     )
-    leaves, structure = jax.tree.flatten(described)
-    return _shape_of_outputs(structure, tuple(leaves))
+    return _shape_of_outputs(typed_structure(described), tuple(jax.tree.leaves(described)))
 
 
 @functools.lru_cache(maxsize=256)
-def _shape_of_outputs(structure: Any, leaves: tuple) -> tuple[int, ...]:
+def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ...]:
     """Check shapes once for problems that differ in values only."""
-    problem = jax.tree.unflatten(structure, leaves)
+    problem = structure.unflatten(leaves)
     rows = jax.ShapeDtypeStruct((CHECKED,), jnp.int32)
     found = []
     for kind in ("data", "test_data"):

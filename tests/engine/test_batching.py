@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import Plan
-from fedjax_sim.batching import map_families, map_lanes, map_slots, on_one_device
+from fedjax_sim.batching import map_families, map_lanes, map_slots
 from fedjax_sim.engine.placement import Placement
 
 STEPS = jnp.array([5, 0, 2, 3, 1], "int32")
@@ -98,36 +98,6 @@ def test_slots_that_are_only_summed(size: int, devices: int) -> None:
     np.testing.assert_array_equal(total, np.asarray(WEIGHTS) @ EXPECTED)
     np.testing.assert_array_equal(second, STEPS)
     assert trips >= 11
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-def test_what_one_device_computes_all_have(devices: int) -> None:
-    """Numbers that are not finite and truth values too; the function runs on a single device."""
-    calls = []
-    expected = {"loss": jnp.array([0.1, jnp.nan, -jnp.inf]), "is_good": jnp.array([True, False])}
-
-    def compute() -> Any:
-        jax.debug.callback(lambda: calls.append(1))
-        return expected
-
-    def run() -> Any:
-        found = on_one_device(compute, Plan(client_devices=devices))
-        return jax.tree.map(lambda leaf: leaf[None], found)
-
-    if devices > 1:
-        run = jax.shard_map(
-            run,
-            mesh=Placement(1, False, 1, devices).mesh,
-            in_specs=(),
-            out_specs=jax.sharding.PartitionSpec("clients"),
-            check_vma=False,
-        )
-    found = jax.jit(run)()
-    jax.effects_barrier()
-    assert len(calls) == 1
-    for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], np.broadcast_to(value, (devices, *value.shape)))
 
 
 def test_long_sums_of_short_numbers_keep_32_bits() -> None:

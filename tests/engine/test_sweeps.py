@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout, datasets, models, partition, problems
@@ -207,6 +208,37 @@ def test_each_seed_may_have_its_problem(regression: Callable, small: Callable) -
         True,
         True,
     ]
+
+
+def quadratic_with(value: float) -> type[problems.Quadratic]:
+    """Define a class of problems anew, as a notebook does; it pulls towards a value."""
+
+    @struct.dataclass
+    class Mine(problems.Quadratic):
+        def loss(
+            self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+        ) -> jax.Array:
+            return ((params - value) ** 2).sum()
+
+        def evaluate(self, params: jax.Array) -> dict[str, jax.Array]:
+            return {"value": jnp.float32(value), "distance": jnp.abs(params - value).max()}
+
+    return Mine
+
+
+def test_a_class_that_is_defined_again_is_another_program(small: Callable) -> None:
+    """Its fields and shapes are those of the former class. Also in one call, for two seeds."""
+    centers = np.zeros((small(FEDAVG).num_clients, 3), "float32")
+    first, second = (quadratic_with(value).of(centers) for value in (1.0, 2.0))
+    hyper = small(FEDAVG, lr=0.5, local_steps=1)
+    options: dict[str, Any] = {"num_ticks": 2, "num_evals": 2, "layout": LAYOUT}
+    for problem, value in ((first, 1.0), (second, 2.0)):
+        run = fedjax_sim.simulate(FEDAVG, problem, hyper, seed=8, **options)
+        assert (run.curves.value == value).all()
+        np.testing.assert_allclose(run.models, value)
+    both = fedjax_sim.sweep(FEDAVG, [first, second], hyper, seeds=2, **options)
+    assert both.curves.value.isel(eval=-1).values.tolist() == [1.0, 2.0]
+    np.testing.assert_allclose(both.models, [[1.0] * 3, [2.0] * 3])
 
 
 def test_a_lane_that_diverges_is_reported_and_does_not_disturb_others(
