@@ -276,7 +276,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     leads: dict[str, bool | None] = {}
     crossings: dict[str, bool | None] = {}
     told: dict[int, list[str]] = {15: [], 16: []}
-    for name, found in inputs["points"].items():
+    for point, found in inputs["points"].items():
+        name = point.removeprefix(f"{RULES[0]}, ")
         ends = {run: Sample.read(sample) for run, sample in found["ends"].items()}
         for delay, other in itertools.product(DELAYS, (0, 20)):
             pair = [ends[f"c_g = {delay:g}, S = {s}"] for s in (5, other)]
