@@ -32,7 +32,7 @@ IN_CACHE = 2**22
 
 A batch of 20 slots against slots one by one, per step, on one core: 784-8-10 (1 MB) 1.33 times as
 fast with batches of 8, 1.08 with 32; 784-32-10 (4 MB) 1.03 with batches of 8; 784-128-10 (16 MB)
-0.71 to 0.89; 784-512-10 (64 MB) 0.45 to 0.77; LeNet 0.59 to 0.80; ResNet-20 0.55 and less.
+0.71 to 0.89; 784-512-10 (64 MB) 0.45 to 0.77; LeNet 0.59 to 0.80; ResNet-20 0.34 to 0.55.
 """
 LARGE = 4e6
 """Operations of a local step above which a CPU runs one slot after another.

@@ -248,7 +248,8 @@ def bench_layout(turns: int) -> dict[str, Any]:
         }
         print(name, batch, json.dumps(measured[f"{name}, batch {batch}"]), flush=True)
     worst = max(each["chosen over best"] for each in measured.values())
-    return {f"{cores} cores": {"worst chosen over best": worst, **measured}}
+    name = "1 core" if cores == 1 else f"{cores} cores"
+    return {name: {"worst chosen over best": worst, **measured}}
 
 
 def _layout_name(slots: int, devices: int) -> str:
