@@ -40,12 +40,23 @@ class TypedStructure(NamedTuple):
     types: Any
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Build the tree of given leaves."""
+        """Build a tree.
+
+        Args:
+          leaves: Its leaves, in the structure's order.
+        """
         return jax.tree.unflatten(self.structure, leaves)
 
 
 def typed_structure(tree: Any) -> TypedStructure:
-    """Return the structure of a pytree, with the types of its nodes."""
+    """Find the structure of a pytree, with the types of its nodes.
+
+    Args:
+      tree: Any pytree.
+
+    Returns:
+      What equals that of another tree only if the nodes of both are of the same classes.
+    """
 
     def types_in(structure: Any) -> Any:
         node = structure.node_data()
