@@ -44,6 +44,9 @@ class TypedStructure(NamedTuple):
 
         Args:
           leaves: Its leaves, in the structure's order.
+
+        Returns:
+          The tree.
         """
         return jax.tree.unflatten(self.structure, leaves)
 
