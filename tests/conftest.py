@@ -78,6 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "ignore::fedjax_sim.engine.bad_lanes.LaneWarning",
         # Another worker is still writing this entry. JAX compiles the program then.
         "ignore:Error reading persistent compilation cache entry",
+        # On Python 3.14, Hypothesis counts references to its own generator in the old way.
+        "ignore:It looks like .register_random.:hypothesis.errors.HypothesisWarning",
     ):
         config.addinivalue_line("filterwarnings", line)
     config.addinivalue_line(
