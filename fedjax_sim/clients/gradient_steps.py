@@ -137,6 +137,21 @@ class Training(NamedTuple):
     aside: tuple[Params, ...] = ()
 
 
+class Total(NamedTuple):
+    """A sum over the slots that is wanted in place of each one's model.
+
+    It is added up slot by slot, so that the models of a tick need not be in memory together.
+
+    Attributes:
+      weights: `f[S]`.
+      of_progress: Whether progress is summed, y_i - x of a model y_i that started from x, in place
+        of y_i. Small differences of large numbers are taken before they are added.
+    """
+
+    weights: Array
+    of_progress: bool = False
+
+
 class Train(Protocol):
     """Local training that is bound to a problem, settings and a plan."""
 
@@ -148,7 +163,7 @@ class Train(Protocol):
         start: Params | None = None,
         starts: Params | None = None,
         extras: Any = (),
-        weights: Array | None = None,
+        total: Total | None = None,
     ) -> tuple[Params, Work]:
         """Run every slot's local steps.
 
@@ -158,11 +173,10 @@ class Train(Protocol):
           start: Model that all slots start from, leaves `[...]`. Give either this or `starts`.
           starts: Model that each slot starts from, leaves `[S, ...]`.
           extras: Further inputs of each slot's gradient or direction, leaves `[S, ...]`.
-          weights: `f[S]`; if given, only the sum of the models with these weights is made, so that
-            not all of them are in memory together.
+          total: The sum to make in place of single models, if that is enough.
 
         Returns:
-          The models reached, leaves `[S, ...]`, or their sum, leaves `[...]`; and the gradient
+          The models reached, leaves `[S, ...]`, or the sum, leaves `[...]`; and the gradient
           evaluations spent. The model of an empty slot is its start.
         """
 
@@ -210,10 +224,10 @@ def local_training(
         start: Params | None = None,
         starts: Params | None = None,
         extras: Any = (),
-        weights: Array | None = None,
+        total: Total | None = None,
     ) -> tuple[Params, Work]:
         of_slot, models = partial(training, key), {"start": start, "starts": starts}
-        return local_steps(plan, event, of_slot, **models, extras=extras, weights=weights)
+        return local_steps(plan, event, of_slot, **models, extras=extras, total=total)
 
     return train
 
@@ -271,7 +285,7 @@ def local_steps(
     start: Params | None = None,
     starts: Params | None = None,
     extras: Any = (),
-    weights: Array | None = None,
+    total: Total | None = None,
 ) -> tuple[Params, Work]:
     """Run every slot's local steps, `event.steps` of them.
 
@@ -282,14 +296,14 @@ def local_steps(
       start: As in `Train`.
       starts: As in `Train`.
       extras: As in `Train`.
-      weights: As in `Train`.
+      total: As in `Train`.
 
     Returns:
       As in `Train`.
     """
     models = {"start": start, "starts": starts}
     ends, _, work = lasting_steps(
-        plan, event, training, **models, extras=extras, states=None, weights=weights
+        plan, event, training, **models, extras=extras, states=None, total=total
     )
     return ends, work
 
@@ -303,7 +317,7 @@ def lasting_steps(
     starts: Params | None = None,
     extras: Any = (),
     states: Any,
-    weights: Array | None = None,
+    total: Total | None = None,
 ) -> tuple[Params, Any, Work]:
     """Run every slot's local steps with an optimizer whose state has been kept.
 
@@ -315,10 +329,10 @@ def lasting_steps(
       starts: As in `Train`.
       extras: As in `Train`.
       states: The optimizer's state in each slot, leaves `[S, ...]`; None if it starts afresh.
-      weights: As in `Train`.
+      total: As in `Train`.
 
     Returns:
-      The models reached or their sum, the states after the steps, None if they start afresh, and
+      The models reached or the sum, the states after the steps, None if they start afresh, and
       the gradient evaluations spent.
     """
     num_slots = event.clients.shape[0]
@@ -365,6 +379,10 @@ def lasting_steps(
         first = _in_row_major(_turn(state, are_states_turned), are_states_turned)
         return _Local(model, first, are_turned, are_states_turned), step
 
+    def summand(model: Params, start: Params) -> Params:
+        is_progress = total is not None and total.of_progress
+        return jax.tree.map(jnp.subtract, model, start) if is_progress else model
+
     def slot(trips: Array, steps: Array, *inputs: Any) -> Any:
         first, step = begin(*inputs)
 
@@ -373,20 +391,22 @@ def lasting_steps(
 
         last = jax.lax.fori_loop(0, trips, trip, first)
         last = last if states is not None else last.replace(state=())
-        return last if weights is None else (last.model, last.replace(model=()))
+        return last if total is None else (summand(last.model, first.model), last.replace(model=()))
 
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if plan.all_filled else jnp.maximum(event.clients, 0)
     slots = (starts, clients, event.offset, extras, states)
     if plan.packed_rows:
         ends, executed = _in_rows(begin, plan, event.steps, *slots)
-        if weights is not None:
-            ends = ends.replace(model=weighted_sum(weights, ends.model))
+        if total is not None:
+            each = summand(ends.model, _turn(starts, ends.are_turned))
+            ends = ends.replace(model=weighted_sum(total.weights, each))
     else:
+        weights = None if total is None else total.weights
         found, executed = map_slots(
             slot, plan, event.steps, event.steps, *slots, trips=plan.trips, weights=weights
         )
-        ends = found if weights is None else found[1].replace(model=found[0])
+        ends = found if total is None else found[1].replace(model=found[0])
     work = Work(executed, event.steps.sum())
     after = None if states is None else _turn(ends.state, ends.are_states_turned)
     return _turn(ends.model, ends.are_turned), after, work

@@ -10,6 +10,7 @@ from fedjax_sim.batching import replicate
 from fedjax_sim.clients.gradient_steps import (
     Direction,
     LocalTraining,
+    Total,
     lasting_steps,
     local_steps,
     training_of,
@@ -42,7 +43,7 @@ class LastingTrain(Protocol):
         *,
         start: Params,
         extras: Any = (),
-        weights: Array | None = None,
+        total: Total | None = None,
     ) -> tuple[Params, Any, Work]:
         """Run every slot's local steps.
 
@@ -52,10 +53,10 @@ class LastingTrain(Protocol):
           optimizers: States of all clients' optimizers, as `first_optimizers` makes them.
           start: Model that all slots start from, leaves `[...]`.
           extras: As in `fedjax_sim.clients.Train`.
-          weights: As in `fedjax_sim.clients.Train`.
+          total: As in `fedjax_sim.clients.Train`.
 
         Returns:
-          The models reached, leaves `[S, ...]`, or their sum, leaves `[...]`; the states of all
+          The models reached, leaves `[S, ...]`, or the sum, leaves `[...]`; the states of all
           clients' optimizers after the steps; and the gradient evaluations spent. The model of an
           empty slot is its start.
         """
@@ -107,17 +108,15 @@ def lasting_training(
         *,
         start: Params,
         extras: Any = (),
-        weights: Array | None = None,
+        total: Total | None = None,
     ) -> tuple[Params, Any, Work]:
         of_slot = partial(training, key)
         if hyper.optimizer_state == "fresh":
-            ends, work = local_steps(
-                plan, event, of_slot, start=start, extras=extras, weights=weights
-            )
+            ends, work = local_steps(plan, event, of_slot, start=start, extras=extras, total=total)
             return ends, (), work
         states = read_clients(optimizers, event.clients)
         ends, states, work = lasting_steps(
-            plan, event, of_slot, start=start, extras=extras, states=states, weights=weights
+            plan, event, of_slot, start=start, extras=extras, states=states, total=total
         )
         return ends, write_clients(optimizers, event.clients, states), work
 

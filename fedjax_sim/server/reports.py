@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import read_clients, write_clients
+from fedjax_sim.clients import Total, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import (
     Compression,
@@ -422,20 +422,24 @@ class Wire:
             )
         return jax.tree.map(jnp.add, starts, sent), sent
 
-    def weights(self, event: Event) -> Array | None:
-        """Return a round's weights if the server needs no more than the sum of the models.
+    def total(self, event: Event, *, of_progress: bool = False) -> Total | None:
+        """Say what training is to sum, if the server needs no client's own message.
 
-        Training that is given them makes that sum itself (`fedjax_sim.clients.Train`), for
-        `average`, so that the models of a round need not be in memory together.
+        Training that is given it makes that sum itself, for `average` or `progress`, so that the
+        models of a round need not be in memory together.
 
         Args:
           event: The round.
+          of_progress: Whether progress is wanted. It is also summed where a mean of models is not
+            enough: if clients start from another model than the server's, or weights do not sum to
+            1.
 
         Returns:
-          `f[S]`; None if the message of each client is looked at.
+          The sum to make; None if the message of each client is looked at.
         """
-        is_summed = self.is_plain and isinstance(self.compression, Identity)
-        return event.weight if is_summed else None
+        if self.is_private or not isinstance(self.compression, Identity):
+            return None
+        return Total(event.weight, of_progress or not self.is_plain)
 
     def average(
         self,
@@ -445,7 +449,7 @@ class Wire:
         server: Params,
         local: Params,
         *,
-        weights: Array | None = None,
+        total: Total | None = None,
     ) -> tuple[Params, Memo]:
         """Average the models that the clients of a round report, and publish the mean.
 
@@ -454,26 +458,32 @@ class Wire:
           event: The round.
           memo: What both sides remember.
           server: The server's model, leaves `[...]`.
-          local: Models that clients reached, leaves `[S, ...]`, or their sum, leaves `[...]`.
-          weights: What training was given; None if local has each client's model.
+          local: Models that clients reached, leaves `[S, ...]`, or the sum, leaves `[...]`.
+          total: What training was given; None if local has each client's model.
 
         Returns:
           The mean, leaves `[...]`, and what both sides remember. In an empty tick these are
           `server` and `memo`.
         """
-        if weights is not None:
-            return keep_if_empty(self.plan, event, local, server), memo
-        if self.is_plain:
+        if not self.is_plain:
+            progress, memo = self.progress(key, event, memo, server, local, total=total)
+            mean = jax.tree.map(jnp.add, server, progress)
+            return mean, self.publish(key, event, memo, mean)
+        if total is None:
             starts = replicate(server, event.clients.shape[0])
             reports, memo = self.receive(key, event, memo, starts, local)
-            mean = weighted_sum(event.weight, reports)
-            return keep_if_empty(self.plan, event, mean, server), memo
-        total, memo = self.progress(key, event, memo, server, local)
-        mean = jax.tree.map(jnp.add, server, total)
-        return mean, self.publish(key, event, memo, mean)
+            local = weighted_sum(event.weight, reports)
+        return keep_if_empty(self.plan, event, local, server), memo
 
     def progress(
-        self, key: Key, event: Event, memo: Memo, server: Params, local: Params
+        self,
+        key: Key,
+        event: Event,
+        memo: Memo,
+        server: Params,
+        local: Params,
+        *,
+        total: Total | None = None,
     ) -> tuple[Params, Memo]:
         """Sum the progress that the clients of a round report, with the round's weights.
 
@@ -482,12 +492,15 @@ class Wire:
           event: As in `average`.
           memo: As in `average`.
           server: As in `average`.
-          local: As in `average`.
+          local: As in `average`; a sum is of progress.
+          total: As in `average`.
 
         Returns:
           The sum, leaves `[...]`, with noise if that is set, and what both sides remember. In an
           empty tick these are 0 and `memo`.
         """
+        if total is not None:
+            return local, memo
         starts = replicate(self.start(memo, server), event.clients.shape[0])
         reports, memo = self.receive(key, event, memo, starts, local)
         updates = jax.tree.map(jnp.subtract, reports, starts)
@@ -497,18 +510,18 @@ class Wire:
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         bound = memo.bound if is_adaptive else self.hyper.bound
         clipped, is_short = clip_updates(updates, bound)
-        total = weighted_sum(event.weight, clipped)
+        exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.privacy.update_noise(cohort) * bound / cohort
         noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
-        noisy = jax.tree.map(jnp.add, total, gaussian_like(noise_key, total, deviation))
+        noisy = jax.tree.map(jnp.add, exact, gaussian_like(noise_key, exact, deviation))
         if is_adaptive:
             count_key = jax.random.fold_in(stream(key, "privacy count"), event.tick)
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
-            noisy, moved = keep_if_empty(self.plan, event, (noisy, moved), (total, bound))
+            noisy, moved = keep_if_empty(self.plan, event, (noisy, moved), (exact, bound))
             return noisy, memo._replace(bound=moved)
-        return keep_if_empty(self.plan, event, noisy, total), memo
+        return keep_if_empty(self.plan, event, noisy, exact), memo
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.

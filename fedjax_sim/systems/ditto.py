@@ -56,12 +56,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w^t
-        weights = wire.weights(event)
-        local, work = train(key, event, start=start, weights=weights)
+        total = wire.total(event)
+        local, work = train(key, event, start=start, total=total)
         own = read_clients(state.clients, event.clients)  # v_k
         target = replicate(start, event.clients.shape[0])
         own, more = personalise(key, event, starts=own, extras=(target,))
-        server, memo = wire.average(key, event, state.memo, state.server, local, weights=weights)
+        server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
         clients = write_clients(state.clients, event.clients, own)
         return RoundState(server, (), clients, memo), jax.tree.map(jnp.add, work, more)
 

@@ -42,9 +42,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w_t, as far as clients know it
-        weights = wire.weights(event)  # local is the models' sum then, where that is enough
-        local, optimizers, work = train(key, event, state.clients, start=start, weights=weights)
-        server, memo = wire.average(key, event, state.memo, state.server, local, weights=weights)
+        total = wire.total(event)  # local is a sum then, where that is enough
+        local, optimizers, work = train(key, event, state.clients, start=start, total=total)
+        server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
         return RoundState(server, clients=optimizers, memo=memo), work
 
     return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)

@@ -77,11 +77,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         return wire.first_step(problem.init(key))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-        local, work = train(key, event, start=wire.received(state))
         size = hyper.size(event.steps)
         scale = event.weight @ size / jnp.where(size > 0, size, 1)  # tau_eff / ||a_i||_1
         event = event._replace(weight=scale * event.weight)
-        progress, memo = wire.progress(key, event, state.memo, state.server, local)
+        total = wire.total(event, of_progress=True)
+        local, work = train(key, event, start=wire.received(state), total=total)
+        progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)
         return wire.step(key, event, state, memo, progress), work
 
     return Algorithm(init, step, lambda state: state.server, received=wire.received)

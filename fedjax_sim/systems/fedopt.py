@@ -72,8 +72,11 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
         return wire.first_step(problem.init(key))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-        local, work = train(key, event, start=wire.received(state))
-        progress, memo = wire.progress(key, event, state.memo, state.server, local)  # Delta_t
+        total = wire.total(event, of_progress=True)
+        local, work = train(key, event, start=wire.received(state), total=total)
+        progress, memo = wire.progress(  # Delta_t
+            key, event, state.memo, state.server, local, total=total
+        )
         return wire.step(key, event, state, memo, progress), work
 
     return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)

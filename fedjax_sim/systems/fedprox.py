@@ -44,10 +44,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # w^t
-        weights = wire.weights(event)
-        # The w_k^{t+1}, or their weighted sum where that is enough.
-        local, optimizers, work = train(key, event, state.clients, start=start, weights=weights)
-        server, memo = wire.average(key, event, state.memo, state.server, local, weights=weights)
+        total = wire.total(event)
+        # The w_k^{t+1}, or a weighted sum where that is enough.
+        local, optimizers, work = train(key, event, state.clients, start=start, total=total)
+        server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
         return RoundState(server, clients=optimizers, memo=memo), work
 
     return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)

@@ -25,10 +25,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import map_slots, replicate
+from fedjax_sim.batching import map_slots
 from fedjax_sim.clients import LocalTraining, batch_loss, local_training
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server import Reports, RoundState, Wire, weighted_sum
+from fedjax_sim.server import Reports, RoundState, Wire
 from fedjax_sim.server.reports import count_downlink, report_messages
 from fedjax_sim.settings import ConfigError, count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -69,11 +69,11 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         _, chosen = jax.lax.top_k(jnp.where(is_present, losses, -jnp.inf), hyper.num_chosen)
         # Fields of the tick as a whole have no axis of slots.
         event = jax.tree.map(lambda leaf: leaf[chosen] if leaf.ndim else leaf, event)
-        local, work = train(key, event, start=start)
-        starts = replicate(start, hyper.num_chosen)
-        reports, memo = wire.receive(key, event, state.memo, starts, local)
         weight = is_present[chosen] / jnp.maximum(is_present[chosen].sum(), 1)
-        progress = weighted_sum(weight, jax.tree.map(jnp.subtract, reports, starts))
+        event = event._replace(weight=weight)
+        total = wire.total(event, of_progress=True)
+        local, work = train(key, event, start=start, total=total)
+        progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)
         server = jax.tree.map(jnp.add, state.server, progress)  # + 0 if all slots are empty
         return RoundState(server, memo=wire.publish(key, event, memo, server)), work
 

@@ -19,6 +19,7 @@ from scipy import stats
 from fedjax_sim import Event, Plan
 from fedjax_sim.clients.gradient_steps import (
     LocalTraining,
+    Total,
     batch_gradient,
     local_training,
     shuffled_examples,
@@ -385,6 +386,48 @@ def test_one_start_is_the_same_start_in_every_slot(regression: Callable) -> None
         Plan(slots_at_once=4), problem, hyper, KEY, jnp.stack([model] * 4), event
     )
     chex.assert_trees_all_equal((with_one, work), (with_copies, same_work))
+
+
+@struct.dataclass
+class Matrix:
+    """Least squares with a matrix of parameters, whose first row no example touches."""
+
+    counts: jax.Array
+    inputs: jax.Array
+
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        return jnp.mean((self.inputs[client, examples] @ params - 1) ** 2)
+
+
+SUMMED = {
+    "one after another": Plan(),
+    "in blocks": Plan(slots_at_once=3),
+    "together": Plan(slots_at_once=4),
+    "turned": Plan(slots_at_once=2, narrow=2),
+    "in turned rows": Plan(most_steps=5, packed_rows=2, lane_rows=2, narrow=2),
+}
+
+
+@pytest.mark.parametrize("of_progress", [False, True])
+@pytest.mark.parametrize("name", SUMMED)
+def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:
+    """It is that of single models, and exactly 0 where no model has moved, if it is of progress."""
+    inputs = np.random.default_rng(2).normal(size=(7, 6, 3)).astype("float32")
+    inputs[..., 0] = 0
+    problem = Matrix(jnp.full(7, 6, "int32"), jnp.asarray(inputs))
+    event, start = event_of(CLIENTS, STEPS, OFFSET), jnp.asarray(STARTS[:3, :2])
+    weights, hyper = jnp.array([0.5, 2.0, 0.3, 0.25]), LocalTraining(lr=0.1, batch_size=2)
+    train = local_training(problem, hyper, SUMMED[name])
+    total, work = jax.jit(
+        lambda: train(KEY, event, start=start, total=Total(weights, of_progress))
+    )()
+    models, same_work = jax.jit(lambda: train(KEY, event, start=start))()
+    each = models - start[None] if of_progress else models
+    np.testing.assert_allclose(total, np.einsum("s,sij->ij", weights, each), rtol=2e-6)
+    assert np.all((total[0] == 0) == of_progress)
+    chex.assert_trees_all_equal(work, same_work)
 
 
 def test_every_slots_gradient_gets_its_extras(regression: Callable) -> None:

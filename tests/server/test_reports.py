@@ -361,40 +361,54 @@ def test_estimates_stay_in_place() -> None:
 # Sums that training makes itself
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto"])
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_summed_models_have_the_mean_of_all_models(
-    name: str, slots: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same run with the models of a round stacked, with empty slots and rounds.
+def momentum(lr: Any) -> optax.GradientTransformation:
+    return optax.sgd(lr, momentum=0.5)
 
-    FedAvg and FedProx keep their clients' momentum.
-    """
+
+KEPT: dict[str, Any] = {"optimizer": momentum, "optimizer_state": "kept"}
+SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "models, one after another": ("fedavg", KEPT, 1),
+    "models in blocks": ("fedavg", KEPT, 2),
+    "models together": ("fedprox", KEPT, 3),
+    "models beside personal ones": ("ditto", {}, 1),
+    "progress where weights do not sum to 1": ("fedavg", {"selection": "poisson"}, 1),
+    "progress from another model than the server's": (
+        "fedavg",
+        {"downlink": parse_compressor("sign"), "drop_rate": 0.2},
+        1,
+    ),
+    "progress for an optimizer": ("fedadam", {}, 1),
+    "progress by its length": ("fednova", {}, 2),
+    "progress of those chosen": ("powerofchoice", {"num_chosen": 2}, 1),
+}
+
+
+@pytest.mark.parametrize("case", SUMMED)
+def test_sums_that_training_makes_are_those_of_all_models(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run with the models of a round stacked, with empty slots and rounds."""
+    name, options, slots = SUMMED[case]
     system = fedjax_sim.SYSTEMS[name]
     centers = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
     problem = Quadratic.of(centers, noise=0.1)
-    options: Any = {} if name == "ditto" else {"optimizer": momentum, "optimizer_state": "kept"}
-    hyper = system.Hyper(
-        num_clients=5,
-        num_selected=3,
-        local_steps=3,
-        batch_size=1,
-        lr=0.1,
-        drop_rate=0.6,
-        **options,
-    )
+    given = {"num_clients": 5, "num_selected": 3, "local_steps": 3, "batch_size": 1, "lr": 0.1}
+    hyper = system.Hyper(**(given | {"drop_rate": 0.6} | options))
 
     def run() -> fedjax_sim.Run:
         layout = Layout(slots_at_once=slots, lanes_at_once=False)
         return fedjax_sim.simulate(system, problem, hyper, num_ticks=30, num_evals=3, layout=layout)
 
-    summed = run()
-    monkeypatch.setattr(Wire, "weights", lambda self, event: None)
+    asked = []
+    with monkeypatch.context() as patch:
+        total = Wire.total
+        patch.setattr(
+            Wire, "total", lambda *given, **more: asked.append(total(*given, **more)) or asked[-1]
+        )
+        summed = run()
+    assert asked and all(each.of_progress == ("progress" in case) for each in asked)
+    monkeypatch.setattr(Wire, "total", lambda *_, **__: None)
     jax.clear_caches()
     stacked = run()
     assert summed.curves.needed.max() > 0 and float(np.ptp(summed.models)) > 0.1
     np.testing.assert_allclose(summed.models, stacked.models, rtol=1e-5, atol=1e-6)
-
-
-def momentum(lr: Any) -> optax.GradientTransformation:
-    return optax.sgd(lr, momentum=0.5)
