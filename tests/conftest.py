@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "error",
         "ignore:.*:DeprecationWarning:"
-        "(tensorflow_datasets|etils|google|h5netcdf|matplotlib|xarray).*",
+        "(tensorflow_datasets|etils|google|h5netcdf|haiku|matplotlib|xarray).*",
         "ignore::pytest.PytestUnraisableExceptionWarning",
         # Tiny problems often end at chance.
         "ignore::fedjax_sim.engine.bad_lanes.LaneWarning",

@@ -330,7 +330,7 @@ def test_memory_of_resnet18_is_bounded() -> None:
         )
 
     library = held(lax.conv_general_dilated)
-    assert held(convolution.auto) < 1.4 * library
+    assert held(convolution.auto) < 1.5 * library
     assert held(convolution.patches) < min(1.2 * library, 130 * 2**20)
 
 
