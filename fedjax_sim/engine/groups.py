@@ -31,6 +31,7 @@ from fedjax_sim.engine.lanes import (
 from fedjax_sim.engine.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, Placement, choose
+from fedjax_sim.engine.problem_checks import check_model
 from fedjax_sim.engine.processes import is_first
 from fedjax_sim.engine.replay import Curves, Program, Replay
 from fedjax_sim.engine.schedule import (
@@ -180,6 +181,7 @@ def plan_group(
     seeds = np.array([lane.seed for lane in group], "int32")
     lanes = Lanes(seeds, row.astype("int32"), stack_settings(hypers), stack_problems(problems))
     model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
+    check_model(model)
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)

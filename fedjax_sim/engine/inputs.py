@@ -12,6 +12,7 @@ from fedjax_sim.engine.curves import Grid
 from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, check_layout, check_precision
+from fedjax_sim.engine.problem_checks import check_problem
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System
@@ -40,8 +41,7 @@ def list_lanes(
     hypers = [dataclasses.replace(hyper, **point) for point in points]
     for each in hypers:
         check(each)
-    problems = _problems_of(problem, seeds)
-    _check_kind(system, problems)
+    problems = _problems_of(system, problem, seeds)
     _check_clients(hypers, problems)
     _check_models(problems)
     completed = _completed(system, hypers, problems)
@@ -52,23 +52,19 @@ def list_lanes(
     ]
 
 
-def _problems_of(problem: Any, seeds: list[int]) -> list[AnyProblem]:
-    """Return one problem per seed."""
-    if isinstance(problem, AnyProblem):
-        return [problem] * len(seeds)
-    if callable(problem):
-        return [problem(seed) for seed in seeds]
-    if len(problem) != len(seeds):
-        raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
-    return list(problem)
-
-
-def _check_kind(system: System, problems: list[AnyProblem]) -> None:
-    kind = system.fit.learns
-    for problem in _distinct(problems):
-        if not isinstance(problem, kind):
-            allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
-            raise ConfigError("problem", type(problem).__name__, allowed)
+def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProblem]:
+    """Return one problem per seed, and check them."""
+    problems = [problem] * len(seeds)
+    is_one = isinstance(problem, (system.fit.learns, str))
+    if callable(problem) and not is_one:
+        problems = [problem(seed) for seed in seeds]
+    elif isinstance(problem, Sequence) and not is_one:
+        if len(problem) != len(seeds):
+            raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
+        problems = list(problem)
+    for each in _distinct(problems):
+        check_problem(system, each)
+    return problems
 
 
 def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:

@@ -28,6 +28,7 @@ from fedjax_sim.engine.held_models import HeldVersions, client_variance, first_s
 from fedjax_sim.engine.lanes import Lanes
 from fedjax_sim.engine.metric_names import check_metrics, scalars_of
 from fedjax_sim.engine.placement import Placement
+from fedjax_sim.engine.problem_checks import read_metrics
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
 from fedjax_sim.engine.step_results import check_step
 from fedjax_sim.streams import stream
@@ -501,7 +502,7 @@ def _observe(
 ) -> tuple[dict[str, Array], Any]:
     """Compute an evaluation's metrics; also return the model if models are kept, else None."""
     model = algorithm.model(carry.state)
-    metrics = {**problem.evaluate(model), **algorithm.metrics(carry.state)}
+    metrics = {**read_metrics(problem.evaluate(model)), **algorithm.metrics(carry.state)}
     if holders is not None:
         models = carry.versions
         if algorithm.client_models is not None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.engine.problem_checks import check_loss
 from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Params
 
@@ -53,13 +54,14 @@ def measure_step(
 
 @functools.lru_cache(maxsize=256)
 def _products_of_loss(structure: TypedStructure, leaves: tuple, num_examples: int) -> float:
-    """Count the operations of products in the loss; traced once for problems of equal shapes."""
+    """Check the loss and count its products' operations, once for problems of equal shapes."""
     problem, model = structure.unflatten(leaves)
     client = jax.ShapeDtypeStruct((), jnp.int32)
     examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
     program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(
         problem, model, client, examples
     )
+    check_loss(program.out_avals)
     return _count_products(program.jaxpr)
 
 

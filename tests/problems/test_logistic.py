@@ -199,8 +199,8 @@ def test_the_posterior_of_a_logistic_regression(uneven: Logistic, reference: Ref
     The excess, at most 0.03 of a variance, is known and subtracted. Skewness adds at most a quarter
     of the errors.
 
-    A temperature of 1.15 is detected in the coefficients, and also in the temperature estimated from
-    all directions together, whose error is 0.004.
+    A temperature of 1.15 is detected in the coefficients, and also in the temperature estimated
+    from all directions together, whose error is 0.004.
     """
     assert (np.abs(reference.moments.mixing.rhat - 1) < 0.005).all()
     precision = np.linalg.inv(reference.law.covariance)
