@@ -40,6 +40,15 @@ def test_rates_that_are_behind_are_stopped(scope: Any) -> None:
     assert np.isfinite(curves.loss).all()
 
 
+@example("own_problem")
+def test_components_explain_what_the_best_ones_explain(scope: Any) -> None:
+    """The ten best ones come from a singular value decomposition of all images."""
+    squares = np.linalg.svd(scope["images"].reshape(1400, 64), compute_uv=False) ** 2
+    best = squares[:10].sum() / squares.sum()
+    explained = scope["run"].curves.explained
+    assert explained[0] < 0.3 and best - 0.01 < explained[-1] < best + 1e-6
+
+
 @example("logs_read_back")
 def test_logs_have_what_the_run_returned(scope: Any) -> None:
     accuracy = scope["run"].curves.accuracy.sel(lr=0.3, seed=0)
