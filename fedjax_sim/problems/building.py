@@ -19,7 +19,7 @@ from fedjax_sim.problems.client_data import (
     pad_partitions,
 )
 from fedjax_sim.problems.examples import Examples, owners_of_tests, read_arrays, read_owners
-from fedjax_sim.problems.losses import Metric, PerExample
+from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Model, Params
@@ -127,7 +127,7 @@ def supervised(
       ConfigError: If an argument is not allowed, if the data are not of one length, or if the
         network, the loss or a metric does not take the data or has a result of the wrong shape.
     """
-    _check_options(model, prior_precision, test_block)
+    _check_options(model, metrics, prior_precision, test_block)
     if isinstance(data, Examples):
         clients = data.clients if clients is None and split is None else clients
         data = (data.inputs, data.targets)
@@ -164,7 +164,7 @@ def supervised(
         test_block=test_block,
     )
     made = assign_examples(with_start(problem, start, frozen), partitions, owned)
-    _check_mask(problem)
+    _check_targets(problem)
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])
     return made if isinstance(split, list) else made[0]
@@ -215,17 +215,45 @@ def assign_examples(
     ]
 
 
-def _check_mask(problem: Supervised) -> None:
-    """Check that every example has an entry that counts, because a mini-batch may be of one."""
-    mask_of = problem.mask_of
-    if mask_of is None:
-        return
+def _check_targets(problem: Supervised) -> None:
+    """Check that masks leave an entry of every example, because a mini-batch may be of one.
+
+    Also check that there are no other classes than those of the network.
+    """
+    mask_of, has_classes = problem.mask_of, problem.loss_of is cross_entropy
     for name, data in (("data", problem.data), ("test", problem.test_data)):
-        mask = np.asarray(mask_of(problem.prepare(data)[1]))
-        empty = np.flatnonzero(~mask.reshape(len(mask), -1).any(axis=1))
-        if len(empty):
-            allowed = "true of at least one of its entries"
-            raise ConfigError(f"mask of example {empty[0]} of {name}", False, allowed)
+        if mask_of is None and not has_classes:
+            return
+        # What is only needed for inputs is not computed.
+        targets = jax.jit(lambda data: problem.prepare(data)[1])(data)
+        if mask_of is not None:
+            mask = np.asarray(mask_of(targets))
+            empty = np.flatnonzero(~mask.reshape(len(mask), -1).any(axis=1))
+            if len(empty):
+                allowed = "true of at least one of its entries"
+                raise ConfigError(f"mask of example {empty[0]} of {name}", False, allowed)
+        if has_classes:
+            classes = np.asarray(targets)
+            check_classes(problem, name, classes if mask_of is None else classes[mask])
+
+
+def check_classes(problem: Supervised, name: str, classes: np.ndarray) -> None:
+    """Check that a network has an output for every class. Examples of others would have no loss.
+
+    Args:
+      problem: A problem whose shapes have been checked.
+      name: What the classes are called.
+      classes: Whole numbers.
+
+    Raises:
+      ConfigError: If a class is none of the network's.
+    """
+    num, least, most = check_shapes(problem)[-1], int(classes.min()), int(classes.max())
+    if least < 0:
+        raise ConfigError(f"smallest class in {name}", least, "at least 0")
+    if most >= num:
+        allowed = f"at most {num - 1}, as the network has {num} outputs"
+        raise ConfigError(f"largest class in {name}", most, allowed)
 
 
 def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
@@ -273,13 +301,17 @@ def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
     return problem.replace(start=part(False), frozen=part(True) if frozen is not None else None)
 
 
-def _check_options(model: Any, prior_precision: float | None, test_block: int) -> None:
+def _check_options(
+    model: Any, metrics: Any, prior_precision: float | None, test_block: int
+) -> None:
     """Check what needs no data."""
     if not (hasattr(model, "init") and hasattr(model, "apply")) or isinstance(model, type):
         allowed = "an object with init and apply; see fedjax_sim.models.from_nnx and others"
         raise ConfigError("model", getattr(model, "__name__", type(model).__name__), allowed)
     if not isinstance(model, Hashable):
         raise ConfigError("model", type(model).__name__, "hashable")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ConfigError("metrics", type(metrics).__name__, "a mapping from names to functions")
     if prior_precision is not None and not (np.isfinite(prior_precision) and prior_precision >= 0):
         raise ConfigError("prior_precision", prior_precision, "None, or a finite number from 0")
     if isinstance(test_block, bool) or not isinstance(test_block, int) or test_block < 1:

@@ -16,7 +16,7 @@ from flax import struct
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.augmentation import Augmentation
-from fedjax_sim.problems.building import assign_examples, with_start
+from fedjax_sim.problems.building import assign_examples, check_classes, with_start
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised
 from fedjax_sim.settings import ConfigError
@@ -251,7 +251,10 @@ def make_classifications(
         per_client=per_client,
     )
     tests = None if test_partition is None else [test_partition]
-    return assign_examples(with_start(problem, start, frozen), partitions, tests)
+    made = assign_examples(with_start(problem, start, frozen), partitions, tests)
+    for name in ("train_labels", "test_labels"):
+        check_classes(problem, name, np.asarray(getattr(dataset, name)))
+    return made
 
 
 def _labels(labels: np.ndarray) -> Array:

@@ -28,9 +28,13 @@ def check_partition(partition: Partition, num_examples: int) -> None:
       num_examples: Number of examples that the positions refer to.
 
     Raises:
-      ConfigError: If a client has no example or more than M, or a position is out of range.
+      ConfigError: If it is no partition, a client has no example or more than M, or a position is
+        out of range.
       AssertionError: If the shapes are wrong.
     """
+    if not isinstance(partition, Partition):
+        allowed = "a Partition, as the functions of fedjax_sim.partition return it"
+        raise ConfigError("partition", type(partition).__name__, allowed)
     counts, index = np.asarray(partition.counts), np.asarray(partition.index)
     chex.assert_rank(index, 2)
     chex.assert_shape(counts, (len(index),))

@@ -100,6 +100,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Own(jnp.full((5, 1), 4), OWN.inputs),
         r"counts is 'int32\[5, 1\]', but must be an array i32\[N\]",
     ),
+    "a client without examples": (
+        lambda: Own(OWN.counts.at[2].set(0), OWN.inputs),
+        "counts is 0, but must be at least 1, for every client",
+    ),
     "loss without a key": (
         lambda: changed(loss=lambda self, params, client, examples: params.sum()),
         r"signature of loss of Other is '\(params, client, examples\)', but must be a method that "

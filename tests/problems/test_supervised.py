@@ -242,6 +242,7 @@ def test_dataframes() -> None:
 
 
 CLASSES = (INPUTS, np.arange(10) % 3)
+LATE = np.arange(10) % 5
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"loss": lambda o, t: (o - t[None]) ** 2},
@@ -262,6 +263,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"loss": problems.cross_entropy, "model": ONE_HOT},
         "dtype of the targets is 'float32', but m",
     ),
+    (
+        {"loss": problems.cross_entropy, "model": ONE_HOT, "data": (INPUTS, np.arange(10) % 7)},
+        "largest class in data is 6, but must be at most 2, as the network has 3 outputs",
+    ),
+    (
+        {"loss": problems.cross_entropy, "model": ONE_HOT, "data": (INPUTS, np.arange(10) % 3 - 1)},
+        "smallest class in data is -1, but must be at least 0",
+    ),
+    (
+        {"loss": problems.cross_entropy, "model": ONE_HOT, "data": CLASSES, "test": (INPUTS, LATE)},
+        "largest class in test is 4, but",
+    ),
+    ({"metrics": [problems.is_right]}, "metrics is 'list', but must be a mapping from names to"),
+    ({"clients": None, "split": [np.arange(5)]}, "partition is 'ndarray', but must be a Partition"),
     (
         {"loss": problems.cross_entropy, "data": (INPUTS, TARGETS[:9])},
         "examples in the arrays of d",
@@ -326,6 +341,15 @@ def test_float_labels_of_images_are_refused() -> None:
     data = datasets.Dataset(images, labels, images, labels, 2, "floats")
     split = Partition(np.arange(4).reshape(2, 2), np.array([2, 2]))
     with pytest.raises(ConfigError, match="dtype of train_labels is 'float64', but must be an int"):
+        problems.make_classification(fedjax_sim.models.MLP((), 2), data, split)
+
+
+def test_a_network_without_an_output_for_each_class_is_refused() -> None:
+    """The examples of further classes would have no loss."""
+    images, labels = np.zeros((4, 2, 2, 1), np.uint8), np.array([0, 1, 2, 0])
+    data = datasets.Dataset(images, labels, images, labels, 3, "three")
+    split = Partition(np.arange(4).reshape(2, 2), np.array([2, 2]))
+    with pytest.raises(ConfigError, match="largest class in train_labels is 2, but must be at mo"):
         problems.make_classification(fedjax_sim.models.MLP((), 2), data, split)
 
 
