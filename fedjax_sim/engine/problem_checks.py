@@ -50,7 +50,7 @@ def check_problem(system: System, problem: Any) -> None:
     counts = problem.counts
     if np.ndim(counts) != 1 or not jnp.issubdtype(getattr(counts, "dtype", object), np.integer):
         raise ConfigError("counts", _form(counts), "an array i32[N], the examples of each client")
-    if (least := int(np.min(counts, initial=1))) < 1:
+    if (least := int(np.asarray(counts).min(initial=1))) < 1:
         raise ConfigError("counts", least, "at least 1, for every client")
 
 
