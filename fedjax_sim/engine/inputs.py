@@ -20,6 +20,9 @@ from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System
 
 def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
     """List seeds and the values of settings."""
+    if settings is not None and not isinstance(settings, Mapping):
+        allowed = "a mapping from names of settings to lists of values"
+        raise ConfigError("settings", type(settings).__name__, allowed)
     numbers = range(seeds) if isinstance(seeds, (int, np.integer)) else seeds
     values = {name: _listed(f"values of {name}", each) for name, each in (settings or {}).items()}
     return Grid(values, _listed("seeds", numbers))
@@ -32,9 +35,11 @@ def list_lanes(
     seeds, settings = list(grid.seeds), grid.settings
     _check_run(system, seeds, settings, options)
     hyper = system.Hyper() if hyper is None else hyper
-    if not all(hasattr(hyper, field.name) for field in dataclasses.fields(system.Hyper)):
+    names = [field.name for field in dataclasses.fields(system.Hyper)]
+    if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
+        kind = hyper if isinstance(hyper, type) else type(hyper)
         allowed = f"settings of {system.name}, an instance of its Hyper"
-        raise ConfigError("hyper", type(hyper).__module__ + "." + type(hyper).__name__, allowed)
+        raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
     points = [
         dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
     ]

@@ -48,6 +48,10 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
             {"num_ticks": 2, "settings": {"learning_rate": [1.0]}},
             "setting name is 'learning_rate', but must be one of batch_size",
         ),
+        (
+            {"num_ticks": 2, "settings": [("lr", [0.1])]},
+            "settings is 'list', but must be a mapping",
+        ),
         ({"num_ticks": 2, "settings": {"lr": [0.1, 0.1]}}, "values of lr"),
         ({"num_ticks": 2, "settings": {"lr": []}}, "values of lr"),
         (
@@ -91,6 +95,13 @@ def test_a_misspelt_option_is_refused(
         with pytest.raises(TypeError, match="unexpected keyword argument 'chunks'"):
             run(FEDAVG, problem, hyper, **options)
     assert compiled == []
+
+
+def test_settings_are_an_instance(regression: Callable) -> None:
+    """Not the class, nor a mapping, nor settings of another kind."""
+    for hyper, name in ((FEDAVG.Hyper, "fedavg.Hyper"), ({"lr": 1.0}, "dict")):
+        with pytest.raises(ConfigError, match=f"hyper is '.*{name}', but must be settings of fed"):
+            fedjax_sim.simulate(FEDAVG, regression(), hyper, num_ticks=2)  # type: ignore[arg-type]
 
 
 def test_simulate_takes_no_lists(regression: Callable, small: Callable) -> None:
