@@ -50,7 +50,7 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
         ),
         (
             {"num_ticks": 2, "settings": [("lr", [0.1])]},
-            "settings is 'list', but must be a mapping",
+            "settings is 'list', but must be a mapp",
         ),
         ({"num_ticks": 2, "settings": {"lr": [0.1, 0.1]}}, "values of lr"),
         ({"num_ticks": 2, "settings": {"lr": []}}, "values of lr"),
