@@ -21,6 +21,7 @@ from fedjax_sim.engine.memory import (
     free_on_host,
     is_out_of_memory,
 )
+from fedjax_sim.engine.timeline_checks import INTEGERS, check_form, check_values
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
@@ -258,19 +259,19 @@ def draw_timelines(
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
     # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
     bits = 1 if len(seeds) * num_ticks * slots <= QUICKLY_COMPILED // 4 else 4
-    drawn, size = _round_up(num_ticks, bits), len(seeds)
+    rounded, size = _round_up(num_ticks, bits), len(seeds)
     if bits == 1:
         size = _round_up(size, 1)
         of_tick = max(slots, getattr(hypers[0], "num_clients", 0) // CLIENTS_AS_A_SLOT)
-        while drawn < LEAST[1] and 2 * size * drawn * of_tick <= QUICKLY_COMPILED // 4:
-            drawn *= 2
-        while size < LEAST[0] and 2 * size * drawn * of_tick <= QUICKLY_COMPILED // 4:
+        while rounded < LEAST[1] and 2 * size * rounded * of_tick <= QUICKLY_COMPILED // 4:
+            rounded *= 2
+        while size < LEAST[0] and 2 * size * rounded * of_tick <= QUICKLY_COMPILED // 4:
             size *= 2
-    of_one = BYTES_OF_A_SLOT * drawn * slots
+    of_one = BYTES_OF_A_SLOT * rounded * slots
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
-    is_small = size * drawn * slots <= QUICKLY_COMPILED
+    is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, drawn)
+        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, rounded)
         whole: list[np.ndarray] = []
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -281,7 +282,9 @@ def draw_timelines(
             ]
             whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
-    return Timeline(*whole)
+    drawn = Timeline(*whole)
+    check_values(drawn, system.messages.num_senders(hypers[0]) or hypers[0].num_clients)
+    return drawn
 
 
 def _round_up(number: int, bits: int) -> int:
@@ -338,8 +341,7 @@ def _draw(
         return timeline(key, hypers.of_lane(varying), num_ticks)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
-    integers = ("clients", "steps", "version", "holds")
-    return drawn._replace(**{name: getattr(drawn, name).astype("int32") for name in integers})
+    return drawn._replace(**{name: getattr(drawn, name).astype("int32") for name in INTEGERS})
 
 
 _draw_well = jax.jit(_draw, static_argnums=(0, 1))
@@ -383,6 +385,7 @@ def _trace(
             lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), 2),
             return_shape=True,
         )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
+    check_form(drawn, 2)
     program = closed.jaxpr
     # From the results backwards. An equation with a program inside reads all its inputs.
     needed = {id(var) for var in program.outvars}

@@ -1,0 +1,90 @@
+"""What a timeline must be, in particular that of a clock that a user wrote.
+
+Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import EMPTY, Timeline
+
+INTEGERS = ("clients", "steps", "version", "holds")
+"""Fields of a timeline that are whole numbers."""
+PIECE = 2**22
+"""Slots that are looked at together; so the check takes little memory."""
+
+
+def check_form(found: Any, num_ticks: int) -> None:
+    """Check what a timeline function returned when it was traced.
+
+    Args:
+      found: Shapes and dtypes of what it returned.
+      num_ticks: Ticks that it was asked for, T.
+
+    Raises:
+      ConfigError: If it is no `Timeline`, or a field has the wrong shape or dtype.
+    """
+    if not isinstance(found, Timeline):
+        raise ConfigError("result of timeline", type(found).__name__, "a fedjax_sim.Timeline")
+    slots = found.clients.shape[1] if found.clients.ndim == 2 else None
+    for name, leaf in found._asdict().items():
+        letter = "i" if name in INTEGERS else "f"
+        is_right = np.issubdtype(leaf.dtype, np.integer if name in INTEGERS else np.floating)
+        if not is_right or leaf.shape != ((num_ticks,) if name == "time" else (num_ticks, slots)):
+            allowed = f"{letter}[T{'' if name == 'time' else ', S'}] for T = {num_ticks} ticks"
+            if name != "time" and slots is not None:
+                allowed += f" of S = {slots} slots"
+            value = f"{leaf.dtype}{list(leaf.shape)}"
+            raise ConfigError(f"field {name} of the timeline", value, allowed)
+
+
+def check_values(timeline: Timeline, num_clients: int) -> None:
+    """Check that ticks follow each other, and that slots name what exists.
+
+    Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
+
+    Args:
+      timeline: Leaves `[D, T, ...]` on the host.
+      num_clients: Clients that slots can name.
+
+    Raises:
+      ConfigError: If times go back, a client does not exist, a number of steps is negative, a
+        version does not exist yet, or a weight is not finite.
+    """
+    if (goes_back := timeline.time[:, 1:] < timeline.time[:, :-1]).any():
+        row, tick = np.argwhere(goes_back)[0]
+        before, after = timeline.time[row, tick : tick + 2]
+        raise ConfigError(f"time of tick {tick + 1}", float(after), f"at least {before}")
+    num, num_ticks, slots = timeline.clients.shape
+    rows = max(1, PIECE // max(1, num_ticks * slots))
+    ticks = max(1, PIECE // max(1, rows * slots))
+    for row in range(0, num, rows):
+        for tick in range(0, num_ticks, ticks):
+            piece = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
+            _check_slots(Timeline(*piece), num_clients, tick)
+
+
+def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
+    """Check the slots of some ticks, of which `first` is the first one's number."""
+    ticks = first + np.arange(timeline.time.shape[1])[:, None]
+    is_known = np.isfinite(timeline.time)[..., None]
+    is_filled = is_known & (timeline.clients != EMPTY)
+    largest = np.finfo("float64").max
+    for name, least, most, matters in (
+        ("clients", EMPTY, num_clients - 1, is_known),
+        ("steps", 0, np.iinfo("int32").max, is_filled),
+        ("version", 0, ticks, is_filled),
+        ("holds", 0, ticks + 1, is_filled),
+        ("weight", -largest, largest, is_filled),
+    ):
+        values = getattr(timeline, name)
+        wrong = ~((least <= values) & (values <= most)) & matters
+        if wrong.any():
+            place = tuple(np.argwhere(wrong)[0])
+            allowed = f"from {least} to {np.broadcast_to(most, values.shape)[place]}"
+            if name == "weight":
+                allowed = "finite"
+            field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"
+            raise ConfigError(field, values[place].item(), allowed)

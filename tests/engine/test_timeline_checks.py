@@ -1,0 +1,142 @@
+"""A clock that a user wrote wrongly gets one sentence, before anything learns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Algorithm, Event, Plan, System, Timeline
+from fedjax_sim.engine import timeline_checks
+from fedjax_sim.engine.timeline_checks import check_values
+from fedjax_sim.problems import Quadratic
+from fedjax_sim.settings import ConfigError, count, real, struct
+from fedjax_sim.types import Work
+
+PROBLEM = Quadratic.of(np.ones((7, 2), "float32"), start=0.0)
+
+
+@struct
+class Hyper:
+    """Settings of visits."""
+
+    num_clients: int = count(7, "Number of clients.")
+    lr: float = real(0.1, "Learning rate.", above=0)
+
+
+def visits(key: jax.Array, hyper: Hyper, num_ticks: int) -> Timeline:
+    """Visit the clients in the order of their numbers, one per unit of time."""
+    tick = jnp.arange(num_ticks)
+    slots = tick[:, None].astype("int32")
+    one = jnp.ones_like(slots)
+    return Timeline(tick + 1.0, slots % 7, one, slots, one.astype(float), slots + 1)
+
+
+def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[jax.Array, Work]:
+    def step(key: jax.Array, model: jax.Array, event: Event) -> tuple[jax.Array, Work]:
+        return model + hyper.lr, Work(jnp.int32(1), jnp.int32(1))
+
+    return Algorithm(problem.init, step, model=lambda model: model)
+
+
+def run(timeline: Callable[..., Any]) -> fedjax_sim.Run:
+    return fedjax_sim.simulate(System("visits", Hyper, timeline, algorithm), PROBLEM, num_ticks=9)
+
+
+def changed(**fields: Callable[[Timeline], Any]) -> Callable[..., Timeline]:
+    """Change fields of the timeline."""
+
+    def timeline(key: jax.Array, hyper: Hyper, num_ticks: int) -> Timeline:
+        right = visits(key, hyper, num_ticks)
+        return right._replace(**{name: change(right) for name, change in fields.items()})
+
+    return timeline
+
+
+def silent(timeline: Timeline) -> Timeline:
+    """Empty the slot of the tick at time 3, and put nonsense there."""
+    there = (timeline.time == 3)[:, None]
+    fields = {name: jnp.where(there, -9, getattr(timeline, name)) for name in ("steps", "version")}
+    return timeline._replace(clients=jnp.where(there, -1, timeline.clients), **fields)
+
+
+def test_empty_slots_and_ticks_that_never_happen_may_hold_anything() -> None:
+    right = run(visits)
+    found = run(lambda *given: silent(visits(*given)))
+    np.testing.assert_array_equal(found.models, right.models)
+    leaves = visits(jax.random.key(0), Hyper(), 6)
+    timeline = Timeline(*(np.asarray(leaf)[None].copy() for leaf in silent(leaves)))
+    timeline.time[0, 3:] = np.inf, np.inf, np.nan
+    timeline.clients[0, 4] = 99
+    check_values(timeline, 7)
+    timeline.clients[0, 2] = 99
+    with pytest.raises(ConfigError, match="clients of tick 2 in slot 0 of the timeline is 99"):
+        check_values(timeline, 7)
+
+
+WRONG: dict[str, tuple[Callable[..., Any], str]] = {
+    "a mapping": (
+        lambda *given: visits(*given)._asdict(),
+        "result of timeline is 'dict', but must be a fedjax_sim.Timeline",
+    ),
+    "no time for each tick": (
+        changed(time=lambda t: t.time[:-1]),
+        r"time of the timeline is 'float64\[1\]', but must be f\[T\] for T = 2 ticks\.",
+    ),
+    "no slots": (
+        changed(clients=lambda t: t.clients[:, 0]),
+        r"clients of the timeline is 'int32\[2\]', but must be i\[T, S\] for T = 2 ticks\.",
+    ),
+    "other slots": (
+        changed(weight=lambda t: jnp.ones((2, 3))),
+        r"weight .* is 'float64\[2, 3\]', but must be f\[T, S\] for T = 2 ticks of S = 1 slots",
+    ),
+    "half steps": (
+        changed(steps=lambda t: t.steps * 0.5),
+        r"steps of the timeline is 'float64\[2, 1\]', but must be i\[T, S\]",
+    ),
+    "back in time": (
+        changed(time=lambda t: jnp.where(t.time == 5, 1.5, t.time)),
+        "time of tick 4 is 1.5, but must be at least 4.0",
+    ),
+    "a client too many": (
+        changed(clients=lambda t: t.clients + 1),
+        "clients of tick 6 in slot 0 of the timeline is 7, but must be from -1 to 6",
+    ),
+    "no client": (
+        changed(clients=lambda t: t.clients - 2),
+        "clients of tick 0 in slot 0 of the timeline is -2, but must be from -1 to 6",
+    ),
+    "steps back": (
+        changed(steps=lambda t: -t.steps),
+        "steps of tick 0 in slot 0 of the timeline is -1, but must be from 0",
+    ),
+    "a version to come": (
+        changed(version=lambda t: jnp.where(t.version == 4, 5, t.version)),
+        "version of tick 4 in slot 0 of the timeline is 5, but must be from 0 to 4",
+    ),
+    "a version that is held too soon": (
+        changed(holds=lambda t: t.holds + 1),
+        "holds of tick 0 in slot 0 of the timeline is 2, but must be from 0 to 1",
+    ),
+    "a weight that is no number": (
+        changed(weight=lambda t: t.weight * jnp.nan),
+        "weight of tick 0 in slot 0 of the timeline is nan, but must be finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("piece", [1, 2, 2**22])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_timeline_gets_one_sentence(
+    name: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of ticks are right however many are looked at together."""
+    monkeypatch.setattr(timeline_checks, "PIECE", piece)
+    timeline, sentence = WRONG[name]
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        run(timeline)
+    assert "\n" not in str(caught.value)
