@@ -283,7 +283,8 @@ def draw_timelines(
             whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
     drawn = Timeline(*whole)
-    check_values(drawn, system.messages.num_senders(hypers[0]) or hypers[0].num_clients)
+    num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
+    check_values(drawn, num_ticks, num_clients)
     return drawn
 
 
@@ -385,7 +386,7 @@ def _trace(
             lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), 2),
             return_shape=True,
         )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
-    check_form(drawn, 2)
+    check_form(drawn)
     program = closed.jaxpr
     # From the results backwards. An equation with a program inside reads all its inputs.
     needed = {id(var) for var in program.outvars}

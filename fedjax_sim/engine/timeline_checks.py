@@ -16,48 +16,54 @@ PIECE = 2**22
 """Slots that are looked at together; so the check takes little memory."""
 
 
-def check_form(found: Any, num_ticks: int) -> None:
+def check_form(found: Any) -> None:
     """Check what a timeline function returned when it was traced.
+
+    Whole numbers may be floats, as settings are while a timeline is traced.
 
     Args:
       found: Shapes and dtypes of what it returned.
-      num_ticks: Ticks that it was asked for, T.
 
     Raises:
       ConfigError: If it is no `Timeline`, or a field has the wrong shape or dtype.
     """
     if not isinstance(found, Timeline):
         raise ConfigError("result of timeline", type(found).__name__, "a fedjax_sim.Timeline")
-    slots = found.clients.shape[1] if found.clients.ndim == 2 else None
+    shape = found.clients.shape
     for name, leaf in found._asdict().items():
-        letter = "i" if name in INTEGERS else "f"
-        is_right = np.issubdtype(leaf.dtype, np.integer if name in INTEGERS else np.floating)
-        if not is_right or leaf.shape != ((num_ticks,) if name == "time" else (num_ticks, slots)):
-            allowed = f"{letter}[T{'' if name == 'time' else ', S'}] for T = {num_ticks} ticks"
-            if name != "time" and slots is not None:
-                allowed += f" of S = {slots} slots"
+        is_real = np.issubdtype(leaf.dtype, np.integer) or np.issubdtype(leaf.dtype, np.floating)
+        if len(shape) != 2 or leaf.shape != (shape[:1] if name == "time" else shape) or not is_real:
+            letter, dims = "i" if name in INTEGERS else "f", "T" if name == "time" else "T, S"
+            allowed = f"{letter}[{dims}] for T ticks of S slots"
+            if len(shape) == 2:
+                allowed += f", here T = {shape[0]} and S = {shape[1]} by clients"
             value = f"{leaf.dtype}{list(leaf.shape)}"
             raise ConfigError(f"field {name} of the timeline", value, allowed)
 
 
-def check_values(timeline: Timeline, num_clients: int) -> None:
-    """Check that ticks follow each other, and that slots name what exists.
+def check_values(timeline: Timeline, num_ticks: int, num_clients: int) -> None:
+    """Check that there are enough ticks in order, and that slots name what exists.
 
     Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
 
     Args:
       timeline: Leaves `[D, T, ...]` on the host.
+      num_ticks: Ticks that were asked for.
       num_clients: Clients that slots can name.
 
     Raises:
-      ConfigError: If times go back, a client does not exist, a number of steps is negative, a
-        version does not exist yet, or a weight is not finite.
+      ConfigError: If ticks are missing, times go back, a client does not exist, a number of steps
+        is negative, a version does not exist yet, or a weight is not finite.
     """
+    num, known, slots = timeline.clients.shape
+    if known < num_ticks:
+        raise ConfigError(
+            "number of ticks of the timeline", known, f"at least {num_ticks}, as asked"
+        )
     if (goes_back := timeline.time[:, 1:] < timeline.time[:, :-1]).any():
         row, tick = np.argwhere(goes_back)[0]
         before, after = timeline.time[row, tick : tick + 2]
         raise ConfigError(f"time of tick {tick + 1}", float(after), f"at least {before}")
-    num, num_ticks, slots = timeline.clients.shape
     rows = max(1, PIECE // max(1, num_ticks * slots))
     ticks = max(1, PIECE // max(1, rows * slots))
     for row in range(0, num, rows):

@@ -63,6 +63,11 @@ def silent(timeline: Timeline) -> Timeline:
     return timeline._replace(clients=jnp.where(there, -1, timeline.clients), **fields)
 
 
+def test_a_known_timeline_may_have_more_ticks_than_are_asked_for() -> None:
+    found = run(lambda key, hyper, num_ticks: visits(key, hyper, 20))
+    np.testing.assert_array_equal(found.models, run(visits).models)
+
+
 def test_empty_slots_and_ticks_that_never_happen_may_hold_anything() -> None:
     right = run(visits)
     found = run(lambda *given: silent(visits(*given)))
@@ -71,10 +76,10 @@ def test_empty_slots_and_ticks_that_never_happen_may_hold_anything() -> None:
     timeline = Timeline(*(np.asarray(leaf)[None].copy() for leaf in silent(leaves)))
     timeline.time[0, 3:] = np.inf, np.inf, np.nan
     timeline.clients[0, 4] = 99
-    check_values(timeline, 7)
+    check_values(timeline, 6, 7)
     timeline.clients[0, 2] = 99
     with pytest.raises(ConfigError, match="clients of tick 2 in slot 0 of the timeline is 99"):
-        check_values(timeline, 7)
+        check_values(timeline, 6, 7)
 
 
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
@@ -84,19 +89,23 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "no time for each tick": (
         changed(time=lambda t: t.time[:-1]),
-        r"time of the timeline is 'float64\[1\]', but must be f\[T\] for T = 2 ticks\.",
+        r"time of the timeline is 'float64\[1\]', but must be f\[T\] for T ticks of S slots, here",
     ),
     "no slots": (
         changed(clients=lambda t: t.clients[:, 0]),
-        r"clients of the timeline is 'int32\[2\]', but must be i\[T, S\] for T = 2 ticks\.",
+        r"time of the timeline is 'float64\[2\]', but must be f\[T\] for T ticks of S slots\.",
     ),
     "other slots": (
         changed(weight=lambda t: jnp.ones((2, 3))),
-        r"weight .* is 'float64\[2, 3\]', but must be f\[T, S\] for T = 2 ticks of S = 1 slots",
+        r"weight .* is 'float64\[2, 3\]', but must be f\[T, S\] .*, here T = 2 and S = 1 by cl",
     ),
-    "half steps": (
-        changed(steps=lambda t: t.steps * 0.5),
-        r"steps of the timeline is 'float64\[2, 1\]', but must be i\[T, S\]",
+    "a weight that is true": (
+        changed(weight=lambda t: t.weight > 0),
+        r"weight of the timeline is 'bool\[2, 1\]', but must be f\[T, S\]",
+    ),
+    "too few ticks": (
+        lambda key, hyper, num_ticks: visits(key, hyper, 5),
+        "number of ticks of the timeline is 5, but must be at least 9, as asked",
     ),
     "back in time": (
         changed(time=lambda t: jnp.where(t.time == 5, 1.5, t.time)),
