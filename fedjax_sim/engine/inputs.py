@@ -40,6 +40,9 @@ def list_lanes(
         kind = hyper if isinstance(hyper, type) else type(hyper)
         allowed = f"settings of {system.name}, an instance of its Hyper"
         raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
+    if "num_clients" not in names:
+        allowed = "those of a system, with num_clients among them"
+        raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
     points = [
         dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
     ]

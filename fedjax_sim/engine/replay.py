@@ -30,7 +30,7 @@ from fedjax_sim.engine.metric_names import check_metrics, scalars_of
 from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.problem_checks import read_metrics
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
-from fedjax_sim.engine.step_results import check_step
+from fedjax_sim.engine.step_results import check_algorithm, check_step
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.types import Algorithm, Array, Key, Params, Plan, Problem, System
@@ -539,6 +539,7 @@ def _over_lanes(
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
             algorithm = program.system.algorithm(problem, hyper, program.plan)
+            check_algorithm(algorithm)
             key = stream(jax.random.key(seed), "learning")
             return run(algorithm, problem, key, row, tables, *varying)
 

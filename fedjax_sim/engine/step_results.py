@@ -1,4 +1,4 @@
-"""What an algorithm's step must return, checked before anything is compiled."""
+"""What an algorithm and its step must return, checked before anything is compiled."""
 
 from typing import Any
 
@@ -6,6 +6,20 @@ import jax
 
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
+from fedjax_sim.types import Algorithm
+
+
+def check_algorithm(found: Any) -> None:
+    """Check what a system's `algorithm` returned.
+
+    Args:
+      found: What it returned.
+
+    Raises:
+      ConfigError: If it is no `Algorithm`.
+    """
+    if not isinstance(found, Algorithm):
+        raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
 
 
 def check_step(state: Any, result: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import SYSTEMS
 from fedjax_sim.engine.step_results import check_step
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, real, struct
 from fedjax_sim.types import Work
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -53,3 +53,21 @@ def test_a_wrong_result_is_refused(
 def test_numbers_without_a_definite_type_become_what_the_step_returns() -> None:
     """A state that begins with a number of Python may go on in any type, as in a scan."""
     check_step({"sum": 0}, ({"sum": jnp.float32(1.5)}, Work(jnp.int32(1), jnp.int32(1))))
+
+
+def test_an_algorithm_that_is_none_is_refused(
+    regression: Callable[..., Any], small: Callable[..., Any]
+) -> None:
+    system = SYSTEMS["fedavg"]._replace(algorithm=lambda problem, hyper, plan: None)
+    with pytest.raises(ConfigError, match="result of algorithm is 'NoneType', but must be a fedj"):
+        fedjax_sim.simulate(system, regression(), small(system), num_ticks=2)
+
+
+def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any]) -> None:
+    @struct
+    class Hyper:
+        lr: float = real(0.1, "Learning rate.")
+
+    system = SYSTEMS["fedavg"]._replace(name="mine", Hyper=Hyper)
+    with pytest.raises(ConfigError, match="settings of mine is 'lr', but must be those of"):
+        fedjax_sim.simulate(system, regression(), Hyper(), num_ticks=2)
