@@ -54,6 +54,20 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     assert all(len(parts) == 2 and parts[0] not in pinned for parts in others)
 
 
+def test_the_oldest_and_the_newest_versions_are_tested() -> None:
+    """On the oldest and the newest Python that the classifiers name."""
+    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    jobs = re.findall(r'python: "([\d.]+)", command: (.*)\}', text)
+    versions = [each.rsplit(" ", 1)[1] for each in PROJECT["classifiers"] if "Python :: 3." in each]
+    versions.sort(key=lambda version: [int(part) for part in version.split(".")])
+    assert [python for python, _ in jobs] == [versions[0], versions[0], versions[-1]]
+    assert [command for _, command in jobs] == [
+        "./scripts/test",
+        "./scripts/test --oldest",
+        "VENV=.venv-newest CONSTRAINTS=/dev/null ./scripts/test",
+    ]
+
+
 def test_the_index_page_has_the_sentences_of_the_readme() -> None:
     """It has no relative links, which lead nowhere there, and no picture."""
     first = (ROOT / "README.md").read_text().split("\n\n")[1]
