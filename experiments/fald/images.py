@@ -12,9 +12,8 @@ out for this purpose alone, from runs of one seed with as many rounds; final run
 images. Warm-up drops samples: runs with and without it are the same runs if they have the same step
 size.
 
-A local step takes 0.25 ms of a core if run alone, and 0.1 ms among nine step sizes, which share
-mini-batches and noise. A data set takes about 3 core-hours, and `--reduced` (300 rounds, 100 of
-warm-up, four step sizes, two seeds) 20 core-minutes.
+A data set takes about 1.7 core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step sizes,
+two seeds) 10 core-minutes.
 
 Dimension letters: `K` numbers of local steps.
 """
