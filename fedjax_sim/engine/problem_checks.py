@@ -25,7 +25,7 @@ def check_problem(system: System, problem: Any) -> None:
 
     Raises:
       ConfigError: If it lacks a field or method, a method takes other arguments, it is no pytree of
-        arrays, or its counts are no whole numbers of clients.
+        arrays, or `counts` is not a whole number from 1 for each client.
     """
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__

@@ -370,7 +370,7 @@ SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
     "models, one after another": ("fedavg", KEPT, 1),
     "models in blocks": ("fedavg", KEPT, 2),
     "models together": ("fedprox", KEPT, 3),
-    "models beside personal ones": ("ditto", {}, 1),
+    "models, where clients also have their own": ("ditto", {}, 1),
     "progress where weights do not sum to 1": ("fedavg", {"selection": "poisson"}, 1),
     "progress from another model than the server's": (
         "fedavg",
