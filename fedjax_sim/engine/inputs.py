@@ -23,9 +23,12 @@ def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | 
     if settings is not None and not isinstance(settings, Mapping):
         allowed = "a mapping from names of settings to lists of values"
         raise ConfigError("settings", type(settings).__name__, allowed)
-    numbers = range(seeds) if isinstance(seeds, (int, np.integer)) else seeds
+    if isinstance(seeds, (int, np.integer)):
+        if not is_whole(seeds, 1):
+            raise ConfigError("seeds", seeds, "a number of at least 1, or a list")
+        seeds = range(seeds)
     values = {name: _listed(f"values of {name}", each) for name, each in (settings or {}).items()}
-    return Grid(values, _listed("seeds", numbers))
+    return Grid(values, _listed("seeds", seeds))
 
 
 def list_lanes(

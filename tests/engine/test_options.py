@@ -34,6 +34,8 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
         ({"num_ticks": 0}, "num_ticks is 0"),
         ({"num_ticks": 2, "num_evals": 0}, "num_evals is 0"),
         ({"num_ticks": 2, "seeds": []}, "seeds is"),
+        ({"num_ticks": 2, "seeds": 0}, "seeds is 0, but must be a number of at least 1, or a list"),
+        ({"num_ticks": 2, "seeds": True}, "seeds is True, but must be a number"),
         ({"num_ticks": 2, "seeds": [1, 1]}, "different whole numbers"),
         ({"num_ticks": 2, "seeds": [-1]}, "from 0 to 2147483647"),
         ({"num_ticks": 2, "seeds": [2**31]}, "from 0 to 2147483647"),
