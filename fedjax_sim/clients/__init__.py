@@ -1,6 +1,7 @@
 """What clients do between two messages: gradient steps, E-steps and Langevin noise.
 
-`gradient_steps` runs optimizer steps on mini-batches, for every system that sends models.
+`gradient_steps` runs optimizer steps on `mini_batches`, by `local_settings`, for every system that
+sends models; `packing` lays clients' steps end to end, and `turning` transposes narrow matrices.
 `optimizer_states` lets a client's optimizer remember, `base_optimizers` has
 optimizers whose statistics belong to the server, `whole_gradients` computes gradients at one
 model, `personal` splits and evaluates clients' own models, and `rows` reads and writes what is kept
@@ -13,14 +14,10 @@ of a tick.
 from fedjax_sim.clients.base_optimizers import BaseOptimizer, frozen_training
 from fedjax_sim.clients.e_steps import Expectation, check_batch_size, local_expectation
 from fedjax_sim.clients.gradient_steps import (
-    BatchGradient,
     Direction,
-    LocalTraining,
     Total,
     Train,
     Training,
-    batch_gradient,
-    batch_loss,
     local_steps,
     local_training,
     training_of,
@@ -32,6 +29,8 @@ from fedjax_sim.clients.langevin_noise import (
     precondition,
     without_gradients,
 )
+from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient, batch_loss
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,

@@ -12,7 +12,8 @@ from typing import Any
 
 import optax
 
-from fedjax_sim.clients.gradient_steps import LocalTraining, Training, local_steps, training_of
+from fedjax_sim.clients.gradient_steps import Training, local_steps, training_of
+from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.settings import real, struct
 from fedjax_sim.types import Event, Key, Params, Plan, Problem, Work
 

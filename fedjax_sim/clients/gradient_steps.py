@@ -4,11 +4,10 @@ A system binds it once, `train = local_training(problem, hyper, plan)`, and then
 `train(key, event, start=model)` at every tick. The plan is what the engine fixed before compiling
 (`fedjax_sim.types.Plan`); a system only passes it on.
 
-Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
+Dimension letters: those of `fedjax_sim.types`.
 """
 
-import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -17,25 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct as pytrees
-from jax.experimental.layout import Layout, with_layout_constraint
 
-from fedjax_sim.batching import (
-    look_ahead,
-    map_slots,
-    replicate,
-    split_over_devices,
-    weighted_sum,
-)
+from fedjax_sim.batching import map_slots, replicate, split_over_devices, weighted_sum
+from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.clients.packing import Rows, run_in_rows
-from fedjax_sim.privacy import clip_updates
-from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.types import Array, ClientLosses, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
+from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
 
-BatchLoss = Callable[[Params, Array], Array]
-"""From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
-BatchGradient = Callable[[Params, Array], Params]
-"""From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 Direction = Callable[..., Params]
 """What a local step follows in place of the gradient g, for each number of the model alone.
 
@@ -45,78 +33,6 @@ slot's start and the slot's extras, which are models too.
 
 ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop, optax.yogi)
 """Optimizers that treat every number of a model alike, whatever the shape of its array."""
-
-
-def _optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
-    return getattr(optax, name)
-
-
-def _makes_optimizers(value: Any) -> bool:
-    if isinstance(value, str):
-        function = value if hasattr(optax, value) else "adam"
-        allowed = f"a function such as optax.{function}; only the command line takes names"
-        raise ConfigError("optimizer", value, allowed)
-    return isinstance(value, Hashable) and _makes_steps(value)
-
-
-@functools.lru_cache(maxsize=256)
-def _makes_steps(value: Any) -> bool:
-    """Tell whether a function makes optimizers, by tracing one step of two numbers."""
-    model = jax.ShapeDtypeStruct((2,), jnp.float32)
-
-    def step(model: Params, gradient: Params) -> Params:
-        made = value(0.1)
-        return made.update(gradient, made.init(model), model)[0]
-
-    try:
-        return jax.eval_shape(step, model, model).shape == model.shape
-    except (AttributeError, TypeError, ValueError):
-        return False
-
-
-def _is_bound(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < float("inf")
-
-
-@struct
-class LocalTraining:
-    """Settings of clients' local training."""
-
-    lr: float = real(0.5, "Learning rate of local steps.", above=0)
-    lr_scale: float = real(
-        1.0,
-        "Factor on lr: (s + 1) / s for QuAFL and Z / N for FedBuff give the learning rates of "
-        "QuAFL's public simulator.",
-        above=0,
-    )
-    batch_size: int = count(128, "Examples of a mini-batch.")
-    sampling: str = choice(
-        "shuffled_epochs",
-        ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
-        "How mini-batches are drawn: from epochs, each shuffled again, that continue from one "
-        "update to the next; from a new shuffle for each update; without replacement for each "
-        "step; or with replacement.",
-    )
-    example_clip: float = static(
-        0.0,
-        "0, or a finite number above 0",
-        _is_bound,
-        float,
-        meaning="Largest L2 norm of the gradient of a single example's loss in local steps, which "
-        "is clipped to it before the mean over the mini-batch; 0 does not clip.",
-    )
-    optimizer: Callable[..., optax.GradientTransformation] = static(
-        optax.sgd,
-        "the name of an optax optimizer, or a function from a learning rate to a gradient "
-        "transformation",
-        _makes_optimizers,
-        _optimizer_named,
-        meaning="Local optimizer; its state starts afresh with each update.",
-    )
-
-    def local_optimizer(self) -> optax.GradientTransformation:
-        """Make the optimizer of local steps."""
-        return self.optimizer(self.lr * self.lr_scale)
 
 
 class Training(NamedTuple):
@@ -354,9 +270,9 @@ def lasting_steps(
             given.is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= plan.narrow
             for leaf in jax.tree.leaves(start)
         )
-        turned = partial(_turn, are_turned=are_turned)
+        turned = partial(turn, are_turned=are_turned)
         # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
-        model, *aside = (_in_row_major(turned(each), are_turned) for each in (start, *given.aside))
+        model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
 
         @jax.named_scope("local_step")
         def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
@@ -375,8 +291,8 @@ def lasting_steps(
 
         if states is None:
             return _Local(model, optimizer.init(model), are_turned), step
-        are_states_turned = _turned_in_state(optimizer, model, are_turned)
-        first = _in_row_major(_turn(state, are_states_turned), are_states_turned)
+        are_states_turned = turned_in_state(optimizer, model, are_turned)
+        first = in_row_major(turn(state, are_states_turned), are_states_turned)
         return _Local(model, first, are_turned, are_states_turned), step
 
     def summand(model: Params, start: Params) -> Params:
@@ -399,7 +315,7 @@ def lasting_steps(
     if plan.packed_rows:
         ends, executed = _in_rows(begin, plan, event.steps, *slots)
         if total is not None:
-            each = summand(ends.model, _turn(starts, ends.are_turned))
+            each = summand(ends.model, turn(starts, ends.are_turned))
             ends = ends.replace(model=weighted_sum(total.weights, each))
     else:
         weights = None if total is None else total.weights
@@ -408,8 +324,8 @@ def lasting_steps(
         )
         ends = found if total is None else found[1].replace(model=found[0])
     work = Work(executed, event.steps.sum())
-    after = None if states is None else _turn(ends.state, ends.are_states_turned)
-    return _turn(ends.model, ends.are_turned), after, work
+    after = None if states is None else turn(ends.state, ends.are_states_turned)
+    return turn(ends.model, ends.are_turned), after, work
 
 
 class _Local(pytrees.PyTreeNode):
@@ -428,20 +344,6 @@ class _Local(pytrees.PyTreeNode):
     are_states_turned: tuple[bool, ...] = pytrees.field(pytree_node=False, default=())
 
 
-def _turned_in_state(
-    optimizer: optax.GradientTransformation, model: Params, are_turned: tuple[bool, ...]
-) -> tuple[bool, ...]:
-    """Tell which leaves of an optimizer's state belong to leaves of the model that are turned."""
-    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
-    state = jax.eval_shape(optimizer.init, model)
-    if not any(are_turned):
-        return (False,) * len(jax.tree.leaves(state))
-    marked = optax.tree_map_params(
-        optimizer, lambda _, flag: flag, state, flags, transform_non_params=lambda _: False
-    )
-    return tuple(jax.tree.leaves(marked))
-
-
 def _in_rows(
     begin: Callable[..., tuple[_Local, Any]], plan: Plan, steps: Array, *slots: Any
 ) -> tuple[_Local, Array]:
@@ -456,175 +358,3 @@ def _in_rows(
     rows = Rows(max(1, plan.most_steps), plan.packed_rows, plan.lane_rows)
     ends, executed = run_in_rows(begin, rows, steps, *slots)
     return ends, executed.sum()
-
-
-def _turn(model: Params, are_turned: tuple[bool, ...]) -> Params:
-    """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`."""
-    leaves, structure = jax.tree.flatten(model)
-    turned = [
-        jnp.swapaxes(leaf, -1, -2) if is_turned else leaf
-        for leaf, is_turned in zip(leaves, are_turned, strict=True)
-    ]
-    return jax.tree.unflatten(structure, turned)
-
-
-def _in_row_major(model: Params, are_turned: tuple[bool, ...]) -> Params:
-    """Lay arrays that were transposed out in memory row by row."""
-    leaves, structure = jax.tree.flatten(model)
-    laid = [
-        with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))
-        if is_turned
-        else leaf
-        for leaf, is_turned in zip(leaves, are_turned, strict=True)
-    ]
-    return jax.tree.unflatten(structure, laid)
-
-
-def batch_gradient(
-    problem: Problem,
-    hyper: LocalTraining,
-    key: Key,
-    client: Array,
-    offset: Array,
-    *,
-    most_steps: int | None = None,
-    is_alone: bool = False,
-) -> BatchGradient:
-    """Return the gradient of `batch_loss`; with `example_clip` the mean of clipped gradients.
-
-    A clipped example has a loss and a key of its own.
-
-    Args:
-      problem: What is learnt.
-      hyper: The settings.
-      key: The lane's learning key.
-      client: `i32[]`, the client's number.
-      offset: `i32[]`, local steps that the client has done before.
-      most_steps: Largest number of local steps, if the plan knows it.
-      is_alone: Whether the client's examples are looked up once for all steps.
-
-    Returns:
-      A function from a model and the number q of a local step to the gradient.
-    """
-    batches = (problem, hyper, key, client, offset)
-    if hyper.example_clip == 0:
-        return jax.grad(batch_loss(*batches, most_steps=most_steps, is_alone=is_alone))
-    losses, drawn = _draw_batches(*batches, most_steps=most_steps, is_alone=is_alone)
-    bound = hyper.example_clip
-
-    def gradient(model: Params, q: Array) -> Params:
-        examples, noise = drawn(q)
-
-        def of_one(example: Array, place: Array) -> Params:
-            own = jax.random.fold_in(noise, place)
-            return jax.grad(losses.loss)(model, client, example[None], own)
-
-        slopes = jax.vmap(of_one)(examples, jnp.arange(hyper.batch_size))
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), clip_updates(slopes, bound)[0])
-
-    return gradient
-
-
-def batch_loss(
-    problem: Problem,
-    hyper: LocalTraining,
-    key: Key,
-    client: Array,
-    offset: Array,
-    *,
-    most_steps: int | None = None,
-    is_alone: bool = False,
-) -> BatchLoss:
-    """Return the mini-batch loss of a client.
-
-    Args:
-      problem: What is learnt.
-      hyper: The settings; `batch_size` and `sampling` are used.
-      key: The lane's learning key.
-      client: `i32[]`.
-      offset: `i32[]`, local steps that the client has done before.
-      most_steps: The number of a step is below this. If it is known, the mini-batches of all
-        steps are drawn together before the first; call this outside the loop over steps then.
-      is_alone: Whether the client's data are looked up here and not in every step, if the problem
-        can do that (`fedjax_sim.types.SeparableProblem`).
-    """
-    losses, drawn = _draw_batches(
-        problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
-    )
-    return lambda model, q: losses.loss(model, client, *drawn(q))
-
-
-def _draw_batches(
-    problem: Any,
-    hyper: LocalTraining,
-    key: Key,
-    client: Array,
-    offset: Array,
-    *,
-    most_steps: int | None,
-    is_alone: bool,
-) -> tuple[ClientLosses, Callable[[Array], tuple[Array, Key]]]:
-    """Return a client's losses, and a function from a step's number to its mini-batch and key.
-
-    The arguments are those of `batch_loss`.
-    """
-    client_key = jax.random.fold_in(stream(key, "local"), client)
-    batches, noises = stream(client_key, "batches"), stream(client_key, "noise")
-    bits = shuffle_bits(batches)
-    count = problem.counts[client]
-
-    def draw(q: Array) -> tuple[Array, Key]:
-        """Draw the positions of a step's mini-batch, `i32[B]`, and its key."""
-        step = offset + q
-        if hyper.sampling == "with_replacement":
-            batch_key = jax.random.fold_in(batches, step)
-            examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count)
-        elif hyper.sampling == "without_replacement":
-            examples = fresh_examples(bits, step, count, hyper.batch_size)
-        elif hyper.sampling == "reshuffled":
-            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
-            examples = shuffled_index(bits, places, count, offset)
-        else:
-            examples = shuffled_examples(bits, step, count, hyper.batch_size)
-        return examples, jax.random.fold_in(noises, step)
-
-    drawn = look_ahead(draw, most_steps)
-    losses = problem.alone(client) if is_alone and hasattr(problem, "alone") else problem
-    return losses, drawn
-
-
-def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
-    """Compute the positions of a mini-batch in shuffled epochs.
-
-    The client's j-th sample is entry j mod m of permutation j div m, so a batch may straddle two
-    epochs. FAVANO does not say how epochs end; its simulator has a short last batch instead.
-
-    Args:
-      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
-      step: `i32[]`, local steps that the client has done before; step * B must be below 2^32.
-      count: `i32[]`, the client's number of examples, m.
-      batch_size: B.
-
-    Returns:
-      `i32[B]`, below `count`.
-    """
-    sample = step.astype("uint32") * batch_size + jnp.arange(batch_size, dtype="uint32")
-    epoch, place = jnp.divmod(sample, count.astype("uint32"))
-    return shuffled_index(bits, place, count, epoch)
-
-
-def fresh_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
-    """Compute the positions of a mini-batch drawn without replacement for each step.
-
-    A batch that is larger than the client's examples runs through its permutation again.
-
-    Args:
-      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
-      step: `i32[]`, number of the step.
-      count: `i32[]`, the client's number of examples.
-      batch_size: B.
-
-    Returns:
-      `i32[B]`, below `count`.
-    """
-    return shuffled_index(bits, jnp.arange(batch_size) % count, count, step)

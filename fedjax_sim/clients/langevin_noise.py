@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.clients.gradient_steps import BatchGradient
+from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.types import Array, Key, Params
 
 Number = Array | float

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients.gradient_steps import (
     Direction,
-    LocalTraining,
     Total,
     lasting_steps,
     local_steps,
     training_of,
 )
+from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.settings import choice, struct
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead, map_slots
-from fedjax_sim.clients.gradient_steps import BatchGradient, LocalTraining, batch_gradient
+from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work

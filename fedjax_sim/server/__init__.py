@@ -1,6 +1,7 @@
 """What a server does with the reports it receives.
 
-`aggregation` averages models, `reports` decodes clients' messages and makes their sum private,
+`aggregation` averages models, `reports` decodes clients' messages and makes their sum private
+(`report_settings` says how, `report_counts` counts their bits),
 `steps` moves the server's model along their progress, `adaptive` has optimizers for that,
 `versions` keeps old server models for clients that still work from them, `staleness` and `buffer`
 weight stale updates, `edges` are local servers between clients and the global one, `memories` and
@@ -46,15 +47,9 @@ from fedjax_sim.server.preconditioning import (
     Square,
     count_precondition_bits,
 )
-from fedjax_sim.server.reports import (
-    Memo,
-    PrivateReports,
-    Reports,
-    RoundState,
-    Wire,
-    count_downlink,
-    report_messages,
-)
+from fedjax_sim.server.report_counts import count_downlink, report_messages
+from fedjax_sim.server.report_settings import PrivateReports, Reports
+from fedjax_sim.server.reports import Memo, RoundState, Wire
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
 from fedjax_sim.server.steps import ServerStep, step_server
 from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models

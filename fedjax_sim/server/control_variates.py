@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients.gradient_steps import BatchGradient
+from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.clients.whole_gradients import gradients_at
 from fedjax_sim.server.aggregation import weighted_sum

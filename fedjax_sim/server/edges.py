@@ -52,7 +52,8 @@ from fedjax_sim.clients.gradient_steps import lasting_steps
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server.aggregation import expand, weighted_sum
-from fedjax_sim.server.reports import Memo, Reports, Wire
+from fedjax_sim.server.report_settings import Reports
+from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.settings import (
     ConfigError,
     choice,

@@ -26,225 +26,29 @@ tick's weights mean the same with and without error feedback.
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import Total, read_clients, write_clients
-from fedjax_sim.compression import Compressor, Identity, parse_compressor
-from fedjax_sim.compression.messages import (
-    Compression,
-    compress,
-    count_message_bits,
-    count_parameters,
-    decode_messages,
-)
+from fedjax_sim.compression import Compressor, Identity
+from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
 from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
-    ExampleClipping,
     NoPrivacy,
     clip_updates,
-    epsilon_after,
-    find_noise,
     gaussian_like,
     next_bound,
-    parse_privacy,
 )
-from fedjax_sim.privacy.accounting import Mechanism
-from fedjax_sim.privacy.kinds import Privacy
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
+from fedjax_sim.server.report_settings import PrivateReports
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
-from fedjax_sim.settings import Checked, ConfigError, part, redefault, struct, switch
 from fedjax_sim.streams import stream
-from fedjax_sim.types import (
-    EMPTY,
-    Array,
-    Event,
-    Key,
-    Leaf,
-    Messages,
-    Params,
-    Plan,
-    Problem,
-    Timeline,
-    full_precision_bits,
-)
-
-
-@struct
-class Reports(Checked):
-    """Settings of messages both ways: compressors, biased ones too, and error feedback."""
-
-    compression: Compressor = redefault(Compression, "compression", Identity())
-    error_feedback: bool = switch(
-        False,
-        "Whether both sides keep an estimate of each client's progress and the client sends only "
-        "the difference (EF21); it takes the memory of a model for each client.",
-    )
-    downlink: Compressor = part(
-        Identity(),
-        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
-        Compressor,
-        parse_compressor,
-        meaning="Compressor of what the server sends: the change of its model since clients last "
-        "heard of it.",
-    )
-
-    def check_together(self) -> None:
-        """Check that weights of Poisson cohorts, which need not sum to 1, are not used for means.
-
-        Raises:
-          ConfigError: If they are.
-        """
-        super().check_together()
-        if getattr(self, "selection", "") == "poisson" and not isinstance(self, PrivateReports):
-            allowed = "another one here: it is for systems that have the setting privacy"
-            raise ConfigError("selection", "poisson", allowed)
-
-    def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute what messages give away: nothing here. ticks: as in `PrivateReports`."""
-        return {}
-
-
-@struct
-class PrivateReports(Reports):
-    """The same with the privacy of clients, for synchronous rounds."""
-
-    privacy: Privacy = part(
-        NoPrivacy(),
-        "a kind of `fedjax_sim.privacy`, such as none, fixed:clip=0.1:noise=1, adaptive:noise=1 or "
-        "examples:epsilon=2:rounds=1000",
-        Privacy,
-        parse_privacy,
-        meaning="How clients' updates are clipped, and the noise on their sum.",
-    )
-
-    def check_together(self) -> None:
-        """Check that the privacy can be accounted for.
-
-        Raises:
-          ConfigError: If it cannot.
-        """
-        super().check_together()
-        privacy: Any = self.privacy
-        if isinstance(privacy, ExampleClipping) and not np.all(
-            np.asarray(self._of("example_clip"))
-        ):
-            allowed = 'above 0 with privacy = "examples"'
-            raise ConfigError("example_clip", self._of("example_clip"), allowed)
-        if not isinstance(privacy, Clipping):
-            return
-        for name, (allowed_value, why) in PRIVATE.items():
-            value = self._of(name, allowed_value)
-            if np.any(np.asarray(value != allowed_value)):
-                raise ConfigError(name, value, f"{allowed_value!r} with privacy, because {why}")
-        table = self._of("client_table")
-        if table is not None and table.drop_rate is not None:
-            allowed = f"a table without drop_rate with privacy, because {PRIVATE['drop_rate'][1]}"
-            raise ConfigError("client_table", "with drop_rate", allowed)
-        if self._of("sampling") == "shuffled_epochs":
-            allowed = (
-                "reshuffled or another one with privacy, because an epoch that lasts from one "
-                "round to the next remembers them"
-            )
-            raise ConfigError("sampling", "shuffled_epochs", allowed)
-        if self._has_noise:
-            self._mechanism.check()
-        self._check_count(privacy)
-
-    def completed(self, problem: Any) -> Any:
-        """Find the noise multiplier of a target epsilon. Runs on the host.
-
-        Returns:
-          The settings with their noise.
-        """
-        hyper, privacy = super().completed(problem), cast(Any, self.privacy)
-        if not isinstance(privacy, Clipping) or not privacy.epsilon > 0 or privacy.noise > 0:
-            return hyper
-        noise = find_noise(float(privacy.epsilon), privacy.rounds, self._mechanism)
-        found = cast(Any, privacy).replace(noise=noise)
-        self._check_count(found)
-        return hyper.replace(privacy=found)
-
-    @property
-    def bound(self) -> Any:
-        """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
-        if isinstance(self.privacy, ExampleClipping):
-            return (
-                self._of("lr")
-                * self._of("lr_scale")
-                * self._of("local_steps")
-                * self._of("example_clip")
-            )
-        return self.privacy.clip  # type: ignore[attr-defined]
-
-    def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute the epsilon spent after numbers of rounds, if there is noise.
-
-        Args:
-          ticks: `i64[V + 1]`, rounds before each evaluation.
-
-        Returns:
-          "epsilon": `f64[V + 1]`; nothing without privacy.
-
-        Raises:
-          ConfigError: If there are more rounds than the noise was found for.
-        """
-        privacy: Any = self.privacy
-        if not isinstance(privacy, Clipping) or not self._has_noise:
-            return {}
-        if 0 < privacy.rounds < ticks[-1]:
-            allowed = f"at least {ticks[-1]}, the rounds of this run"
-            raise ConfigError("rounds", privacy.rounds, allowed)
-        return {"epsilon": epsilon_after(ticks, self._mechanism, float(privacy.noise))}
-
-    def _check_count(self, privacy: Any) -> None:
-        """Check that the noise on the count leaves something for the updates."""
-        if isinstance(privacy, AdaptiveClipping):
-            most = 2 * np.asarray(privacy.count_noise) * self._of("num_selected")
-            if np.any(np.asarray(privacy.noise) >= most):
-                allowed = f"below {float(np.min(most)):g}, twice count_noise times the cohort"
-                raise ConfigError("noise", float(np.max(privacy.noise)), allowed)
-
-    @property
-    def _has_noise(self) -> bool:
-        privacy: Any = self.privacy
-        return bool(
-            np.any(np.asarray(privacy.noise) > 0) or np.any(np.asarray(privacy.epsilon) > 0)
-        )
-
-    @property
-    def _mechanism(self) -> Mechanism:
-        privacy: Any = self.privacy
-        return Mechanism(
-            self._of("selection"),
-            self._of("num_clients"),
-            self._of("num_selected"),
-            privacy.accountant,
-            float(privacy.delta),
-        )
-
-    def _of(self, name: str, *default: Any) -> Any:
-        """Look up a setting of the clock or of local training, with which this one is combined."""
-        return getattr(self, name, *default)
-
-
-PRIVATE: dict[str, tuple[Any, str]] = {
-    "error_feedback": (False, "an estimate remembers earlier rounds"),
-    "weighting": ("equal", "weights must be fixed before any round"),
-    "with_replacement": (False, "no accountant covers draws with replacement"),
-    "num_asked": (0, "no accountant covers which reports come first"),
-    "deadline": (0.0, "no accountant covers which reports come in time"),
-    "drop_rate": (0.0, "no accountant covers updates that are lost"),
-    "optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
-}
-"""What other settings must be with privacy, and why."""
+from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Plan, Problem
 
 
 class Memo(NamedTuple):
@@ -618,71 +422,3 @@ class Wire:
         """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
-
-
-def _whole(params: Params, hyper: Any) -> Params:
-    return params
-
-
-def report_messages(
-    up: Callable[[Params, Any], Params] = _whole,
-    *,
-    down: Callable[[Params, Any], Params] | None = None,
-) -> Messages:
-    """Make the counts of bits of a system whose clients report models.
-
-    Down, a client that takes part gets all the changes of the model that it has missed, or the
-    whole model if that is shorter, as on its first visit. Without a downlink compressor that is the
-    whole model for each report.
-
-    Args:
-      up: From a model and the settings to what a client sends.
-      down: The same for what the server sends, if that is something else.
-
-    Returns:
-      The counts, for `System.messages`.
-    """
-
-    def bits(params: Params, hyper: Any) -> tuple[int, int]:
-        sent = up(params, hyper), (down or up)(params, hyper)
-        return count_message_bits(hyper.compression, sent[0]), full_precision_bits(sent[1])
-
-    def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
-        if isinstance(hyper.downlink, Identity):
-            return None
-        model = jax.eval_shape(problem.init, jax.random.key(0))
-        reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
-        return reports * bits(model, hyper)[0], count_downlink(
-            hyper, timeline, (down or up)(model, hyper)
-        )
-
-    return Messages(bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks))
-
-
-def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
-    """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends.
-
-    Args:
-      hyper: The settings.
-      timeline: One lane's schedule.
-      sent: What the server sends, leaves `[...]` or their shapes.
-    """
-    whole = full_precision_bits(sent)
-    if isinstance(hyper.downlink, Identity):
-        return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * whole
-    change = count_message_bits(hyper.downlink, sent)
-    return _count_changes(timeline, change=change, whole=whole)
-
-
-def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:
-    """Count the bits sent down at each tick, given those of a change and of the model: `i64[T]`."""
-    is_there = timeline.clients != EMPTY
-    clients, versions = timeline.clients[is_there], timeline.version[is_there].astype(np.int64)
-    order = np.argsort(clients, kind="stable")
-    is_first = np.diff(clients[order], prepend=-1) != 0
-    missed = np.diff(versions[order], prepend=0)
-    per_slot = np.zeros(is_there.shape, np.int64)
-    received = np.empty(clients.size, np.int64)
-    received[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
-    per_slot[is_there] = received
-    return per_slot.sum(axis=1)

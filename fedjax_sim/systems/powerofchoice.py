@@ -29,7 +29,7 @@ from fedjax_sim.batching import map_slots
 from fedjax_sim.clients import LocalTraining, batch_loss, local_training
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import Reports, RoundState, Wire
-from fedjax_sim.server.reports import count_downlink, report_messages
+from fedjax_sim.server.report_counts import count_downlink, report_messages
 from fedjax_sim.settings import ConfigError, count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Array, Event, Key, Leaf, Plan, Timeline, Work

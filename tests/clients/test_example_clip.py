@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_sim import Plan
 from fedjax_sim.clients import LocalTraining
-from fedjax_sim.clients.gradient_steps import batch_gradient
+from fedjax_sim.clients.mini_batches import batch_gradient
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.server import Memo, Wire
 from fedjax_sim.streams import stream

@@ -17,13 +17,8 @@ from flax import struct
 from scipy import stats
 
 from fedjax_sim import Event, Plan
-from fedjax_sim.clients.gradient_steps import (
-    LocalTraining,
-    Total,
-    batch_gradient,
-    local_training,
-    shuffled_examples,
-)
+from fedjax_sim.clients import LocalTraining, Total, batch_gradient, local_training
+from fedjax_sim.clients.mini_batches import shuffled_examples
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
 

@@ -15,8 +15,14 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, Plan, datasets
-from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, packing
-from fedjax_sim.clients.gradient_steps import LocalTraining, local_training
+from fedjax_sim.clients import (
+    LastingTraining,
+    LocalTraining,
+    first_optimizers,
+    lasting_training,
+    local_training,
+    packing,
+)
 from fedjax_sim.clients.packing import Rows, lay_in_rows, run_in_rows
 from fedjax_sim.engine import groups
 from fedjax_sim.engine.placement import Placement

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.clients.gradient_steps import shuffled_examples
+from fedjax_sim.clients.mini_batches import shuffled_examples
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from tests.reference.draws import BATCH, SEED, Gradient, K, N
 

@@ -17,7 +17,7 @@ from fedjax_sim.engine.sweeps import lower_sweep
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Memo, Wire
-from fedjax_sim.server.reports import _count_changes
+from fedjax_sim.server.report_counts import _count_changes
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression
 

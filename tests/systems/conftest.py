@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
-from fedjax_sim.clients.gradient_steps import LocalTraining
+from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.types import LatentProblem

@@ -1,0 +1,84 @@
+"""Settings of clients' local training, and what makes their optimizer."""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
+from fedjax_sim.types import Params
+
+
+def _optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
+    return getattr(optax, name)
+
+
+def _makes_optimizers(value: Any) -> bool:
+    if isinstance(value, str):
+        function = value if hasattr(optax, value) else "adam"
+        allowed = f"a function such as optax.{function}; only the command line takes names"
+        raise ConfigError("optimizer", value, allowed)
+    return isinstance(value, Hashable) and _makes_steps(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _makes_steps(value: Any) -> bool:
+    """Tell whether a function makes optimizers, by tracing one step of two numbers."""
+    model = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+    def step(model: Params, gradient: Params) -> Params:
+        made = value(0.1)
+        return made.update(gradient, made.init(model), model)[0]
+
+    try:
+        return jax.eval_shape(step, model, model).shape == model.shape
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
+@struct
+class LocalTraining:
+    """Settings of clients' local training."""
+
+    lr: float = real(0.5, "Learning rate of local steps.", above=0)
+    lr_scale: float = real(
+        1.0,
+        "Factor on lr: (s + 1) / s for QuAFL and Z / N for FedBuff give the learning rates of "
+        "QuAFL's public simulator.",
+        above=0,
+    )
+    batch_size: int = count(128, "Examples of a mini-batch.")
+    sampling: str = choice(
+        "shuffled_epochs",
+        ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
+        "How mini-batches are drawn: from epochs, each shuffled again, that continue from one "
+        "update to the next; from a new shuffle for each update; without replacement for each "
+        "step; or with replacement.",
+    )
+    example_clip: float = static(
+        0.0,
+        "0, or a finite number above 0",
+        _is_bound,
+        float,
+        meaning="Largest L2 norm of the gradient of a single example's loss in local steps, which "
+        "is clipped to it before the mean over the mini-batch; 0 does not clip.",
+    )
+    optimizer: Callable[..., optax.GradientTransformation] = static(
+        optax.sgd,
+        "the name of an optax optimizer, or a function from a learning rate to a gradient "
+        "transformation",
+        _makes_optimizers,
+        _optimizer_named,
+        meaning="Local optimizer; its state starts afresh with each update.",
+    )
+
+    def local_optimizer(self) -> optax.GradientTransformation:
+        """Make the optimizer of local steps."""
+        return self.optimizer(self.lr * self.lr_scale)

@@ -1,0 +1,171 @@
+"""Mini-batches of a client's examples, and the loss and gradient on them.
+
+Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.batching import look_ahead
+from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.privacy import clip_updates
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.types import Array, ClientLosses, Key, Params, Problem
+
+BatchLoss = Callable[[Params, Array], Array]
+"""From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
+BatchGradient = Callable[[Params, Array], Params]
+"""From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
+
+
+def batch_gradient(
+    problem: Problem,
+    hyper: LocalTraining,
+    key: Key,
+    client: Array,
+    offset: Array,
+    *,
+    most_steps: int | None = None,
+    is_alone: bool = False,
+) -> BatchGradient:
+    """Return the gradient of `batch_loss`; with `example_clip` the mean of clipped gradients.
+
+    A clipped example has a loss and a key of its own.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      key: The lane's learning key.
+      client: `i32[]`, the client's number.
+      offset: `i32[]`, local steps that the client has done before.
+      most_steps: Largest number of local steps, if the plan knows it.
+      is_alone: Whether the client's examples are looked up once for all steps.
+
+    Returns:
+      A function from a model and the number q of a local step to the gradient.
+    """
+    batches = (problem, hyper, key, client, offset)
+    if hyper.example_clip == 0:
+        return jax.grad(batch_loss(*batches, most_steps=most_steps, is_alone=is_alone))
+    losses, drawn = _draw_batches(*batches, most_steps=most_steps, is_alone=is_alone)
+    bound = hyper.example_clip
+
+    def gradient(model: Params, q: Array) -> Params:
+        examples, noise = drawn(q)
+
+        def of_one(example: Array, place: Array) -> Params:
+            own = jax.random.fold_in(noise, place)
+            return jax.grad(losses.loss)(model, client, example[None], own)
+
+        slopes = jax.vmap(of_one)(examples, jnp.arange(hyper.batch_size))
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), clip_updates(slopes, bound)[0])
+
+    return gradient
+
+
+def batch_loss(
+    problem: Problem,
+    hyper: LocalTraining,
+    key: Key,
+    client: Array,
+    offset: Array,
+    *,
+    most_steps: int | None = None,
+    is_alone: bool = False,
+) -> BatchLoss:
+    """Return the mini-batch loss of a client.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings; `batch_size` and `sampling` are used.
+      key: The lane's learning key.
+      client: `i32[]`.
+      offset: `i32[]`, local steps that the client has done before.
+      most_steps: The number of a step is below this. If it is known, the mini-batches of all
+        steps are drawn together before the first; call this outside the loop over steps then.
+      is_alone: Whether the client's data are looked up here and not in every step, if the problem
+        can do that (`fedjax_sim.types.SeparableProblem`).
+    """
+    losses, drawn = _draw_batches(
+        problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
+    )
+    return lambda model, q: losses.loss(model, client, *drawn(q))
+
+
+def _draw_batches(
+    problem: Any,
+    hyper: LocalTraining,
+    key: Key,
+    client: Array,
+    offset: Array,
+    *,
+    most_steps: int | None,
+    is_alone: bool,
+) -> tuple[ClientLosses, Callable[[Array], tuple[Array, Key]]]:
+    """Return a client's losses, and a function from a step's number to its mini-batch and key.
+
+    The arguments are those of `batch_loss`.
+    """
+    client_key = jax.random.fold_in(stream(key, "local"), client)
+    batches, noises = stream(client_key, "batches"), stream(client_key, "noise")
+    bits = shuffle_bits(batches)
+    count = problem.counts[client]
+
+    def draw(q: Array) -> tuple[Array, Key]:
+        """Draw the positions of a step's mini-batch, `i32[B]`, and its key."""
+        step = offset + q
+        if hyper.sampling == "with_replacement":
+            batch_key = jax.random.fold_in(batches, step)
+            examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count)
+        elif hyper.sampling == "without_replacement":
+            examples = fresh_examples(bits, step, count, hyper.batch_size)
+        elif hyper.sampling == "reshuffled":
+            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
+            examples = shuffled_index(bits, places, count, offset)
+        else:
+            examples = shuffled_examples(bits, step, count, hyper.batch_size)
+        return examples, jax.random.fold_in(noises, step)
+
+    drawn = look_ahead(draw, most_steps)
+    losses = problem.alone(client) if is_alone and hasattr(problem, "alone") else problem
+    return losses, drawn
+
+
+def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
+    """Compute the positions of a mini-batch in shuffled epochs.
+
+    The client's j-th sample is entry j mod m of permutation j div m, so a batch may straddle two
+    epochs. FAVANO does not say how epochs end; its simulator has a short last batch instead.
+
+    Args:
+      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
+      step: `i32[]`, local steps that the client has done before; step * B must be below 2^32.
+      count: `i32[]`, the client's number of examples, m.
+      batch_size: B.
+
+    Returns:
+      `i32[B]`, below `count`.
+    """
+    sample = step.astype("uint32") * batch_size + jnp.arange(batch_size, dtype="uint32")
+    epoch, place = jnp.divmod(sample, count.astype("uint32"))
+    return shuffled_index(bits, place, count, epoch)
+
+
+def fresh_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
+    """Compute the positions of a mini-batch drawn without replacement for each step.
+
+    A batch that is larger than the client's examples runs through its permutation again.
+
+    Args:
+      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
+      step: `i32[]`, number of the step.
+      count: `i32[]`, the client's number of examples.
+      batch_size: B.
+
+    Returns:
+      `i32[B]`, below `count`.
+    """
+    return shuffled_index(bits, jnp.arange(batch_size) % count, count, step)

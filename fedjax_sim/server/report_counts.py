@@ -1,0 +1,79 @@
+"""Bits of the messages between clients and server, counted on the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.compression import Identity
+from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Timeline, full_precision_bits
+
+
+def _whole(params: Params, hyper: Any) -> Params:
+    return params
+
+
+def report_messages(
+    up: Callable[[Params, Any], Params] = _whole,
+    *,
+    down: Callable[[Params, Any], Params] | None = None,
+) -> Messages:
+    """Make the counts of bits of a system whose clients report models.
+
+    Down, a client that takes part gets all the changes of the model that it has missed, or the
+    whole model if that is shorter, as on its first visit. Without a downlink compressor that is the
+    whole model for each report.
+
+    Args:
+      up: From a model and the settings to what a client sends.
+      down: The same for what the server sends, if that is something else.
+
+    Returns:
+      The counts, for `System.messages`.
+    """
+
+    def bits(params: Params, hyper: Any) -> tuple[int, int]:
+        sent = up(params, hyper), (down or up)(params, hyper)
+        return count_message_bits(hyper.compression, sent[0]), full_precision_bits(sent[1])
+
+    def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+        if isinstance(hyper.downlink, Identity):
+            return None
+        model = jax.eval_shape(problem.init, jax.random.key(0))
+        reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+        return reports * bits(model, hyper)[0], count_downlink(
+            hyper, timeline, (down or up)(model, hyper)
+        )
+
+    return Messages(bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks))
+
+
+def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
+    """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends.
+
+    Args:
+      hyper: The settings.
+      timeline: One lane's schedule.
+      sent: What the server sends, leaves `[...]` or their shapes.
+    """
+    whole = full_precision_bits(sent)
+    if isinstance(hyper.downlink, Identity):
+        return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * whole
+    change = count_message_bits(hyper.downlink, sent)
+    return _count_changes(timeline, change=change, whole=whole)
+
+
+def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:
+    """Count the bits sent down at each tick, given those of a change and of the model: `i64[T]`."""
+    is_there = timeline.clients != EMPTY
+    clients, versions = timeline.clients[is_there], timeline.version[is_there].astype(np.int64)
+    order = np.argsort(clients, kind="stable")
+    is_first = np.diff(clients[order], prepend=-1) != 0
+    missed = np.diff(versions[order], prepend=0)
+    per_slot = np.zeros(is_there.shape, np.int64)
+    received = np.empty(clients.size, np.int64)
+    received[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
+    per_slot[is_there] = received
+    return per_slot.sum(axis=1)

@@ -1,0 +1,190 @@
+"""Settings of the messages between clients and server: compression, error feedback, privacy."""
+
+from typing import Any, cast
+
+import numpy as np
+
+from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.compression.messages import Compression
+from fedjax_sim.privacy import (
+    AdaptiveClipping,
+    Clipping,
+    ExampleClipping,
+    NoPrivacy,
+    epsilon_after,
+    find_noise,
+    parse_privacy,
+)
+from fedjax_sim.privacy.accounting import Mechanism
+from fedjax_sim.privacy.kinds import Privacy
+from fedjax_sim.settings import Checked, ConfigError, part, redefault, struct, switch
+
+
+@struct
+class Reports(Checked):
+    """Settings of messages both ways: compressors, biased ones too, and error feedback."""
+
+    compression: Compressor = redefault(Compression, "compression", Identity())
+    error_feedback: bool = switch(
+        False,
+        "Whether both sides keep an estimate of each client's progress and the client sends only "
+        "the difference (EF21); it takes the memory of a model for each client.",
+    )
+    downlink: Compressor = part(
+        Identity(),
+        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
+        Compressor,
+        parse_compressor,
+        meaning="Compressor of what the server sends: the change of its model since clients last "
+        "heard of it.",
+    )
+
+    def check_together(self) -> None:
+        """Check that weights of Poisson cohorts, which need not sum to 1, are not used for means.
+
+        Raises:
+          ConfigError: If they are.
+        """
+        super().check_together()
+        if getattr(self, "selection", "") == "poisson" and not isinstance(self, PrivateReports):
+            allowed = "another one here: it is for systems that have the setting privacy"
+            raise ConfigError("selection", "poisson", allowed)
+
+    def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute what messages give away: nothing here. ticks: as in `PrivateReports`."""
+        return {}
+
+
+@struct
+class PrivateReports(Reports):
+    """The same with the privacy of clients, for synchronous rounds."""
+
+    privacy: Privacy = part(
+        NoPrivacy(),
+        "a kind of `fedjax_sim.privacy`, such as none, fixed:clip=0.1:noise=1, adaptive:noise=1 or "
+        "examples:epsilon=2:rounds=1000",
+        Privacy,
+        parse_privacy,
+        meaning="How clients' updates are clipped, and the noise on their sum.",
+    )
+
+    def check_together(self) -> None:
+        """Check that the privacy can be accounted for.
+
+        Raises:
+          ConfigError: If it cannot.
+        """
+        super().check_together()
+        privacy: Any = self.privacy
+        if isinstance(privacy, ExampleClipping) and not np.all(
+            np.asarray(self._of("example_clip"))
+        ):
+            allowed = 'above 0 with privacy = "examples"'
+            raise ConfigError("example_clip", self._of("example_clip"), allowed)
+        if not isinstance(privacy, Clipping):
+            return
+        for name, (allowed_value, why) in PRIVATE.items():
+            value = self._of(name, allowed_value)
+            if np.any(np.asarray(value != allowed_value)):
+                raise ConfigError(name, value, f"{allowed_value!r} with privacy, because {why}")
+        table = self._of("client_table")
+        if table is not None and table.drop_rate is not None:
+            allowed = f"a table without drop_rate with privacy, because {PRIVATE['drop_rate'][1]}"
+            raise ConfigError("client_table", "with drop_rate", allowed)
+        if self._of("sampling") == "shuffled_epochs":
+            allowed = (
+                "reshuffled or another one with privacy, because an epoch that lasts from one "
+                "round to the next remembers them"
+            )
+            raise ConfigError("sampling", "shuffled_epochs", allowed)
+        if self._has_noise:
+            self._mechanism.check()
+        self._check_count(privacy)
+
+    def completed(self, problem: Any) -> Any:
+        """Find the noise multiplier of a target epsilon. Runs on the host.
+
+        Returns:
+          The settings with their noise.
+        """
+        hyper, privacy = super().completed(problem), cast(Any, self.privacy)
+        if not isinstance(privacy, Clipping) or not privacy.epsilon > 0 or privacy.noise > 0:
+            return hyper
+        noise = find_noise(float(privacy.epsilon), privacy.rounds, self._mechanism)
+        found = cast(Any, privacy).replace(noise=noise)
+        self._check_count(found)
+        return hyper.replace(privacy=found)
+
+    @property
+    def bound(self) -> Any:
+        """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
+        if isinstance(self.privacy, ExampleClipping):
+            return (
+                self._of("lr")
+                * self._of("lr_scale")
+                * self._of("local_steps")
+                * self._of("example_clip")
+            )
+        return self.privacy.clip  # type: ignore[attr-defined]
+
+    def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the epsilon spent after numbers of rounds, if there is noise.
+
+        Args:
+          ticks: `i64[V + 1]`, rounds before each evaluation.
+
+        Returns:
+          "epsilon": `f64[V + 1]`; nothing without privacy.
+
+        Raises:
+          ConfigError: If there are more rounds than the noise was found for.
+        """
+        privacy: Any = self.privacy
+        if not isinstance(privacy, Clipping) or not self._has_noise:
+            return {}
+        if 0 < privacy.rounds < ticks[-1]:
+            allowed = f"at least {ticks[-1]}, the rounds of this run"
+            raise ConfigError("rounds", privacy.rounds, allowed)
+        return {"epsilon": epsilon_after(ticks, self._mechanism, float(privacy.noise))}
+
+    def _check_count(self, privacy: Any) -> None:
+        """Check that the noise on the count leaves something for the updates."""
+        if isinstance(privacy, AdaptiveClipping):
+            most = 2 * np.asarray(privacy.count_noise) * self._of("num_selected")
+            if np.any(np.asarray(privacy.noise) >= most):
+                allowed = f"below {float(np.min(most)):g}, twice count_noise times the cohort"
+                raise ConfigError("noise", float(np.max(privacy.noise)), allowed)
+
+    @property
+    def _has_noise(self) -> bool:
+        privacy: Any = self.privacy
+        return bool(
+            np.any(np.asarray(privacy.noise) > 0) or np.any(np.asarray(privacy.epsilon) > 0)
+        )
+
+    @property
+    def _mechanism(self) -> Mechanism:
+        privacy: Any = self.privacy
+        return Mechanism(
+            self._of("selection"),
+            self._of("num_clients"),
+            self._of("num_selected"),
+            privacy.accountant,
+            float(privacy.delta),
+        )
+
+    def _of(self, name: str, *default: Any) -> Any:
+        """Look up a setting of the clock or of local training, with which this one is combined."""
+        return getattr(self, name, *default)
+
+
+PRIVATE: dict[str, tuple[Any, str]] = {
+    "error_feedback": (False, "an estimate remembers earlier rounds"),
+    "weighting": ("equal", "weights must be fixed before any round"),
+    "with_replacement": (False, "no accountant covers draws with replacement"),
+    "num_asked": (0, "no accountant covers which reports come first"),
+    "deadline": (0.0, "no accountant covers which reports come in time"),
+    "drop_rate": (0.0, "no accountant covers updates that are lost"),
+    "optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
+}
+"""What other settings must be with privacy, and why."""
