@@ -125,6 +125,7 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
             seeds=panel.seeds,
             num_ticks=panel.num_ticks,
             num_evals=NUM_EVALS,
+            progress=True,
             **arguments.kept(f"panel {panel.claim} - {name}"),
         )
         curves[name] = with_groups(run.curves)
