@@ -181,6 +181,7 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
         "steps to the baseline's end": first_reached(curves[OURS], baseline / 100),
         "diverged": {name: int(data.failed.sum()) for name, data in curves.items()},
         "over Algorithm 1": interval(final(curves[OURS]) - final(curves[ALG1])),
+        "server steps of Algorithm 1": int(curves[ALG1].ticks.isel(seed=0, eval=-1)),
     }
 
 
@@ -275,7 +276,7 @@ def _judge_panel(
             {"difference": between.mean},
             {},
             "accuracy of eq. (8) over Algorithm 1's after "
-            f"{panel['server_steps']} server steps {between} points, "
+            f"{panel['server steps of Algorithm 1']} server steps {between} points, "
             f"not judged; {where}",
         ),
     }

@@ -111,6 +111,7 @@ def fig2_inputs(outcome: str) -> Inputs:
         "steps to the baseline's end": None if outcome == "fails" else 50,
         "diverged": {fig2.OURS: int(outcome == "fails")},
         "over Algorithm 1": lead(0.0),
+        "server steps of Algorithm 1": 10,
     }
     return {
         name: {**panel, "dataset": name, "claim": claim}
