@@ -198,6 +198,15 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: ModuleType) ->
     assert not missing
 
 
+def test_the_reference_is_laid_out(site: Path) -> None:
+    """Long signatures take a line for each parameter, and what is returned is one item."""
+    page = (site / "api" / "fedjax_sim.clients.html").read_text()
+    assert "local_training(\n    problem: Problem,\n" in re.sub(r"<[^>]+>", "", page)
+    returned = re.findall(r"Returns:.*?<ul>(.*?)</ul>", page, re.DOTALL)
+    assert len(returned) > 10
+    assert all(each.count("<li") == 1 for each in returned)
+
+
 def test_nothing_comes_from_other_hosts(site: Path) -> None:
     """Pages load scripts, styles, fonts and pictures from the site alone."""
     loaded = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=[\"']?(https?:)")
