@@ -4,7 +4,8 @@
 
 - the front page, the changelog, the ledger and the benchmarks, from their files, with links that
   fit the site;
-- a page for each algorithm, from its module, its settings, and a picture of `experiments/figures`;
+- a page for each algorithm, from its module, its settings, the schedule that it draws, and a
+  picture of `experiments/figures` if an experiment runs it;
 - a page of the API for each public room of the package;
 - notebooks, with their stored outputs, and the example scripts.
 """
@@ -13,21 +14,29 @@ import ast
 import base64
 import importlib
 import inspect
+import io
 import json
 import pkgutil
 import posixpath
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 import fedjax_sim
+from fedjax_sim.reporting import plots
 from fedjax_sim.settings import default_text, fields, is_traced
+from fedjax_sim.streams import stream
 from fedjax_sim.systems import SYSTEMS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
@@ -49,8 +58,26 @@ FIGURES = {
     "langevin": "fald_fig1",
     "fedavg": "baselines_digits_accuracy_0",
     "quafl": "baselines_digits_accuracy_0",
-}
+} | dict.fromkeys(
+    (
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "feddyn",
+        "mimelite",
+        "fedavgm",
+        "fedadagrad",
+        "fedadam",
+        "fedyogi",
+        "fedbuff",
+        "fedasync",
+        "gen_async",
+    ),
+    "baselines_mnist_accuracy_0",
+)
 """Pictures in `experiments/figures` that do not have the name of their system."""
+SEED, TICKS = 0, 200
+"""Seed and server actions of the schedules on the pages of algorithms."""
 SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets")
 """Modules without a package that are part of the public interface."""
 
@@ -90,6 +117,9 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
         files.append(File.generated(config, address, abs_src_path=str(path)))
     picture = drawn(DOCS / "site" / "worked_picture.py")
     files.append(File.generated(config, "images/worked_picture.png", content=picture))
+    for name in SYSTEMS:
+        picture = png_of(schedule_figure(name))
+        files.append(File.generated(config, f"images/schedule_{name}.png", content=picture))
     return files
 
 
@@ -324,6 +354,13 @@ def algorithm_page(name: str) -> str:
             "",
             linked_papers(rest) if rest else "The docstring is the sentence above.",
             "",
+            "## Schedule",
+            "",
+            f"![Who computes when, and how stale reports are](../images/schedule_{name}.png)",
+            "",
+            "The first actions of the server at the default settings, before anything is learnt;",
+            "see [Reading a timeline](../guides/reading_a_timeline.md).",
+            "",
             *picture_of(name),
             "## Settings",
             "",
@@ -338,6 +375,20 @@ def algorithm_page(name: str) -> str:
             "```",
             "",
         ]
+    )
+
+
+def schedule_figure(name: str) -> "Figure":
+    """Draw the schedule of a system's default settings."""
+    system = SYSTEMS[name]
+    hyper: Any = system.Hyper()
+    with jax.enable_x64(True):
+        key = stream(jax.random.key(SEED), "timeline")
+        timeline = jax.tree.map(np.asarray, system.timeline(key, hyper, TICKS))
+    senders = system.messages.num_senders(hyper)
+    kind = "clients" if senders is None else "groups"
+    return plots.timeline_figure(
+        [plots.Row(name, timeline, senders or hyper.num_clients, None, kind)]
     )
 
 
@@ -471,9 +522,11 @@ def shown_output(output: dict[str, Any]) -> list[str]:
 
 def drawn(script: Path) -> bytes:
     """Run a script that defines `picture`, and return the picture as a PNG."""
-    import io
-    import runpy
+    return png_of(runpy.run_path(str(script))["picture"]())
 
+
+def png_of(figure: "Figure") -> bytes:
+    """Return a picture as a PNG."""
     buffer = io.BytesIO()
-    runpy.run_path(str(script))["picture"]().savefig(buffer, format="png", dpi=150)
+    figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()

@@ -135,7 +135,8 @@ def test_links_lead_somewhere(pages: ModuleType) -> None:
     written |= pages.generated_pages()
     pictures = {f"figures/{p.name}" for p in (ROOT / "experiments" / "figures").glob("*.png")}
     pictures |= {path.relative_to(DOCS).as_posix() for path in (DOCS / "images").glob("*")}
-    known = {*written, *pictures, "images/worked_picture.png"}
+    pictures |= {"images/worked_picture.png"} | {f"images/schedule_{name}.png" for name in SYSTEMS}
+    known = {*written, *pictures}
     missing = [
         (address, target)
         for address, text in written.items()
@@ -196,6 +197,14 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: ModuleType) ->
             if not is_module and address not in known:
                 missing.append(address)
     assert not missing
+
+
+def test_every_algorithm_has_a_figure(site: Path) -> None:
+    """Its page shows the schedule that the system draws."""
+    for name in SYSTEMS:
+        address = f"images/schedule_{name}.png"
+        assert f'src="../{address}"' in (site / "algorithms" / f"{name}.html").read_text()
+        assert (site / address).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_reference_is_laid_out(site: Path) -> None:
