@@ -119,20 +119,35 @@ def test_clocks_are_those_of_the_systems_named() -> None:
     assert set(clocks) - named == {timelines.Rounds}
 
 
+def prose_of(text: str) -> str:
+    """Return a page without its code."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "", prose)
+
+
 def links_of(address: str, text: str) -> Iterator[str]:
     """Iterate over the files that a page's links inside the site lead to."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"`[^`\n]*`", "", prose)
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(text)):
         if not re.match(r"[a-z]+:|#", target):
             file = target.partition("#")[0]
             yield posixpath.normpath(posixpath.join(posixpath.dirname(address), file))
 
 
+def texts_of(pages: ModuleType) -> dict[str, str]:
+    """Return all pages, written and generated: their Markdown by address."""
+    written = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
+    return written | pages.generated_pages()
+
+
+def test_formulas_are_text(pages: ModuleType) -> None:
+    """The site has nothing that draws LaTeX."""
+    texts = texts_of(pages).items()
+    assert not [address for address, text in texts if "$" in prose_of(text)]
+
+
 def test_links_lead_somewhere(pages: ModuleType) -> None:
     """Links inside the site lead to its pages and pictures. The build checks their anchors too."""
-    written = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
-    written |= pages.generated_pages()
+    written = texts_of(pages)
     pictures = {f"figures/{p.name}" for p in (ROOT / "experiments" / "figures").glob("*.png")}
     pictures |= {path.relative_to(DOCS).as_posix() for path in (DOCS / "images").glob("*")}
     pictures |= {"images/worked_picture.png"} | {f"images/schedule_{name}.png" for name in SYSTEMS}
