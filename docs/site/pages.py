@@ -329,7 +329,7 @@ def citation(name: str) -> str:
 def linked_papers(text: str) -> str:
     """Make links of the numbers of papers on arXiv."""
     return re.sub(
-        r"arXiv\s+(\d{4}\.\d{5})",
+        r"arXiv\s+(\d{4}\.\d{4,5})",
         lambda found: f"[arXiv {found[1]}](https://arxiv.org/abs/{found[1]})",
         text,
     )
