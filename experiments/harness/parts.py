@@ -21,6 +21,7 @@ from experiments.harness.experiment import Arguments
 from fedjax_sim.engine.division import Unit, divide
 from fedjax_sim.engine.runs import Run, join_runs
 from fedjax_sim.launch.parts import FOLDER
+from fedjax_sim.lifecycle import write_whole
 from fedjax_sim.settings import ConfigError
 
 IDENTITY = "experiment.pkl"
@@ -193,8 +194,6 @@ def read_identity(out: Path) -> tuple[str, Arguments, int]:
 
 
 def _write(file: Path, content: Any) -> None:
-    """Write a file under another name, and rename it once it is complete."""
+    """Write a file whole, in a folder that other parts may be making."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_name(f".{file.name}.tmp")
-    scratch.write_bytes(cloudpickle.dumps(content))
-    scratch.replace(file)
+    write_whole(file, lambda scratch: scratch.write_bytes(cloudpickle.dumps(content)))

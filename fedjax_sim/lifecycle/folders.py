@@ -35,7 +35,8 @@ def write_whole(
     Raises:
       StorageError: If the disk or the folder refuses. An older file is then kept.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes in containers of one image may have the same number.
+    scratch = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         write(scratch)
         with scratch.open("rb+") as file:

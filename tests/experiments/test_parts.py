@@ -1,6 +1,7 @@
 """Experiments in parts: the parts meet in a folder, in as many rounds as the experiment needs."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,23 @@ def test_parts_take_two_rounds_and_give_the_whole(
     for changed, parts in ((other, 2), (arguments, 3)):
         with pytest.raises(ConfigError, match="as of the other parts"):
             run_part("x/y", tuned, changed, ExperimentPart(out, 0, parts))
+
+
+def test_parts_may_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second part opens the folder between the first's writing and renaming of its file."""
+    identity, write = {"experiment": "x/y"}, Path.write_bytes
+
+    def write_and_be_overtaken(path: Path, content: bytes) -> int:
+        written = write(path, content)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", write)
+            patch.setattr(os, "getpid", lambda: 17)
+            ExperimentPart(tmp_path, 1, 2).open(identity)
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", write_and_be_overtaken)
+    ExperimentPart(tmp_path, 0, 2).open(identity)
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["experiment.pkl"]
 
 
 def test_the_command_line_runs_and_merges_parts(
