@@ -58,6 +58,8 @@ GROUPS = {
 """Name of the metric by group of labels."""
 CHANCE = 10.0
 """Accuracy of chance, in percent."""
+ALG1_SEEDS = 3
+"""Largest number of seeds of Algorithm 1's formula, which the figure does not show."""
 HELD_OUT = 0.1
 NUM_EVALS = 25
 SMOKE = "not judged: a smoke run on digits is too small"
@@ -105,7 +107,10 @@ def panels(arguments: Arguments) -> list[Sizes]:
 
 
 def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
-    """Run all methods on the same partitions, initial models, schedules and mini-batches."""
+    """Run all methods on the same partitions, initial models, schedules and mini-batches.
+
+    Algorithm 1's formula has the first seeds only, see `ALG1_SEEDS`.
+    """
     data = datasets.load(panel.dataset, data_dir=arguments.data_dir)
     shares = [
         label_groups(
@@ -118,11 +123,12 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
     )
     curves = {}
     for name, settings in METHODS.items():
+        seeds = min(ALG1_SEEDS, panel.seeds) if name == ALG1 else panel.seeds
         run = fedjax_sim.sweep(
             SYSTEM,
-            tasks,
+            tasks[:seeds],
             SYSTEM.Hyper(**settings),
-            seeds=panel.seeds,
+            seeds=seeds,
             num_ticks=panel.num_ticks,
             num_evals=NUM_EVALS,
             progress=True,
@@ -157,7 +163,7 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
 
     Leads are pairs of the mean and half the 95 % t interval, paired by seed.
     """
-    baseline = float(final(curves[BASELINE]).mean())
+    baseline, alg1 = float(final(curves[BASELINE]).mean()), final(curves[ALG1])
     lasts = {
         name: {group: final(curves[name], metric) for group, metric in GROUPS.items()}
         for name in (OURS, BASELINE)
@@ -180,7 +186,8 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
         ),
         "steps to the baseline's end": first_reached(curves[OURS], baseline / 100),
         "diverged": {name: int(data.failed.sum()) for name, data in curves.items()},
-        "over Algorithm 1": interval(final(curves[OURS]) - final(curves[ALG1])),
+        "over Algorithm 1": interval(final(curves[OURS])[: len(alg1)] - alg1),
+        "seeds of Algorithm 1": len(alg1),
         "server steps of Algorithm 1": int(curves[ALG1].ticks.isel(seed=0, eval=-1)),
     }
 
@@ -276,8 +283,8 @@ def _judge_panel(
             {"difference": between.mean},
             {},
             "accuracy of eq. (8) over Algorithm 1's after "
-            f"{panel['server steps of Algorithm 1']} server steps {between} points, "
-            f"not judged; {where}",
+            f"{panel['server steps of Algorithm 1']} server steps {between} points with "
+            f"{panel['seeds of Algorithm 1']} seeds, not judged; {where}",
         ),
     }
     return found

@@ -112,6 +112,7 @@ def fig2_inputs(outcome: str) -> Inputs:
         "diverged": {fig2.OURS: int(outcome == "fails")},
         "over Algorithm 1": lead(0.0),
         "server steps of Algorithm 1": 10,
+        "seeds of Algorithm 1": 2,
     }
     return {
         name: {**panel, "dataset": name, "claim": claim}
