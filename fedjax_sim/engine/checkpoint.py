@@ -107,6 +107,11 @@ class Checkpoint:
         plans = self._sound("plan", _digest_of(self._asked)) if self._resume else iter(())
         return next((arrays for _, arrays in plans), None)
 
+    def decided(self) -> Mapping[str, Any]:
+        """Read what planning decided for the run in the folder; empty if none is resumed."""
+        known = self._read_configuration() if self._resume else None
+        return {} if known is None else known["planned"]
+
     def shorter_budget(self) -> dict[str, Any] | None:
         """Return the budget in the folder if a longer one is asked for.
 

@@ -3,6 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -297,21 +298,66 @@ def run_group(
     if shorter is None:
         plan = saved.planned()
         most = longest() if plan is None else 0
-        planned = plan_group(system, group, options, longest=most, known=plan)
+        planned = _plan_again(system, group, options, saved.decided(), longest=most, known=plan)
         if not accept(planned):
             return None
         replay, new = planned.on_devices(), planned.packed() if plan is None else None
-        saved.open(planned_of(replay), all_run=replay.all_run, plan=new)
+        saved.open(_decided_by(planned, replay), all_run=replay.all_run, plan=new)
     else:
         earlier = dataclasses.replace(options, **shorter)
-        planned, replay = _go_on(system, group, earlier, options, saved)
+        planned, replay = _go_on(system, group, earlier, options, saved, longest())
     part = replay_group(planned, replay, options, saved)
     saved.finish(part.packed())
     return part
 
 
+def _decided_by(planned: Planned, replay: Replay) -> dict[str, Any]:
+    """Collect what a plan decides, for `_plan_again` and for comparison with a resumed run."""
+    return {"evaluations": list(planned.schedule.shape[1:]), **planned_of(replay)}
+
+
+def _plan_again(
+    system: System,
+    group: list[Lane],
+    options: Options,
+    decided: Mapping[str, Any],
+    *,
+    longest: int = 0,
+    known: Mapping[str, np.ndarray] | None = None,
+) -> Planned:
+    """Plan lanes with the evaluations and the layout that were decided when they began.
+
+    A run that has gone on to a longer budget, or is a part of a longer one, would choose others.
+
+    Args:
+      system: The system.
+      group: The lanes.
+      options: The options of the sweep.
+      decided: What `_decided_by` collected; empty if the lanes begin now.
+      longest: As in `plan_group`.
+      known: As in `plan_group`.
+    """
+    num_evals, per_eval = decided.get("evaluations", (0, None))
+    longest = max(longest, num_evals * (per_eval or 0))
+    planned = plan_group(system, group, options, longest=longest, per_eval=per_eval, known=known)
+    layout = decided.get("placement", {})
+    if not decided or planned.program.placement.layout() == layout:
+        return planned
+    fixed = Layout(**{name: ast.literal_eval(layout[name]) for name in Layout._fields})
+    try:
+        as_before = dataclasses.replace(options, layout=fixed)
+        return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, known=known)
+    except ConfigError:  # It asks for more devices than there are; the checkpoint will say so.
+        return planned
+
+
 def _go_on(
-    system: System, group: list[Lane], earlier: Options, options: Options, saved: Checkpoint
+    system: System,
+    group: list[Lane],
+    earlier: Options,
+    options: Options,
+    saved: Checkpoint,
+    longest: int,
 ) -> tuple[Planned, Replay]:
     """Plan a run that goes on from the end of a shorter one.
 
@@ -323,21 +369,19 @@ def _go_on(
       earlier: The options of the shorter run.
       options: Those of the longer run.
       saved: Its checkpoints, in the folder of the shorter run's.
+      longest: As in `plan_group`, of the longer run.
 
     Raises:
       ConfigError: If the folder belongs to another run, or if the longer run begins differently.
     """
-    before = plan_group(system, group, earlier)
+    decided = saved.decided()
+    before = _plan_again(system, group, earlier, decided)
     old = before.on_devices()
     known = checkpoint_of(system, group, earlier)
-    known.open(planned_of(old), all_run=old.all_run)
-    per_eval, placement = before.schedule.shape[2], before.program.placement
-    planned = plan_group(system, group, options, per_eval=per_eval)
-    if planned.program.placement != placement:
-        # A longer run by itself would choose another layout.
-        layout = Layout(**{name: getattr(placement, name) for name in Layout._fields})
-        as_before = dataclasses.replace(options, layout=layout)
-        planned = plan_group(system, group, as_before, per_eval=per_eval)
+    known.open(_decided_by(before, old), all_run=old.all_run)
+    per_eval = before.schedule.shape[2]
+    as_before = {**decided, "evaluations": (0, per_eval)}
+    planned = _plan_again(system, group, options, as_before, longest=longest)
     new = planned.on_devices()
     reason = ""
     if planned.program.plan.all_filled != before.program.plan.all_filled:
@@ -374,8 +418,9 @@ def _go_on(
         rows = rows_at(done)
         return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
 
-    known.go_on(saved, planned_of(new), old.all_run, turn)
-    saved.open(planned_of(new), all_run=new.all_run, plan=planned.packed())
+    found = _decided_by(planned, new)
+    known.go_on(saved, found, old.all_run, turn)
+    saved.open(found, all_run=new.all_run, plan=planned.packed())
     return planned, new
 
 
@@ -396,10 +441,12 @@ def replay_group(
         on_evaluation=options.on_evaluation,
         is_batched=plan.lanes_at_once or plan.family_size > 1,
     )
+    num_evals = schedule.shape[1]
     with contextlib.closing(watch):
         watch.begin()
         curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
-    num_evals = schedule.shape[1]
+        # A run that was stopped after its last tick reports nothing when it is resumed.
+        watch.track(num_evals, curves.metrics, curves.stopped_at)
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )

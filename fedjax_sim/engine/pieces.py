@@ -134,7 +134,7 @@ class _Pieces:
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not memory.is_out_of_memory(error):
                 raise
-            if num == 1 or jax.process_count() > 1:
+            if num == 1 or jax.process_count() > 1 or self._has_states():
                 raise self._refusal(error, num) from None
         # Only now, without the error, does nothing hold the arrays of the failed attempt.
         gc.collect()
@@ -156,6 +156,10 @@ class _Pieces:
         """Name the folder of the piece's checkpoints."""
         assert self._options.checkpoint is not None
         return self._options.checkpoint / f"part_{self._number}"
+
+    def _has_states(self) -> bool:
+        """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
+        return self._options.checkpoint is not None and any(self._folder().glob("state-*"))
 
     def _lanes_of_earlier_run(self) -> int | None:
         """Count the lanes of this piece in the run that is resumed, whatever is free now."""
@@ -254,12 +258,14 @@ class _Pieces:
         """Make the sentence for lanes that cannot be fewer."""
         if isinstance(error, OutOfMemoryError):
             return error
-        lanes = "one lane" if num == 1 else f"{num} lanes on several processes"
-        if num > 1:
-            lanes += ", which cannot be halved there (give max_lanes)"
+        lanes = f"{'one lane' if num == 1 else f'{num} lanes'} of {self._system.name}"
+        if num > 1 and jax.process_count() > 1:
+            lanes += " on several processes, which cannot be halved there (give max_lanes)"
+        if self._has_states():
+            lanes += ", whose checkpoints are kept"
         allowed = (
-            f"enough for {lanes} of {self._system.name}: fewer clients, a smaller model, smaller "
-            "mini-batches or fewer slots at once (layout) take less"
+            f"enough for {lanes}: fewer clients, a smaller model, smaller mini-batches or fewer "
+            "slots at once (layout) take less"
         )
         return OutOfMemoryError("memory", write_bytes(memory.free_here().device), allowed)
 

@@ -69,7 +69,10 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         starts = replicate(x, event.clients.shape[0]), jax.tree.map(jnp.zeros_like, slopes)
         (local, slopes), memo = wire.receive(key, event, state.memo, starts, (local, slopes))
         _, s = base.update(weighted_sum(event.weight, slopes), state.memory, state.server)  # V
-        x = weighted_sum(event.weight, local)
+        mean = weighted_sum(event.weight, local)
+        if wire.is_compressed_down:  # What clients have not heard yet stays with the server.
+            mean = jax.tree.map(lambda w, end, begin: w + (end - begin), state.server, mean, x)
+        x = mean
         x, s = keep_if_empty(plan, event, (x, s), (state.server, state.memory))
         memo = wire.publish(key, event, memo, (x, s))
         return RoundState(x, s, memo=memo), jax.tree.map(jnp.add, work, more)

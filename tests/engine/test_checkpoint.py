@@ -34,6 +34,7 @@ from fedjax_sim.lifecycle import (
     exit_code_of,
     write_whole,
 )
+from fedjax_sim.reporting.trackers import CSV
 from fedjax_sim.types import LatentProblem
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
@@ -347,6 +348,70 @@ def test_a_longer_run_goes_on_from_the_end(
     assert done == []
     with pytest.raises(ConfigError, match="which differs in num_ticks"):
         run(num_ticks=9, num_evals=4, checkpoint=tmp_path, resume=True)
+
+
+def test_a_longer_run_goes_on_again(
+    regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 7 ticks to 11 and on to 23. There it is killed, and what it planned is lost."""
+    options = {**OPTIONS, "client_variance": False, "num_evals": 4, "checkpoint": tmp_path}
+    run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL))
+    for ticks in (7, 11):
+        run(**{**options, "num_ticks": ticks}, resume=ticks > 7)
+    options |= {"num_ticks": 23, "resume": True}
+    done = note_saves(monkeypatch)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        kill_after(1, patch)
+        run(**options)
+    for plan in tmp_path.rglob("plan-*"):
+        plan.unlink()
+    longest = run(**options)
+    assert min(done) > 11
+    assert_same_bits(longest, run(**{**options, "checkpoint": None, "num_evals": 12}))
+
+
+def test_a_longer_run_keeps_the_layout(
+    regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule would choose another layout for it, also when it is killed and resumed."""
+    options = {"seeds": 3, "num_evals": 2, "checkpoint": tmp_path}
+    run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **options)
+    first = run(num_ticks=4)
+    choose, chosen = groups.choose, []
+
+    def other(layout: Layout, **given: Any) -> Any:
+        placement = choose(layout, **given)
+        if layout == Layout():
+            placement = placement._replace(lanes_at_once=not placement.lanes_at_once)
+        chosen.append(placement.lanes_at_once)
+        return placement
+
+    monkeypatch.setattr(groups, "choose", other)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        kill_after(1, patch)
+        run(num_ticks=8, resume=True)
+    longer = run(num_ticks=8, resume=True)
+    assert len(set(chosen)) == 2
+    assert longer.curves.ticks.isel(eval=-1).values.tolist() == [8, 8, 8]
+    np.testing.assert_array_equal(longer.curves.loss[:, :3], first.curves.loss)
+
+
+def test_a_run_that_was_stopped_at_its_last_tick_is_logged(
+    regression: Callable,
+    small: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_pause: None,
+) -> None:
+    """Nothing is left to replay, but trackers get all evaluations."""
+    run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
+    logs = [tmp_path / f"{name}.csv" for name in ("unbroken", "resumed")]
+    run(trackers=[CSV(logs[0])])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        kill_after(8, patch)
+        run(checkpoint=tmp_path / "states")
+    run(checkpoint=tmp_path / "states", resume=True, trackers=[CSV(logs[1])])
+    assert logs[0].read_text() == logs[1].read_text()
 
 
 def test_a_longer_run_may_need_a_larger_store(

@@ -1,5 +1,6 @@
 """Lanes that do not fit in memory together run in pieces, with the results of the whole."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine import groups, memory, pieces
+from fedjax_sim.engine import chunks, groups, memory, pieces
 from fedjax_sim.engine.drawing import count_ticks, measure_plan
 from fedjax_sim.engine.memory import Free
 from tests.conftest import Regression
@@ -151,6 +152,36 @@ def test_running_out_of_memory_halves_the_lanes(
         "fedjax-sim: memory ran out with 8 lanes of fedbuff at a time; from here on 4 run at a "
         "time.\n"
     )
+
+
+def test_running_out_of_memory_keeps_checkpoints(
+    sweep: Sweep, whole: fedjax_sim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else takes the memory after states have been written."""
+    evaluate, calls = chunks._Seen.put, itertools.count()
+
+    def put(*given: Any) -> None:
+        if next(calls) == 3:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+        evaluate(*given)
+
+    saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks._Seen, "put", put)
+        with pytest.raises(ConfigError, match="enough for 8 lanes of fedbuff, whose checkpoints"):
+            sweep(**saved)
+    assert list(tmp_path.rglob("state-*"))
+    assert_equal(sweep(**saved, resume=True), whole)
+
+
+def test_pieces_go_on_to_a_longer_budget(sweep: Sweep, tmp_path: Path) -> None:
+    """Lanes are evaluated as in the whole, although the longest one is in another piece."""
+    longer = []
+    for max_lanes in (8, 3):
+        saved = {"checkpoint": tmp_path / str(max_lanes), "max_lanes": max_lanes}
+        sweep(**saved)
+        longer.append(sweep(**saved, time_budget=90.0, resume=True))
+    assert_equal(*longer)
 
 
 def test_a_lane_that_does_not_fit_is_one_sentence(

@@ -290,8 +290,8 @@ def mimelite(rounds: Rounds, *, beta: float, wire: Wire = PLAIN) -> Iterator[np.
             y = rounds.descend(known, i, k, before, use)
             message = np.concatenate([y - known, rounds.at_server(i, before, known)])
             moved, gradient = np.split(wire.report(i, message), 2)
-            mean, slope = mean + w * (known + moved), slope + w * gradient
-        x, s = mean, (1 - beta) * slope + beta * s
+            mean, slope = mean + w * moved, slope + w * gradient
+        x, s = x + mean, (1 - beta) * slope + beta * s
         wire.publish(np.concatenate([x, s]))
         yield x
 

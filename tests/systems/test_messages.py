@@ -1,6 +1,7 @@
 """Every system whose clients report models takes compressed messages, and moves by them alone."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -14,6 +15,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Plan
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.privacy import parse_privacy
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import check, fields, fixed, struct
 from fedjax_sim.types import full_precision_bits
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
@@ -41,6 +43,10 @@ class Silence(Compressor):
     """Send nothing."""
 
     name: str = fixed("silence")
+
+    def bits(self, dim: int, *, word: int = 32) -> int:
+        """Return 0."""
+        return 0
 
     def apply(self, key: jax.Array, vector: jax.Array) -> jax.Array:
         """Return zeros."""
@@ -168,6 +174,19 @@ def test_clients_start_from_what_they_have_heard(silenced: Callable) -> None:
     assert {name for name, (server, _) in unheard.items() if not np.isfinite(server).all()} == set()
     heard = silenced(names, 24)
     assert {name for name, (server, _) in heard.items() if np.isfinite(server).any()} == set()
+
+
+def test_what_is_not_heard_stays_with_the_server() -> None:
+    """Clients begin at the first model at every tick, and their progress adds up."""
+    problem = Quadratic.of([[10.0, 1.0], [10.0, 1.0]])
+    for name in ("fedavg", "mimelite"):
+        system = SYSTEMS[name]
+        sizes = {"num_clients": 2, "num_selected": 2, "local_steps": 2, "batch_size": 1}
+        settings = {"momentum": 0.0} if name == "mimelite" else {}
+        hyper = system.Hyper(lr=0.1, downlink=Silence(), **sizes, **settings)
+        run = partial(fedjax_sim.simulate, system, problem, hyper, num_evals=1)
+        models = [run(num_ticks=ticks).models for ticks in (1, 3)]
+        np.testing.assert_allclose(models[1], 3 * np.asarray(models[0]), rtol=1e-5, err_msg=name)
 
 
 def test_padding_changes_nothing(regression: Callable, small: Callable) -> None:
