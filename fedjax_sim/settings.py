@@ -69,11 +69,9 @@ def real(
 
     limits = [(above, "above"), (least, "at least"), (most, "at most")]
     words = " and ".join(f"{word} {limit:g}" for limit, word in limits if limit is not None)
-    field = _field(default, meaning, True, accepts, f"a finite number {words}".rstrip(), float)
-    if not simpler_at:
-        return field
-    metadata = dict(field.metadata) | {"simpler_at": simpler_at}
-    return flax_struct.field(default=default, metadata=metadata)
+    allowed = f"a finite number {words}".rstrip()
+    further = {"is_single": True, "simpler_at": simpler_at}
+    return _field(default, meaning, True, accepts, allowed, float, **further)
 
 
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
@@ -111,10 +109,8 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
       limits: As in `real`.
     """
     metadata = dict(real(default, meaning, **limits).metadata)
-    allowed = metadata["allowed"] + ", or several"
-    return flax_struct.field(
-        default=default, metadata=metadata | {"allowed": allowed, "parse": _parse_reals}
-    )
+    changed = {"allowed": metadata["allowed"] + ", or several", "parse": _parse_reals}
+    return flax_struct.field(default=default, metadata=metadata | changed | {"is_single": False})
 
 
 def count(default: int, meaning: str, *, least: int = 1) -> Any:
@@ -148,7 +144,8 @@ def whole(default: int, meaning: str, *, least: int = 1) -> Any:
         x = np.asarray(value)
         return bool(np.all(x >= least) and np.all(x == np.round(x)))
 
-    return _field(default, meaning, True, accepts, f"a whole number of at least {least}", int)
+    allowed = f"a whole number of at least {least}"
+    return _field(default, meaning, True, accepts, allowed, int, is_single=True)
 
 
 def weights(meaning: str) -> Any:
@@ -448,6 +445,8 @@ def check(hyper: Any) -> None:
     """
     for name, field in fields(type(hyper)).items():
         value, allowed = getattr(hyper, name), field.metadata["allowed"]
+        if field.metadata.get("is_single") and np.ndim(value) > 0:
+            raise ConfigError(name, value, f"{allowed} (to sweep, use settings=...)")
         if not field.metadata["accepts"](value):
             raise ConfigError(name, value, allowed)
         if field.metadata["parse"] is int and np.any(np.asarray(value) > MOST_WHOLE):
@@ -465,11 +464,29 @@ def check(hyper: Any) -> None:
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
 
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or JAX as Python has it, and any other value as it is.
+
+    Args:
+      value: Any value.
+    """
+    is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
+    return value.item() if is_number else value
+
+
 def _field(
-    default: Any, meaning: str, is_traced: bool, accepts: Callable, allowed: str, parse: Callable
+    default: Any,
+    meaning: str,
+    is_traced: bool,
+    accepts: Callable,
+    allowed: str,
+    parse: Callable,
+    **further: Any,
 ) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse, "meaning": meaning}
-    return flax_struct.field(pytree_node=is_traced, default=default, metadata=metadata)
+    return flax_struct.field(
+        pytree_node=is_traced, default=default, metadata={**metadata, **further}
+    )
 
 
 def _check_range(name: str, value: Any, allowed: str) -> None:

@@ -23,6 +23,7 @@ from fedjax_sim.settings import (
     real,
     redefault,
     struct,
+    whole,
 )
 
 STRUCTS: dict[str, type] = {name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()} | {
@@ -82,6 +83,7 @@ class Base:
 
     speed: float = real(1.0, "Speed of a test, in metres per second.", above=0)
     size: int = count(3, "Number of tests.")
+    steps: int = whole(1, "Steps of a test.")
 
 
 @struct
@@ -90,6 +92,7 @@ class Derived(Base):
 
     speed: float = redefault(Base, "speed", 2.0)
     size: int = fixed(7)
+    steps: int = fixed(1)
 
 
 def test_settings_are_given_by_name() -> None:
@@ -102,6 +105,7 @@ def test_a_new_default_keeps_the_meaning() -> None:
     assert describe(Base) == [
         "speed: Speed of a test, in metres per second. Default 1.0; a finite number above 0.",
         "size: Number of tests. Default 3; a whole number of at least 1.",
+        "steps: Steps of a test. Default 1; a whole number of at least 1.",
     ]
     assert describe(Derived) == [
         "speed: Speed of a test, in metres per second. Default 2.0; a finite number above 0.",
@@ -113,6 +117,15 @@ def test_a_new_default_keeps_the_meaning() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (
+            {"speed": [0.1, 0.2]},
+            "speed is [0.1, 0.2], but must be a finite number above 0 (to sweep, use "
+            "settings=...).",
+        ),
+        (
+            {"steps": (1,)},
+            "steps is (1,), but must be a whole number of at least 1 (to sweep, use settings=...).",
+        ),
         ({"speed": 0.0}, "speed is 0.0, but must be a finite number above 0."),
         ({"speed": float("nan")}, "speed is nan, but must be a finite number above 0."),
         ({"speed": "fast"}, "speed is 'fast', but must be a finite number above 0."),

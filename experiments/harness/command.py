@@ -20,7 +20,7 @@ from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import exit_code_of
-from fedjax_sim.reporting.results import Folder, save
+from fedjax_sim.reporting.results import UNFINISHED, Folder, save
 from fedjax_sim.settings import ConfigError
 
 IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
@@ -168,10 +168,10 @@ def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Ar
         folder is then as it was.
     """
     identity = _begin(name, arguments)
-    finished = (Path(arguments.out) / "claims.json").exists() or arguments.share is not None
-    folder = Folder(
-        arguments.out, resume=arguments.resume, overwrite=finished and not arguments.resume
-    )
+    out = Path(arguments.out)
+    finished = (out / "claims.json").exists() and not (out / UNFINISHED).exists()
+    replaces = (finished or arguments.share is not None) and not arguments.resume
+    folder = Folder(out, resume=arguments.resume, overwrite=replaces)
     if arguments.resume:
         folder.check_resumable(identity)
     folder.open(identity)

@@ -6,7 +6,7 @@ without the other parts' lanes, until the experiment looks at what a sweep retur
 complete: there the part ends, and is run again when the others have run. An experiment that looks
 at its sweeps last needs one round; one that tunes a step size first needs two.
 
-    out/parts/SWEEP/0-of-2.pkl      lanes of a sweep that have run
+    out/parts/SWEEP/0-of-2.pkl      what identifies a sweep, and those of its lanes that have run
     out/parts/checkpoints/0-of-2/   checkpoints of a part
 """
 
@@ -135,13 +135,15 @@ class SweepShare:
         """
         self._part, self._name, self._turn = part, name, turn
 
-    def find(self) -> Run | None:
-        """Return the whole sweep if all parts have run."""
-        missing = [
-            number for number in range(self._part.num_parts) if not self._file(number).exists()
-        ]
+    def find(self, asked: Mapping[str, Any]) -> Run | None:
+        """Return the whole sweep if all parts have run; refuse lanes of another one."""
+        files = [self._file(number) for number in range(self._part.num_parts)]
+        missing = [number for number, file in enumerate(files) if not file.exists()]
+        for file in files:
+            if file.exists():
+                self._check(file, asked)
         if not missing:
-            runs = [pickle.loads(self._file(i).read_bytes()) for i in range(self._part.num_parts)]
+            runs = [_read(file, 2)[1] for file in files]
             return join_runs([run for run in runs if run is not None])
         if self._part.number in missing:
             return None
@@ -157,15 +159,28 @@ class SweepShare:
         number = (self._part.number - self._turn) % self._part.num_parts
         return parts[number] if number < len(parts) else []
 
-    def exchange(self, run: Run | None) -> Run:
+    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
         """Keep what ran, and return the whole sweep or what stands for it."""
         assert self._part.number is not None
-        _write(self._file(self._part.number), run)
+        _write(self._file(self._part.number), asked, run)
         num_lanes = 0 if run is None else run.curves.sizes["lane"]
         self._part.say(f"{self._name}: {num_lanes} lanes have run")
-        found = self.find()
+        found = self.find(asked)
         assert found is not None
         return found
+
+    def _check(self, file: Path, asked: Mapping[str, Any]) -> None:
+        """Check that lanes are of the sweep that is asked for."""
+        (known,) = _read(file, 1)
+        known = known if isinstance(known, dict) else {}
+        names = sorted({*known, *asked})
+        changed = ", ".join(name for name in names if known.get(name) != asked.get(name))
+        if changed:
+            allowed = (
+                f"of the same sweep as in this run, which differs in {changed}, or removed "
+                "to run them again"
+            )
+            raise ConfigError(f"file with kept lanes of {self._name}", str(file), allowed)
 
     def _file(self, number: int) -> Path:
         """Return the file of a part's lanes."""
@@ -193,7 +208,14 @@ def read_identity(out: Path) -> tuple[str, Arguments, int]:
     return name, Arguments(out=str(out), **identity), num_parts
 
 
-def _write(file: Path, content: Any) -> None:
-    """Write a file whole, in a folder that other parts may be making."""
+def _write(file: Path, *contents: Any) -> None:
+    """Write pickles to a file, whole, in a folder that other parts may be making."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, lambda scratch: scratch.write_bytes(cloudpickle.dumps(content)))
+    content = b"".join(map(cloudpickle.dumps, contents))
+    write_whole(file, lambda scratch: scratch.write_bytes(content))
+
+
+def _read(file: Path, num: int) -> list[Any]:
+    """Read the first pickles of a file."""
+    with file.open("rb") as content:
+        return [pickle.load(content) for _ in range(num)]

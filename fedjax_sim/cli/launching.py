@@ -68,39 +68,58 @@ def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
     return kind(**chosen)
 
 
-def launch_parts(
-    launcher: Launcher,
-    arguments: argparse.Namespace,
-    folder: Folder,
-    identity: Mapping[str, Any],
-    num_lanes: int,
-) -> tuple[dict[str, Run], dict[str, Any]]:
-    """Run a command in parts, and read the results of the whole.
-
-    Parts that ended well in an earlier attempt are not run again, unless the time budget is now
-    longer: then each goes on from its end. Their number stays the same if the user names none.
+def count_parts(
+    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, num_lanes: int
+) -> int:
+    """Find the number of parts: in a resumed study the same as before if the user names none.
 
     Args:
       launcher: What starts the parts.
       arguments: The parsed words of `run`.
       folder: The results folder.
-      identity: What must be equal for a later command to resume this one.
       num_lanes: Lanes of the study, the largest number of parts.
+
+    Raises:
+      ConfigError: If the number of parts is not allowed.
+    """
+    text, usual = arguments.parts, None
+    if arguments.resume:
+        text = text or (folder.recorded() or {}).get("parts")
+        usual = parts_in(folder.checkpoints / FOLDER)
+    num_parts = read_whole("parts", text, usual or min(launcher.count(), num_lanes))
+    if num_parts > num_lanes:
+        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
+        raise ConfigError("parts", num_parts, allowed)
+    return num_parts
+
+
+def launch_parts(
+    launcher: Launcher,
+    arguments: argparse.Namespace,
+    folder: Folder,
+    identity: Mapping[str, Any],
+) -> tuple[dict[str, Run], dict[str, Any]]:
+    """Run a command in parts, and read the results of the whole.
+
+    Parts that ended well in an earlier attempt are not run again, unless the time budget is now
+    longer: then each goes on from its end.
+
+    Args:
+      launcher: What starts the parts.
+      arguments: The parsed words of `run`.
+      folder: The results folder.
+      identity: What must be equal for a later command to resume this one, with the number of parts.
 
     Returns:
       The runs by system, and the content of config.json.
 
     Raises:
-      ConfigError: If the number of parts is not allowed, the disk refuses, or a study whose parts
-        have not all begun is to go on to a longer budget.
+      ConfigError: If the disk refuses, or a study whose parts have not all begun is to go on to a
+        longer budget.
       PartError: If a part failed.
     """
     within = (folder.checkpoints / FOLDER).absolute()
-    usual = parts_in(within) if arguments.resume else None
-    num_parts = read_whole("parts", arguments.parts, usual or min(launcher.count(), num_lanes))
-    if num_parts > num_lanes:
-        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
-        raise ConfigError("parts", num_parts, allowed)
+    num_parts = int(identity["parts"])
     jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
     before = (folder.recorded() or identity)["time_budget"] if arguments.resume else None
     if before not in (None, identity["time_budget"]):

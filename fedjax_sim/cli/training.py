@@ -23,7 +23,7 @@ from fedjax_sim.cli.arguments import (
 )
 from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
-from fedjax_sim.cli.launching import launch_parts, read_launcher
+from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.bad_lanes import LaneWarning
 from fedjax_sim.engine.division import Unit
@@ -85,7 +85,11 @@ def run(arguments: argparse.Namespace) -> None:
         "precision": precision,
         "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
     }
-    identity = _identity(config) | {"part": arguments.part, "parts": arguments.parts}
+    num_parts = None  # Unless they are launched.
+    if launcher is not None and folder is not None:
+        num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
+        num_parts = str(count_parts(launcher, arguments, folder, num_lanes))
+    identity = _identity(config) | {"part": arguments.part, "parts": num_parts}
     is_known = (
         arguments.resume
         and folder is not None
@@ -93,8 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     problems: dict[int, list[Any]] = {}
     if launcher is not None and folder is not None:
-        num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        runs, config = launch_parts(launcher, arguments, folder, identity, num_lanes)
+        runs, config = launch_parts(launcher, arguments, folder, identity)
         if arguments.keep_samples:
             problems = {num: data.problems(num) for num in data.partitions}
     else:

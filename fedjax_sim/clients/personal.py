@@ -1,10 +1,11 @@
 """Models that belong in part or as a whole to single clients, and their evaluation."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim import trees
 from fedjax_sim.settings import Checked, ConfigError, static, struct
@@ -28,12 +29,14 @@ class PersonalLeaves(Checked):
 
         Args:
           model: A model, or its shapes.
+
+        Raises:
+          ConfigError: If `personal` is left out, and the outermost dense layers are of several
+            modules.
         """
         chosen = self.personal
         if not chosen:
-            layers = [path.rpartition("/")[0] for path in trees.paths_of(model) if "Dense" in path]
-            last = max(layers, key=lambda layer: (len(layer), layer), default="")
-            chosen = f"^{re.escape(last)}/"
+            chosen = f"^{re.escape(_last_dense(trees.paths_of(model)))}/"
         return trees.leaves_that(chosen, model)
 
     def split(self, model: Params) -> tuple[Params, Params]:
@@ -57,7 +60,7 @@ class PersonalLeaves(Checked):
           The settings, unchanged.
 
         Raises:
-          ConfigError: If all leaves are personal, or none.
+          ConfigError: If all leaves are personal, or none, or `are_personal` cannot tell.
         """
         if problem is not None:
             flags = self.are_personal(jax.eval_shape(problem.init, jax.random.key(0)))
@@ -65,6 +68,17 @@ class PersonalLeaves(Checked):
                 allowed = "such that some leaves of the model are personal and others are shared"
                 raise ConfigError("personal", self.personal, allowed)
         return super().completed(problem)
+
+
+def _last_dense(paths: Sequence[str]) -> str:
+    """Find the last of the outermost dense layers; "" if there is none."""
+    layers = [each for path in paths if (each := re.match(r"(.*/|)Dense_(\d+)/", path))]
+    depth = min((each[1].count("/") for each in layers), default=0)
+    outermost = {(each[1], int(each[2])) for each in layers if each[1].count("/") == depth}
+    modules = sorted({module for module, _ in outermost})
+    if len(modules) > 1:
+        raise ConfigError("personal", "", f"given, as dense layers are in {', '.join(modules)}")
+    return "{}Dense_{}".format(*max(outermost)) if outermost else ""
 
 
 def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[str, Array]:
@@ -76,13 +90,14 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
 
     Returns:
       Means over clients such as "personal_accuracy", and, if the problem reports clients one by
-      one, "personal_client_accuracy[client]" and so on: `f[N]`. Nothing if the problem has no
-      examples of single clients, see `fedjax_sim.types.PersonalProblem`.
+      one, "personal_client_accuracy[client]" and so on: `f[N]`. Clients whose value is nan are left
+      out of means. Nothing if the problem has no examples of single clients, see
+      `fedjax_sim.types.PersonalProblem`.
     """
     if not hasattr(problem, "evaluate_clients"):
         return {}
     values = problem.evaluate_clients(model_of)
-    metrics = {f"personal_{name}": value.mean() for name, value in values.items()}
+    metrics = {f"personal_{name}": jnp.nanmean(value) for name, value in values.items()}
     if getattr(problem, "per_client", False):
         metrics |= {f"personal_client_{name}[client]": value for name, value in values.items()}
     return metrics

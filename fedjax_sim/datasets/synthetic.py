@@ -56,7 +56,7 @@ def make_synthetic(
             allowed = "0, as the data are IID" if is_iid else "a finite number of at least 0"
             raise ConfigError(name, value, allowed)
     for name, whole, least in (("num_clients", num_clients, 1), ("seed", seed, 0)):
-        if not isinstance(whole, int) or whole < least:
+        if not isinstance(whole, int | np.integer) or whole < least:
             raise ConfigError(name, whole, f"a whole number of at least {least}")
     rng = np.random.default_rng(seed)
     sizes = LEAST_EXAMPLES + np.floor(rng.lognormal(4, 2, num_clients)).astype(int)

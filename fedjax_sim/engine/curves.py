@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim.engine.metric_names import read_name
+from fedjax_sim.engine.metric_names import COORDINATES, read_name
 from fedjax_sim.engine.replay import Curves
 from fedjax_sim.engine.schedule import Schedule
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, plain
 from fedjax_sim.types import EMPTY, Timeline
 
 if TYPE_CHECKING:
     import xarray as xr
 
-COORDINATES = ("time", "ticks", "local_steps", "uplink_bits", "downlink_bits")
-"""The schedule's facts. A swept setting of the same name gets the dimension `NAME_setting`."""
 SPENT = ("seconds_compile", "seconds_run", "programs_compiled")
 """Attributes that `sweep` adds; parts add up."""
 
@@ -298,8 +296,9 @@ def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -
 
 def label_of_value(value: Any) -> Any:
     """Return a value of a setting as it labels a dimension."""
-    is_plain = isinstance(value, (bool, int, float, str))
-    return value if is_plain else getattr(value, "__name__", str(value))
+    value = plain(value)
+    is_simple = isinstance(value, (bool, int, float, str))
+    return value if is_simple else getattr(value, "__name__", str(value))
 
 
 def facts_of(

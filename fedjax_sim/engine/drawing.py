@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.lanes import Stacked, stack_settings
@@ -21,12 +22,12 @@ from fedjax_sim.engine.memory import (
     free_on_host,
     is_out_of_memory,
 )
-from fedjax_sim.engine.timeline_checks import INTEGERS, check_form, check_values
+from fedjax_sim.engine.timeline_checks import INTEGERS, check_form, check_values, check_whole
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import Key, System, Timeline
+from fedjax_sim.types import EMPTY, Array, Key, System, Timeline
 
 MAX_TICKS = 2**24
 """Longest schedule of a lane."""
@@ -276,10 +277,9 @@ def draw_timelines(
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
             rows = np.minimum(np.arange(first, first + size), len(seeds) - 1)
-            leaves = [
-                np.asarray(leaf)[:, :num_ticks]
-                for leaf in draw(all_seeds[rows], settings.take(rows))
-            ]
+            timelines, fractions = draw(all_seeds[rows], settings.take(rows))
+            check_whole(fractions, num_ticks, slots)
+            leaves = [np.asarray(leaf)[:, :num_ticks] for leaf in timelines]
             whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
     drawn = Timeline(*whole)
@@ -336,13 +336,40 @@ def _cpu() -> jax.Device:
 
 def _draw(
     timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
-) -> Timeline:
+) -> tuple[Timeline, dict[str, tuple[Array, Array]]]:
+    """Draw timelines, and find what `check_whole` refuses in those fields that are floats."""
+
     def lane(seed: Any, varying: list[Any]) -> Timeline:
         key = stream(jax.random.key(seed), "timeline")
         return timeline(key, hypers.of_lane(varying), num_ticks)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
-    return drawn._replace(**{name: getattr(drawn, name).astype("int32") for name in INTEGERS})
+    given = {name: getattr(drawn, name) for name in INTEGERS}
+    fractions = {
+        name: _first_fraction(drawn, leaf)
+        for name, leaf in given.items()
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
+    whole = {name: leaf.astype("int32") for name, leaf in given.items()}
+    return drawn._replace(**whole), fractions
+
+
+def _first_fraction(drawn: Timeline, values: Array) -> tuple[Array, Array]:
+    """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
+
+    Args:
+      drawn: Leaves `[D, T, ...]`.
+      values: `f[D, T, S]`, one of them.
+
+    Returns:
+      The value, `f[D]`, 0 if there is none, and its place among all slots, `i64[D]`.
+    """
+    is_filled = jnp.isfinite(drawn.time)[..., None] & (drawn.clients != EMPTY)
+    is_whole = (values == jnp.round(values)) & (jnp.abs(values) < 2**31)
+    is_wrong = (is_filled & ~is_whole).reshape(len(values), -1)
+    at = is_wrong.argmax(axis=1)
+    first = jnp.take_along_axis(values.reshape(len(values), -1), at[:, None], axis=1)[:, 0]
+    return jnp.where(is_wrong.any(axis=1), first, 0), at
 
 
 _draw_well = jax.jit(_draw, static_argnums=(0, 1))

@@ -1,9 +1,11 @@
 """What must be equal for a run to resume another one: the identity of a group's checkpoints."""
 
+import dataclasses
 import functools
 import hashlib
 import re
 import weakref
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.replay import Replay
-from fedjax_sim.settings import fields
+from fedjax_sim.settings import fields, plain
 from fedjax_sim.types import System
 
 
@@ -23,6 +25,16 @@ def checkpoint_of(system: System, group: list[Lane], options: Options) -> Checkp
     `planned_of` tells the rest, which is known after planning only.
     """
     assert options.checkpoint is not None
+    return Checkpoint(
+        options.checkpoint,
+        asked_of(system, group, options),
+        resume=options.resume,
+        every=options.checkpoint_every,
+    )
+
+
+def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, Any]:
+    """Collect what was asked for that decides what lanes return."""
     distinct = {id(lane.problem): lane.problem for lane in group}
     problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
     configuration = {
@@ -46,9 +58,7 @@ def checkpoint_of(system: System, group: list[Lane], options: Options) -> Checkp
         configuration["on_evaluation"] = "given"
     if group[0].start is not None:
         configuration["start"] = [_digest_of_tree(lane.start) for lane in group]
-    return Checkpoint(
-        options.checkpoint, configuration, resume=options.resume, every=options.checkpoint_every
-    )
+    return configuration
 
 
 def planned_of(replay: Replay) -> dict[str, Any]:
@@ -83,11 +93,29 @@ def _digest_of_array(leaf: Any) -> bytes:
 
 
 def text_of(value: Any) -> str:
-    """Write a setting as text that is the same in every process, unlike the repr of a function."""
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
-        return repr(value)
+    """Write a setting as text that is the same in every process, unlike the repr of a function.
+
+    Structs, containers and other objects are written with what they hold, arrays as a digest.
+    """
+    value, kind = plain(value), type(value).__qualname__
+    if isinstance(value, np.ndarray | jax.Array):
+        return f"{value.dtype}{list(value.shape)} {_digest_of_array(value).hex()[:16]}"
     if isinstance(value, functools.partial):
         words = [text_of(each) for each in value.args]
         words += [f"{name}={text_of(each)}" for name, each in value.keywords.items()]
         return f"{text_of(value.func)}({', '.join(words)})"
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    if hasattr(value, "__qualname__"):
+        return value.__qualname__
+    if dataclasses.is_dataclass(value) or type(value).__repr__ is object.__repr__:
+        held = getattr(value, "__dict__", {})
+        if dataclasses.is_dataclass(value):
+            held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        words = [f"{name}={text_of(each)}" for name, each in held.items()]
+        return f"{kind}({', '.join(words)})" if words else kind
+    if isinstance(value, Mapping):
+        words = sorted(f"{text_of(name)}: {text_of(each)}" for name, each in value.items())
+        return f"{kind}({', '.join(words)})"
+    if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes):
+        words = [text_of(each) for each in value]
+        return f"{kind}({', '.join(sorted(words) if isinstance(value, Set) else words)})"
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))

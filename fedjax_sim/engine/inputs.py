@@ -13,7 +13,7 @@ from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, check_layout, check_precision
 from fedjax_sim.engine.problem_checks import check_problem
-from fedjax_sim.settings import ConfigError, check, fields
+from fedjax_sim.settings import ConfigError, check, fields, plain
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System
 
@@ -23,12 +23,13 @@ def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | 
     if settings is not None and not isinstance(settings, Mapping):
         allowed = "a mapping from names of settings to lists of values"
         raise ConfigError("settings", type(settings).__name__, allowed)
-    if isinstance(seeds, (int, np.integer)):
+    seeds = plain(seeds)
+    if isinstance(seeds, int):
         if not is_whole(seeds, 1):
             raise ConfigError("seeds", seeds, "a number of at least 1, or a list")
         seeds = range(seeds)
-    values = {name: _listed(f"values of {name}", each) for name, each in (settings or {}).items()}
-    return Grid(values, _listed("seeds", seeds))
+    values = {name: listed(f"values of {name}", each) for name, each in (settings or {}).items()}
+    return Grid(values, listed("seeds", seeds))
 
 
 def list_lanes(
@@ -135,11 +136,11 @@ def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> Hy
     return this.with_message_bits(*system.messages.bits(model, hyper))
 
 
-def _listed(field: str, values: Any) -> list[Any]:
-    """Make a list of a user's sequence."""
+def listed(field: str, values: Any) -> list[Any]:
+    """Make a list of a user's sequence, with numbers as Python has them."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ConfigError(field, values, "a list")
-    return list(values)
+    return [plain(value) for value in values]
 
 
 def is_whole(value: Any, least: int) -> bool:
@@ -161,7 +162,8 @@ def _check_run(
     budget = options.time_budget
     if (budget is None) == (options.num_ticks is None):
         raise ConfigError("time_budget", budget, "given, or else num_ticks, but not both")
-    if budget is not None and not (np.isfinite(budget) and budget > 0):
+    is_number = isinstance(budget, int | float)
+    if budget is not None and not (is_number and np.isfinite(budget) and budget > 0):
         raise ConfigError("time_budget", budget, "a finite number above 0")
     for name in ("num_ticks", "num_evals", "max_lanes", "evals_per_chunk"):
         value = getattr(options, name)

@@ -1,13 +1,13 @@
 """Metrics with dimensions, which their names tell: "error[client]" is "error" along "client"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, plain
 from fedjax_sim.types import AnyProblem, DescribedProblem
 
 if TYPE_CHECKING:
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 LESS_IS_BETTER = "less_is_better"
 """Attribute of a variable: 1 if small values are good ones, as they are of a loss."""
+COORDINATES = ("time", "ticks", "local_steps", "uplink_bits", "downlink_bits")
+"""The schedule's facts. A swept setting of the same name gets the dimension `NAME_setting`."""
+RESERVED = {
+    *COORDINATES,
+    *("system", "lane", "seed", "eval", "finite", "failed", "failed_at", "collapsed_at"),
+    *("stopped_at", "executed", "needed", "staleness_mean", "staleness_max", "client_variance"),
+    *("epsilon", "client_uplink_bits", "client_downlink_bits"),
+}
+"""What curves call what is no metric of a problem."""
 
 
 def read_name(name: str) -> tuple[str, tuple[str, ...]]:
@@ -25,15 +34,23 @@ def read_name(name: str) -> tuple[str, tuple[str, ...]]:
     return variable, tuple(dim.strip() for dim in dims.removesuffix("]").split(","))
 
 
-def check_metrics(metrics: Mapping[str, jax.Array]) -> None:
+def check_metrics(metrics: Sequence[tuple[str, jax.Array]], further: Collection[str]) -> None:
     """Check that metrics have the dimensions that their names tell. Values may be traced.
 
+    Args:
+      metrics: Names and values.
+      further: Names that curves need for others, besides `RESERVED`.
+
     Raises:
-      ConfigError: If they do not, or two of them have one name.
+      ConfigError: If they do not, or curves could not tell one of them from something else.
     """
-    known = set()
-    for name, value in metrics.items():
+    known = {dim for name, _ in metrics for dim in read_name(name)[1]}
+    for name, value in metrics:
         variable, dims = read_name(name)
+        for word in (variable, *dims):
+            if word in RESERVED or word in further:
+                allowed = f"another one, as {word} already names a setting or a fact in the curves"
+                raise ConfigError("name of a metric", name, allowed)
         if jnp.ndim(value) != len(dims):
             allowed = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
             if not dims:
@@ -74,5 +91,6 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
 
 def _plain(names: Sequence[Any]) -> np.ndarray:
     """Make an array of labels that a file can hold: numbers, or text."""
-    kinds = {type(name) for name in names}
-    return np.array(list(names) if kinds in ({int}, {float}, {str}) else [str(n) for n in names])
+    labels = [plain(name) for name in names]
+    kinds = {type(label) for label in labels}
+    return np.array(labels if kinds in ({int}, {float}, {str}) else [str(each) for each in labels])

@@ -7,6 +7,7 @@ from typing import Any
 from fedjax_sim.engine.placement import Layout
 from fedjax_sim.engine.progress import Shown, is_shown
 from fedjax_sim.engine.watching import OnEvaluation
+from fedjax_sim.settings import plain
 from fedjax_sim.types import Tracker
 
 
@@ -34,6 +35,13 @@ class Options:
     on_evaluation: OnEvaluation | None = None
     trackers: tuple[Tracker, ...] = ()
     devices: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Turn numbers of NumPy into those of Python, which files can hold."""
+        for name, value in vars(self).items():
+            if isinstance(value, Layout):
+                value = Layout(*map(plain, value))
+            object.__setattr__(self, name, plain(value))
 
     @property
     def is_watched(self) -> bool:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from fedjax_sim.lifecycle import InputError
 from fedjax_sim.settings import ConfigError
 
 ResultT = TypeVar("ResultT")
@@ -60,7 +61,7 @@ def on_first(action: Callable[[], ResultT]) -> ResultT | None:
       The result in the first process, None in the others.
 
     Raises:
-      ConfigError: In all processes, if the action raises one.
+      InputError: In all processes, if the action raises one.
     """
     if not jax.distributed.is_initialized():  # Asking for their number would start JAX.
         return action()
@@ -68,7 +69,7 @@ def on_first(action: Callable[[], ResultT]) -> ResultT | None:
     if is_first():
         try:
             result = action()
-        except ConfigError as raised:
+        except InputError as raised:
             error = raised
     has_failed = multihost_utils.broadcast_one_to_all(np.int32(error is not None))
     if error is not None:

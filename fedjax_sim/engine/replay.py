@@ -10,7 +10,7 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.problem_checks import read_metrics
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
 from fedjax_sim.engine.step_results import check_algorithm, check_step
+from fedjax_sim.settings import fields
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.types import Algorithm, Array, Key, Params, Plan, Problem, System
@@ -445,13 +446,13 @@ def _advance(
         def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:
             return jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
 
-        def observe(carry: _Carry, number: Array) -> Any:
+        def observe(carry: _Carry, number: Array, counted: Collection[str] = ()) -> Any:
             held = tables.held and look_up(tables.held.holders, (row, number))
-            return _observe(program, algorithm, problem, carry, held)
+            return _observe(program, algorithm, problem, carry, held, counted)
 
         def evaluation(carry: _Carry, number: Array) -> Any:
             carry, infos = jax.lax.scan(tick, carry, ticks_of(number, 0, per_eval))
-            return carry, (observe(carry, number), _summed(infos))
+            return carry, (observe(carry, number, infos._asdict()), _summed(infos))
 
         if not program.block:
             return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
@@ -498,17 +499,27 @@ def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
 
 @jax.named_scope("evaluation")
 def _observe(
-    program: Program, algorithm: Algorithm, problem: Problem, carry: _Carry, holders: Array | None
+    program: Program,
+    algorithm: Algorithm,
+    problem: Problem,
+    carry: _Carry,
+    holders: Array | None,
+    counted: Collection[str] = (),
 ) -> tuple[dict[str, Array], Any]:
-    """Compute an evaluation's metrics; also return the model if models are kept, else None."""
+    """Compute an evaluation's metrics; also return the model if models are kept, else None.
+
+    counted: names of the algorithm's `Info`.
+    """
     model = algorithm.model(carry.state)
-    metrics = {**read_metrics(problem.evaluate(model)), **algorithm.metrics(carry.state)}
+    found = [read_metrics(problem.evaluate(model)), algorithm.metrics(carry.state)]
+    further = {*fields(program.system.Hyper), *counted}
+    check_metrics([pair for each in found for pair in each.items()], further)
+    metrics = {**found[0], **found[1]}
     if holders is not None:
         models = carry.versions
         if algorithm.client_models is not None:
             models, holders = algorithm.client_models(carry.state)
         metrics["client_variance"] = client_variance(models, holders, model)
-    check_metrics(metrics)
     numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
     metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
     return metrics, model if program.keep_models else None

@@ -57,8 +57,14 @@ class Run(Generic[HyperT]):
         return tuple(str(dim) for dim in self.curves["failed"].dims)
 
     def model(self, i: int) -> Params:
-        """Return the final model of the lane at position `i` of the flattened results."""
-        return jax.tree.map(lambda leaf: leaf[i], self.models)
+        """Return the final model of the lane at position `i` of the flattened results.
+
+        Raises:
+          ConfigError: If there is no such lane.
+        """
+        if i not in range(len(self.hypers)):
+            raise ConfigError("position of a lane", i, f"from 0 to {len(self.hypers) - 1}")
+        return jax.tree.map(lambda leaf: leaf[i], self.models) if self.lane_dims else self.models
 
     def lane(self, **labels: Any) -> "Run[HyperT]":
         """Select one lane.

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +19,8 @@ from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import label_curves, label_lanes
 from fedjax_sim.engine.division import Unit, divide
 from fedjax_sim.engine.groups import plan_group, units_of
-from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes
+from fedjax_sim.engine.identities import asked_of
+from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes, listed
 from fedjax_sim.engine.lanes import Lane, groups_of
 from fedjax_sim.engine.metric_names import describe_metrics
 from fedjax_sim.engine.options import Options
@@ -38,8 +39,15 @@ ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 class Share(Protocol):
     """A part of a study of several sweeps, whose parts meet in a folder."""
 
-    def find(self) -> Run | None:
-        """Return the whole sweep if all of its lanes have run, otherwise None."""
+    def find(self, asked: Mapping[str, Any]) -> Run | None:
+        """Return the whole sweep if all of its lanes have run, otherwise None.
+
+        Args:
+          asked: What identifies the sweep, see `fedjax_sim.engine.identities`.
+
+        Raises:
+          ConfigError: If lanes of another sweep are in its place.
+        """
 
     def choose(self, units: Sequence[Unit[int]]) -> Collection[int]:
         """Choose the lanes to run, possibly none.
@@ -48,11 +56,12 @@ class Share(Protocol):
           units: All lanes of the sweep.
         """
 
-    def exchange(self, run: Run | None) -> Run:
+    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
         """Keep what ran, and return the whole sweep if it is complete now.
 
         Args:
           run: What ran; None if no lane was chosen.
+          asked: As in `find`.
         """
 
 
@@ -245,18 +254,19 @@ def sweep(
         progress if isinstance(progress, bool | None) else Path(progress),
         precision,
         on_evaluation,
-        tuple(trackers),
+        tuple(listed("trackers", trackers)),
     )
-    if share is not None and (found := share.find()) is not None:
-        return found
     grid = grid_of(seeds, settings)
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
+    asked = {} if share is None else asked_of(system, whole, options)
+    if share is not None and (found := share.find(asked)) is not None:
+        return found
     keep_by_default()
     began = time.perf_counter()
     if share is not None:
         lanes = share.choose(_units_of_all(system, whole, options))
         if not lanes:
-            return share.exchange(None)
+            return share.exchange(None, asked)
     places = _places_to_run(system, whole, options, part, lanes)
     chosen = set(range(len(whole)) if places is None else places)
     with CompileMeter() as meter, _locked(options):
@@ -279,7 +289,7 @@ def sweep(
     hypers = [lane.hyper for lane in whole if lane.place in chosen]
     run = Run(curves, models, [timelines[i] for i in order], hypers, samples)
     warn_of_lanes(curves)
-    return run if share is None else share.exchange(run)
+    return run if share is None else share.exchange(run, asked)
 
 
 def survey_lanes(
@@ -334,15 +344,17 @@ def _places_to_run(
     if part is not None:
         if chosen is not None:
             raise ConfigError("lanes", chosen, "left out for a part")
-        if not all(is_whole(each, 0) for each in part) or len(part) != 2 or part[0] >= part[1]:
+        pair: Any = tuple(part) if isinstance(part, Iterable) else ()
+        if len(pair) != 2 or not all(is_whole(each, 0) for each in pair) or pair[0] >= pair[1]:
             raise ConfigError("part", part, "(i, n) with whole numbers i from 0 to n - 1")
-        return sorted(divide(_units_of_all(system, lanes, options), part[1])[part[0]])
+        return sorted(divide(_units_of_all(system, lanes, options), pair[1])[pair[0]])
     if chosen is None:
         return None
-    if not chosen or not set(chosen) <= set(range(len(lanes))):
+    places = listed("lanes", chosen)
+    if not places or not all(is_whole(place, 0) and place < len(lanes) for place in places):
         allowed = f"some of the numbers from 0 to {len(lanes) - 1}"
-        raise ConfigError("lanes", sorted(chosen), allowed)
-    return sorted(set(chosen))
+        raise ConfigError("lanes", places, allowed)
+    return sorted(set(places))
 
 
 @contextlib.contextmanager

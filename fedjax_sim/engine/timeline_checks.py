@@ -3,6 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,26 @@ def check_form(found: Any) -> None:
                 allowed += f", here T = {shape[0]} and S = {shape[1]} by clients"
             value = f"{leaf.dtype}{list(leaf.shape)}"
             raise ConfigError(f"field {name} of the timeline", value, allowed)
+
+
+def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_slots: int) -> None:
+    """Check that whole numbers that were drawn as floats are whole.
+
+    Args:
+      fractions: For some fields the first value of each timeline that is no whole number of 32
+        bits, or 0, and its place among all slots: `[D]` each.
+      num_ticks: Ticks that were asked for; what comes later does not matter.
+      num_slots: Slots of a tick.
+
+    Raises:
+      ConfigError: If one is not.
+    """
+    for name, (values, places) in fractions.items():
+        for value, place in zip(np.asarray(values), np.asarray(places), strict=True):
+            tick, slot = divmod(int(place), num_slots)
+            if value != 0 and tick < num_ticks:
+                field = f"{name} of tick {tick} in slot {slot} of the timeline"
+                raise ConfigError(field, value.item(), "a whole number of 32 bits")
 
 
 def check_values(timeline: Timeline, num_ticks: int, num_clients: int) -> None:

@@ -61,10 +61,15 @@ class Slurm:
         """Submit an array job; its arguments are those of `Launcher.start`.
 
         Raises:
-          PartError: If submitit is not installed, or there is no Slurm on this machine.
+          PartError: If submitit is not installed, if there is no Slurm on this machine, or if it
+            refuses the job.
         """
         executor = self.executor(folder / "submitit")
-        return SlurmJobs(executor.map_array(SlurmTask(), list(jobs)), jobs)
+        try:
+            submitted = executor.map_array(SlurmTask(), list(jobs))
+        except RuntimeError as error:  # All errors of submitit are such.
+            raise PartError(f"job is not accepted by Slurm ({_last_line(error)}).", 2) from None
+        return SlurmJobs(submitted, jobs)
 
     def executor(self, folder: Path) -> Any:
         """Make submitit's executor.
@@ -202,7 +207,12 @@ class SlurmJobs:
         try:
             return self._submitted[number].result()
         except Exception as error:  # submitit raises its own and the job's.
-            lines = [line for line in str(error).splitlines() if line.strip("- ")]
             with self._jobs[number].log.open("a") as log:
-                log.write(f"{lines[-1] if lines else type(error).__name__}\n")
+                log.write(f"{_last_line(error)}\n")
             return 1
+
+
+def _last_line(error: Exception) -> str:
+    """Return the last line of an error's message, or else its name."""
+    lines = [line for line in str(error).splitlines() if line.strip("- ")]
+    return lines[-1] if lines else type(error).__name__

@@ -1,5 +1,6 @@
 """Run a sweep in parts from Python."""
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
+LONGER = "longer.pkl"
+"""The same with a longer budget. It takes the place of `CALL` when all parts have run to its end,
+because they may refuse it."""
 RUN = "run.pkl"
-"""File in a part's folder with what its sweep returned."""
+"""File in a part's folder with the budget of its sweep and what this returned."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 """JAX's switches that change results. Parts set them as they are here."""
 
@@ -97,18 +101,20 @@ def sweep(
     from fedjax_sim.settings import ConfigError
 
     where = Path(folder).absolute()
+    call = where / CALL
     num_lanes, usual = _count_lanes(seeds, settings), None
     if resume:
-        if not (where / CALL).is_file():
+        if not call.is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
-        known, _ = cloudpickle.loads((where / CALL).read_bytes())
+        known, _ = cloudpickle.loads(call.read_bytes())
         num_lanes, usual = _count_lanes(known["seeds"], known["settings"]), parts_in(where)
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
         raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
     if resume:
-        jobs = [_job(where, i, num_parts) for i in range(num_parts)]
-        _lengthen(where, jobs, {"time_budget": time_budget, "num_ticks": num_ticks})
+        jobs = [_job(call, i, num_parts) for i in range(num_parts)]
+        asked = {"time_budget": time_budget, "num_ticks": num_ticks}
+        call, arguments = _lengthen(call, jobs, asked)
     else:
         if where.exists() and any(where.iterdir()):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
@@ -130,17 +136,37 @@ def sweep(
             "start": start,
             "on_evaluation": on_evaluation,
         }
-        _write_call(where, arguments)
-    jobs = [_job(where, i, num_parts) for i in range(num_parts)]
-    unfinished = [job for job in jobs if not (job.folder / RUN).is_file()]
+        _write_call(call, arguments)
+    jobs = [_job(call, i, num_parts) for i in range(num_parts)]
+    unfinished = [job for job in jobs if not _is_done(job.folder, arguments)]
     finish_jobs(launcher, unfinished, where, show=progress)
-    run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes()) for job in jobs])
+    call.replace(where / CALL)
+    run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes())[1] for job in jobs])
     warn_of_lanes(run.curves)
     return run
 
 
-def _lengthen(where: Path, jobs: Sequence[Job], asked: Mapping[str, Any]) -> None:
+def budgets_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return how long a sweep of these arguments is: its time budget and its number of ticks."""
+    return arguments["time_budget"], arguments["num_ticks"]
+
+
+def _is_done(folder: Path, arguments: Mapping[str, Any]) -> bool:
+    """Tell whether a part has run to its end, and for the budget of these arguments."""
+    try:
+        budgets, _ = pickle.loads((folder / RUN).read_bytes())
+    except Exception:  # Damaged files raise errors of many kinds. The part returns at once.
+        return False
+    return budgets == budgets_of(arguments)
+
+
+def _lengthen(
+    call: Path, jobs: Sequence[Job], asked: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
     """Let parts go on if a budget is longer than that of the first call.
+
+    Returns:
+      The file of arguments for the parts, and the arguments.
 
     Raises:
       ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
@@ -151,7 +177,7 @@ def _lengthen(where: Path, jobs: Sequence[Job], asked: Mapping[str, Any]) -> Non
     from fedjax_sim.lifecycle import write_whole
     from fedjax_sim.settings import ConfigError
 
-    arguments, switches = cloudpickle.loads((where / CALL).read_bytes())
+    arguments, switches = cloudpickle.loads(call.read_bytes())
     longer = {
         name: budget for name, budget in asked.items() if budget not in (None, arguments[name])
     }
@@ -159,14 +185,13 @@ def _lengthen(where: Path, jobs: Sequence[Job], asked: Mapping[str, Any]) -> Non
         known = arguments[name]
         if known is None or budget < known:
             allowed = "left out" if known is None else f"at least {known}"
-            raise ConfigError(name, budget, f"{allowed}, as in {where}")
+            raise ConfigError(name, budget, f"{allowed}, as in {call.parent}")
         check_begun([job.folder / "checkpoint" for job in jobs], name, known)
     if longer:
-        # Results go first. If this process is killed here, the same call can be made again.
-        for result in where.glob(f"*/{RUN}"):
-            result.unlink()
-        content = cloudpickle.dumps((arguments | longer, switches))
-        write_whole(where / CALL, lambda path: path.write_bytes(content))
+        arguments |= longer
+        content = cloudpickle.dumps((arguments, switches))
+        call = write_whole(call.with_name(LONGER), lambda path: path.write_bytes(content))
+    return call, arguments
 
 
 def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:
@@ -177,11 +202,12 @@ def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any
     return num_lanes
 
 
-def _write_call(where: Path, arguments: Mapping[str, Any]) -> None:
+def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
     """Write the arguments of the sweep and JAX's switches."""
     import cloudpickle
     import jax
 
+    from fedjax_sim.lifecycle import write_whole
     from fedjax_sim.settings import ConfigError
 
     switches = {name: getattr(jax.config, name) for name in SWITCHES}
@@ -190,12 +216,12 @@ def _write_call(where: Path, arguments: Mapping[str, Any]) -> None:
     except Exception as error:  # Each kind of object has its own.
         allowed = f"something that can be carried to another process ({error})"
         raise ConfigError("problem", type(arguments["problem"]).__name__, allowed) from None
-    where.mkdir(parents=True, exist_ok=True)
-    (where / CALL).write_bytes(content)
+    call.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(call, lambda path: path.write_bytes(content))
 
 
-def _job(where: Path, number: int, num_parts: int) -> Job:
+def _job(call: Path, number: int, num_parts: int) -> Job:
     """Make the job of one part."""
-    part, folder = f"{number}/{num_parts}", where / f"{number}-of-{num_parts}"
-    command = (*python(), "-m", "fedjax_sim.launch.worker", str(where / CALL), part, str(folder))
+    part, folder = f"{number}/{num_parts}", call.with_name(f"{number}-of-{num_parts}")
+    command = (*python(), "-m", "fedjax_sim.launch.worker", str(call), part, str(folder))
     return Job(f"part {part}", command, folder, Path.cwd(), inherited())

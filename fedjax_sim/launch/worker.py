@@ -17,8 +17,8 @@ from fedjax_sim.engine.placement import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
 from fedjax_sim.launch.jobs import RESUME
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
-from fedjax_sim.launch.sweeps import RUN
-from fedjax_sim.lifecycle import exit_code_of
+from fedjax_sim.launch.sweeps import RUN, budgets_of
+from fedjax_sim.lifecycle import exit_code_of, write_whole
 
 SURVEYED = (
     *("system", "problem", "hyper", "seeds", "settings", "time_budget", "num_ticks", "max_lanes"),
@@ -68,9 +68,8 @@ def _run(words: Sequence[str]) -> None:
         resume=RESUME in words,
         progress=folder.with_name(f"{folder.name}.progress"),
     )
-    scratch = folder / f".{RUN}"
-    scratch.write_bytes(cloudpickle.dumps(run))
-    scratch.replace(folder / RUN)
+    content = cloudpickle.dumps((budgets_of(arguments), run))
+    write_whole(folder / RUN, lambda path: path.write_bytes(content))
 
 
 if __name__ == "__main__":

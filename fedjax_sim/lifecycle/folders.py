@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +36,8 @@ def write_whole(
     Raises:
       StorageError: If the disk or the folder refuses. An older file is then kept.
     """
-    # Processes in containers of one image may have the same number.
-    scratch = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    # Processes in containers may have the same number, and the same name of the machine.
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write(scratch)
         with scratch.open("rb+") as file:

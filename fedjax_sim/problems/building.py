@@ -14,10 +14,7 @@ import numpy as np
 from fedjax_sim import trees
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.checking import check_shapes
-from fedjax_sim.problems.client_data import (
-    hold_out,
-    pad_partitions,
-)
+from fedjax_sim.problems.client_data import check_tests, hold_out, pad_partitions
 from fedjax_sim.problems.examples import Examples, owners_of_tests, read_arrays, read_owners
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
@@ -184,8 +181,9 @@ def assign_examples(
       One problem per partition, in the same order.
 
     Raises:
-      ConfigError: If a partition does not fit, if clients without test examples are to be
-        evaluated one by one, or if a shape is wrong, see `check_shapes`.
+      ConfigError: If a partition does not fit, if tests are not of the same clients, if clients
+        without test examples are to be evaluated one by one, or if a shape is wrong, see
+        `check_shapes`.
     """
     check_shapes(problem)
     num, num_tests = (
@@ -200,6 +198,7 @@ def assign_examples(
             allowed = "False, unless test examples are held out or have clients"
             raise ConfigError("per_client", True, allowed)
         return made
+    check_tests(partitions, tests)
     poorest = min(int(each.counts.min()) for each in tests)
     if poorest == 0:
         if problem.per_client:

@@ -18,7 +18,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.building import assign_examples, check_classes, with_start
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
-from fedjax_sim.problems.supervision import Supervised
+from fedjax_sim.problems.supervision import Supervised, inf_for_nan
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Model, Params
 
@@ -103,7 +103,8 @@ class Classification(Supervised):
           model_of: From the number of a client, `i32[]`, to the parameters of its model.
 
         Returns:
-          "accuracy" and "loss" as in `evaluate`, of every client: `f32[N]`.
+          "accuracy" and "loss" as in `evaluate`, of every client: `f32[N]`; nan if none of the
+          client's classes is tested. A loss that became nan is inf.
         """
         if self.test_index is not None:
             return super().evaluate_clients(model_of)
@@ -118,11 +119,13 @@ class Classification(Supervised):
             number = jnp.searchsorted(sorted_labels, labels, side="right") - first
             # A label that no test example has does not count.
             rows = order[first + (client * CLIENT_TESTS + places) % jnp.maximum(number, 1)]
+            is_tested = (number > 0).any()
             weight = (number > 0) / jnp.maximum((number > 0).sum(), 1)
             logits = self.model.apply(self.parameters(model_of(client)), self._tested(rows)[0])
             right = is_right(logits, labels).astype(weight.dtype)
-            losses = jnp.where(number > 0, cross_entropy(logits, labels), 0)
-            return {"accuracy": weight @ right, "loss": weight @ losses}
+            losses = jnp.where(number > 0, inf_for_nan(cross_entropy(logits, labels)), 0)
+            means = {"accuracy": weight @ right, "loss": weight @ losses}
+            return {name: jnp.where(is_tested, mean, jnp.nan) for name, mean in means.items()}
 
         return self._map_clients(of_client)
 
@@ -233,7 +236,7 @@ def make_classifications(
     for name, value in (("mean", mean), ("std", std)):
         if np.shape(value) not in ((), (channels,)):
             raise ConfigError(name, value, f"one number, or {channels}: one per channel")
-    _check_data(dataset)
+    check_data(dataset)
     prior = None if prior_precision is None else jnp.asarray(prior_precision, "float32")
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
@@ -261,11 +264,22 @@ def _labels(labels: np.ndarray) -> Array:
     return jnp.asarray(np.asarray(labels, "int32"))
 
 
-def _check_data(dataset: Dataset) -> None:
-    """Check shapes, that images are finite, and that labels are whole numbers from 0."""
+def check_data(dataset: Dataset) -> None:
+    """Check a data set of images, or of other arrays with examples first.
+
+    Args:
+      dataset: The data set.
+
+    Raises:
+      ConfigError: If images are not finite, labels are no whole numbers from 0, or there are no
+        examples to test on.
+      AssertionError: If shapes do not match.
+    """
     chex.assert_shape(np.asarray(dataset.train_labels), (len(dataset.train_images),))
     chex.assert_shape(np.asarray(dataset.test_labels), (len(dataset.test_images),))
     chex.assert_shape(dataset.test_images, (None, *dataset.train_images.shape[1:]))
+    if not len(dataset.test_labels):
+        raise ConfigError("number of test examples", 0, "at least 1")
     for name in ("train_images", "test_images"):
         images = np.asarray(getattr(dataset, name))
         if images.dtype != np.uint8 and not np.isfinite(images).all():

@@ -18,6 +18,9 @@ from fedjax_sim.partition.parts import gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array
 
+ROUNDING = 1e-9
+"""What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
+
 
 def check_partition(partition: Partition, num_examples: int) -> None:
     """Check that every client has an example and that every position exists.
@@ -46,6 +49,27 @@ def check_partition(partition: Partition, num_examples: int) -> None:
         if not 0 <= position < num_examples:
             allowed = f"from 0 to {num_examples - 1}, a position of one of the examples"
             raise ConfigError("partition.index", int(position), allowed)
+
+
+def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> None:
+    """Check that test examples are partitioned once or as often, among the same clients.
+
+    Args:
+      partitions: Partitions of the training examples.
+      tests: Partitions of the test examples.
+
+    Raises:
+      ConfigError: If there is another number of partitions, or of clients in one of them.
+    """
+    if len(tests) not in (1, len(partitions)):
+        allowed = "1, or as many as of the training examples"
+        raise ConfigError("number of partitions in test_partition", len(tests), allowed)
+    times = len(partitions) // len(tests)
+    for partition, test in zip(partitions, list(tests) * times, strict=True):
+        num, found = len(partition.counts), len(test.counts)
+        if found != num:
+            allowed = f"{num}, as in the partition of the training examples"
+            raise ConfigError("clients of test_partition", found, allowed)
 
 
 def pad_partitions(partitions: Sequence[Partition], num_examples: int) -> list[tuple[Array, Array]]:
@@ -84,12 +108,14 @@ def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable
       The partition, and the names of its clients, in the order in which they first appear.
 
     Raises:
-      ConfigError: If an id cannot be a key, or is missing (None or nan).
+      ConfigError: If an id cannot be a key, or is missing (None, nan or pandas.NA).
     """
     number: dict[Hashable, int] = {}
     owners = []
     for place, name in enumerate(ids):
-        if not isinstance(name, Hashable) or name is None or name != name:
+        # pandas.NA is neither equal to itself nor different.
+        is_equal = isinstance(name, Hashable) and name == name
+        if name is None or not isinstance(is_equal, bool | np.bool_) or not is_equal:
             allowed = "given, as something that can be a key of a dict"
             raise ConfigError(f"client of example {place}", name, allowed)
         owners.append(number.setdefault(name, len(number)))
@@ -119,7 +145,7 @@ def hold_out(partition: Partition, share: float, seed: int) -> tuple[Partition, 
     owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for row, count in zip(np.asarray(partition.index), np.asarray(partition.counts), strict=True):
         mixed = random.permutation(row[:count])
-        num = min(max(1, int(share * count)), count - 1)
+        num = min(max(1, int(share * count + ROUNDING)), count - 1)
         owner["test"].append(np.sort(mixed[:num]))
         owner["train"].append(np.sort(mixed[num:]))
     if not any(len(rows) for rows in owner["test"]):

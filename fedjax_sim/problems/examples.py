@@ -51,11 +51,13 @@ def from_dataframe(
       are float32, and int32 if all of them are whole numbers or bools.
 
     Raises:
-      ConfigError: If a column does not exist, is no number where one is needed, or lacks a value.
+      ConfigError: If a column does not exist, is no number where one is needed, lacks a value, or
+        has a whole number of more than 32 bits.
     """
     targets = [target] if isinstance(target, str) else list(target)
     taken = {*targets, client}
-    columns = list(features or (name for name in table.columns if name not in taken))
+    given = [] if features is None else list(features)
+    columns = given or [name for name in table.columns if name not in taken]
     for name in [*columns, *targets, *([] if client is None else [client])]:
         if name not in table.columns:
             raise ConfigError("column", name, "one of " + ", ".join(map(str, table.columns)))
@@ -64,8 +66,21 @@ def from_dataframe(
     inputs = np.stack([_numbers(table, name) for name in columns], axis=1).astype(np.float32)
     values = np.stack([_numbers(table, name) for name in targets], axis=1)
     kind = np.int32 if values.dtype.kind in "biu" else np.float32
+    if kind is np.int32:
+        for name, column in zip(targets, values.T, strict=True):
+            _check_range(f"column {name}", column, kind)
     found = values.astype(kind) if not isinstance(target, str) else values[:, 0].astype(kind)
     return Examples(inputs, found, None if client is None else table[client].tolist())
+
+
+def _check_range(name: str, values: Any, kind: Any) -> None:
+    """Check that whole numbers fit a type of whole numbers; others would be cut to its bits."""
+    limits, values = np.iinfo(kind), np.asarray(values)
+    least, most = int(values.min(initial=0)), int(values.max(initial=0))
+    if least < limits.min:
+        raise ConfigError(f"smallest number in {name}", least, f"at least {limits.min}")
+    if most > limits.max:
+        raise ConfigError(f"largest number in {name}", most, f"at most {limits.max}")
 
 
 def _numbers(table: Any, name: str) -> np.ndarray:
@@ -90,19 +105,24 @@ def read_arrays(name: str, data: Any) -> tuple[Any, int]:
       The pytree, and the number of examples.
 
     Raises:
-      ConfigError: If an array is not of finite numbers, or lengths differ.
+      ConfigError: If an array is not of finite numbers, has whole numbers that do not fit 32 bits
+        where 64 are not enabled, or lengths differ.
     """
     given, structure = jax.tree.flatten(data)
     leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in given]
     for leaf in leaves:
         if np.ndim(leaf) < 1 or np.dtype(leaf.dtype).kind not in "biuf":
             raise ConfigError(f"an array of {name}", form_of(leaf), "numbers, with examples first")
-    arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
     lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
-    for path, leaf in zip(trees.paths_of(arrays), jax.tree.leaves(arrays), strict=True):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
+    arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+    for path, leaf, found in zip(
+        trees.paths_of(arrays), leaves, jax.tree.leaves(arrays), strict=True
+    ):
+        if found.dtype != leaf.dtype and jnp.issubdtype(found.dtype, jnp.integer):
+            _check_range(f"{name}/{path}", leaf, found.dtype)
+        if jnp.issubdtype(found.dtype, jnp.floating) and not bool(jnp.isfinite(found).all()):
             raise ConfigError(f"{name}/{path}", "an array with nan or inf", "finite")
     return arrays, lengths.pop()
 

@@ -181,7 +181,7 @@ class GaussianClients(ClientLosses):
           The problem.
 
         Raises:
-          ConfigError: If a Hessian is not symmetric.
+          ConfigError: If a Hessian is not symmetric, or a count is no whole number.
           AssertionError: If `centers` is not a matrix.
           ValueError: If another argument does not fit the shape of `centers`.
         """
@@ -197,7 +197,12 @@ class GaussianClients(ClientLosses):
         hessians = matrices(hessians)
         if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        counts = np.asarray(counts)
+        with np.errstate(invalid="ignore"):
+            whole = counts.astype("int32")
+        if (wrong := counts[counts != whole]).size:
+            raise ConfigError("one of counts", wrong[0].item(), "a whole number of 32 bits")
+        counts = jnp.broadcast_to(jnp.asarray(whole), (num,))
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
         return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 

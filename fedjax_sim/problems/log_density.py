@@ -14,7 +14,9 @@ Conventions, which hold for all systems:
   seek the maximum of the posterior.
 
 Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding), `B`
-examples of a mini-batch, `n` examples of all clients, `m` further examples, `K` classes.
+examples of a mini-batch, `n` examples of all clients, `m` further examples, `K` classes. Examples
+in the data that no client holds are not among the posterior's; one that two clients hold counts
+twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +49,7 @@ class LogDensity(ClientLosses):
     """A posterior whose examples are spread over clients; see the module for its conventions.
 
     Attributes:
-      data: All examples: a pytree of leaves `[n, ...]`.
+      data: All examples, and perhaps others that nobody holds: a pytree of leaves `[n, ...]`.
       index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
       counts: `i32[N]`, number of examples of each client, without padding.
       start: The initial parameters; () if `draws_start` draws them.
@@ -121,17 +123,24 @@ class LogDensity(ClientLosses):
 
     def log_density(self, params: Params) -> Array:
         """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats."""
-        return self.log_likelihoods(params).sum() + self.log_prior(params)
+        return self._log_likelihood_of_clients(params) + self.log_prior(params)
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:
-        """Compute "log_density", and "loss": the mean of -log-likelihood over all examples.
+        """Compute "log_density", and "loss": the mean of -log-likelihood over clients' examples.
 
         With `per_client` also `client_loss` of every client, "client_loss[client]": `f[N]`.
         """
-        total = self.log_likelihoods(params).sum()
+        total = self._log_likelihood_of_clients(params)
         loss = -total / self.counts.sum()
         single = {"log_density": total + self.log_prior(params), "loss": loss}
         return {**single, **self.losses_of_clients(params, self.counts.shape[0])}
+
+    def _log_likelihood_of_clients(self, params: Params) -> Array:
+        """Sum the log-likelihoods of all clients' examples: `f[]`."""
+        found = self.log_likelihoods(params)
+        is_there = jnp.arange(self.index.shape[1])[None] < self.counts[:, None]
+        holders = jnp.zeros(found.shape, "int32").at[self.index].add(is_there.astype("int32"))
+        return jnp.where(holders > 0, holders * found, 0).sum()
 
     def _likelihoods(self, params: Params, rows: Array) -> Array:
         """Compute the log-likelihoods of examples `i32[B]`: `f[B]`."""

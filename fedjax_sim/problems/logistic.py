@@ -14,7 +14,8 @@ from flax import struct
 
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.classification import check_data
+from fedjax_sim.problems.client_data import check_tests, pad_partitions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key
 
@@ -170,8 +171,8 @@ def make_logistic(
       The problem. Bytes are scaled to [0, 1]; other inputs are used as they are.
 
     Raises:
-      ConfigError: If the data set does not have two classes, `prior_precision` is not allowed, or
-        the partition does not fit the data set.
+      ConfigError: If the data are not allowed or have other classes than 0 and 1,
+        `prior_precision` is not allowed, or a partition does not fit the data set.
       AssertionError: If arrays of the data set or of the partition have shapes that do not match.
     """
     if dataset.num_classes != 2:
@@ -182,13 +183,15 @@ def make_logistic(
         )
     if not (np.isfinite(prior_precision) and prior_precision >= 0):
         raise ConfigError("prior_precision", prior_precision, "a finite number from 0")
+    check_data(dataset)
+    for name in ("train_labels", "test_labels"):
+        if (largest := int(np.max(getattr(dataset, name), initial=0))) > 1:
+            raise ConfigError(f"largest of {name}", largest, "at most 1")
     [(index, counts)] = pad_partitions([partition], len(dataset.train_labels))
     test_index = test_counts = None
     if test_partition is not None:
+        check_tests([partition], [test_partition])
         [(test_index, test_counts)] = pad_partitions([test_partition], len(dataset.test_labels))
-        if len(test_counts) != len(counts):
-            allowed = f"{len(counts)}, as in the partition of the training examples"
-            raise ConfigError("clients of test_partition", len(test_counts), allowed)
 
     def with_intercept(images: np.ndarray) -> Array:
         scale = 255 if np.asarray(images).dtype == np.uint8 else 1
@@ -198,8 +201,6 @@ def make_logistic(
     inputs, test_inputs = with_intercept(dataset.train_images), with_intercept(dataset.test_images)
     labels = jnp.asarray(dataset.train_labels, dtype)
     test_labels = jnp.asarray(dataset.test_labels, "int32")
-    chex.assert_shape([labels, test_labels], [inputs.shape[:1], test_inputs.shape[:1]])
-    chex.assert_equal_shape_suffix([inputs, test_inputs], 1)
     return Logistic(
         inputs=inputs,
         labels=labels,

@@ -275,7 +275,8 @@ class Supervised:
 
         Returns:
           "loss" and the metrics without dimensions, of every client: `f[N]`. Nothing if not every
-          client has test examples.
+          client has test examples. A loss that became nan is inf, as nan stands for nothing to
+          measure.
         """
         if self.test_index is None or self.test_counts is None:
             return {}
@@ -300,6 +301,7 @@ class Supervised:
                 nothing,
             )
             means = means_over_examples(totals, count)
+            means["loss"] = inf_for_nan(means["loss"])
             return {name: value for name, value in means.items() if "[" not in name}
 
         return self._map_clients(of_client)
@@ -406,6 +408,11 @@ def rows_of(data: Any, rows: Array) -> Any:
         return found.reshape(*rows.shape, *leaf.shape[1:])
 
     return jax.tree.map(look_up, data)
+
+
+def inf_for_nan(losses: Array) -> Array:
+    """Replace nan by inf in losses `f[...]`, so that means that leave nan out do not hide it."""
+    return jnp.where(jnp.isnan(losses), jnp.inf, losses)
 
 
 def _mean_among(losses: Array, mask: Array) -> Array:

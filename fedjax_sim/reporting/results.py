@@ -80,6 +80,8 @@ class Folder:
         self.path = Path(path)
         self._overwrite = overwrite
         self._written: list[str] = []
+        self._identity: Mapping[str, Any] | None = None
+        self._adds_record = False
         self._lock: FolderLock | None = None
         if resume and overwrite:
             raise ConfigError(
@@ -151,6 +153,9 @@ class Folder:
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
         """Create the folder, lock it, and try to write to it.
 
+        A run that is resumed keeps its record until `finish`, also if the budget is now longer: its
+        lanes may refuse to go on, and the shorter run can then be resumed as before.
+
         Args:
           identity: What must be equal for a later run to resume this one; None if none may.
 
@@ -176,10 +181,12 @@ class Folder:
                 self._put(".probe", lambda path: path.write_bytes(bytes(4096)))
                 (self.path / ".probe").unlink()
             else:
+                self._identity = identity
                 if not self._resumes:
                     shutil.rmtree(self.checkpoints, ignore_errors=True)
                 self.checkpoints.mkdir(exist_ok=True)
-                self._put(str(UNFINISHED), lambda path: path.write_text(to_json(identity)))
+                self._adds_record = not (self.path / UNFINISHED).exists()
+                self.write_json(str(UNFINISHED), self.recorded() or identity)
         except OSError as error:
             self._release()
             _remove_empty(missing)
@@ -205,6 +212,8 @@ class Folder:
         """
         if self._lock is None:
             return
+        if self._resumes and self._adds_record:
+            (self.path / UNFINISHED).unlink(missing_ok=True)
         self._release()
         if self._resumes or not self.checkpoints.is_dir():
             return
@@ -256,7 +265,7 @@ class Folder:
     def finish(
         self, config: Mapping[str, Any], summary: Mapping[str, Any], *, can_go_on: bool = False
     ) -> None:
-        """Write config.json and summary.json, then remove checkpoints and files of an older run.
+        """Remove files of an older run, write config.json and summary.json, remove checkpoints.
 
         Only those files of an overwritten run are removed that its config.json lists and that this
         run has not written itself.
@@ -268,16 +277,18 @@ class Folder:
         """
         files = [*self._written, "config.json", "summary.json"]
         old: list[str] = []
-        if self._overwrite:
+        if self._overwrite or self._resumes:
             # Errors mean that the folder did not hold results, so that there is nothing to remove.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 old = json.loads((self.path / "config.json").read_text())["files"]
-        self.write_json("config.json", {**config, "files": files})
-        self.write_json("summary.json", summary)
+        # Before their list is replaced: a run that is killed here is resumed, and reads it again.
         for name in set(old) - set(files):
             if Path(name).name == name:
                 (self.path / name).unlink(missing_ok=True)
+        self.write_json("config.json", {**config, "files": files})
+        self.write_json("summary.json", summary)
         if can_go_on:
+            self.write_json(str(UNFINISHED), self._identity)
             (self.path / UNFINISHED).replace(self.path / ENDED)
         else:
             shutil.rmtree(self.checkpoints, ignore_errors=True)

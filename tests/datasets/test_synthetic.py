@@ -78,6 +78,8 @@ def test_names_are_those_of_fedproxs_code() -> None:
         data.train_labels, client_ids=inputs_of(data)[1], num_clients=30, seed=0
     )
     assert part.counts.sum() == len(data.train_labels)
+    number = datasets.make_synthetic(0.5, 1, seed=np.int64(0), num_clients=np.int32(30))
+    np.testing.assert_array_equal(number.train_labels, data.train_labels)
     for name in ("synthetic_1", "synthetic_a_b", "synthetic_-1_0"):
         with pytest.raises(ConfigError, match=r"dataset is .*synthetic_0\.5_0\.5"):
             datasets.load(name)

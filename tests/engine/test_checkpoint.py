@@ -22,6 +22,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.compression import BlockQuantization, ScaledSign, TopK
 from fedjax_sim.engine import checkpoint, groups, longer_runs
 from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.chunks import _Pace
@@ -35,6 +36,7 @@ from fedjax_sim.lifecycle import (
     write_whole,
 )
 from fedjax_sim.reporting.trackers import CSV
+from fedjax_sim.timelines import ClientTable, Trace
 from fedjax_sim.types import LatentProblem
 
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
@@ -528,6 +530,34 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
+def test_a_checkpoint_of_other_nested_settings_is_refused(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """The run had finished, so nothing else would show the difference."""
+    run = partial(fedjax_sim.sweep, QUAFL, regression(), checkpoint=tmp_path, resume=True)
+    run(small(QUAFL, compression=BlockQuantization(block=2)), num_ticks=2)
+    with pytest.raises(ConfigError, match="differs in settings, or removed"):
+        run(small(QUAFL, compression=BlockQuantization(block=3)), num_ticks=2)
+
+
+def test_numbers_of_numpy_are_numbers(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """A longer budget is known as one, and a resumed run may say the same in other types."""
+    run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL))
+    numbers: dict[str, Any] = {
+        "num_ticks": np.int64(4),
+        "num_evals": np.int32(2),
+        "seeds": np.arange(2),
+    }
+    first = run(**numbers, settings={"lr": np.array([0.5])}, checkpoint=tmp_path)
+    given: dict[str, Any] = {"settings": {"lr": [0.5]}, "seeds": 2}
+    again = run(**given, num_ticks=4, num_evals=2, checkpoint=tmp_path, resume=True)
+    assert_same_bits(again, first)
+    longer = run(**given, num_ticks=10, num_evals=2, checkpoint=tmp_path, resume=True)
+    assert_same_bits(longer, run(**given, num_ticks=10, num_evals=5))
+
+
 def test_without_resume_a_run_starts_anew(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
@@ -570,3 +600,33 @@ def test_functions_among_the_settings_have_lasting_names() -> None:
         None,
     ):
         assert " at 0x" not in text_of(value)
+
+
+class Recorded:
+    """An object without a text of its own."""
+
+    def __init__(self, *rows: float):
+        self.rows = np.array(rows)
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        (0.1, np.float64(0.1), np.float32(0.1)),
+        (TopK(kept=10), TopK(kept=10), TopK(kept=100)),
+        (TopK(kept=1), TopK(kept=np.int64(1)), ScaledSign()),
+        ((1, 2), (np.int64(1), 2), (1, 3)),
+        ([TopK(kept=1)], [TopK(kept=1)], [TopK(kept=2)]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3}),
+        ({"a", "b"}, {"b", "a"}, {"a", "c"}),
+        (np.arange(3), np.arange(3), np.arange(3.0)),
+        (np.zeros(9999), np.zeros(9999), np.eye(1, 9999, 5000)[0]),
+        (Trace([0], [1], [2]), Trace([0], [1], [2]), Trace([0], [1], [3])),
+        (ClientTable([1, 2]), ClientTable([1, 2]), ClientTable([1, 3])),
+        (Recorded(1, 2), Recorded(1, 2), Recorded(1, 3)),
+        ((optax.sgd, 1), (optax.sgd, 1), (optax.adam, 1)),
+    ],
+)
+def test_the_text_of_a_setting_shows_what_it_holds(one: Any, same: Any, other: Any) -> None:
+    assert text_of(one) == text_of(same) != text_of(other)
+    assert " at 0x" not in text_of(one)

@@ -150,7 +150,7 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
     parts = [run(part=(1, 3))]
     rest = sorted(set(range(24)) - set(parts[0].curves.lane.values))
     # Every second lane: families and schedules are torn apart.
-    parts += [run(lanes=rest[1::2]), run(lanes=rest[::2])]
+    parts += [run(lanes=np.array(rest[1::2])), run(lanes=rest[::2])]
     assert_equal_runs(join_runs(parts), whole)
     flat = whole.curves.stack(at=("send_old_model", "server_interact", "lr", "seed"))
     for part in parts:
@@ -174,6 +174,10 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
         ({"part": (0, 2), "lanes": [1]}, "left out for a part"),
         ({"lanes": [24]}, "some of the numbers from 0 to 23"),
         ({"lanes": []}, "some of the numbers from 0 to 23"),
+        ({"lanes": np.array([1, 24])}, r"lanes is \[1, 24\], but must be some of the numbers"),
+        ({"lanes": [[1]]}, "some of the numbers from 0 to 23"),
+        ({"lanes": 3}, "lanes is 3, but must be a list"),
+        ({"part": 3}, r"part is 3, but must be \(i, n\) with whole numbers"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(**chosen)

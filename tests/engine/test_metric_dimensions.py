@@ -1,7 +1,7 @@
 """Metrics with dimensions: from the program to labelled curves, summaries, files and pictures."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.engine.metric_names import describe_metrics
 from fedjax_sim.engine.runs import join_runs
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.reporting import results
@@ -41,6 +42,11 @@ class Watched(Quadratic):
             "unnamed": {"away": away.sum(axis=1)},
             "too few": {"away[client]": away},
             "twice": {"loss[client]": away.sum(axis=1)},
+            "a setting": {"lr": away.sum()},
+            "a coordinate": {"ticks": away.sum()},
+            "a fact": {"finite": away.sum()},
+            "along seeds": {"away[seed]": away.sum(axis=1)},
+            "along itself": {"client": away.sum(), "away[client]": away.sum(axis=1)},
         }
         gap = {"gap[axis]": jnp.array([jnp.nan, 1.0])} if self.kind == "right" else {}
         return super().evaluate(params) | shapes[self.kind] | gap
@@ -152,6 +158,11 @@ def test_a_histogram_shows_all_clients_and_other_tables_are_left_out(run: fedjax
         ),
         ("too few", r"shape of the metric away\[client\] is \(11, 2\), but must be \(client,\)"),
         ("twice", r"name of a metric is 'loss\[client\]', but must be another one"),
+        ("a setting", "name of a metric is 'lr', but must be another one, as lr already names a"),
+        ("a coordinate", "name of a metric is 'ticks', but must be another one, as ticks already"),
+        ("a fact", "name of a metric is 'finite', but must be another one, as finite already"),
+        ("along seeds", r"a metric is 'away\[seed\]', but must be another one, as seed already"),
+        ("along itself", "name of a metric is 'client', but must be another one, as there is a cl"),
     ],
 )
 def test_wrong_shapes_are_refused_before_compilation(
@@ -160,3 +171,49 @@ def test_wrong_shapes_are_refused_before_compilation(
     with pytest.raises(ConfigError, match=words):
         fedjax_sim.sweep(fedavg.system, problem_of(kind), HYPER, **OPTIONS)
     assert not [name for name in compiled if "advance" in name or "begin" in name]
+
+
+class Steps(NamedTuple):
+    """An `Info` that counts what it calls away."""
+
+    away: jax.Array
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metrics": lambda state: {"loss": jnp.float32(1)}}, "'loss', but must be another one"),
+        (
+            {"step": lambda key, state, event: (state, Steps(jnp.int32(1)))},
+            r"'away\[client\]', but",
+        ),
+    ],
+)
+def test_an_algorithm_replaces_no_metric_of_a_problem(
+    changes: dict[str, Any], words: str, compiled: list[str]
+) -> None:
+    def algorithm(*given: Any) -> Any:
+        return fedavg.system.algorithm(*given)._replace(**changes)
+
+    system = fedavg.system._replace(algorithm=algorithm)
+    compiled.clear()
+    with pytest.raises(ConfigError, match=f"name of a metric is {words}"):
+        fedjax_sim.sweep(system, problem_of(), HYPER, **OPTIONS)
+    assert not [name for name in compiled if "advance" in name]
+
+
+def test_numbers_of_numpy_label_as_numbers(run: fedjax_sim.Run) -> None:
+    """Clients by an array of their numbers, and settings swept over an array."""
+
+    @struct.dataclass
+    class Numbered(Watched):
+        @property
+        def metric_labels(self) -> dict[str, Any]:
+            return {"client": np.arange(3, 3 + N)}
+
+    problem = Numbered(**vars(problem_of()))
+    assert describe_metrics(run.curves, [problem]).client.dtype.kind == "i"
+    swept = OPTIONS | {"settings": {"local_steps": np.array([1, 2])}}
+    found = fedjax_sim.sweep(fedavg.system, problem, HYPER, **swept)
+    assert found.lane(local_steps=2, seed=0).hypers[0].local_steps == 2
+    assert found.curves.local_steps_setting.dtype.kind == "i"

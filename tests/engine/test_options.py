@@ -31,6 +31,8 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
         ({}, "time_budget is None"),
         ({"time_budget": -1.0}, "time_budget is -1.0"),
         ({"time_budget": float("nan")}, "time_budget is nan"),
+        ({"time_budget": "100"}, "time_budget is '100', but must be a finite number above 0"),
+        ({"num_ticks": 2, "trackers": 3}, "trackers is 3, but must be a list"),
         ({"num_ticks": 0}, "num_ticks is 0"),
         ({"num_ticks": 2, "num_evals": 0}, "num_evals is 0"),
         ({"num_ticks": 2, "seeds": []}, "seeds is"),

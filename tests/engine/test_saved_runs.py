@@ -149,6 +149,11 @@ def test_a_lane_is_what_simulate_returns(run: fedjax_sim.Run) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             run.lane(**labels)
+    for of_run, place, last in ((one, 1, 0), (run, 8, 7), (run, -1, 7)):
+        with pytest.raises(ConfigError, match=f"lane is {place}, but must be from 0 to {last}"):
+            of_run.model(place)
+    for model in (one.model(0), run.model(3)):
+        np.testing.assert_array_equal(model["layer/w"].rest[0], one.models["layer/w"].rest[0])
 
 
 def test_a_table_has_a_row_for_each_lane_and_evaluation(run: fedjax_sim.Run) -> None:

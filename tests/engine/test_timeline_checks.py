@@ -56,15 +56,24 @@ def changed(**fields: Callable[[Timeline], Any]) -> Callable[..., Timeline]:
     return timeline
 
 
+def parts_of_steps(timeline: Timeline, tick: int) -> Timeline:
+    """Let one tick have half a step more."""
+    return timeline._replace(steps=timeline.steps + (timeline.time == tick + 1)[:, None] / 2)
+
+
 def silent(timeline: Timeline) -> Timeline:
     """Empty the slot of the tick at time 3, and put nonsense there."""
     there = (timeline.time == 3)[:, None]
-    fields = {name: jnp.where(there, -9, getattr(timeline, name)) for name in ("steps", "version")}
+    fields = {
+        name: jnp.where(there, -9.5, getattr(timeline, name)) for name in ("steps", "version")
+    }
     return timeline._replace(clients=jnp.where(there, -1, timeline.clients), **fields)
 
 
 def test_a_known_timeline_may_have_more_ticks_than_are_asked_for() -> None:
     found = run(lambda key, hyper, num_ticks: visits(key, hyper, 20))
+    np.testing.assert_array_equal(found.models, run(visits).models)
+    found = run(lambda key, hyper, num_ticks: parts_of_steps(visits(key, hyper, 20), 15))
     np.testing.assert_array_equal(found.models, run(visits).models)
 
 
@@ -122,6 +131,14 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "steps back": (
         changed(steps=lambda t: -t.steps),
         "steps of tick 0 in slot 0 of the timeline is -1, but must be from 0",
+    ),
+    "half a step": (
+        lambda *given: parts_of_steps(visits(*given), 4),
+        "steps of tick 4 in slot 0 of the timeline is 1.5, but must be a whole number of 32 bits",
+    ),
+    "a client of many bits": (
+        changed(clients=lambda t: t.clients + 2.0**32),
+        r"clients of tick 0 in slot 0 of .* is 4294967296\.0, but must be a whole number of 32 b",
     ),
     "a version to come": (
         changed(version=lambda t: jnp.where(t.version == 4, 5, t.version)),

@@ -11,6 +11,7 @@ from experiments.harness import (
     Arguments,
     Claims,
     Criterion,
+    Outcome,
     Sizes,
     Study,
     estimate,
@@ -18,8 +19,10 @@ from experiments.harness import (
     main,
     mean_and_error,
     registry,
+    run_experiment,
 )
 from experiments.harness.claims import KINDS
+from fedjax_sim.lifecycle import Stopped
 from fedjax_sim.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
 
@@ -61,6 +64,24 @@ def test_a_finished_run_is_replaced_and_an_unknown_size_refused(tmp_path: Path) 
         assert run("fald/privacy", "--out", "out", cwd=tmp_path).returncode == 0
     done = run("fald/bounds", "--reduced", "--out", "none", cwd=tmp_path)
     assert done.returncode == 2 and "reduced is True" in done.stderr
+
+
+def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
+    """Although an older run in its folder had finished."""
+    arguments, outcome = Arguments(out=str(tmp_path)), Outcome({}, {}, [], {}, "")
+
+    def stop(given: Arguments) -> Outcome:
+        assert given.checkpoints is not None
+        (given.checkpoints / "state").touch()
+        raise Stopped(15, saved=True)
+
+    run_experiment("x/y", lambda given: outcome, arguments)
+    with pytest.raises(Stopped):
+        run_experiment("x/y", stop, arguments)
+    with pytest.raises(ConfigError, match="unless an unfinished run in it is resumed"):
+        run_experiment("x/y", lambda given: outcome, arguments)
+    run_experiment("x/y", lambda given: outcome, arguments._replace(resume=True))
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_sizes_are_chosen_by_the_command_line() -> None:

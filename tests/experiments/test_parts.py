@@ -1,7 +1,6 @@
 """Experiments in parts: the parts meet in a folder, in as many rounds as the experiment needs."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,16 +87,42 @@ def test_parts_take_two_rounds_and_give_the_whole(
             run_part("x/y", tuned, changed, ExperimentPart(out, 0, parts))
 
 
+def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path) -> None:
+    """The experiment was changed after one part had run."""
+    problem = Quadratic.of(np.arange(21.0, dtype="float32").reshape(7, 3), noise=0.1)
+    lrs, options = [0.1, 0.2], {"num_ticks": 4, "num_evals": 2, "layout": PINNED}
+
+    def run(arguments: Arguments) -> Outcome:
+        kept = {"settings": {"lr": lrs}, **options, **arguments.kept("tuning")}
+        ran = fedjax_sim.sweep(FEDAVG, problem, small(FEDAVG), **kept)
+        return Outcome({"tuning": ran.curves}, {}, [], {"loss": float(ran.curves.loss.sum())}, "")
+
+    def round_of(number: int) -> str:
+        part = ExperimentPart(tmp_path, number, 2)
+        return run_part("x/y", run, Arguments(out=str(tmp_path)), part)
+
+    round_of(0)
+    lrs[:] = [0.3, 0.4]
+    with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in settings"):
+        round_of(1)
+    lrs[:] = [0.1, 0.2]
+    assert "and so are the others" in round_of(1)
+    options["num_ticks"] = 6
+    with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in num_ticks"):
+        merge_parts("x/y", run, Arguments(out=str(tmp_path)), 2)
+
+
 def test_parts_may_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second part opens the folder between the first's writing and renaming of its file."""
+    """A second part opens the folder between the first's writing and renaming of its file.
+
+    Parts in containers may have the same process number and name of the machine.
+    """
     identity, write = {"experiment": "x/y"}, Path.write_bytes
 
     def write_and_be_overtaken(path: Path, content: bytes) -> int:
         written = write(path, content)
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "write_bytes", write)
-            patch.setattr(os, "getpid", lambda: 17)
-            ExperimentPart(tmp_path, 1, 2).open(identity)
+        monkeypatch.setattr(Path, "write_bytes", write)
+        ExperimentPart(tmp_path, 1, 2).open(identity)
         return written
 
     monkeypatch.setattr(Path, "write_bytes", write_and_be_overtaken)

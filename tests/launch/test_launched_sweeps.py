@@ -114,6 +114,59 @@ def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> Non
         launch.sweep(FAVANO, problem, **what, parts=4, launcher=second, resume=True)
 
 
+@pytest.fixture
+def study(small: Callable, tmp_path: Path) -> Callable[..., fedjax_sim.Run]:
+    """Return a function that launches a small sweep of three lanes in two parts."""
+    problem = Quadratic.of(np.arange(21.0).reshape(7, 3))
+
+    def launched(launcher: Here, **further: Any) -> fedjax_sim.Run:
+        what: dict[str, Any] = {"folder": tmp_path / "study", "launcher": launcher, "num_ticks": 2}
+        what |= {"num_evals": 1, "progress": False, "seeds": 3, **further}
+        return launch.sweep(FAVANO, problem, small(FAVANO), **what)
+
+    return launched
+
+
+def test_a_part_whose_result_is_damaged_runs_again(
+    study: Callable[..., fedjax_sim.Run], tmp_path: Path
+) -> None:
+    run, again = study(Here(2)), Here(2)
+    damaged = tmp_path / "study" / "0-of-2" / "run.pkl"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert_equal_runs(study(again, resume=True), run)
+    assert again.names == ["part 0/2"]
+
+
+def test_a_longer_budget_that_is_refused_leaves_the_sweep(
+    study: Callable[..., fedjax_sim.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that did go on is not joined with what another returned before."""
+    refusing, go_on = ["0-of-2", "1-of-2"], worker.sweep
+
+    def refuse(*, checkpoint: Path, **options: Any) -> fedjax_sim.Run:
+        if checkpoint.parent.name in refusing:
+            raise ConfigError("num_ticks", 4, "2")
+        return go_on(checkpoint=checkpoint, **options)
+
+    run, again, longer = study(Here(2)), Here(2), Here(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "sweep", refuse)
+        with pytest.raises(launch.PartError, match="part 0/2 failed with exit code 2"):
+            study(Here(2), resume=True, num_ticks=4)
+        assert_equal_runs(study(again, resume=True), run)
+        assert not again.names
+        refusing.remove("0-of-2")
+        with pytest.raises(launch.PartError, match=r"^part 1/2 failed with exit code 2"):
+            study(Here(2), resume=True, num_ticks=4)
+    with pytest.raises(launch.PartError, match=r"^part 0/2 failed with exit code 2"):
+        study(again, resume=True)
+    assert again.names == ["part 0/2"]
+    assert study(longer, resume=True, num_ticks=4).curves.ticks.max() == 4
+    assert longer.names == ["part 1/2"]
+    study(longer, resume=True, num_ticks=None)
+    assert longer.names == ["part 1/2"]
+
+
 def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> None:
     """Before any process is started, and no folder is left."""
     lock, options = threading.Lock(), {"folder": tmp_path / "study", "num_ticks": 2}

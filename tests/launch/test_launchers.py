@@ -305,6 +305,19 @@ def test_slurm_gets_an_array_job(
         assert line in lines, line
 
 
+@pytest.mark.launched_by("submitit")
+def test_a_job_that_slurm_refuses_is_one_sentence(
+    job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_here.install(tmp_path / "bin")
+    refuses = "#!/bin/sh\necho 'first' >&2\necho 'sbatch: error: invalid partition' >&2\nexit 1\n"
+    (tmp_path / "bin" / "sbatch").write_text(refuses)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(PartError, match=r"not .* by Slurm \(sbatch: error: invalid") as caught:
+        finish_jobs(Slurm(), [job("a", COUNTS)], tmp_path, show=False)
+    assert caught.value.code == 2 and "first" not in str(caught.value)
+
+
 def test_without_slurm_or_submitit_a_sentence_says_so(
     job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from fedjax_sim.engine.runs import load_runs
 from fedjax_sim.launch.jobs import Job
 from fedjax_sim.launch.merge import read_parts
 from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.lifecycle import PartError, Stopped
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
 
@@ -290,6 +291,39 @@ def test_a_launched_study_goes_on_to_a_longer_budget(
     said = capsys.readouterr().err
     assert "is done" not in said
     assert "time_budget of the checkpoint in" in said
+
+
+def test_a_study_is_resumed_as_it_was_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In as many parts as before, or in this process. The launcher fails before parts begin."""
+    names: list[str] = []
+
+    def fail(launcher: object, jobs: Sequence[Job], *_: object) -> None:
+        names[:] = [job.name for job in jobs]
+        raise PartError("the queue is closed.", 3)
+
+    def stop(*_: object, **__: object) -> None:
+        raise Stopped(15, saved=False)
+
+    monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
+    monkeypatch.setattr(launching, "finish_jobs", fail)
+    monkeypatch.setattr(training, "sweep", stop)
+    launched, here = (["run", *STUDY, "--out", str(tmp_path / name)] for name in ("parts", "here"))
+    assert main([*launched, "--parts", "3"]) == 3
+    for flags in (["--launcher", "local"], ["--parts", "3"]):
+        assert main([*launched, *flags, "--resume"]) == 3
+        assert names == ["part 0/3", "part 1/3", "part 2/3"]
+    assert main(here) == 75
+    for words, said in (
+        ([*launched], "is '3', but must be None"),
+        ([*launched, "--parts", "2"], "is '3', but must be '2'"),
+        ([*here, "--launcher", "local"], "is None, but must be '2'"),
+    ):
+        capsys.readouterr()
+        assert main([*words, "--resume"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("fedjax-sim: parts of the checkpoint in ") and said in error, error
 
 
 def test_a_part_keeps_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

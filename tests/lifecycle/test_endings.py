@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
+from jax.experimental import multihost_utils
 
+from fedjax_sim.engine.processes import on_first
 from fedjax_sim.lifecycle import (
     BAD_INPUT,
     EXIT_CODES,
@@ -52,6 +55,20 @@ def test_an_error_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str])
     assert said.startswith(f"test: {says}")
     assert said.count("\n") == 1
     assert code in EXIT_CODES
+
+
+def test_all_processes_end_if_the_first_finds_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a folder to which another run writes. They wait to hear how the first fared."""
+    told: list[bool] = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda fails: told.append(fails))
+
+    def work() -> None:
+        raise InputError("out is being written by process 7.")
+
+    with pytest.raises(InputError, match="process 7"):
+        on_first(work)
+    assert told == [True]
 
 
 def test_a_fault_of_the_program_is_raised() -> None:

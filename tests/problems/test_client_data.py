@@ -20,6 +20,7 @@ from fedjax_sim.problems import (
     make_logistic,
     pad_partitions,
 )
+from fedjax_sim.problems.client_data import hold_out
 
 KEY = jax.random.key(0)
 EXAMPLES = jnp.zeros(1, int)
@@ -51,6 +52,24 @@ def test_partitions_that_do_not_fit_are_refused(index: list, counts: list, words
     for make in makers:
         with pytest.raises(ConfigError, match=words):
             make()
+
+
+def test_test_examples_of_other_clients_are_refused() -> None:
+    """Positions out of range would be clamped, so that clients got others' examples."""
+    three = Partition(np.arange(3)[:, None], np.ones(3, int))
+    for make in (
+        lambda: make_classification(LogisticRegression(2), DATA, PARTITION, test_partition=three),
+        lambda: make_logistic(DATA, PARTITION, test_partition=three),
+    ):
+        with pytest.raises(ConfigError, match="clients of test_partition is 3, but must be 2, as"):
+            make()
+
+
+def test_a_share_is_held_out_of_each_client() -> None:
+    """0.29 * 100 is below 29 in floating point."""
+    split = Partition(np.arange(200).reshape(2, 100), np.array([100, 1]))
+    train, test = hold_out(split, 0.29, 0)
+    assert (test.counts.tolist(), train.counts.tolist()) == ([29, 0], [71, 1])
 
 
 def test_partitions_are_padded_to_one_width() -> None:

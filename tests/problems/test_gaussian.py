@@ -101,6 +101,15 @@ def test_the_losses_of_one_client_equal_those_of_the_problem() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("counts", "wrong"),
+    [([1.0, 2.5], 2.5), (0.5, 0.5), (np.nan, "nan"), (np.inf, "inf"), ([1, 2**32], 2**32)],
+)
+def test_counts_that_are_no_whole_numbers_are_refused(counts: object, wrong: object) -> None:
+    with pytest.raises(ConfigError, match=f"counts is {wrong}, but must be a whole"):
+        GaussianClients.of(1.0, np.zeros((2, 3)), counts=counts)
+
+
 def test_the_simulated_data() -> None:
     """Clients have Hessians n Sigma^-1 and the target is N(mean of all points, Sigma / n).
 

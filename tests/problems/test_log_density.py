@@ -142,6 +142,22 @@ def test_classifications_are_log_densities() -> None:
         log_density_of(ours)
 
 
+def test_examples_that_no_client_holds_do_not_count() -> None:
+    """An example that two clients hold counts twice, as in the mean of their losses."""
+
+    def squared(w: Any, x: Any) -> Any:
+        return -jnp.square(w - x) / 2
+
+    data, w = np.arange(10, dtype="float32"), jnp.float32(0)
+    for index, total in (([[0, 1, 9], [2, 3, 0]], 7.0), ([[0, 1, 9], [1, 3, 9]], 5.5)):
+        split = Partition(np.array(index), np.array([2, 2]))
+        problem = from_logdensity(squared, lambda w: 3 * w, data, split, w, per_client=True)
+        found = problem.evaluate(w)
+        assert found["loss"] == found["client_loss[client]"].mean() == total / 4
+        assert problem.log_density(w) == found["log_density"] == -total
+        assert problem.log_likelihoods(w).shape == (10,)
+
+
 def test_chains_may_start_apart() -> None:
     problem = make(
         start=lambda key: jax.tree.map(lambda leaf: leaf + jax.random.normal(key), START)

@@ -1,5 +1,6 @@
 """Logistic regression: losses, energy and predictions, and FA-LD's posterior against NUTS."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -104,6 +105,31 @@ def test_clients_may_have_test_examples_of_their_own(cancer: datasets.Dataset) -
     two = Partition(RAGGED.index[:2], RAGGED.counts[:2])
     with pytest.raises(ConfigError, match="clients of test_partition is 2, but must be 3"):
         make_logistic(cancer, split, test_partition=two)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train_labels": np.array([0, 2])}, "largest of train_labels is 2, but must be at most 1"),
+        ({"test_labels": np.array([3, 1])}, "largest of test_labels is 3, but must be at most 1"),
+        ({"test_labels": np.array([-1, 1])}, "test_labels is 'an array with negative labels'"),
+        ({"train_labels": np.array([0.5, 1])}, "dtype of train_labels is 'float64', but must be"),
+    ],
+)
+def test_labels_other_than_0_and_1_are_refused(change: dict, words: str) -> None:
+    labels, split = np.array([0, 1]), Partition(np.array([[0, 1]]), np.array([2]))
+    data = datasets.Dataset(np.eye(2), labels, np.eye(2), labels, 2, "two")
+    make_logistic(data, split)
+    with pytest.raises(ConfigError, match=words):
+        make_logistic(data._replace(**change), split)
+
+
+def test_empty_test_sets_are_refused() -> None:
+    labels, split = np.array([0, 1]), Partition(np.array([[0, 1]]), np.array([2]))
+    data = datasets.Dataset(np.eye(2), labels, np.zeros((0, 2)), labels[:0], 2, "two")
+    for make in (partial(make_classification, LogisticRegression(2)), make_logistic):
+        with pytest.raises(ConfigError, match="number of test examples is 0, but must be at least"):
+            make(data, split)
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,22 @@ def test_speakers_are_measured_on_their_test_sequences(play: datasets.Text) -> N
         np.testing.assert_allclose(losses[client], by_hand, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("num", "clients"), [(2, 2), (0, 2), (1, 1)])
+def test_speakers_tests_fit_the_partitions(play: datasets.Text, num: int, clients: int) -> None:
+    """One partition of the tests for all, or one for each, of the same speakers."""
+    natural = speakers_of(play)
+    tests = [partition.Partition(*(leaf[:clients] for leaf in own_sequences(play, natural)))] * num
+    words = (
+        f"partitions in test_partition is {num}, but must be 1, or as many as of the training"
+        if clients == len(natural.counts)
+        else "clients of test_partition is 1, but must be 2, as in the partition of the training"
+    )
+    with pytest.raises(ConfigError, match=words):
+        problems.make_next_characters(
+            Bigrams(play.num_classes), play, [natural], test_partition=tests
+        )
+
+
 def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> None:
     for model, words in (
         (

@@ -229,6 +229,12 @@ def test_dataframes() -> None:
     both = problems.from_dataframe(table, target=["n"], features=["x"])
     assert both.targets.tolist() == [[4], [5], [6]]
     assert both.targets.dtype == np.int32
+    of_index = problems.from_dataframe(table, target=table.columns[1:2], features=table.columns[:1])
+    np.testing.assert_array_equal(of_index.inputs, both.inputs)
+    table["id"] = [0, -(2**31), 2**31]
+    with pytest.raises(ConfigError, match="largest number in column id is 2147483648, but must"):
+        problems.from_dataframe(table, target=["n", "id"], features=["x"])
+    del table["id"]
     for options, words in (
         ({"target": "z"}, "column is 'z', but must be one of x, n, y, who"),
         ({"target": "y"}, "type of column who is 'str', but must be a kind of number"),
@@ -239,6 +245,24 @@ def test_dataframes() -> None:
     table.loc[1, "x"] = np.nan
     with pytest.raises(ConfigError, match="row 1 of column x is nan, but must be a finite number"):
         problems.from_dataframe(table, target="y", client="who")
+
+
+def test_missing_names_of_clients_are_refused() -> None:
+    """Those of a nullable column are neither equal to themselves nor different."""
+    table = pd.DataFrame({"x": [1.0, 2], "y": [0.5, 1.5], "who": ["a", pd.NA]}, dtype=object)
+    table = table.astype({"x": float, "y": float, "who": "string"})
+    data = problems.from_dataframe(table, target="y", client="who")
+    for missing in (data.clients, ["a", float("nan")], ["a", np.float64("nan")], ["a", pd.NaT]):
+        with pytest.raises(ConfigError, match=r"client of example 1 is .*, but must be given"):
+            problems.partition_by_ids(missing)
+    assert problems.partition_by_ids(np.array(["a", "b"]))[1] == ("a", "b")
+
+
+def test_clients_whose_models_diverged_have_an_infinite_loss() -> None:
+    """Nan would say that there is nothing to measure."""
+    problem = make()
+    params = jax.tree.map(lambda leaf: leaf * jnp.nan, problem.init(KEY))
+    assert np.isinf(problem.evaluate_clients(lambda client: params)["loss"]).all()
 
 
 CLASSES = (INPUTS, np.arange(10) % 3)
@@ -293,6 +317,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"data": (list(INPUTS[0]), TARGETS)},
         r"an array of data is 'float32\[\]', but must be numbers",
+    ),
+    (
+        {"data": (INPUTS, np.arange(10) + 2**32)},
+        "largest number in data/1 is 4294967305, but must be at most 2147483647",
+    ),
+    (
+        {
+            "data": {"x": INPUTS, "y": -(np.arange(10) + 2**32)},
+            "prepare": lambda d: (d["x"], d["y"]),
+        },
+        "smallest number in data/y is -4294967305, but must be at least -2147483648",
     ),
     ({"clients": None}, "split is None, but must be a partition, or else left out"),
     ({"clients": NAMES[:4]}, "length of clients is 4, but must be 10, the number of examples"),

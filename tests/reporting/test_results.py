@@ -252,6 +252,17 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_is_done(tmp_path):
     assert results.load(new.path).summary["systems"]["a"]["final"]["accuracy"]["mean"] == 0.9
 
 
+def test_an_overwriting_run_that_is_resumed_removes_the_old_files(tmp_path):
+    old = Folder(tmp_path / "out")
+    old.open()
+    results.save(old, {}, {}, {"loss.png": plots.curves_figure({}, "loss")})
+    Folder(tmp_path / "out", overwrite=True).open({"seeds": [1]})
+    resumed = Folder(tmp_path / "out", resume=True)
+    resumed.open({"seeds": [1]})
+    results.save(resumed, {}, {})
+    assert set(listing(resumed.path)) == {"results.nc", "summary.json", "config.json"}
+
+
 def test_only_the_same_run_resumes(tmp_path):
     Folder(tmp_path / "out").open({"seeds": [0, 1], "systems": {"favano": {"lr": 0.5}}})
     folder = Folder(tmp_path / "out", resume=True)
@@ -277,6 +288,25 @@ def test_a_run_that_ended_goes_on_if_it_is_longer(tmp_path, capsys):
             {"time_budget": 10.0}, grows="time_budget"
         )
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_longer_run_that_is_refused_or_killed_leaves_the_shorter_one(tmp_path, is_finished):
+    """Whether the lanes have gone on is up to their own checkpoints."""
+    folder = Folder(tmp_path / "out")
+    folder.open({"time_budget": 10.0})
+    if is_finished:
+        folder.finish({}, {}, can_go_on=True)
+    del folder
+    before = set(listing(tmp_path / "out"))
+    longer = Folder(tmp_path / "out", resume=True)
+    longer.open({"time_budget": 20.0})
+    longer.withdraw()
+    assert set(listing(longer.path)) == before
+    Folder(tmp_path / "out", resume=True).open({"time_budget": 20.0})
+    for budget in (20.0, 10.0):
+        again = Folder(tmp_path / "out", resume=True)
+        again.check_resumable({"time_budget": budget}, grows="time_budget")
 
 
 @pytest.mark.parametrize("content", [None, "", '{"seeds"'])

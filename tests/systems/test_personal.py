@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Plan
+from fedjax_sim.clients import personal_metrics
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import Partition
@@ -53,6 +54,30 @@ def test_leaves_are_chosen_by_their_paths(model: Any, personal: Any, expected: l
     shared, own = hyper.split(model)
     assert len(jax.tree.leaves(own)) == len(expected)
     jax.tree.map(np.testing.assert_array_equal, join(shared, own), model)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (["Dense_0", "Encoder_0/Dense_0", "Encoder_0/Block_1/Dense_7"], "Dense_0"),
+        (["Dense_2", "Dense_9", "Dense_10", "DenseBlock_3/Conv_0"], "Dense_10"),
+        (["Head_0/Dense_1", "Head_0/Dense_0", "Head_0/Rest/Dense_3"], "Head_0/Dense_1"),
+    ],
+)
+def test_the_last_dense_layer_is_the_outermost(layers: list[str], expected: str) -> None:
+    """Of several layers of one module it is the one with the largest number."""
+    model = {f"params/{layer}": {"kernel": np.zeros(1)} for layer in layers}
+    flags = FEDPER.Hyper().are_personal(model)
+    assert [path for path, of_layer in flags.items() if of_layer["kernel"]] == [
+        f"params/{expected}"
+    ]
+
+
+def test_dense_layers_of_several_modules_are_refused() -> None:
+    model = {part: {"Dense_0": {"kernel": np.zeros(1)}} for part in ("Left_0", "Right_0")}
+    words = "personal is '', but must be given, as dense layers are in params/Left_0/, params/Right"
+    with pytest.raises(ConfigError, match=words):
+        FEDPER.Hyper().are_personal({"params": model})
 
 
 @pytest.mark.parametrize("personal", ["Conv", "Dense"])
@@ -104,6 +129,30 @@ def test_the_mean_over_clients_is_reported(images: Any, small: Callable) -> None
     found = images.evaluate_clients(lambda i: images.init(_first_key()))
     np.testing.assert_allclose(run.curves.personal_loss[0], found["loss"].mean(), rtol=1e-5)
     assert run.curves.personal_loss[1] < run.curves.personal_loss[0]
+
+
+def test_clients_whose_classes_are_not_tested_are_left_out(
+    images: Any, model: Any, small: Callable
+) -> None:
+    """They have nan, with which no lane fails. A model that diverged is infinitely bad instead."""
+    index, counts = jnp.array([[0, 3], [2, 5], [1, 4]]), jnp.array([2, 2, 2])
+    problem = images.replace(index=index, counts=counts, per_client=True)
+    found = problem.evaluate_clients(lambda i: model)
+    for name in ("accuracy", "loss"):
+        assert np.isnan(found[name]).tolist() == [False, True, False]
+    broken = personal_metrics(problem, lambda i: jax.tree.map(lambda leaf: leaf * jnp.nan, model))
+    assert np.isinf(broken["personal_loss"])
+    assert np.isnan(broken["personal_client_loss[client]"]).tolist() == [False, True, False]
+    ditto = fedjax_sim.SYSTEMS["ditto"]
+    hyper = small(ditto, num_clients=3, num_selected=2)
+    run = fedjax_sim.simulate(ditto, problem, hyper, num_ticks=2, num_evals=1)
+    assert not run.curves.failed
+    final = fedjax_sim.reporting.summary({"ditto": run.curves})["systems"]["ditto"]["final"]
+    for name in ("accuracy", "loss"):
+        of_clients = run.curves[f"personal_client_{name}"].values[-1]
+        mean = np.mean(of_clients[[0, 2]])
+        np.testing.assert_allclose(run.curves[f"personal_{name}"][-1], mean, rtol=1e-6)
+        np.testing.assert_allclose(final[f"personal_client_{name}"]["mean"], mean, rtol=1e-6)
 
 
 def _first_key() -> jax.Array:

@@ -208,7 +208,8 @@ def make_estimation(
     Args:
       model: The latent-variable model, without data.
       data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
-        leaf is that of the problem; 64 bits are kept where `jax.enable_x64` is on.
+        leaf is that of the problem; 64 bits are kept where `jax.enable_x64` is on. If it is of
+        whole numbers or bools, all leaves become float32.
       partition: Who holds which example, as the functions of `fedjax_sim.partition` return it.
       weighting: "pooled" gives every example the same weight, so that the share of client i is
         N counts_i / sum(counts); "equal" gives every client the same weight.
@@ -242,7 +243,8 @@ def make_estimations(
     Args:
       model: The latent-variable model, without data.
       data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
-        leaf is that of the problems; 64 bits are kept where `jax.enable_x64` is on.
+        leaf is that of the problems; 64 bits are kept where `jax.enable_x64` is on. If it is of
+        whole numbers or bools, all leaves become float32.
       partitions: Partitions of the examples, from the functions of `fedjax_sim.partition`.
       weighting: "pooled" gives every example the same weight, so that the share of client i is
         N counts_i / sum(counts); "equal" gives every client the same weight.
@@ -268,6 +270,9 @@ def make_estimations(
             raise ConfigError("data", "an array with nan or inf", "finite")
     examples = jax.tree.map(jnp.asarray, data)
     dtype = jax.tree.leaves(examples)[0].dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        dtype = jnp.dtype("float32")
+        examples = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), data)
     # The model's numbers become arrays of the data's dtype, so that lanes with different numbers
     # share a compiled program.
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)

@@ -468,6 +468,25 @@ def test_the_noisy_mean_in_closed_form() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64])
+def test_whole_numbers_and_bools_are_data_like_floats(dtype: type) -> None:
+    """Their type is not that of the clients' shares and of the model's numbers."""
+    data = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 1, 0]])
+    split = Partition(np.array([[0, 0, 0], [1, 2, 3]]), np.array([1, 3]))
+    ours, floats = (
+        latent.make_estimation(latent.BernoulliMixture(2), data.astype(kind), split)
+        for kind in (dtype, np.float32)
+    )
+    np.testing.assert_allclose(ours.share, [0.5, 1.5])
+    starts = [jax.jit(problem.init)(jax.random.key(0)) for problem in (ours, floats)]
+    assert np.isfinite(starts[0]).all()
+    jax.tree.map(np.testing.assert_array_equal, (ours, starts[0]), (floats, starts[1]))
+    given = latent.make_estimation(
+        latent.BernoulliMixture(2), data.astype(dtype), split, start=np.full(8, 0.5)
+    )
+    np.testing.assert_array_equal(given.start, np.full(8, 0.5))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
