@@ -229,7 +229,8 @@ class Problem(Protocol):
         Returns:
           Scalars, `f[]`, by name. A metric that has dimensions names them in brackets, such as
           "error[client]", `f[N]`, or "hits[class, client]"; curves call it "error", with the
-          dimension "client". There nan stands for nothing to measure, and is no failure.
+          dimension "client". There nan stands for nothing to measure, and is no failure. Names of
+          settings, and of what curves have besides, such as "time" and "failed", are refused.
         """
 
 
@@ -271,7 +272,8 @@ class PersonalProblem(Problem, Protocol):
           model_of: From the number of a client, `i32[]`, to its model.
 
         Returns:
-          Each `f[N]`.
+          Each `f[N]`. Clients with nan, which stands for nothing to measure, are left out of means;
+          a loss that diverged is inf.
         """
 
 
