@@ -8,6 +8,7 @@ incomplete raises a ConfigError that names it.
 import contextlib
 import gzip
 import io
+import shutil
 import string
 import struct
 import tarfile
@@ -450,9 +451,15 @@ def _read_clients(
     import h5py
 
     with tempfile.TemporaryDirectory() as folder:
-        with _report_damage(archive, file), tarfile.open(archive, "r:bz2") as tar:
-            tar.extract(file, folder, filter="data")
-        with _report_damage(archive, file), h5py.File(Path(folder) / file) as opened:
+        path = Path(folder) / "clients.h5"
+        with (
+            _report_damage(archive, file),
+            tarfile.open(archive, "r:bz2") as tar,
+            path.open("wb") as unpacked,
+        ):
+            # `TarFile.extract` has no safe filter in Python 3.11.0 to 3.11.3.
+            shutil.copyfileobj(tar.extractfile(file) or io.BytesIO(), unpacked)
+        with _report_damage(archive, file), h5py.File(path) as opened:
             names = sorted(opened["examples"])
             if most_clients is not None and len(names) > most_clients:
                 names = [names[i * len(names) // most_clients] for i in range(most_clients)]
