@@ -603,7 +603,7 @@ def test_functions_among_the_settings_have_lasting_names() -> None:
 
 
 class Recorded:
-    """An object without a text of its own."""
+    """An object that has the default repr."""
 
     def __init__(self, *rows: float):
         self.rows = np.array(rows)
