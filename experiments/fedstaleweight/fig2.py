@@ -66,24 +66,33 @@ SMOKE = "not judged: a smoke run on digits is too small"
 
 
 SMALL = Sizes(seeds=2, dataset="digits", num_ticks=60, network=models.LogisticRegression, claim=8)
+FASHION_MNIST = Sizes(
+    seeds=5,
+    dataset="fashion_mnist",
+    num_ticks=4000,
+    network=lambda num_classes: DoubleConvNet(num_classes, (32, 64)),
+    claim=8,
+)
+CIFAR10 = Sizes(
+    seeds=5,
+    dataset="cifar10",
+    num_ticks=16_000,
+    network=lambda num_classes: DoubleConvNet(num_classes, (32, 64, 128)),
+    claim=9,
+)
+NARROW = "a quarter of the paper's channels"
 PANELS = {
     "fashion_mnist": Study(
-        full=Sizes(
-            seeds=5,
-            dataset="fashion_mnist",
-            num_ticks=4000,
-            network=lambda num_classes: DoubleConvNet(num_classes, (32, 64)),
-            claim=8,
+        full=FASHION_MNIST,
+        reduced=FASHION_MNIST.replace(
+            network=lambda num_classes: DoubleConvNet(num_classes, (8, 16)), words=NARROW
         ),
         smoke=SMALL,
     ),
     "cifar10": Study(
-        full=Sizes(
-            seeds=5,
-            dataset="cifar10",
-            num_ticks=16_000,
-            network=lambda num_classes: DoubleConvNet(num_classes, (32, 64, 128)),
-            claim=9,
+        full=CIFAR10,
+        reduced=CIFAR10.replace(
+            network=lambda num_classes: DoubleConvNet(num_classes, (8, 16, 32)), words=NARROW
         ),
         smoke=SMALL.replace(claim=9),
     ),
