@@ -103,16 +103,15 @@ PANELS = {
 """
 
 
-def panels(arguments: Arguments) -> list[Sizes]:
-    """Return the panels asked for on the command line."""
+def panels(arguments: Arguments) -> dict[str, Sizes]:
+    """Return the panels asked for on the command line, by name."""
+    asked = list(PANELS)
     if arguments.smoke:
-        return [panel.choose(arguments._replace(dataset=None)) for panel in PANELS.values()]
-    asked = (
-        list(PANELS)
-        if arguments.dataset is None
-        else ["cifar10" if Path(arguments.dataset).stem.startswith("cifar10") else "fashion_mnist"]
-    )
-    return [PANELS[name].choose(arguments) for name in asked]
+        arguments = arguments._replace(dataset=None)
+    elif arguments.dataset is not None:
+        is_cifar10 = Path(arguments.dataset).stem.startswith("cifar10")
+        asked = ["cifar10" if is_cifar10 else "fashion_mnist"]
+    return {name: PANELS[name].choose(arguments) for name in asked}
 
 
 def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
@@ -179,7 +178,8 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
     }
     leads = {group: interval(lasts[OURS][group] - lasts[BASELINE][group]) for group in GROUPS}
     return {
-        "dataset": panel.dataset,
+        "dataset": Path(panel.dataset).stem,
+        "reduced": panel.words,
         "server_steps": panel.num_ticks,
         "seeds": panel.seeds,
         "claim": panel.claim,
@@ -204,16 +204,19 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claims 8 to 11, 19 and 20; of several panels all have to agree.
 
-    Claim 10 names both data sets, so that each panel is a part of it.
+    Claim 10 names both data sets, so that one panel alone is a reduced run of it.
 
     Args:
-      inputs: What `inputs_of` returns, by name of the data set.
+      inputs: What `inputs_of` returns, by name of the panel.
     """
     found: dict[int, dict[str, tuple[Any, dict[str, bool | None], str]]] = {}
     for name, panel in inputs.items():
         for number, judged in _judge_panel(panel).items():
             found.setdefault(number, {})[name] = judged
     is_smoke = any(panel["smoke"] for panel in inputs.values())
+    words = ", ".join(dict.fromkeys(filter(None, (panel["reduced"] for panel in inputs.values()))))
+    seeds = min(int(panel["seeds"]) for panel in inputs.values())
+    alone = ", ".join(inputs) + " alone" if len(inputs) < len(PANELS) else ""
     verdicts = []
     for number, panels_judged in sorted(found.items()):
         measured = {name: each for name, (each, _, _) in panels_judged.items()}
@@ -221,11 +224,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         parts: dict[str, bool | None] = {}
         for name, (_, of_panel, _) in panels_judged.items():
             parts |= {f"{words} on {name}": value for words, value in of_panel.items()}
-        if number == 10:
-            parts |= {f"on {name}": None for name in PANELS if name not in inputs}
-        seeds = min(int(panel["seeds"]) for panel in inputs.values())
+        smaller = ", ".join(filter(None, (alone if number == 10 else "", words)))
         accuracy = number in (8, 9, 10, 11)
-        ruling = rule(parts, reduction(seeds) if accuracy else "") if parts else NOT_RUN
+        ruling = rule(parts, reduction(seeds, smaller) if accuracy else "") if parts else NOT_RUN
         verdicts.append(
             verdict(number, None, NOT_RUN, SMOKE)
             if is_smoke
@@ -256,7 +257,17 @@ def _judge_panel(
         else Interval.read(net)
     )
     whole = [final[name]["all labels"] for name in (OURS, BASELINE)]
-    where = f"{panel['dataset']}, {panel['server_steps']} server steps, {panel['seeds']} seeds"
+    where = ", ".join(
+        filter(
+            None,
+            (
+                panel["dataset"],
+                panel["reduced"],
+                f"{panel['server_steps']} server steps",
+                f"{panel['seeds']} seeds",
+            ),
+        )
+    )
     sooner = panel["steps to the baseline's end"]
     is_sooner = all_of([sooner is not None and sooner < panel["server_steps"], gain.above()])
     described = {
@@ -313,28 +324,26 @@ def run(arguments: Arguments) -> Outcome:
     """Run the panels, draw them, and judge claims 8 to 11, 19 and 20."""
     asked = panels(arguments)
     curves, figures, inputs, rows = {}, {}, {}, []
-    for panel in asked:
+    for key, panel in asked.items():
         curves_of_panel = train(panel, arguments)
-        name = f"{panel.dataset} ({panel.claim})" if arguments.smoke else Path(panel.dataset).stem
-        inputs[name] = inputs_of(panel, curves_of_panel, is_smoke=arguments.smoke)
-        letter = "A" if panel.claim == 8 else "B"
+        inputs[key] = inputs_of(panel, curves_of_panel, is_smoke=arguments.smoke)
         drawn = {name_with_seeds(*pair, panel.seeds): pair[1] for pair in curves_of_panel.items()}
         for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
             words = metric.replace("accuracy_", "accuracy on the ").replace(
                 "_labels", " group's labels"
             )
-            figures[f"panel_{letter}_{metric}.png"] = plots.curves_figure(
+            figures[f"fig2_{key}_{metric}.png"] = plots.curves_figure(
                 drawn, metric, against="ticks", label=f"test {words} (share of examples)"
             )
         for name, data in curves_of_panel.items():
-            curves[f"panel {letter}, {name}"] = data
+            curves[f"{key}, {name}"] = data
             values = [
                 final(data, metric)
                 for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")
             ]
             rows.append(
                 [
-                    panel.dataset,
+                    key,
                     name,
                     int(data.ticks.isel(seed=0, eval=-1)),
                     *(
@@ -364,8 +373,9 @@ def run(arguments: Arguments) -> Outcome:
     )
     told = [
         {"dataset": panel.dataset, "server_steps": panel.num_ticks, "seeds": panel.seeds}
-        for panel in asked
+        for panel in asked.values()
     ]
-    seeds = min(panel.seeds for panel in asked)
+    seeds = min(panel.seeds for panel in asked.values())
     config = {"panels": told, "seeds": seeds, "smoke": arguments.smoke}
-    return Outcome(curves, figures, verdicts, config, text, inputs)
+    alone = next(iter(asked)) if len(asked) < len(PANELS) else ""
+    return Outcome(curves, figures, verdicts, config, text, inputs, alone)

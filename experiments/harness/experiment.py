@@ -29,6 +29,8 @@ class Outcome(NamedTuple):
       inputs: The numbers from which the verdicts follow, for the function `judge(inputs)` of the
         experiment's module; None if it has no such function. They are kept with the results, so
         that a change of the standard needs no new run.
+      panel: Which part of the study was run, such as one of its data sets, if its parts are kept
+        beside each other; empty for a whole study.
     """
 
     curves: Mapping[str, xr.Dataset]
@@ -37,6 +39,7 @@ class Outcome(NamedTuple):
     config: Mapping[str, Any]
     text: str
     inputs: Mapping[str, Any] | None = None
+    panel: str = ""
 
 
 class Arguments(NamedTuple):

@@ -1,4 +1,6 @@
-"""Results as data: one JSON file per experiment, committed under `experiments/PAPER/results/`.
+"""Results as data: JSON files of experiments, committed under `experiments/PAPER/results/`.
+
+There is one file per experiment, or one for each of the panels that were run one by one.
 
 An entry has the verdicts of one run, how it was run and what it cost, and the numbers behind its
 tables and pictures, rounded to five digits. Every run writes its entry to its results folder, and
@@ -103,6 +105,7 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
     pictures = {file: points_of(figure) for file, figure in outcome.figures.items()}
     entry = {
         "experiment": name,
+        **({"panel": outcome.panel} if outcome.panel else {}),
         "source": "run",
         "command": command_of(name, arguments),
         "date": datetime.date.today().isoformat(),
@@ -201,14 +204,20 @@ def _line(axes: "Axes", line: Any) -> dict[str, Any]:
     return {"label": label, "x": x[at].tolist(), "y": y[at].tolist()} if len(x) else {}
 
 
+def name_of(entry: Mapping[str, Any]) -> str:
+    """Return the name under which an entry is committed: its experiment's, with the panel."""
+    panel = entry.get("panel")
+    return f"{entry['experiment']}_{panel}" if panel else str(entry["experiment"])
+
+
 def file_of(name: str) -> Path:
-    """Return where the entry of an experiment is committed."""
+    """Return where the entry with a name is committed."""
     paper, _, short = name.partition("/")
     return ROOT / paper / "results" / f"{short}.json"
 
 
 def picture_of(name: str, file: str) -> str:
-    """Return the name under which a picture of an experiment is committed."""
+    """Return the name under which a picture of the entry with a name is committed."""
     paper, _, short = name.partition("/")
     if file.startswith(f"{paper}_"):
         return file
@@ -222,7 +231,7 @@ def keep(folder: Path) -> str:
       folder: A results folder of `python -m experiments run`.
 
     Returns:
-      The experiment's name.
+      The name under which the entry is committed.
 
     Raises:
       ConfigError: If the folder has no entry, or one of a smoke run.
@@ -233,7 +242,7 @@ def keep(folder: Path) -> str:
         raise ConfigError("folder to keep", str(folder), "one of a finished run") from None
     if entry["size"] == "smoke":
         raise ConfigError("folder to keep", str(folder), "no smoke run: those are not evidence")
-    name = entry["experiment"]
+    name = name_of(entry)
     write(entry)
     for file in entry["pictures"]:
         shutil.copyfile(folder / file, FIGURES / picture_of(name, file))
@@ -242,7 +251,7 @@ def keep(folder: Path) -> str:
 
 def write(entry: Mapping[str, Any]) -> None:
     """Write an entry to its place in the repository."""
-    file = file_of(entry["experiment"])
+    file = file_of(name_of(entry))
     file.parent.mkdir(exist_ok=True)
     file.write_text(compact(entry))
 
@@ -314,7 +323,7 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
     for paper, claims in all_claims().items():
         for claim in claims.values():
             said = [each for each in of_claim.get(claim.id, []) if each[0].verdict != NOT_RUN_WORDS]
-            verdict, scope = joined([each for each, _ in said], [e["experiment"] for _, e in said])
+            verdict, scope = joined([each for each, _ in said], [name_of(e) for _, e in said])
             made.append(Row(paper, claim, verdict, scope, tuple(said)))
     return made
 
@@ -326,7 +335,7 @@ def joined(said: Sequence[Verdict], names: Sequence[str]) -> tuple[str, str]:
 
     Args:
       said: The verdicts.
-      names: Names of the experiments. A name that occurs several times is numbered.
+      names: Names of their entries. A name that occurs several times is numbered.
     """
     if not said:
         return NOT_RUN_WORDS, ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.claims import Verdict
-from experiments.harness.ledger import Row, counts, is_stated, picture_of
+from experiments.harness.ledger import Row, counts, is_stated, name_of, picture_of
 from experiments.harness.statistics import VERDICTS
 
 COLORS = {
@@ -100,7 +100,7 @@ def pictures_of(row: Row) -> list[str]:
     """Return the committed pictures of the experiments that judge a claim."""
     return list(
         dict.fromkeys(
-            picture_of(entry["experiment"], file)
+            picture_of(name_of(entry), file)
             for _, entry in row.found
             for file in entry["pictures"]
         )
@@ -137,10 +137,11 @@ def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
 
 
 def told_run(entry: Mapping[str, Any]) -> str:
-    """Describe the size, seeds and date of a run."""
+    """Describe the panel, size, seeds and date of a run."""
     seeds = f", {entry['seeds']} seeds" if entry.get("seeds") else ""
     kept = ", recorded" if entry["source"] == "recorded" else ""
-    return f"{entry['size']}{seeds}, {entry['date']}{kept}"
+    panel = f"{entry['panel']}, " if entry.get("panel") else ""
+    return f"{panel}{entry['size']}{seeds}, {entry['date']}{kept}"
 
 
 def cost_of(entry: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from experiments.harness.ledger import (
     counts,
     entries,
     judged,
+    name_of,
     picture_of,
     rounded,
     rows,
@@ -67,7 +68,7 @@ def draw_again() -> None:
     for entry in entries():
         for file, panels in entry["pictures"].items():
             if entry["source"] == "recorded" and panels:
-                picture(panels).savefig(FIGURES / picture_of(entry["experiment"], file), dpi=120)
+                picture(panels).savefig(FIGURES / picture_of(name_of(entry), file), dpi=120)
 
 
 @styled()

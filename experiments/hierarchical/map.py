@@ -237,7 +237,8 @@ def run(arguments: Arguments) -> Outcome:
         found |= {_second_name(*key): each for key, each in second.items()}
     title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
     figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
-    return Outcome(found, figures, verdicts, facts, "\n\n".join(texts), inputs)
+    panel = "cifar10" if _is_cifar10(sizes.dataset) else ""
+    return Outcome(found, figures, verdicts, facts, "\n\n".join(texts), inputs, panel)
 
 
 def inputs_of(
@@ -263,7 +264,7 @@ def inputs_of(
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 15 and 16 for the paper's rule, the latter where T is the paper's.
+    """Judge claims 15 and 16 for the paper's rule, the latter only where T is the paper's.
 
     Args:
       inputs: For each of the "points", T, the accuracies at T in percent by c_g and S ("ends"), and
@@ -295,7 +296,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             told[16].append(f"{name}: {' '.join(ahead) or 'never'}")
     small = reduction(inputs["seeds"], inputs["reduced"])
     return [
-        verdict(number, inputs["points"], rule(parts, small), f"{text}{why}; {inputs['words']}")
+        verdict(
+            number,
+            inputs["points"],
+            rule(parts, small) if parts else NOT_RUN,
+            f"{text}{why}; {inputs['words']}",
+        )
         for number, parts, text, why in (
             (15, leads, "S = 5 ahead at T, points: ", "; ".join(told[15])),
             (16, crossings, "S = 0 and 20 change places: ", "; ".join(told[16])),

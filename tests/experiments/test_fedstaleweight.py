@@ -14,8 +14,8 @@ JUDGED = {
 NOT_JUDGED = {"fedstaleweight/influence": [18], "fedstaleweight/fig2": [8, 9, 10, 11, 19, 20]}
 """Two seeds leave claim 18 undecided: their intervals are wide."""
 PANELS = {
-    f"panel_{letter}_{metric}.png"
-    for letter in "AB"
+    f"fig2_{panel}_{metric}.png"
+    for panel in ("fashion_mnist", "cifar10")
     for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels")
 }
 PICTURES = {

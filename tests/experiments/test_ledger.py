@@ -58,7 +58,7 @@ def test_the_readmes_agree_with_the_results() -> None:
         assert file.read_text() == text, f"run `python -m experiments report`: {file} is old"
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["experiment"])
+@pytest.mark.parametrize("entry", ENTRIES, ids=ledger.name_of)
 def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
     assert entry["source"] in ("run", "recorded") and entry["size"] in ("full", "reduced")
     assert entry["command"].startswith(f"python -m experiments run {entry['experiment']}")
@@ -66,7 +66,7 @@ def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
         assert set(each) == set(Verdict._fields)
         assert each["verdict"] in VERDICTS and each["size"] in ("full", "reduced")
     for file in entry["pictures"]:
-        assert (ledger.FIGURES / ledger.picture_of(entry["experiment"], file)).exists()
+        assert (ledger.FIGURES / ledger.picture_of(ledger.name_of(entry), file)).exists()
     verdicts = [Verdict(**each) for each in entry["claims"]]
     if entry["source"] == "recorded":
         is_sentence = any(ledger.is_stated(each, entry) for each in verdicts)
@@ -83,9 +83,7 @@ def test_entries_are_small_whole_and_judged_by_code(entry: dict) -> None:
 def test_results_stay_small() -> None:
     files = list(ledger.ROOT.glob("*/results/*.json"))
     assert sum(file.stat().st_size for file in files) < MOST_BYTES
-    assert {ledger.file_of(json.loads(file.read_text())["experiment"]) for file in files} == set(
-        files
-    )
+    assert {ledger.file_of(ledger.name_of(entry)) for entry in ENTRIES} == set(files)
 
 
 class _Page(HTMLParser):
@@ -131,6 +129,12 @@ def test_kept_results_come_from_runs_that_are_evidence(
     assert ledger.keep(tmp_path / "run") == entry["experiment"]
     assert json.loads(ledger.file_of(entry["experiment"]).read_text()) == entry
     assert (tmp_path / ledger.picture_of(entry["experiment"], "a.png")).read_bytes() == b"picture"
+    panel = {**entry, "panel": "images"}
+    (tmp_path / "run" / ledger.FILE).write_text(json.dumps(panel))
+    assert ledger.keep(tmp_path / "run") == f"{entry['experiment']}_images"
+    assert json.loads(ledger.file_of(entry["experiment"]).read_text()) == entry
+    assert json.loads(ledger.file_of(ledger.name_of(panel)).read_text()) == panel
+    assert (tmp_path / ledger.picture_of(ledger.name_of(panel), "a.png")).exists()
     (tmp_path / "run" / ledger.FILE).write_text(json.dumps({**entry, "size": "smoke"}))
     for folder, word in ((tmp_path / "run", "smoke"), (tmp_path / "none", "finished run")):
         assert main(["report", "--keep", str(folder)]) == 2

@@ -102,6 +102,7 @@ def fig2_inputs(outcome: str) -> Inputs:
         name: {group: runs(80.0) for group in fig2.GROUPS} for name in (fig2.OURS, fig2.BASELINE)
     }
     panel = {
+        "reduced": "",
         "server_steps": 100,
         "seeds": 10,
         "smoke": False,
@@ -467,10 +468,29 @@ def test_few_seeds_or_a_smaller_problem_hold_in_part() -> None:
 
 def test_claim_10_asks_for_both_data_sets() -> None:
     inputs = fig2_inputs("holds")
-    found = {each.id: each for each in fig2.judge({"fashion_mnist": inputs["fashion_mnist"]})}
-    assert found["fedstaleweight-10"].verdict == "holds in part"
-    assert "undecided: on cifar10" in found["fedstaleweight-10"].scope
-    assert found["fedstaleweight-8"].verdict == "holds"
+    assert {each.verdict for each in fig2.judge(inputs)} == {"holds", "not run"}
+    for name, claim in (("fashion_mnist", 8), ("cifar10", 9)):
+        found = {each.id: each for each in fig2.judge({name: inputs[name]})}
+        last = found["fedstaleweight-10"]
+        assert (last.verdict, last.scope) == ("holds in part", f"reduced: {name} alone")
+        assert found[f"fedstaleweight-{claim}"].verdict == "holds"
+
+
+def test_a_narrower_network_is_named_in_verdicts_on_accuracy() -> None:
+    panel = {**fig2_inputs("holds")["cifar10"], "reduced": "narrow", "seeds": 5}
+    found = {each.id.rpartition("-")[2]: each for each in fig2.judge({"cifar10": panel})}
+    few = "narrow, 5 seeds in place of 10"
+    assert found["9"].scope == found["11"].scope == f"reduced: {few}"
+    assert found["10"].scope == f"reduced: cifar10 alone, {few}"
+    assert found["19"].verdict == "holds" and "narrow" in found["19"].why
+
+
+def test_a_line_shorter_than_the_papers_time_says_nothing_of_crossings() -> None:
+    judge, inputs_of = CASES["hierarchical/map"]
+    inputs = inputs_of("holds")
+    short = {name: {**each, "T": 500} for name, each in inputs["points"].items()}
+    found = {each.id: each.verdict for each in judge({**inputs, "points": short})}
+    assert found == {"hierarchical-15": "holds", "hierarchical-16": "not run"}
 
 
 def test_smoke_runs_are_no_evidence() -> None:
