@@ -100,9 +100,7 @@ def pictures_of(row: Row) -> list[str]:
     """Return the committed pictures of the experiments that judge a claim."""
     return list(
         dict.fromkeys(
-            picture_of(name_of(entry), file)
-            for _, entry in row.found
-            for file in entry["pictures"]
+            picture_of(name_of(entry), file) for _, entry in row.found for file in entry["pictures"]
         )
     )
 
