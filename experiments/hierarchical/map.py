@@ -104,7 +104,7 @@ STUDY = Study(
     ),
 )
 CIFAR10 = {
-    "steps": {5: 500.0},
+    "steps": {5: 150.0},
     "rates": (0.02, 0.05, 0.1, 0.2),
     "inputs": ("standardised",),
     "rules": RULES[:1],
