@@ -68,7 +68,8 @@ def run(arguments: Arguments) -> Outcome:
     ran = runs(arguments, images, [COLUMN], methods)
     inputs = inputs_of(ran, COLUMN)
     text = spread_table(inputs["final"], CHANCE)
-    figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
+    title = f"{ran.config['dataset']}, {COLUMN}, {ran.config['model']}"
+    figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=title)}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 

@@ -35,6 +35,8 @@ from fedjax_sim.reporting.results import to_json
 
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 """Comments around what is written from the results."""
+MOST_LETTERS = 320
+"""Length of a cell of a README's table from which its end is left to the page."""
 NAMES = {
     "favano": "FAVANO",
     "fald": "FA-LD",
@@ -139,9 +141,18 @@ def ledger_table(found: Sequence[Row]) -> str:
     for row in found:
         why = "; ".join(dict.fromkeys(page.evidence(each, entry) for each, entry in row.found))
         by = ", ".join(f"`{entry['experiment']}`, {page.told_run(entry)}" for _, entry in row.found)
-        cells = (row.claim.id, worded(row.verdict, row.scope), why or "no result", by)
+        verdict = worded(row.verdict, row.scope)
+        cells = (row.claim.id, shortened(verdict), shortened(why or "no result"), by)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def shortened(text: str) -> str:
+    """Cut a long text between two of its parts, and mark that it goes on."""
+    if len(text) <= MOST_LETTERS:
+        return text
+    cut = max(text.rfind(mark, 0, MOST_LETTERS) for mark in ("; ", ", "))
+    return f"{text[: max(cut, 0) or MOST_LETTERS]} …"
 
 
 def told(found: dict[str, int]) -> str:

@@ -141,6 +141,16 @@ def test_kept_results_come_from_runs_that_are_evidence(
         assert word in capsys.readouterr().err
 
 
+def test_long_cells_are_cut_between_two_parts() -> None:
+    parts = [f"part {number} is true" for number in range(40)]
+    whole = "; ".join(parts)
+    cut = report.shortened(whole)
+    assert len(cut) <= report.MOST_LETTERS + 2 and cut.endswith(" …")
+    assert set(cut.removesuffix(" …").split("; ")) < set(parts)
+    assert report.shortened(parts[0]) == parts[0]
+    assert len(report.shortened("x" * 2 * report.MOST_LETTERS)) == report.MOST_LETTERS + 2
+
+
 def test_a_row_joins_what_several_experiments_say() -> None:
     claims = importlib.import_module("experiments.fald.claims").CLAIMS
 
