@@ -34,6 +34,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.client_losses import ClientLosses
+from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
@@ -180,14 +181,11 @@ def from_logdensity(
       The problem.
 
     Raises:
-      ConfigError: If the data's leaves differ in length, a log density is no single number, a
-        client has no example, or a position is out of range.
+      ConfigError: If the data's leaves differ in length or have numbers that are not finite or do
+        not fit 32 bits, a log density is no single number, a client has no example, or a position
+        is out of range.
     """
-    data = jax.tree.map(jnp.asarray, data)
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-    if len(sizes) != 1 or () in sizes:
-        raise ConfigError("data", sorted(sizes), "a pytree of arrays with one leading axis")
-    [(num,)] = sizes
+    data, num = read_arrays("data", data)
     draw = start if callable(start) else None
     params = jax.eval_shape(draw, jax.random.key(0)) if draw else jax.tree.map(jnp.asarray, start)
     example = jax.eval_shape(lambda data: jax.tree.map(lambda leaf: leaf[0], data), data)

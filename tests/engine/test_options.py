@@ -58,6 +58,11 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
         ),
         ({"num_ticks": 2, "settings": {"lr": [0.1, 0.1]}}, "values of lr"),
         ({"num_ticks": 2, "settings": {"lr": []}}, "values of lr"),
+        # Long arrays that differ in the middle only are different values, of which neither suits.
+        (
+            {"num_ticks": 2, "settings": {"lr": [np.ones(3000), 1 + np.eye(3000)[1500]]}},
+            "lr is .*, but must be a finite number above 0",
+        ),
         (
             {"num_ticks": 2, "settings": {"lr": [0.1, -0.1]}},
             "lr is -0.1, but must be a finite number above 0",
