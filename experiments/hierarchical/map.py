@@ -43,6 +43,7 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.harness.heatmaps import heat_maps
+from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 from fedjax_sim import datasets, models, partition, problems
@@ -284,11 +285,13 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     for point, found in inputs["points"].items():
         name = point.removeprefix(f"{RULES[0]}, ")
         ends = {run: Sample.read(sample) for run, sample in found["ends"].items()}
+        low = [run for run, sample in ends.items() if has_collapsed(sample, setup.CHANCE)]
         for delay, other in itertools.product(DELAYS, (0, 20)):
             pair = [ends[f"c_g = {delay:g}, S = {s}"] for s in (5, other)]
             words, by = f"{name}, c_g = {delay:g}, over S = {other}", lead(*pair)
             leads[words] = unless_collapsed(by.above(), pair, setup.CHANCE)
             told[15].append(f"{words} by {by}")
+        told[15] += [f"below twice chance with {name}: {' and '.join(low)}"] if low else []
         places, pair = found["crossings"], [ends[f"c_g = 30, S = {s}"] for s in (0, 20)]
         if found["T"] >= marks.last:
             known = [setup.Crossing(*each) for each in places or []]
