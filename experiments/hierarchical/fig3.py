@@ -97,7 +97,8 @@ def run(arguments: Arguments) -> Outcome:
         }
     ends = {"global": setup.final(data, size.time)}
     inputs = setup.inputs_of(arguments, STUDY, size, falls=falls, ends=setup.spreads(ends))
-    figures = {"fig3.png": picture(data.sel(lr=lr), f"{setup.words_of(size)}, lr {lr:g}")}
+    title = f"{setup.words_of(size)}, of which the first is shown, lr {lr:g}"
+    figures = {"fig3.png": picture(data.sel(lr=lr), title)}
     return setup.outcome(size, {"fig3": data}, figures, judge(inputs), inputs=inputs)
 
 
