@@ -261,17 +261,8 @@ def _judge_panel(
         else Interval.read(net)
     )
     whole = [final[name]["all labels"] for name in (OURS, BASELINE)]
-    where = ", ".join(
-        filter(
-            None,
-            (
-                panel["dataset"],
-                panel["reduced"],
-                f"{panel['server_steps']} server steps",
-                f"{panel['seeds']} seeds",
-            ),
-        )
-    )
+    steps, seeds = f"{panel['server_steps']} server steps", f"{panel['seeds']} seeds"
+    where = ", ".join(filter(None, (panel["dataset"], panel["reduced"], steps, seeds)))
     sooner = panel["steps to the baseline's end"]
     is_sooner = all_of([sooner is not None and sooner < panel["server_steps"], gain.above()])
     described = {

@@ -1,6 +1,6 @@
 """Results as data: JSON files of experiments, committed under `experiments/PAPER/results/`.
 
-There is one file per experiment, or one for each of the panels that were run one by one.
+An experiment has one file, or, if its panels were run one by one, a file for each panel.
 
 An entry has the verdicts of one run, how it was run and what it cost, and the numbers behind its
 tables and pictures, rounded to five digits. Every run writes its entry to its results folder, and

@@ -238,12 +238,13 @@ def run(arguments: Arguments) -> Outcome:
         verdicts = judge(inputs)
         texts += [_second_table(second, sizes), verdict_table(verdicts)]
         found |= {_second_name(*key): each for key, each in second.items()}
-    if _is_cifar10(sizes.dataset):
+    panel = "cifar10" if _is_cifar10(sizes.dataset) else ""
+    if panel and second:
         figures = accuracy_figures(second, data.name)
-        return Outcome(found, figures, verdicts, facts, "\n\n".join(texts), inputs, "cifar10")
-    title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
-    figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
-    return Outcome(found, figures, verdicts, facts, "\n\n".join(texts), inputs)
+    else:
+        title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
+        figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
+    return Outcome(found, figures, verdicts, facts, "\n\n".join(texts), inputs, panel)
 
 
 def inputs_of(

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.harness import draw
+from experiments.harness import Arguments, draw
+from experiments.hierarchical import map as sync_map
 from experiments.hierarchical import setup
 from experiments.hierarchical.map import DELAY, Point, delayed, is_open, order_of
+from fedjax_sim import datasets
 from fedjax_sim.systems import hierarchical
 from tests.experiments.running import run
 
@@ -53,6 +55,47 @@ def test_what_is_near_and_what_is_chance() -> None:
     assert is_open(orders, first) and not is_open(orders, second)
     assert is_open({(second, 10.0, 1.0): close}, second)
     assert not is_open({(second, 10.0, 1.0): bad}, second)
+
+
+def curves_of(rates: list[float], sync_times: list[float], seeds: int) -> xr.Dataset:
+    """Make curves of four rounds that are 50 units long, all of them at 40 %."""
+    dims = ("lr", "sync_time", "seed", "eval")
+    shape = (len(rates), len(sync_times), seeds, 5)
+    ticks = np.broadcast_to(np.arange(5), shape)
+    return xr.Dataset(
+        {"accuracy": (dims, np.full(shape, 0.4)), "failed": (dims[:3], np.zeros(shape[:3], bool))},
+        {
+            "lr": rates,
+            "sync_time": sync_times,
+            "time": (dims, 50.0 * ticks),
+            "ticks": (dims, ticks),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pictures"),
+    [
+        (Arguments(), {"accuracy_cg10.png", "accuracy_cg30.png"}),
+        (Arguments(reduced=True), {"order_E5.png"}),
+    ],
+)
+def test_the_line_on_cifar10_draws_accuracies_if_they_were_measured(
+    arguments: Arguments, pictures: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--reduced` has no second stage, and shows the first one's order."""
+    made = {
+        "_sweep": lambda _, name, *rest: curves_of(
+            rest[-1]["lr"], rest[-1]["sync_time"], len(rest[2])
+        ),
+        "_tasks": lambda *_: [],
+    }
+    for name, function in made.items():
+        monkeypatch.setattr(sync_map, name, function)
+    data = datasets.load("digits")
+    monkeypatch.setattr(datasets, "load", lambda *_, **__: data)
+    outcome = sync_map.run(arguments._replace(dataset="cifar10_own.npz"))
+    assert outcome.panel == "cifar10" and set(outcome.figures) == pictures
 
 
 def test_a_larger_exchange_delay_only_delays_the_rounds() -> None:
