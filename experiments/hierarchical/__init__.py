@@ -1,7 +1,8 @@
 """Experiments on hierarchical federated learning (arXiv 2302.04851).
 
 `claims` has the paper's claims, `setup` the runs and comparisons that the figures share. `bounds`,
-`clock` and `quadratics` check the theory; the rest are the figure that they are named after.
+`clock` and `quadratics` check the theory; `map` finds where the paper's order of sync times holds,
+and `own_rates` runs other figures there; the rest are the figure that they are named after.
 """
 
 EXPERIMENTS = (
@@ -17,6 +18,7 @@ EXPERIMENTS = (
     "fig11",
     "fig13",
     "map",
+    "own_rates",
     "quadratics",
 )
 """The modules that can be run."""

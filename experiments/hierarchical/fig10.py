@@ -23,24 +23,30 @@ from fedjax_sim.systems import hierarchical
 STUDY = setup.study(setup.MNIST, reduced=None)
 SIZES = ((10, 20), (15, 15), (20, 10))
 SHIFTS = {"a": (1.0, 7.0), "b": (7.0, 1.0)}
+RUNS: dict[str, dict[str, Any]] = {
+    f"{panel}_{sizes[0]}_{sizes[1]}": {
+        **setup.fixed_clock(shift, [0.1 * c for c in shift], 10.0, 1.0),
+        "group_sizes": sizes,
+        "sync_time": 8.0,
+    }
+    for panel, shift in SHIFTS.items()
+    for sizes in SIZES
+}
+"""Settings by panel and sizes."""
+SLOW = {"a": "a_10_20", "b": "b_20_10"}
+"""The run of each panel with twenty clients on the slow server."""
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run all sizes with all shifts, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.split(setup.load(arguments, size), size, "iid", 30)
-    curves = {}
-    for panel, shift in SHIFTS.items():
-        for sizes in SIZES:
-            delays = setup.fixed_clock(shift, [0.1 * c for c in shift], 10.0, 1.0)
-            name = f"{panel}_{sizes[0]}_{sizes[1]}"
-            curves[name] = setup.play(
-                arguments, size, name, tasks, delays | {"group_sizes": sizes, "sync_time": 8.0}
-            )
+    curves = {
+        name: setup.play(arguments, size, name, tasks, changes) for name, changes in RUNS.items()
+    }
     ends = {name: setup.final(data, size.time) for name, data in curves.items()}
     lr = setup.best_lr(ends["a_15_15"])
-    slow = {"a": "a_10_20", "b": "b_20_10"}
-    leads = {panel: setup.leads(ends[name], ends[f"{panel}_15_15"]) for panel, name in slow.items()}
+    leads = {panel: setup.leads(ends[name], ends[f"{panel}_15_15"]) for panel, name in SLOW.items()}
     mirrored = {
         name: name.replace("a", "b") if "15" in name else f"b_{'_'.join(name.split('_')[:0:-1])}"
         for name in ends
@@ -124,6 +130,11 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         leads of every run over its mirror image by learning rate ("mirrored"); the difference of
         `mirror_difference`, or None where that was not kept ("mirror"); accuracies at T ("ends").
     """
+    return [judge_sizes(inputs), _judge_mirror(inputs)]
+
+
+def judge_sizes(inputs: Mapping[str, Any]) -> Verdict:
+    """Judge claim 20; see `judge`."""
     leads = {panel: setup.read_leads(each) for panel, each in inputs["leads"].items()}
     judged: dict[str, dict[str, bool | None]] = {}
     for panel, found in leads.items():
@@ -135,16 +146,15 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "leads": {p: {r: x._asdict() for r, x in each.items()} for p, each in leads.items()},
         "accuracy at T, %": setup.described(inputs),
     }
-    more = setup.settle(
-        inputs,
-        20,
-        measured,
-        parts,
-        f"20 clients on the slow server ahead of 15 at T by {told} points",
-    )
+    why = f"20 clients on the slow server ahead of 15 at T by {told} points"
+    return setup.settle(inputs, 20, measured, parts, why)
+
+
+def _judge_mirror(inputs: Mapping[str, Any]) -> Verdict:
+    """Judge claim 28; see `judge`."""
     marks, mirror = CLAIMS[28].criterion, inputs["mirror"]
     mirrored = {name: setup.read_leads(each) for name, each in inputs["mirrored"].items()}
-    judged = {}
+    judged: dict[str, dict[str, bool | None]] = {}
     for name, found in mirrored.items():
         for rate, each in found.items():
             judged.setdefault(rate, {})[f"{name} equal"] = each.within(marks.equal)
@@ -158,4 +168,4 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "leads": {n: {r: x._asdict() for r, x in each.items()} for n, each in mirrored.items()},
     }
     parts = same | setup.by_rate(inputs, judged, inputs["ends"])
-    return [more, setup.settle(inputs, 28, measured, parts, f"{exact}{told} points at T")]
+    return setup.settle(inputs, 28, measured, parts, f"{exact}{told} points at T")

@@ -15,6 +15,7 @@ from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 
 STUDY = setup.study(setup.MNIST.replace(lrs=(0.2, 0.3, 0.5, 1.0)), reduced=None)
+CLOCK = setup.clock([500, 500], setup.FIG6)
 SYNC_TIMES = [0.0, 5.0]
 """The sync times.
 
@@ -33,7 +34,7 @@ def run(arguments: Arguments) -> Outcome:
             size,
             rule,
             tasks,
-            setup.clock([500, 500], setup.FIG6, aggregation=rule),
+            {**CLOCK, "aggregation": rule},
             {"sync_time": SYNC_TIMES},
         )
         for rule in ("divide_by_steps", "average")

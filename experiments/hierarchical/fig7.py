@@ -17,6 +17,7 @@ from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 
 STUDY = setup.study(setup.CIFAR10)
+CLOCK = setup.clock([15, 15], setup.FIG7)
 SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 30.0, 60.0]
 
 
@@ -58,7 +59,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "accuracy at T, %": setup.described(inputs),
     }
     first = setup.settle(inputs, 15, measured, parts, f"S = 5 ahead at T, points: {told}")
-    return [first, _judge_crossing(inputs), *_judge_rounds(inputs), *_judge_delays(inputs)]
+    delays = [] if inputs["falls"] is None else [judge_delays(inputs)]
+    return [first, _judge_crossing(inputs), *_judge_rounds(inputs), *delays]
 
 
 def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
@@ -101,10 +103,8 @@ def _judge_rounds(inputs: Mapping[str, Any]) -> list[Verdict]:
     return [setup.settle(inputs, 17, {"fewer rounds, %": savings}, parts, why, is_accuracy=False)]
 
 
-def _judge_delays(inputs: Mapping[str, Any]) -> list[Verdict]:
+def judge_delays(inputs: Mapping[str, Any]) -> Verdict:
     """Judge claim 22: accuracy at T falls from each c_g to the next."""
-    if inputs["falls"] is None:
-        return []
     names = [f"{delay:g}" for delay in SWEPT_DELAYS]
     falls = {
         rate: [Interval.read(each) for each in found] for rate, found in inputs["falls"].items()
@@ -116,14 +116,16 @@ def _judge_delays(inputs: Mapping[str, Any]) -> list[Verdict]:
         }
         for rate, found in falls.items()
     }
-    told = "; ".join(f"{', '.join(map(str, each))} at lr {rate}" for rate, each in falls.items())
+    told = "; ".join(
+        f"{', '.join(map(str, each))} {setup.at_rate(rate)}" for rate, each in falls.items()
+    )
     parts = setup.by_rate(inputs, judged, [f"S = 10, c_g = {delay}" for delay in names])
     measured = {
         "falls, points": {rate: [each._asdict() for each in x] for rate, x in falls.items()},
         "accuracy at T, %": setup.described(inputs),
     }
     why = f"points lost at T from c_g = 5 to 10, 30 and 60: {told}"
-    return [setup.settle(inputs, 22, measured, parts, why)]
+    return setup.settle(inputs, 22, measured, parts, why)
 
 
 def inputs_of(
@@ -180,16 +182,15 @@ def run(arguments: Arguments) -> Outcome:
     """Run both sweeps, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     tasks = setup.dirichlet(setup.load(arguments, size), size, 30)
-    changes = setup.clock([15, 15], setup.FIG7)
     data = setup.play(
-        arguments, size, "fig7", tasks, changes, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES}
+        arguments, size, "fig7", tasks, CLOCK, {"exchange_shift": DELAYS, "sync_time": SYNC_TIMES}
     )
     swept = setup.play(
         arguments,
         size,
         "fig12",
         tasks,
-        changes | {"sync_time": 10.0},
+        CLOCK | {"sync_time": 10.0},
         {"exchange_shift": SWEPT_DELAYS},
     )
     inputs = inputs_of(arguments, size, data, swept)

@@ -19,6 +19,8 @@ from experiments.hierarchical.claims import CLAIMS, verdict
 STUDY = setup.study(setup.FEMNIST, setup.MNIST)
 SYNC_TIMES = [0.0, 12.0, 24.0]
 ACTIVE = 16
+CLOCK = setup.clock([ACTIVE] * 4, setup.FIG8, active_per_group=ACTIVE)
+"""Settings of the runs with few active clients."""
 EARLY = (100.0, 200.0, 300.0)
 
 
@@ -36,14 +38,7 @@ def run(arguments: Arguments) -> Outcome:
     printed = setup.play(
         arguments, size, "printed", tasks, setup.clock([850] * 4, setup.FIG8), swept
     )
-    active = setup.play(
-        arguments,
-        size,
-        "active",
-        tasks,
-        setup.clock([ACTIVE] * 4, setup.FIG8, active_per_group=ACTIVE),
-        swept,
-    )
+    active = setup.play(arguments, size, "active", tasks, CLOCK, swept)
     ends = setup.final(active, size.time)
     lr = setup.best_lr(ends.sel(sync_time=0.0))
     inputs = inputs_of(arguments, size, active, printed)
@@ -121,6 +116,22 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         they change places, or None where that is not known ("crossings"); leads of S = 12 at T
         ("late"); accuracies at T ("ends"); and the comparison of the printed setting ("printed").
     """
+    printed = inputs["printed"]
+    return [
+        judge_order(inputs),
+        verdict(
+            27,
+            printed,
+            printed["largest difference"] == 0 and printed["same times"],
+            f"largest difference of accuracies {printed['largest difference']:g}; the delays are "
+            "those of 850 clients a group, so that an iteration takes at least "
+            f"{printed['least iteration time']:.1f} units, longer than every S",
+        ),
+    ]
+
+
+def judge_order(inputs: Mapping[str, Any]) -> Verdict:
+    """Judge claim 18; see `judge`."""
     marks = CLAIMS[18].criterion
     judged: dict[str, dict[str, bool | None]] = {}
     told = []
@@ -134,7 +145,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
                 crosses = any(led and marks.first <= time <= marks.last for time, led in places)
             judged.setdefault(rate, {})[f"S = 0 leads S = {s} early"] = any_of([at_all, crosses])
             words = ", ".join(f"{each} at {time}" for time, each in leads.items())
-            told.append(f"S = 0 over S = {s} by {words} (lr {rate})")
+            told.append(f"S = 0 over S = {s} by {words} ({setup.at_rate(rate)})")
     for s, found in inputs["late"].items():
         for rate, each in setup.read_leads(found).items():
             judged.setdefault(rate, {})[f"S = 12 over S = {s} at T"] = each.above()
@@ -144,18 +155,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         **{name: inputs[name] for name in ("early", "crossings", "late")},
         "accuracy at T, %": setup.described(inputs),
     }
-    printed = inputs["printed"]
-    return [
-        setup.settle(inputs, 18, measured, parts, f"{'; '.join(told)}; 16 clients a round"),
-        verdict(
-            27,
-            printed,
-            printed["largest difference"] == 0 and printed["same times"],
-            f"largest difference of accuracies {printed['largest difference']:g}; the delays are "
-            "those of 850 clients a group, so that an iteration takes at least "
-            f"{printed['least iteration time']:.1f} units, longer than every S",
-        ),
-    ]
+    return setup.settle(inputs, 18, measured, parts, f"{'; '.join(told)}; 16 clients a round")
 
 
 def any_of(judgements: Iterable[bool | None]) -> bool | None:

@@ -46,7 +46,7 @@ from experiments.harness.heatmaps import heat_maps
 from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import datasets
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
@@ -429,25 +429,10 @@ def _tasks(sizes: Sizes, data: Dataset, seeds: Sequence[int], inputs: str) -> li
 
     The network is a perceptron of 50 units, on CIFAR-10 the paper's CNN.
     """
-    network: models.LeNet | models.MLP
-    mean: float | Sequence[float]
-    std: float | Sequence[float]
-    if _is_cifar10(sizes.dataset):
-        network, (mean, std) = models.LeNet(data.num_classes), CIFAR10_INPUTS
-    else:
-        network, (mean, std) = models.MLP((50,), data.num_classes), INPUTS[inputs]
-    shares = [
-        partition.dirichlet(
-            data.train_labels,
-            num_clients=30,
-            alpha=0.5,
-            seed=seed,
-            min_examples=10,
-            top_up=True,
-        )
-        for seed in seeds
-    ]
-    return problems.make_classifications(network, data, shares, mean=mean, std=std)
+    is_cifar10 = _is_cifar10(sizes.dataset)
+    usual = setup.CIFAR10 if is_cifar10 else setup.MNIST
+    normalised = CIFAR10_INPUTS if is_cifar10 else INPUTS[inputs]
+    return setup.dirichlet(data, usual, 30, seeds=seeds, inputs=normalised)
 
 
 def accuracy_figures(

@@ -39,6 +39,7 @@ from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical.timing import linear_delays
@@ -46,6 +47,8 @@ from fedjax_sim.theory.hierarchical.timing import linear_delays
 CHANCE = 10.0
 """Accuracy of chance with ten classes, in percent."""
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
+OWN = "own"
+"""Stands for the learning rate where each of the compared runs has its own."""
 ALL_COLLAPSED = "every learning rate collapsed"
 """Name of the only part of a claim that no learning rate decides."""
 EVERY_TICK = 1_000_000
@@ -158,29 +161,43 @@ def fixed_clock(
 
 
 def split(
-    data: Dataset, size: Sizes, kind: str, num_clients: int, network: Any = None, **options: Any
-) -> list[Any]:
-    """Make one problem per seed over the same images."""
+    data: Dataset,
+    size: Sizes,
+    kind: str,
+    num_clients: int,
+    *,
+    seeds: Sequence[int] | None = None,
+    inputs: tuple[Any, Any] = (0.0, 1.0),
+    **options: Any,
+) -> list[Classification]:
+    """Make one problem per seed over the same images.
+
+    Args:
+      data: The images.
+      size: The size of the run, with the network.
+      kind: How examples are divided, a name of `fedjax_sim.partition`.
+      num_clients: Number of clients.
+      seeds: The seeds, by default those of the size from 0.
+      inputs: Mean and standard deviation by which inputs in [0, 1] are normalised.
+      **options: Options of the division.
+    """
     parts = [
         partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
-        for seed in range(size.seeds)
+        for seed in (range(size.seeds) if seeds is None else seeds)
     ]
-    return list(
-        problems.make_classifications(network or size.network(data.num_classes), data, parts)
-    )
+    mean, std = inputs
+    network = size.network(data.num_classes)
+    return problems.make_classifications(network, data, parts, mean=mean, std=std)
 
 
-def dirichlet(
-    data: Dataset, size: Sizes, num_clients: int, alpha: float = 0.5, network: Any = None
-) -> list[Any]:
-    """Make the benchmark's split: Dirichlet over clients with at least ten examples each.
+def dirichlet(data: Dataset, size: Sizes, num_clients: int, **how: Any) -> list[Classification]:
+    """Make the benchmark's split: Dirichlet(0.5) over clients, with at least ten examples each.
 
-    Clients that remain poor are topped up.
+    Clients that remain poor are topped up. `how` is as in `split`.
     """
     least = min(10, len(data.train_labels) // num_clients)
-    return split(
-        data, size, "dirichlet", num_clients, network, alpha=alpha, min_examples=least, top_up=True
-    )
+    options: dict[str, Any] = {"alpha": 0.5, "min_examples": least, "top_up": True}
+    return split(data, size, "dirichlet", num_clients, **options, **how)
 
 
 def play(
@@ -351,7 +368,7 @@ def by_rate(
         known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
         suits = not known or any(sample.mean >= top for sample, top in known)
         if suits and not any(has_collapsed(sample, CHANCE) for sample, _ in known):
-            parts |= {f"{words} at lr {rate}": value for words, value in each.items()}
+            parts |= {f"{words} {at_rate(rate)}": value for words, value in each.items()}
     return parts or {ALL_COLLAPSED: None}
 
 
@@ -463,7 +480,12 @@ def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
 
 def by_lr(leads: Mapping[str, Interval]) -> str:
     """Describe leads at each learning rate."""
-    return ", ".join(f"{each} at lr {rate}" for rate, each in leads.items())
+    return ", ".join(f"{each} {at_rate(rate)}" for rate, each in leads.items())
+
+
+def at_rate(rate: str) -> str:
+    """Name the learning rate of a comparison."""
+    return "each at its own lr" if rate == OWN else f"at lr {rate}"
 
 
 def outcome(
