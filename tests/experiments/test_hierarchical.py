@@ -32,6 +32,7 @@ JUDGED: dict[str, dict[int, bool | None]] = {
     "fig10": {20: None, 28: None},
     "fig11": {21: None},
     "fig13": {23: None},
+    "own_rates": dict.fromkeys((14, 18, 19, 20, 22)),
 }
 QUICK = ("clock", "fig6", "fig11")
 

@@ -14,7 +14,18 @@ from experiments.favano import fig3a, fig3b, fig7, table2, table2_grid
 from experiments.favano.fig3a import FAVANO, FEDBUFF
 from experiments.fedstaleweight import fig2
 from experiments.harness import Interval, Sample, Verdict
-from experiments.hierarchical import fig3, fig4_5, fig6, fig8, fig9, fig10, fig11, fig13
+from experiments.hierarchical import (
+    fig3,
+    fig4_5,
+    fig6,
+    fig8,
+    fig9,
+    fig10,
+    fig11,
+    fig13,
+    own_rates,
+    setup,
+)
 from experiments.hierarchical import fig7 as hierarchical_fig7
 from experiments.hierarchical import map as hierarchical_map
 
@@ -276,6 +287,26 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
         },
     ),
 }
+
+
+def own(content: Any) -> Any:
+    """Name the learning rate 0.5 as a rate that each run has of its own."""
+    if not isinstance(content, Mapping):
+        return content
+    return {setup.OWN if name == "0.5" else name: own(each) for name, each in content.items()}
+
+
+def own_rates_inputs(outcome: str) -> Inputs:
+    """Make the numbers of each panel like those of its figure."""
+    figures = {"fig12": "hierarchical/fig7"}
+    panels = {
+        name: own(CASES[figures.get(name, f"hierarchical/{name}")][1](outcome))
+        for name in own_rates.PANELS
+    }
+    return {"panels": {name: {**each, "rates": {"run": 0.3}} for name, each in panels.items()}}
+
+
+CASES["hierarchical/own_rates"] = own_rates.judge, own_rates_inputs
 DECIDED = {"hierarchical-17", "hierarchical-27", "fedstaleweight-19"}
 """Claims on counts and exact equality, which are never open."""
 NEVER = {"fedstaleweight-20"}
@@ -392,7 +423,8 @@ ENDS = {
 BY_RATE = [
     name
     for name in CASES
-    if name.startswith("hierarchical/") and name not in ("hierarchical/fig4_5", "hierarchical/map")
+    if name.startswith("hierarchical/")
+    and name.rpartition("/")[2] not in ("fig4_5", "map", "own_rates")
 ]
 
 
@@ -493,10 +525,23 @@ def test_a_line_shorter_than_the_papers_time_says_nothing_of_crossings() -> None
     assert found == {"hierarchical-15": "holds", "hierarchical-16": "not run"}
 
 
+def test_runs_at_chance_at_their_own_rates_decide_nothing() -> None:
+    inputs = own_rates_inputs("holds")
+    low = {"ends": {"run": {setup.OWN: runs(80.0)}, "other": {setup.OWN: runs(15.0)}}}
+    panels = {name: {**each, **low} for name, each in inputs["panels"].items()}
+    ends = {f"S = 10, c_g = {delay}": {setup.OWN: runs(15.0)} for delay in (5, 10, 30, 60)}
+    panels["fig12"]["ends"] = ends
+    for each in own_rates.judge({"panels": panels}):
+        assert each.verdict == "undecided" and setup.ALL_COLLAPSED in each.measured["parts"], each
+
+
 def test_smoke_runs_are_no_evidence() -> None:
     for name, (judge, inputs_of) in CASES.items():
         inputs = dict(inputs_of("holds"))
         if name == "fedstaleweight/fig2":
             inputs = {key: {**panel, "smoke": True} for key, panel in inputs.items()}
+        elif name == "hierarchical/own_rates":
+            panels = {key: {**panel, "smoke": True} for key, panel in inputs["panels"].items()}
+            inputs = {"panels": panels}
         found = judge({**inputs, "smoke": True} if "smoke" in inputs else inputs)
         assert {each.verdict for each in found if each.id not in DECIDED} == {"not run"}, name
