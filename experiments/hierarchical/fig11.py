@@ -85,7 +85,14 @@ def run(arguments: Arguments) -> Outcome:
     lr = setup.best_lr(ends["symmetric"])
     leads = setup.leads(ends["symmetric"], ends["asymmetric"])
     inputs = setup.inputs_of(
-        arguments, STUDY, size, leads=leads, idle=idle, rounds=rounds, ends=setup.spreads(ends)
+        arguments,
+        STUDY,
+        size,
+        leads=leads,
+        idle=idle,
+        rounds=rounds,
+        ends=setup.spreads(ends),
+        chance=100 * tasks[0].chance()["accuracy"],
     )
     figures = setup.pictures(
         {name: each.sel(lr=lr) for name, each in curves.items()},
@@ -99,8 +106,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claim 21: the equal split is ahead.
 
     Args:
-      inputs: Leads of the equal split by learning rate ("leads"), accuracies at T ("ends"), and
-        the expected idle times and rounds ("idle", "rounds").
+      inputs: Leads of the equal split by learning rate ("leads"), accuracies at T ("ends"), that
+        of the most frequent character ("chance"), and the expected idle times and rounds ("idle",
+        "rounds").
     """
     leads = setup.read_leads(inputs["leads"])
     judged = {rate: {"20 + 20 over 30 + 10": each.above()} for rate, each in leads.items()}

@@ -45,7 +45,7 @@ from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 CHANCE = 10.0
-"""Accuracy of chance with ten classes, in percent."""
+"""Accuracy of the best constant answer to ten equally frequent classes, in percent."""
 SMOKE = "not judged: a smoke run on handwritten digits is too small"
 OWN = "own"
 """Stands for the learning rate where each of the compared runs has its own."""
@@ -349,14 +349,14 @@ def by_rate(
 
     Left out are rates that suit none of the compared runs, as each has a higher mean accuracy at
     another one, and rates at which most seeds of a compared run diverged or are below twice chance.
-    If no rate is left, the only part is `ALL_COLLAPSED`, which leaves the claim undecided.
+    Chance is `CHANCE` unless the inputs have another "chance". If no rate is left, the only part is `ALL_COLLAPSED`, which leaves the claim undecided.
 
     Args:
       inputs: What `inputs_of` returns, with the accuracies at T as "ends" by run and rate.
       judged: Whether each part is true, by rate and by name of the part.
       compared: Names of the compared runs.
     """
-    ends = inputs["ends"]
+    ends, chance = inputs["ends"], inputs.get("chance", CHANCE)
     rows = [
         {rate: Sample.read(sample) for rate, sample in ends[name].items()}
         for name in compared
@@ -367,7 +367,7 @@ def by_rate(
     for rate, each in judged.items():
         known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
         suits = not known or any(sample.mean >= top for sample, top in known)
-        if suits and not any(has_collapsed(sample, CHANCE) for sample, _ in known):
+        if suits and not any(has_collapsed(sample, chance) for sample, _ in known):
             parts |= {f"{words} {at_rate(rate)}": value for words, value in each.items()}
     return parts or {ALL_COLLAPSED: None}
 
@@ -379,8 +379,9 @@ def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:
 
 def described(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spread over seeds of the accuracies at T, by run and learning rate."""
+    chance = inputs.get("chance", CHANCE)
     return {
-        name: {rate: Sample.read(each).described(CHANCE) for rate, each in row.items()}
+        name: {rate: Sample.read(each).described(chance) for rate, each in row.items()}
         for name, row in inputs["ends"].items()
     }
 
@@ -463,7 +464,7 @@ def each_setting(data: xr.Dataset, name: str, lr: float, label: str) -> dict[str
     }
 
 
-def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
+def table_of(data: Mapping[str, xr.Dataset], time: float, chance: float = CHANCE) -> str:
     """Lay out the accuracies at the time T of every swept point, by name of the run."""
     samples = {}
     for name, each in data.items():
@@ -475,7 +476,7 @@ def table_of(data: Mapping[str, xr.Dataset], time: float) -> str:
             number = float(each.ticks.isel(eval=-1).sel(point).mean())
             label = f"{name}, {words}, {number:.1f} server steps"
             samples[label] = Sample.of(100 * accuracies.sel(point).values)
-    return f"accuracy at T, %\n\n{spread_table(samples, CHANCE)}"
+    return f"accuracy at T, %\n\n{spread_table(samples, chance)}"
 
 
 def by_lr(leads: Mapping[str, Interval]) -> str:
@@ -502,8 +503,8 @@ def outcome(
     come first, as only the first few are committed.
     """
     figures = dict(sorted(figures.items(), key=lambda item: item[0].endswith("_rounds.png")))
-    text = (
-        (table_of(curves, size.time) if shown is None else shown) + "\n\n" + verdict_table(verdicts)
-    )
+    if shown is None:
+        shown = table_of(curves, size.time, (inputs or {}).get("chance", CHANCE))
+    text = f"{shown}\n\n{verdict_table(verdicts)}"
     config = {"size": words_of(size), "seeds": size.seeds, "lrs": size.lrs}
     return Outcome(curves, figures, verdicts, config, text, inputs)

@@ -462,6 +462,15 @@ def test_collapsed_learning_rates_decide_nothing(name: str) -> None:
             assert each.verdict == "undecided", (each.id, each.scope)
 
 
+def test_text_is_judged_above_twice_its_most_frequent_character() -> None:
+    judge, inputs_of = CASES["hierarchical/fig11"]
+    inputs = {**inputs_of("holds"), "ends": {"symmetric": {"0.5": runs(27.0)}}}
+    for chance, verdict, collapsed in ((13.0, "holds", 0), (16.3, "undecided", 10)):
+        (found,) = judge({**inputs, "chance": chance})
+        spread = found.measured["accuracy at T, %"]["symmetric"]["0.5"]
+        assert (found.verdict, spread["collapsed"]) == (verdict, collapsed)
+
+
 def test_a_pair_that_collapsed_at_every_rate_is_still_named() -> None:
     """Claim 15 does not hold if S = 5 collapsed at all rates under one of the two delays."""
     inputs = hierarchical_fig7_inputs("holds")
