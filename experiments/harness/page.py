@@ -116,8 +116,8 @@ def article(row: Row, pictures: Sequence[str]) -> str:
     if row.scope:
         facts.append(("scope", row.scope))
     facts += [("criterion", str(claim.criterion)), ("kind", claim.kind)]
-    for _, entry in row.found:
-        facts.append(("run", f"{entry['command']} ({told_run(entry)}; {cost_of(entry)})"))
+    for each, entry in row.found:
+        facts.append(("run", f"{entry['command']} ({told_run(each, entry)}; {cost_of(entry)})"))
         facts += [("note", entry["note"])] if entry.get("note") else []
     rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts)
     outcome = html.escape(claim.stated or claim.text)
@@ -134,9 +134,9 @@ def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     return f"(stated, not recomputed) {verdict.why}" if is_stated(verdict, entry) else verdict.why
 
 
-def told_run(entry: Mapping[str, Any]) -> str:
-    """Describe the panel, size, seeds and date of a run."""
-    seeds = f", {entry['seeds']} seeds" if entry.get("seeds") else ""
+def told_run(verdict: Verdict, entry: Mapping[str, Any]) -> str:
+    """Describe the panel, size, seeds and date of the run behind a verdict."""
+    seeds = f", {verdict.seeds} seeds" if verdict.seeds else ""
     kept = ", recorded" if entry["source"] == "recorded" else ""
     panel = f"{entry['panel']}, " if entry.get("panel") else ""
     return f"{panel}{entry['size']}{seeds}, {entry['date']}{kept}"

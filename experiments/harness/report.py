@@ -140,7 +140,9 @@ def ledger_table(found: Sequence[Row]) -> str:
     lines = ["| claim | verdict | measured | by |", "| --- | --- | --- | --- |"]
     for row in found:
         why = "; ".join(dict.fromkeys(page.evidence(each, entry) for each, entry in row.found))
-        by = ", ".join(f"`{entry['experiment']}`, {page.told_run(entry)}" for _, entry in row.found)
+        by = ", ".join(
+            f"`{entry['experiment']}`, {page.told_run(each, entry)}" for each, entry in row.found
+        )
         verdict = worded(row.verdict, row.scope)
         cells = (row.claim.id, shortened(verdict), shortened(why or "no result"), by)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

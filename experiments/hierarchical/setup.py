@@ -349,7 +349,8 @@ def by_rate(
 
     Left out are rates that suit none of the compared runs, as each has a higher mean accuracy at
     another one, and rates at which most seeds of a compared run diverged or are below twice chance.
-    Chance is `CHANCE` unless the inputs have another "chance". If no rate is left, the only part is `ALL_COLLAPSED`, which leaves the claim undecided.
+    Chance is `CHANCE` unless the inputs have another "chance". If no rate is left, the only part is
+    `ALL_COLLAPSED`, which leaves the claim undecided.
 
     Args:
       inputs: What `inputs_of` returns, with the accuracies at T as "ends" by run and rate.
