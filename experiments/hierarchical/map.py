@@ -107,7 +107,7 @@ STUDY = Study(
 )
 CIFAR10 = {
     "steps": {5: 1000.0},
-    "rates": (0.02, 0.05, 0.1, 0.2),
+    "rates": (0.02, 0.05, 0.1, 0.2, 0.5),
     "inputs": ("standardised",),
     "rules": RULES[:1],
     "words": "the paper's rule alone, E = 5, standardised inputs, T = 1000",
