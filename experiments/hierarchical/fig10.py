@@ -146,7 +146,7 @@ def judge_sizes(inputs: Mapping[str, Any]) -> Verdict:
         "leads": {p: {r: x._asdict() for r, x in each.items()} for p, each in leads.items()},
         "accuracy at T, %": setup.described(inputs),
     }
-    why = f"20 clients on the slow server ahead of 15 at T by {told} points"
+    why = f"20 clients on the slow server ahead of 15 at T, points: {told}"
     return setup.settle(inputs, 20, measured, parts, why)
 
 

@@ -131,7 +131,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     parts = setup.by_rate(inputs, judged, inputs["ends"])
     idle, rounds = inputs["idle"], inputs["rounds"]
     why = (
-        f"20 + 20 ahead of 30 + 10 by {setup.by_lr(leads)} points at T; expected idle time "
+        f"20 + 20 ahead of 30 + 10 at T, points: {setup.by_lr(leads)}; expected idle time "
         f"{idle['symmetric']} and {idle['asymmetric']}, "
         f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}"
     )

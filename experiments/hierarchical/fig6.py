@@ -88,9 +88,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "fewer rounds, %": inputs["fewer"],
         "accuracy at T, %": setup.described(inputs),
     }
-    why = (
-        f"S = 5 ahead of S = 0 at T by {setup.by_lr(leads)} points, {inputs['fewer']:.1f} % fewer "
-        "rounds"
-    )
+    fewer = f"{inputs['fewer']:.1f} % fewer rounds"
+    why = f"S = 5 ahead of S = 0 at T, points: {setup.by_lr(leads)}; {fewer}"
     parts = setup.by_rate(inputs, judged, inputs["ends"])
     return [setup.settle(inputs, 14, measured, parts, why)]

@@ -58,5 +58,5 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "leads of M4": {o: {r: x._asdict() for r, x in each.items()} for o, each in leads.items()},
         "accuracy at T, %": setup.described(inputs),
     }
-    why = f"M4 ahead at T {told} points; rounds {rounds}, expected {expected} at T = 1000"
+    why = f"M4 ahead at T, points: {told}; rounds {rounds}, expected {expected} at T = 1000"
     return [setup.settle(inputs, 19, measured, parts, why)]
