@@ -168,4 +168,4 @@ def _judge_mirror(inputs: Mapping[str, Any]) -> Verdict:
         "leads": {n: {r: x._asdict() for r, x in each.items()} for n, each in mirrored.items()},
     }
     parts = same | setup.by_rate(inputs, judged, inputs["ends"])
-    return setup.settle(inputs, 28, measured, parts, f"{exact}{told} points at T")
+    return setup.settle(inputs, 28, measured, parts, f"{exact}ahead at T, points: {told}")

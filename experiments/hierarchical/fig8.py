@@ -6,7 +6,7 @@ with 16 writers of a group taking part in each round, which also count for its d
 has MNIST and 340 clients with Dirichlet(0.5).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,6 @@ def inputs_of(
       printed: Curves of the setting as printed.
     """
     ends = setup.final(active, size.time)
-    grid = np.linspace(0, size.time, 101)[5:]
     early: dict[str, Any] = {}
     crossings: dict[str, Any] = {}
     for s in SYNC_TIMES[1:]:
@@ -76,11 +75,7 @@ def inputs_of(
         places: dict[str, Any] = {}
         for rate in size.lrs:
             both = [active.sel(lr=rate, sync_time=each) for each in (0.0, s)]
-            found[f"{rate:g}"] = {
-                f"{time:g}": setup.compare(*(setup.at(each, time) for each in both))
-                for time in EARLY
-            }
-            places[f"{rate:g}"] = setup.known_crossings(both, grid)
+            found[f"{rate:g}"], places[f"{rate:g}"] = order_of(both, size.time)
         early[f"{s:g}"], crossings[f"{s:g}"] = found, places
     first = printed.sel(sync_time=0.0)
     return setup.inputs_of(
@@ -106,6 +101,17 @@ def inputs_of(
             "least iteration time": min(setup.clock([850] * 4, setup.FIG8)["shift"]),
         },
     )
+
+
+def order_of(pair: Sequence[xr.Dataset], last: float) -> tuple[dict[str, Interval], Any]:
+    """Return the early leads of the first of two runs by time, and when they change places.
+
+    Args:
+      pair: Their curves; dimensions seed and eval.
+      last: The time T.
+    """
+    early = {f"{time:g}": setup.compare(*(setup.at(each, time) for each in pair)) for time in EARLY}
+    return early, setup.known_crossings(pair, np.linspace(0, last, 101)[5:])
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:

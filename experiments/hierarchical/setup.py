@@ -487,7 +487,7 @@ def by_lr(leads: Mapping[str, Interval]) -> str:
 
 def at_rate(rate: str) -> str:
     """Name the learning rate of a comparison."""
-    return "each at its own lr" if rate == OWN else f"at lr {rate}"
+    return "at own rates" if rate == OWN else f"at lr {rate}"
 
 
 def outcome(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -96,6 +97,37 @@ def test_the_line_on_cifar10_draws_accuracies_if_they_were_measured(
     monkeypatch.setattr(datasets, "load", lambda *_, **__: data)
     outcome = sync_map.run(arguments._replace(dataset="cifar10_own.npz"))
     assert outcome.panel == "cifar10" and set(outcome.figures) == pictures
+
+
+def test_each_sync_time_and_delay_runs_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sweep of each S has the rates of both c_g, and the later curves are those of its own."""
+    point = Point("average", 1, "[0, 1]")
+    rates = {10.0: (0.5, 0.2, 2.0), 30.0: (0.1, 0.2, 1.0)}
+    orders = {
+        (point, delay, 300.0): sync_map.Order((5.0, 0.0, 20.0), of_delay, (80.0,) * 3, False, 1.0)
+        for delay, of_delay in rates.items()
+    }
+    swept = []
+
+    def sweep(_: Any, name: str, *rest: Any) -> xr.Dataset:
+        swept.append(rest[-1])
+        return curves_of(rest[-1]["lr"], rest[-1]["sync_time"], len(rest[2]))
+
+    monkeypatch.setattr(sync_map, "_sweep", sweep)
+    monkeypatch.setattr(sync_map, "_tasks", lambda *_: [])
+    sizes = sync_map.STUDY.full.replace(steps={1: 300.0}, inputs=("[0, 1]",))
+    data = datasets.load("digits")
+    found = sync_map.second_stage(Arguments(), sizes, data, [point], orders)
+    assert swept == [
+        {"lr": [0.2], "sync_time": [0.0]},
+        {"lr": [0.1, 0.5], "sync_time": [5.0]},
+        {"lr": [1.0, 2.0], "sync_time": [20.0]},
+    ]
+    assert len(found) == 6
+    for key, curves in found.items():
+        assert curves.lr == rates[key.delay][(5.0, 0.0, 20.0).index(key.sync_time)]
+        assert curves.time.isel(seed=0, eval=4) == 4 * (50 + key.delay - DELAY)
+        assert curves.accuracy.dims == ("seed", "eval")
 
 
 def test_a_larger_exchange_delay_only_delays_the_rounds() -> None:
