@@ -4,8 +4,8 @@ The network is ResNet-20. QNN has 3-bit weights and activations and 4-bit neural
 training. The paper shows that a larger s is better and that few bits lose little. Its values of s
 are not known to us: a twentieth, a fifth and a half of the clients are taken. The full size is
 meant for an accelerator. `--reduced` alone has the paper's 100 clients and its settings for MNIST.
-`--dataset FILE.npz` takes the images from a file; with `--reduced` the network is then LeNet-5 and
-there are 20 clients. On CIFAR-10 such a run ended below twice chance where few were selected.
+`--dataset FILE.npz` takes colour images from a file; with `--reduced` the network is then LeNet-5
+and there are 20 clients. On CIFAR-10 such a run ended below twice chance where few were selected.
 """
 
 import itertools
