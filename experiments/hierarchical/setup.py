@@ -402,10 +402,13 @@ class Crossing(NamedTuple):
 def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
     """Return when the means of two curves change places.
 
-    Differences below half a point are left out. Dimensions are seed and at.
+    Differences below half a point are left out, and times at which neither mean is twice chance.
+    Dimensions are seed and at.
     """
-    difference = np.nan_to_num(100 * (first - second).mean("seed").values)
-    sign, times = np.sign(np.where(np.abs(difference) < 0.5, 0, difference)), first["at"].values
+    means = 100 * np.array([each.mean("seed").values for each in (first, second)])
+    difference = np.nan_to_num(means[0] - means[1])
+    is_open = (np.abs(difference) < 0.5) | ~(means >= 2 * CHANCE).any(axis=0)
+    sign, times = np.sign(np.where(is_open, 0, difference)), first["at"].values
     is_clear = np.flatnonzero(sign)
     changes = np.flatnonzero(np.diff(sign[is_clear]))
     return [Crossing(float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)) for k in changes]

@@ -148,6 +148,16 @@ def test_crossings_leave_out_what_is_too_close() -> None:
     assert setup.crossings(flat.where(flat["at"] > 9), long) == []
 
 
+def test_crossings_at_chance_are_not_counted() -> None:
+    times = np.arange(4.0)
+    first, second = (
+        xr.DataArray(np.array([values]), {"at": times}, ("seed", "at"))
+        for values in ([0.10, 0.19, 0.25, 0.30], [0.15, 0.10, 0.22, 0.35])
+    )
+    assert setup.crossings(first, second) == [(3.0, True)]
+    assert setup.crossings(first + 0.1, second + 0.1) == [(1.0, False), (3.0, True)]
+
+
 def test_crossings_of_a_failed_lane_are_not_known() -> None:
     """A diverged seed has no accuracy, so that a mean over seeds would hide where curves cross."""
 
