@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
       inputs: The numbers from which the verdicts follow, for the function `judge(inputs)` of the
         experiment's module; None if it has no such function. They are kept with the results, so
         that a change of the standard needs no new run.
-      panel: The part of the study that was run, such as one of its data sets. Each part's results
-        are kept in a file of their own. Empty if the whole study was run.
+      panel: Names the part of the study that was run, such as one of its data sets; empty if all of
+        it was run. The results of a named part are kept in a file with that name.
     """
 
     curves: Mapping[str, xr.Dataset]

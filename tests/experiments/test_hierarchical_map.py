@@ -100,7 +100,7 @@ def test_the_line_on_cifar10_draws_accuracies_if_they_were_measured(
 
 
 def test_each_sync_time_and_delay_runs_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sweep of each S has the rates of both c_g, and the later curves are those of its own."""
+    """There is one sweep for each S, at the rates of both c_g; each c_g then takes its own."""
     point = Point("average", 1, "[0, 1]")
     rates = {10.0: (0.5, 0.2, 2.0), 30.0: (0.1, 0.2, 1.0)}
     orders = {

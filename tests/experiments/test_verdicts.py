@@ -290,7 +290,7 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
 
 
 def own(content: Any) -> Any:
-    """Name the learning rate 0.5 as a rate that each run has of its own."""
+    """Replace the learning rate 0.5 by the word for "each run at its own rate"."""
     if not isinstance(content, Mapping):
         return content
     return {setup.OWN if name == "0.5" else name: own(each) for name, each in content.items()}
