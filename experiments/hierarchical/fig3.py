@@ -1,7 +1,7 @@
 """Hierarchical FL's Fig. 3: group and global accuracies in time (claim 11).
 
-See arXiv 2302.04851. CIFAR-10, i.i.d., the CNN, 2 x 10 clients, S = 5. Each round is evaluated five
-times.
+See arXiv 2302.04851. CIFAR-10, i.i.d., the CNN, 2 x 10 clients, S = 5, standardised inputs. Each
+round is evaluated five times.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,9 @@ from experiments.harness import Arguments, Interval, Outcome, Verdict, interval
 from experiments.hierarchical import setup
 from fedjax_sim.reporting.plots import LABELS, look, name_beside, styled
 
-STUDY = setup.study(setup.CIFAR10)
+STUDY = setup.study(
+    setup.CIFAR10.replace(standardised=True), setup.MNIST.replace(standardised=True)
+)
 LOOKS = 5
 """Ticks, and so evaluations, of a round."""
 

@@ -3,29 +3,36 @@
 See arXiv 2302.04851. CIFAR-10, the CNN. Fig. 4 has 5 and 15 clients, Fig. 5 has 10 and 10. Data
 follow Dirichlet(0.1) among the groups and are i.i.d. within (Figs. 4, 5b), or clients have two
 labels and groups have no label in common (Fig. 5a). Delays are those of Fig. 3. S = 5 is compared
-with groups that are isolated until T, each at its best learning rate. Every model is tested on the
-common test set.
+with groups that are isolated until T, each at its own learning rate, as `tuning` says. Every model
+is tested on the common test set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import xarray as xr
 
 from experiments.harness import (
     Arguments,
     Interval,
     Outcome,
     Sample,
+    Sizes,
+    Study,
     Verdict,
-    table,
     unless_collapsed,
 )
-from experiments.hierarchical import setup
+from experiments.hierarchical import setup, tuning
 from experiments.hierarchical.claims import CLAIMS
+from experiments.hierarchical.tuning import Measured
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 
-STUDY = setup.study(setup.CIFAR10)
+STUDY = Study(
+    full=tuning.sizes(setup.CIFAR10, tuning.FULL),
+    smoke=tuning.sizes(setup.DIGITS, tuning.SMOKE),
+    reduced=tuning.sizes(setup.MNIST, tuning.FULL),
+)
+TOGETHER = "cooperating, S = 5"
 PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig4": ((5, 15), "dirichlet_groups", {"alpha": 0.1}),
     "fig5a": ((10, 10), "disjoint_groups", {"classes": 2}),
@@ -33,11 +40,6 @@ PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
 }
 LOOKS = 32
 """Evaluations of isolated groups. The last one is at T to the bit, which needs a power of two."""
-
-
-def isolated(data: xr.Dataset, group: int) -> xr.Dataset:
-    """Return the same curves with a group's accuracy in place of the global one."""
-    return data.assign(accuracy=data[f"accuracy_group_{group}"])
 
 
 def alone(time: float) -> dict[str, Any]:
@@ -53,50 +55,68 @@ def run(arguments: Arguments) -> Outcome:
     """Run the three panels, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     data = setup.load(arguments, size)
-    curves: dict[str, xr.Dataset] = {}
-    figures, rows = {}, []
-    panels: dict[str, Any] = {}
-    for name, (sizes, kind, options) in PANELS.items():
-        tasks = setup.split(data, size, kind, sum(sizes), group_sizes=sizes, **options)
-        changes = setup.clock(sizes, setup.FIG3, group_sizes=sizes)
-        together = setup.play(
-            arguments, size, f"{name} together", tasks, changes | {"sync_time": 5.0}
-        )
-        apart = setup.play(arguments, size, f"{name} apart", tasks, changes | alone(size.time))
-        curves |= {f"{name}_together": together, f"{name}_apart": apart}
-        lr = setup.best_lr(setup.final(together, size.time))
-        groups = {f"group {i + 1} of {sizes[i]} alone": isolated(apart, i) for i in range(2)}
-        best_rates = {
-            label: setup.best_lr(setup.final(each, size.time)) for label, each in groups.items()
-        }
-        shown = {f"cooperating, S = 5, lr {lr:g}": together.sel(lr=lr)}
-        shown |= {
-            f"{label}, lr {best_rates[label]:g}": each.sel(lr=best_rates[label])
-            for label, each in groups.items()
-        }
-        figures[f"{name}.png"] = plots.curves_figure(shown, "accuracy", title=setup.words_of(size))
-        best = setup.final(together.sel(lr=lr), size.time)
-        panels[name] = {
-            "sizes": list(sizes),
-            "gains": [
-                setup.compare(best, setup.final(each.sel(lr=best_rates[label]), size.time))
-                for label, each in groups.items()
-            ],
-            "together": Sample.of(100 * best.values),
-            "rates": [lr, *best_rates.values()],
-        }
-        for label, each in {"cooperating, S = 5": together, **groups}.items():
-            rows += [
-                [name, label, f"{rate:g}", setup.percent(setup.final(each.sel(lr=rate), size.time))]
-                for rate in size.lrs
-            ]
+    found = {name: measure(arguments, size, data, name) for name in PANELS}
+    panels = {name: gains(size, name, runs) for name, runs in found.items()}
     inputs = setup.inputs_of(arguments, STUDY, size, panels=panels)
-    text = table(["panel", "model", "lr", "accuracy at T, %"], rows)
-    return setup.outcome(size, curves, figures, judge(inputs), text, inputs)
+    figures = {
+        f"{name}.png": plots.curves_figure(
+            {f"{label}, lr {each.lr:g}": each.curves for label, each in runs.items()},
+            "accuracy",
+            title=f"{tuning.title_of(name)}, {setup.words_of(size)}",
+        )
+        for name, runs in found.items()
+    }
+    figures["sensitivity.png"] = tuning.sensitivity_figure(size, found)
+    return tuning.outcome(size, found, figures, judge(inputs), inputs)
+
+
+def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict[str, Measured]:
+    """Run a panel: the cooperating groups, and each group alone.
+
+    Args:
+      arguments: The command line.
+      size: The size of the study.
+      data: The images.
+      name: The panel's name.
+    """
+    sizes, kind, options = PANELS[name]
+
+    def make(images: Dataset, seeds: Sequence[int]) -> list[Classification]:
+        return setup.split(
+            images, size, kind, sum(sizes), seeds=seeds, group_sizes=sizes, **options
+        )
+
+    tasks = tuning.stages(data, size, make)
+    clock = setup.clock(sizes, setup.FIG3, group_sizes=sizes)
+    runs = {TOGETHER: ({"sync_time": 5.0}, "accuracy")} | {
+        f"group {i + 1} of {sizes[i]} alone": (alone(size.time), f"accuracy_group_{i}")
+        for i in range(2)
+    }
+    return {
+        label: tuning.measure(arguments, size, f"{name}, {label}", tasks, clock | changes, metric)
+        for label, (changes, metric) in runs.items()
+    }
+
+
+def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any]:
+    """Return what the judge needs of a panel.
+
+    Args:
+      size: The size of the study.
+      name: The panel's name.
+      runs: The cooperating groups first, and each group alone.
+    """
+    together, *apart = (setup.final(each.curves, size.time) for each in runs.values())
+    return {
+        "sizes": list(PANELS[name][0]),
+        "gains": [setup.compare(together, each) for each in apart],
+        "together": Sample.of(100 * together.values),
+        "rates": [each.lr for each in runs.values()],
+    }
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 12 and 13, each model at its best learning rate.
+    """Judge claims 12 and 13, each model at its own learning rate.
 
     Args:
       inputs: By panel ("panels") the gains of the cooperative model over each group alone, its
@@ -125,6 +145,6 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         judged = {part: value for name in names for part, value in parts[name].items()}
         told = "; ".join(f"{name.replace('fig', 'Fig. ')}: {words[name]}" for name in names)
         measured = {name: [each._asdict() for each in gains[name]] for name in names}
-        why = f"{told}: points at T, each model at its best learning rate"
+        why = f"{told}: points at T, each model at its own learning rate"
         verdicts.append(setup.settle(inputs, number, measured, judged, why))
     return verdicts

@@ -44,7 +44,7 @@ from experiments.harness import (
 )
 from experiments.harness.heatmaps import heat_maps
 from experiments.harness.statistics import has_collapsed
-from experiments.hierarchical import setup
+from experiments.hierarchical import setup, tuning
 from experiments.hierarchical.claims import CLAIMS, verdict
 from fedjax_sim import datasets
 from fedjax_sim.datasets import Dataset
@@ -59,16 +59,12 @@ RULE_WORDS = ("divided by steps\n(the paper's)", "averaged", "FedNova")
 SYNC_TIMES = (0.0, 5.0, 20.0)
 DELAY, DELAYS = 10.0, (10.0, 30.0)
 """The c_g of the runs, and those that are mapped."""
-RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 EPOCH = 62
 """Local steps of an epoch of the mean client: 60,000 images, 30 clients, batches of 32."""
 TIMES = {1: 1000.0, 5: 300.0, EPOCH: 60.0}
 """Virtual time of a run by local steps: an iteration takes as long whatever E is."""
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 """T is mapped at these shares of the time of a run."""
-HELD_OUT = 0.1
-FIRST_TUNING_SEED = 1000
-"""Seeds of the first stage are counted from here, and those of the second from 0."""
 NEAR = 1.0
 """Points of accuracy within which two sync times count as equal."""
 READABLE = 2 * setup.CHANCE
@@ -80,7 +76,7 @@ STUDY = Study(
         dataset="mnist",
         tuning_seeds=2,
         steps=TIMES,
-        rates=RATES,
+        rates=tuning.RATES,
         inputs=tuple(INPUTS),
         rules=RULES,
     ),
@@ -89,7 +85,7 @@ STUDY = Study(
         dataset="mnist",
         tuning_seeds=2,
         steps={1: 1000.0, 5: 300.0},
-        rates=RATES,
+        rates=tuning.RATES,
         inputs=tuple(INPUTS),
         rules=RULES,
         words="the first stage alone, without E = an epoch",
@@ -113,8 +109,6 @@ CIFAR10 = {
     "words": "five local steps in place of one",
 }
 """One line of MNIST's map, with five local steps, for the paper's CNN."""
-CIFAR10_INPUTS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Mean and standard deviation by colour, by which CIFAR-10 is standardised."""
 
 
 class Point(NamedTuple):
@@ -339,8 +333,8 @@ def first_stage(
     Returns:
       Curves by point; dimensions `lr`, `sync_time`, `seed` and `eval`.
     """
-    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
-    held = comparison.hold_out(data, HELD_OUT)
+    seeds = range(tuning.FIRST_SEED, tuning.FIRST_SEED + sizes.tuning_seeds)
+    held = comparison.hold_out(data, tuning.HELD_OUT)
     tasks = {inputs: _tasks(sizes, held, seeds, inputs) for inputs in sizes.inputs}
     settings = {"lr": list(sizes.rates), "sync_time": list(SYNC_TIMES)}
     return {
@@ -445,10 +439,9 @@ def _tasks(sizes: Sizes, data: Dataset, seeds: Sequence[int], inputs: str) -> li
 
     The network is a perceptron of 50 units, on CIFAR-10 the paper's CNN.
     """
-    is_cifar10 = _is_cifar10(sizes.dataset)
-    usual = setup.CIFAR10 if is_cifar10 else setup.MNIST
-    normalised = CIFAR10_INPUTS if is_cifar10 else INPUTS[inputs]
-    return setup.dirichlet(data, usual, 30, seeds=seeds, inputs=normalised)
+    usual = setup.CIFAR10 if _is_cifar10(sizes.dataset) else setup.MNIST
+    size = usual.replace(standardised=inputs == "standardised")
+    return setup.dirichlet(data, size, 30, seeds=seeds)
 
 
 def accuracy_figures(second: Mapping[Run, xr.Dataset], title: str) -> dict[str, Figure]:

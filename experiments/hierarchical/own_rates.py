@@ -2,62 +2,27 @@
 
 See arXiv 2302.04851. `map` found the paper's order of sync times with the paper's rule, one step an
 iteration and standardised inputs, where every run has its own learning rate. Here the other figures
-are run there. A rate is chosen of eight with two seeds on held-out training images, by the mean
-accuracy of the last three models; up to three more are tried beyond the first or last one while
-that is the best. Ten fresh seeds, in Fig. 10 forty, then run at the chosen rate on all training
-images, and the last model finished by T is measured on the test set. MNIST and a perceptron of 50
+are run there, as `tuning` says, with ten seeds, in Fig. 10 forty. MNIST and a perceptron of 50
 units; Fig. 8 has 340 clients of which 16 of a group take part in a round.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.favano.table2_grid import INPUTS
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sample,
-    Sizes,
-    Study,
-    Verdict,
-    comparison,
-    table,
-    verdict_table,
-)
-from experiments.hierarchical import fig6, fig7, fig8, fig9, fig10, setup
-from experiments.hierarchical.map import FIRST_TUNING_SEED, HELD_OUT, RATES
+from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict
+from experiments.hierarchical import fig6, fig7, fig8, fig9, fig10, setup, tuning
+from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.systems import hierarchical
 
 STUDY = Study(
-    full=Sizes(
-        10,
-        dataset="mnist",
-        time=1000.0,
-        lrs=RATES,
-        network=setup.MNIST.network,
-        tuning_seeds=2,
-        widenings=comparison.WIDENINGS,
-        most_clients=1000,
-    ),
-    smoke=Sizes(
-        2,
-        dataset="digits",
-        time=100.0,
-        lrs=(0.5, 1.0),
-        network=setup.DIGITS.network,
-        tuning_seeds=1,
-        widenings=0,
-        most_clients=80,
-    ),
+    full=tuning.sizes(setup.MNIST, tuning.FULL, most_clients=1000),
+    smoke=tuning.sizes(setup.DIGITS, tuning.SMOKE, most_clients=80, time=100.0),
 )
 
 
@@ -118,18 +83,6 @@ PANELS = {
 }
 
 
-class Measured(NamedTuple):
-    """A run at its own learning rate.
-
-    Attributes:
-      tuned: The choice of the rate, with the accuracies on held-out images.
-      curves: Curves on the test set; dimensions seed and eval.
-    """
-
-    tuned: comparison.Tuned
-    curves: xr.Dataset
-
-
 def run(arguments: Arguments) -> Outcome:
     """Choose the rate of every run, run it there, and judge the claims."""
     size = STUDY.choose(arguments)
@@ -140,23 +93,7 @@ def run(arguments: Arguments) -> Outcome:
     inputs = {
         "panels": {name: inputs_of(arguments, size, name, runs) for name, runs in found.items()}
     }
-    verdicts = judge(inputs)
-    figures = pictures(size, found)
-    curves = {
-        f"{name}, {label}": each.curves
-        for name, runs in found.items()
-        for label, each in runs.items()
-    }
-    config = size.config() | {
-        "network": str(size.network),
-        "validation": {
-            f"{name}, {label}": each.tuned.scores.reset_coords(drop=True).to_dict()
-            for name, runs in found.items()
-            for label, each in runs.items()
-        },
-    }
-    text = f"{_table(size, found)}\n\n{verdict_table(verdicts)}"
-    return Outcome(curves, figures, verdicts, config, text, inputs)
+    return tuning.outcome(size, found, pictures(size, found), judge(inputs), inputs)
 
 
 def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict[str, Measured]:
@@ -169,48 +106,24 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
       name: The panel's name.
     """
     panel = PANELS[name]
-    num_clients = min(panel.num_clients, size.most_clients)
-    tuning_seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + size.tuning_seeds)
     again = of_panel(size, name)
-    held = comparison.hold_out(data, HELD_OUT)
-    how: dict[str, Any] = {"inputs": INPUTS["standardised"]}
-    first, second = (
-        setup.split(images, size, "iid", num_clients, seeds=numbers, **how)
-        if panel.is_iid
-        else setup.dirichlet(images, size, num_clients, seeds=numbers, **how)
-        for images, numbers in ((held, tuning_seeds), (data, range(again.seeds)))
-    )
-    found = {}
-    for label, changes in panel.runs.items():
-        tuned = comparison.tune(
-            comparison.Contestant(
-                hierarchical.system, {"num_clients": num_clients, **changes}, {"lr": size.lrs}
-            ),
-            first,
-            seeds=tuning_seeds,
-            widenings=size.widenings,
-            kept=partial(_kept, arguments, f"{name}, {label}"),
-            time_budget=size.time,
-            num_evals=setup.EVERY_TICK,
-            progress=True,
-        )
-        own = again.replace(lrs=(tuned.choice["lr"],))
-        curves = setup.play(arguments, own, f"{name}, {label}", second, changes)
-        found[label] = Measured(tuned, curves.isel(lr=0))
-    return found
+    num_clients = min(panel.num_clients, size.most_clients)
+
+    def make(images: Dataset, seeds: Sequence[int]) -> list[Classification]:
+        if panel.is_iid:
+            return setup.split(images, size, "iid", num_clients, seeds=seeds)
+        return setup.dirichlet(images, size, num_clients, seeds=seeds)
+
+    tasks = tuning.stages(data, again, make)
+    return {
+        label: tuning.measure(arguments, again, f"{name}, {label}", tasks, changes)
+        for label, changes in panel.runs.items()
+    }
 
 
 def of_panel(size: Sizes, name: str) -> Sizes:
     """Return the size with a panel's number of seeds in the second stage."""
     return size.replace(seeds=size.seeds * PANELS[name].times_seeds)
-
-
-def _title(name: str) -> str:
-    return name.replace("fig", "Fig. ")
-
-
-def _kept(arguments: Arguments, name: str, stage: str) -> dict[str, Any]:
-    return arguments.kept(f"{name}, {stage}")
 
 
 def inputs_of(
@@ -257,15 +170,14 @@ def inputs_of(
     else:
         steps = [lead(*pair)[setup.OWN] for pair in itertools.pairwise(ends)]
         special = {"falls": {setup.OWN: steps}}
-    inputs = setup.inputs_of(
+    return setup.inputs_of(
         arguments,
         PANELS[name].study,
         of_panel(size, name),
         ends={label: {setup.OWN: Sample.of(100 * each.values)} for label, each in ends.items()},
-        rates={label: each.tuned.choice["lr"] for label, each in runs.items()},
+        rates={label: each.lr for label, each in runs.items()},
         **special,
     )
-    return {**inputs, "words": f"{inputs['words']}, standardised inputs"}
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -283,53 +195,11 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     return verdicts
 
 
-def pictures(size: Sizes, found: Mapping[str, Mapping[str, Measured]]) -> dict[str, Figure]:
+def pictures(size: Sizes, found: tuning.Panels) -> dict[str, Figure]:
     """Draw the choice of the rates, and the accuracies of every panel against time."""
-    tuned = {
-        f"{_title(name)}, {label}": each.tuned
-        for name, runs in found.items()
-        for label, each in runs.items()
-    }
-    words = setup.words_of(size.replace(seeds=size.tuning_seeds))
-    title = f"{words}, standardised inputs, held-out images"
-    figures = {"own_rates_sensitivity.png": comparison.sensitivity_figure(tuned, title)}
+    figures = {"own_rates_sensitivity.png": tuning.sensitivity_figure(size, found)}
     for name, runs in found.items():
-        shown = {
-            f"{label}, lr {each.tuned.choice['lr']:g}": each.curves for label, each in runs.items()
-        }
-        words = setup.words_of(of_panel(size, name))
-        title = f"{_title(name)}, {words}, standardised inputs"
+        shown = {f"{label}, lr {each.lr:g}": each.curves for label, each in runs.items()}
+        title = f"{tuning.title_of(name)}, {setup.words_of(of_panel(size, name))}"
         figures[f"own_rates_{name}.png"] = plots.curves_figure(shown, "accuracy", title=title)
     return figures
-
-
-def _table(size: Sizes, found: Mapping[str, Mapping[str, Measured]]) -> str:
-    """Lay out the choices and the accuracies at T."""
-    rows = []
-    for name, runs in found.items():
-        for label, each in runs.items():
-            values = 100 * setup.final(each.curves, size.time).values
-            edge = " (last tried)" if each.tuned.at_edge else ""
-            rows.append(
-                [
-                    _title(name),
-                    label,
-                    f"{each.tuned.choice['lr']:g}{edge}",
-                    f"{100 * float(each.tuned.scores.mean('seed').max()):.1f}",
-                    f"{values.mean():.1f} ± {values.std(ddof=1):.1f}",
-                    f"{np.median(values):.1f}",
-                    f"{values.min():.1f}",
-                    f"{float(each.curves.ticks.isel(eval=-1).mean()):.1f}",
-                ]
-            )
-    header = [
-        "figure",
-        "run",
-        "lr",
-        "held out, last three, %",
-        "test, %",
-        "median",
-        "worst",
-        "rounds",
-    ]
-    return table(header, rows)

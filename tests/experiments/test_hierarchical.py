@@ -11,6 +11,7 @@ import xarray as xr
 from experiments.harness import Arguments, Sample, draw
 from experiments.hierarchical import clock, fig3, fig4_5, fig7, fig10, fig11, fig13, setup
 from experiments.hierarchical.claims import CLAIMS
+from fedjax_sim import datasets
 from fedjax_sim.engine.drawing import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.settings import ConfigError
@@ -267,7 +268,7 @@ def test_clocks_are_those_of_the_papers_coefficients() -> None:
 def test_sizes_by_data_set() -> None:
     of_cifar10, of_mnist = (setup.study(each) for each in (setup.CIFAR10, setup.MNIST))
     full = setup.choose(Arguments(), of_cifar10)
-    assert full.dataset == "cifar10" and full.seeds == 5
+    assert full.dataset == "cifar10" and full.seeds == 10
     other = setup.choose(Arguments(dataset="x/cifar10_jpeg.npz", seeds=3), of_mnist)
     assert (other.dataset, other.seeds, other.lrs) == (
         "x/cifar10_jpeg.npz",
@@ -283,6 +284,26 @@ def test_sizes_by_data_set() -> None:
     assert (other.network, other.lrs) == (setup.MNIST.network, setup.MNIST.lrs)
     with pytest.raises(ConfigError, match="reduced is True"):
         setup.choose(Arguments(reduced=True), setup.study(setup.MNIST, reduced=None))
+
+
+def test_inputs_are_standardised_by_number_of_colours() -> None:
+    data = datasets.load("digits")
+    for colours, std in ((1, [0.3081]), (3, [0.2470, 0.2435, 0.2616])):
+        images = data._replace(
+            **{
+                name: np.repeat(getattr(data, name), colours, axis=-1)
+                for name in ("train_images", "test_images")
+            }
+        )
+        for is_standardised in (False, True):
+            size = setup.DIGITS.replace(standardised=is_standardised)
+            (task, _) = setup.split(images, size, "iid", 4)
+            expected = std if is_standardised else [1.0]
+            assert np.ravel(task.prepare.std).tolist() == pytest.approx(expected)
+            assert ("standardised" in setup.words_of(size)) == is_standardised
+    two = data._replace(train_images=np.repeat(data.train_images, 2, axis=-1))
+    with pytest.raises(ConfigError, match="dataset is 'digits', but must be one of grey or RGB"):
+        setup.split(two, setup.DIGITS.replace(standardised=True), "iid", 4)
 
 
 def test_isolated_groups_are_looked_at_to_the_very_end() -> None:

@@ -8,8 +8,9 @@ import pytest
 import xarray as xr
 
 from experiments.harness import Arguments, comparison
-from experiments.hierarchical import own_rates, setup
-from experiments.hierarchical.own_rates import PANELS, STUDY, Measured
+from experiments.hierarchical import fig4_5, own_rates, setup
+from experiments.hierarchical.own_rates import PANELS, STUDY
+from experiments.hierarchical.tuning import Measured
 from fedjax_sim import datasets
 
 TIMES = np.linspace(0, 1000, 101)
@@ -81,7 +82,7 @@ def test_the_papers_order_holds_and_its_opposite_fails() -> None:
 def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuning sees a part of the training images; the second stage all, and the test set.
 
-    Both stages have inputs of one scale, other seeds, and the settings of the figure.
+    Both stages have standardised inputs, other seeds, and the settings of the figure.
     """
     calls: dict[str, Any] = {}
 
@@ -101,8 +102,40 @@ def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) 
     for (contestant, held, how), (again, tasks, changes) in zip(
         calls["tune"], calls["play"], strict=True
     ):
-        assert [*how["seeds"]] == [1000] and contestant.grid == {"lr": size.lrs}
+        assert [*how["seeds"]] == [1000] and contestant.grid == {"lr": size.rates}
         assert contestant.settings == {"num_clients": 64, **changes}
         assert again.lrs == (0.5,) and again.seeds == len(tasks) == size.seeds
         trained, tested = (int(task[0].counts.sum()) for task in (held, tasks))
         assert trained < tested == len(data.train_labels)
+        scales = [float(task[0].prepare.std) for task in (held, tasks)]
+        assert scales == pytest.approx([0.3081, 0.3081])
+
+
+def test_isolated_groups_have_rates_and_accuracies_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cooperating groups are measured by the global model, an isolated one by its own."""
+    metrics, names = [], ["accuracy", "accuracy_group_0", "accuracy_group_1"]
+    share = {"accuracy": 0.9, "accuracy_group_0": 0.4, "accuracy_group_1": 0.7}
+    rates = dict(zip(names, (0.2, 0.5, 1.0), strict=True))
+
+    def tune(contestant: Any, tasks: Any, *, metric: str, **how: Any) -> comparison.Tuned:
+        metrics.append((metric, contestant.settings["sync_time"]))
+        return comparison.choose(
+            xr.DataArray([[0.5]], {"lr": [rates[metric]], "seed": [1000]}, ("lr", "seed"))
+        )
+
+    def play(arguments: Any, size: Any, name: str, tasks: Any, changes: Any) -> xr.Dataset:
+        made = measured(papers, size.seeds, "M4").curves
+        made = made.assign({each: 0 * made.accuracy + share[each] for each in names})
+        return made.expand_dims("lr")
+
+    monkeypatch.setattr(comparison, "tune", tune)
+    monkeypatch.setattr(setup, "play", play)
+    size = fig4_5.STUDY.smoke
+    runs = fig4_5.measure(Arguments(), size, datasets.load("digits"), "fig4")
+    assert metrics == [(names[0], 5.0), (names[1], 400.0), (names[2], 400.0)]
+    found = fig4_5.gains(size, "fig4", runs)
+    assert found["rates"] == [0.2, 0.5, 1.0] and found["sizes"] == [5, 15]
+    assert [each.mean for each in found["gains"]] == pytest.approx([50.0, 20.0])
+    assert found["together"].mean == pytest.approx(90.0)

@@ -1,0 +1,187 @@
+"""Each run at its own learning rate, chosen on held-out training images.
+
+A rate is chosen of eight with two seeds, by the mean accuracy of the last three models; up to three
+more are tried beyond the first or last one while that is the best. The run is then repeated at the
+chosen rate with fresh seeds on all training images, and measured on the test set. Inputs are
+standardised.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from experiments.harness import Arguments, Outcome, Sizes, Verdict, comparison, table, verdict_table
+from experiments.hierarchical import setup
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.problems import Classification
+from fedjax_sim.systems import hierarchical
+
+RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+HELD_OUT = 0.1
+"""Share of the training images on which rates are chosen."""
+FIRST_SEED = 1000
+"""Seeds of the first stage are counted from here, and those of the second from 0."""
+FULL: dict[str, Any] = {
+    "standardised": True,
+    "rates": RATES,
+    "tuning_seeds": 2,
+    "widenings": comparison.WIDENINGS,
+}
+SMOKE: dict[str, Any] = {**FULL, "rates": (0.5, 1.0), "tuning_seeds": 1, "widenings": 0}
+
+MakeTasks = Callable[[Dataset, Sequence[int]], list[Classification]]
+"""Makes one problem per seed over the given images."""
+
+
+class Stages(NamedTuple):
+    """The problems of both stages, one per seed.
+
+    Attributes:
+      first: Those on which rates are chosen; held-out training images are their test set.
+      second: Those with all training images and the test set.
+    """
+
+    first: list[Classification]
+    second: list[Classification]
+
+
+class Measured(NamedTuple):
+    """A run at its own learning rate.
+
+    Attributes:
+      tuned: The choice of the rate, with the accuracies on held-out images.
+      curves: Curves on the test set; dimensions seed and eval.
+    """
+
+    tuned: comparison.Tuned
+    curves: xr.Dataset
+
+    @property
+    def lr(self) -> float:
+        """The chosen rate."""
+        return self.tuned.choice["lr"]
+
+
+Panels = Mapping[str, Mapping[str, Measured]]
+"""Runs by panel and name."""
+
+
+def sizes(usual: Sizes, how: Mapping[str, Any], **extras: Any) -> Sizes:
+    """Return usual sizes with what tuning needs, `FULL` or `SMOKE`, and further numbers."""
+    return Sizes(**{**usual.config(), "words": usual.words, **how, **extras})
+
+
+def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
+    """Make the problems of both stages.
+
+    Args:
+      data: The images.
+      size: The size of the study.
+      make: How clients get their images.
+    """
+    held = comparison.hold_out(data, HELD_OUT)
+    return Stages(make(held, _tuning_seeds(size)), make(data, range(size.seeds)))
+
+
+def measure(
+    arguments: Arguments,
+    size: Sizes,
+    name: str,
+    tasks: Stages,
+    changes: Mapping[str, Any],
+    metric: str = "accuracy",
+) -> Measured:
+    """Choose the rate of a run, and run it there.
+
+    Args:
+      arguments: The command line.
+      size: The size of the study.
+      name: The run's name, under which it is kept.
+      tasks: The problems of both stages.
+      changes: Settings of the run.
+      metric: The accuracy by which the rate is chosen, and which the curves have as "accuracy".
+    """
+    num_clients = tasks.second[0].counts.shape[0]
+    tuned = comparison.tune(
+        comparison.Contestant(
+            hierarchical.system, {"num_clients": num_clients, **changes}, {"lr": size.rates}
+        ),
+        tasks.first,
+        seeds=_tuning_seeds(size),
+        metric=metric,
+        widenings=size.widenings,
+        kept=lambda stage: arguments.kept(f"{name}, {stage}"),
+        time_budget=size.time,
+        num_evals=setup.EVERY_TICK,
+        progress=True,
+    )
+    own = size.replace(lrs=(tuned.choice["lr"],))
+    curves = setup.play(arguments, own, name, tasks.second, changes).isel(lr=0)
+    return Measured(tuned, curves.assign(accuracy=curves[metric]))
+
+
+def _tuning_seeds(size: Sizes) -> range:
+    return range(FIRST_SEED, FIRST_SEED + size.tuning_seeds)
+
+
+def outcome(
+    size: Sizes,
+    found: Panels,
+    figures: Mapping[str, Figure],
+    verdicts: Sequence[Verdict],
+    inputs: Mapping[str, Any],
+) -> Outcome:
+    """Collect what a study returns, with the accuracies on held-out images."""
+    all_runs = {
+        f"{panel}, {run}": each for panel, runs in found.items() for run, each in runs.items()
+    }
+    scores = {
+        name: each.tuned.scores.reset_coords(drop=True).to_dict() for name, each in all_runs.items()
+    }
+    config = size.config() | {"network": str(size.network), "validation": scores}
+    curves = {name: each.curves for name, each in all_runs.items()}
+    text = f"{_table(size, found)}\n\n{verdict_table(verdicts)}"
+    return Outcome(curves, figures, verdicts, config, text, inputs)
+
+
+def sensitivity_figure(size: Sizes, found: Panels) -> Figure:
+    """Draw the choice of all rates."""
+    tuned = {
+        f"{title_of(panel)}, {run}": each.tuned
+        for panel, runs in found.items()
+        for run, each in runs.items()
+    }
+    words = setup.words_of(size.replace(seeds=size.tuning_seeds))
+    return comparison.sensitivity_figure(tuned, f"{words}, held-out images")
+
+
+def title_of(panel: str) -> str:
+    """Name a panel as the paper does."""
+    return panel.replace("fig", "Fig. ")
+
+
+def _table(size: Sizes, found: Panels) -> str:
+    """Lay out the choices and the accuracies at T."""
+    rows = []
+    for panel, runs in found.items():
+        for run, each in runs.items():
+            values = 100 * setup.final(each.curves, size.time).values
+            edge = " (last tried)" if each.tuned.at_edge else ""
+            spread = f" ± {values.std(ddof=1):.1f}" if values.size > 1 else ""
+            rows.append(
+                [
+                    title_of(panel),
+                    run,
+                    f"{each.lr:g}{edge}",
+                    f"{100 * float(each.tuned.scores.mean('seed').max()):.1f}",
+                    f"{values.mean():.1f}{spread}",
+                    f"{np.median(values):.1f}",
+                    f"{values.min():.1f}",
+                    f"{float(each.curves.ticks.isel(eval=-1).mean()):.1f}",
+                ]
+            )
+    header = ["figure", "run", "lr", "held out, last three, %", "test, %", "median", "worst"]
+    return table([*header, "evaluations"], rows)
