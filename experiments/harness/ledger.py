@@ -48,7 +48,7 @@ OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
 MOST_POINTS = 120
 """Points kept of a drawn line."""
-MOST_PICTURES = 4
+MOST_PICTURES = 6
 """Pictures kept of an experiment."""
 MOST_BYTES = 150_000
 """Size of an entry up to which the points of its pictures are kept."""

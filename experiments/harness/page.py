@@ -1,6 +1,7 @@
 """The page of all claims: one HTML file that needs no network and no script."""
 
 import html
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,12 +98,19 @@ def count_table(blocks: Mapping[str, Sequence[Row]]) -> str:
 
 
 def pictures_of(row: Row) -> list[str]:
-    """Return the committed pictures of the experiments that judge a claim."""
-    return list(
-        dict.fromkeys(
-            picture_of(name_of(entry), file) for _, entry in row.found for file in entry["pictures"]
-        )
-    )
+    """Return the pictures of the experiments that judge a claim.
+
+    If the claim is on figures of the paper, pictures that are named after other figures are left
+    out.
+    """
+    own = set(re.findall(r"\d+", row.claim.place.partition("Fig")[2]))
+    found = []
+    for _, entry in row.found:
+        for file in entry["pictures"]:
+            figures = re.findall(r"fig(\d+)", file)
+            if not own or not figures or own & set(figures):
+                found.append(picture_of(name_of(entry), file))
+    return list(dict.fromkeys(found))
 
 
 def article(row: Row, pictures: Sequence[str]) -> str:

@@ -189,6 +189,25 @@ def test_verdicts_by_an_earlier_criterion_count_as_undecided() -> None:
     assert row.verdict == "not run"
 
 
+def test_a_claim_is_shown_with_pictures_of_its_own_figure() -> None:
+    claims = importlib.import_module("experiments.hierarchical.claims").CLAIMS
+    entry = {
+        "experiment": "hierarchical/own",
+        "pictures": {"own_fig6.png": [], "own_fig10a.png": [], "own_choice.png": []},
+    }
+    shown = {}
+    for number in (10, 14, 20, 22):
+        verdict = claims.verdict(number, {}, Ruling("holds"), "why")
+        row = ledger.Row("hierarchical", claims[number], "holds", "", ((verdict, entry),))
+        shown[number] = [file.removeprefix("hierarchical_own_") for file in page.pictures_of(row)]
+    assert shown == {
+        10: ["fig6.png", "fig10a.png", "choice.png"],  # A claim on an equation.
+        14: ["fig6.png", "choice.png"],
+        20: ["fig10a.png", "choice.png"],
+        22: ["choice.png"],
+    }
+
+
 def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
