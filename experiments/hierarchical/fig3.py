@@ -92,10 +92,11 @@ def run(arguments: Arguments) -> Outcome:
         of_rate = data.sel(lr=rate)
         early, late = fluctuation(of_rate, 0.0, 0.2), fluctuation(of_rate, 0.8, 1.0)
         failed = of_rate.failed.values
+        early, late = (np.where(failed, np.nan, each) for each in (early, late))
         falls[f"{rate:g}"] = {
             "early": float(early.mean()),
             "late": float(late.mean()),
-            "difference": interval(np.where(failed, np.nan, early - late)),
+            "difference": interval(early - late),
         }
     ends = {"global": setup.final(data, size.time)}
     inputs = setup.inputs_of(arguments, STUDY, size, falls=falls, ends=setup.spreads(ends))

@@ -2,14 +2,16 @@
 
 See arXiv 2302.04851. CIFAR-10, the CNN. Fig. 4 has 5 and 15 clients, Fig. 5 has 10 and 10. Data
 follow Dirichlet(0.1) among the groups and are i.i.d. within (Figs. 4, 5b), or clients have two
-labels and groups have no label in common (Fig. 5a). Delays are those of Fig. 3. S = 5 is compared
-with groups that are isolated until T, each at its own learning rate, as `tuning` says. Every model
-is tested on the common test set.
+labels and groups have no label in common (Fig. 5a). Delays are those of Fig. 3. Both groups, which
+cooperate with S = 5, are compared with each group alone until T. All three have learning rates of
+their own, chosen with five seeds as `tuning` says. Every model is tested on the common test set.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import fedjax_sim
 from experiments.harness import (
     Arguments,
     Interval,
@@ -26,11 +28,12 @@ from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
+from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 STUDY = Study(
-    full=tuning.sizes(setup.CIFAR10, tuning.FULL),
+    full=tuning.sizes(setup.CIFAR10, tuning.FULL, tuning_seeds=5),
     smoke=tuning.sizes(setup.DIGITS, tuning.SMOKE),
-    reduced=tuning.sizes(setup.MNIST, tuning.FULL),
+    reduced=tuning.sizes(setup.MNIST, tuning.FULL, tuning_seeds=5),
 )
 TOGETHER = "cooperating, S = 5"
 PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
@@ -39,16 +42,29 @@ PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig5b": ((10, 10), "dirichlet_groups", {"alpha": 0.1}),
 }
 LOOKS = 32
-"""Evaluations of isolated groups. The last one is at T to the bit, which needs a power of two."""
+"""Evaluations of an isolated group. A power of two, so that the last one is at T to the bit."""
 
 
-def alone(time: float) -> dict[str, Any]:
-    """Return the settings of groups that are isolated until T, with evaluations by then.
+def together(sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the settings of cooperating groups."""
+    return setup.clock(sizes, setup.FIG3, group_sizes=sizes, sync_time=5.0)
 
-    Their only round would end at 2 T, so that an evaluation falls on T. The last one of a round
-    with S = T would come later, and after an exchange.
+
+def alone(sizes: Sequence[int], group: int, time: float) -> dict[str, Any]:
+    """Return the settings of one group without the others until T, with evaluations by then.
+
+    Its only round would end at 2 T, so that an evaluation falls on T. The last one of a round with
+    S = T would come later, and after an exchange.
+
+    Args:
+      sizes: Sizes of all groups.
+      group: The group.
+      time: T.
     """
-    return {"sync_time": 2 * time, "ticks_per_round": 2 * LOOKS, "group_metrics": True}
+    delays = linear_delays(sizes, setup.FIG3)
+    shift, mean = ([float(each[group])] for each in (delays.shift, delays.mean_exp))
+    clock = setup.fixed_clock(shift, mean, delays.global_shift, delays.global_mean_exp)
+    return {**clock, "sync_time": 2 * time, "ticks_per_round": 2 * LOOKS, "group_metrics": True}
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -81,21 +97,27 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
     """
     sizes, kind, options = PANELS[name]
 
-    def make(images: Dataset, seeds: Sequence[int]) -> list[Classification]:
-        return setup.split(
-            images, size, kind, sum(sizes), seeds=seeds, group_sizes=sizes, **options
-        )
+    def stages(clients: slice) -> tuning.Stages:
+        def make(images: Dataset, seeds: Sequence[int]) -> list[Classification]:
+            how = {"seeds": seeds, "clients": clients, "group_sizes": sizes, **options}
+            return setup.split(images, size, kind, sum(sizes), **how)
 
-    tasks = tuning.stages(data, size, make)
-    clock = setup.clock(sizes, setup.FIG3, group_sizes=sizes)
-    runs = {TOGETHER: ({"sync_time": 5.0}, "accuracy")} | {
-        f"group {i + 1} of {sizes[i]} alone": (alone(size.time), f"accuracy_group_{i}")
-        for i in range(2)
-    }
-    return {
-        label: tuning.measure(arguments, size, f"{name}, {label}", tasks, clock | changes, metric)
-        for label, (changes, metric) in runs.items()
-    }
+        return tuning.stages(data, size, make)
+
+    label = f"{name}, {TOGETHER}"
+    found = {TOGETHER: tuning.measure(arguments, size, label, stages(slice(None)), together(sizes))}
+    for group, number in enumerate(sizes):
+        start = sum(sizes[:group])
+        run = f"group {group + 1} of {number} alone"
+        tasks, changes = stages(slice(start, start + number)), alone(sizes, group, size.time)
+        with warnings.catch_warnings():  # The global model stays as it was at the start.
+            warnings.simplefilter("ignore", fedjax_sim.CollapsedWarning)
+            measured = tuning.measure(
+                arguments, size, f"{name}, {run}", tasks, changes, "accuracy_group_0"
+            )
+        curves = measured.curves.drop_vars("collapsed_at")
+        found[run] = measured._replace(curves=curves.assign(loss=curves.loss_group_0))
+    return found
 
 
 def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any]:
@@ -111,6 +133,7 @@ def gains(size: Sizes, name: str, runs: Mapping[str, Measured]) -> dict[str, Any
         "sizes": list(PANELS[name][0]),
         "gains": [setup.compare(together, each) for each in apart],
         "together": Sample.of(100 * together.values),
+        "alone": [Sample.of(100 * each.values) for each in apart],
         "rates": [each.lr for each in runs.values()],
     }
 
@@ -119,19 +142,21 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claims 12 and 13, each model at its own learning rate.
 
     Args:
-      inputs: By panel ("panels") the gains of the cooperative model over each group alone, its
-        accuracies at T ("together"), the sizes of the groups, and the learning rates.
+      inputs: By panel ("panels") the gains of the cooperative model over each group alone, the
+        accuracies at T of both ("together", "alone"), the sizes of the groups, and the learning
+        rates.
     """
-    gains, parts, words = {}, {}, {}
+    gains, samples, parts, words = {}, {}, {}, {}
     for name, panel in inputs["panels"].items():
         gains[name] = [Interval.read(each) for each in panel["gains"]]
-        together = [Sample.read(panel["together"])]
+        samples[name] = [Sample.read(each) for each in (panel["together"], *panel["alone"])]
+        together, *apart = samples[name]
         judgements = [each.above() for each in gains[name]]
         if name == "fig4":
             judgements[1] = gains[name][1].above(-CLAIMS[12].criterion.little)
         parts[name] = {
-            f"{name.replace('fig', 'Fig. ')}, group {i + 1}": unless_collapsed(
-                each, together, setup.CHANCE
+            f"{tuning.title_of(name)}, group {i + 1}": unless_collapsed(
+                each, [together, apart[i]], setup.CHANCE
             )
             for i, each in enumerate(judgements)
         }
@@ -139,12 +164,18 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             f"{each} over group {i + 1} ({panel['sizes'][i]} clients, lr {panel['rates'][i + 1]:g})"
             for i, each in enumerate(gains[name])
         )
-        words[name] += f", cooperating {together[0]} % at lr {panel['rates'][0]:g}"
+        words[name] += f", cooperating {together} % at lr {panel['rates'][0]:g}"
     verdicts = []
     for number, names in ((12, ("fig4",)), (13, ("fig5a", "fig5b"))):
         judged = {part: value for name in names for part, value in parts[name].items()}
-        told = "; ".join(f"{name.replace('fig', 'Fig. ')}: {words[name]}" for name in names)
-        measured = {name: [each._asdict() for each in gains[name]] for name in names}
+        told = "; ".join(f"{tuning.title_of(name)}: {words[name]}" for name in names)
+        measured = {
+            name: {
+                "gains": [each._asdict() for each in gains[name]],
+                "accuracy at T, %": [each.described(setup.CHANCE) for each in samples[name]],
+            }
+            for name in names
+        }
         why = f"{told}: points at T, each model at its own learning rate"
         verdicts.append(setup.settle(inputs, number, measured, judged, why))
     return verdicts

@@ -25,7 +25,6 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.favano.table2_grid import INPUTS
 from experiments.harness import (
     NOT_RUN,
     Arguments,
@@ -52,6 +51,7 @@ from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 from fedjax_sim.systems import hierarchical
 
+INPUTS = ("[0, 1]", "standardised")
 RULES = ("divide_by_steps", "average", "fednova")
 """The global server's rules, the paper's first."""
 RULE_WORDS = ("divided by steps\n(the paper's)", "averaged", "FedNova")
@@ -77,7 +77,7 @@ STUDY = Study(
         tuning_seeds=2,
         steps=TIMES,
         rates=tuning.RATES,
-        inputs=tuple(INPUTS),
+        inputs=INPUTS,
         rules=RULES,
     ),
     reduced=Sizes(
@@ -86,7 +86,7 @@ STUDY = Study(
         tuning_seeds=2,
         steps={1: 1000.0, 5: 300.0},
         rates=tuning.RATES,
-        inputs=tuple(INPUTS),
+        inputs=INPUTS,
         rules=RULES,
         words="the first stage alone, without E = an epoch",
     ),
@@ -117,7 +117,7 @@ class Point(NamedTuple):
     Attributes:
       rule: The global server's rule, one of `RULES`.
       steps: Local steps of an iteration, E.
-      inputs: How inputs are normalised, a key of `INPUTS`.
+      inputs: How inputs are normalised, one of `INPUTS`.
     """
 
     rule: str
@@ -333,7 +333,7 @@ def first_stage(
     Returns:
       Curves by point; dimensions `lr`, `sync_time`, `seed` and `eval`.
     """
-    seeds = range(tuning.FIRST_SEED, tuning.FIRST_SEED + sizes.tuning_seeds)
+    seeds = tuning.tuning_seeds(sizes)
     held = comparison.hold_out(data, tuning.HELD_OUT)
     tasks = {inputs: _tasks(sizes, held, seeds, inputs) for inputs in sizes.inputs}
     settings = {"lr": list(sizes.rates), "sync_time": list(SYNC_TIMES)}
@@ -440,7 +440,7 @@ def _tasks(sizes: Sizes, data: Dataset, seeds: Sequence[int], inputs: str) -> li
     The network is a perceptron of 50 units, on CIFAR-10 the paper's CNN.
     """
     usual = setup.CIFAR10 if _is_cifar10(sizes.dataset) else setup.MNIST
-    size = usual.replace(standardised=inputs == "standardised")
+    size = usual.replace(standardised=bool(INPUTS.index(inputs)))
     return setup.dirichlet(data, size, 30, seeds=seeds)
 
 

@@ -106,7 +106,7 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
       name: The panel's name.
     """
     panel = PANELS[name]
-    again = of_panel(size, name)
+    panel_size = of_panel(size, name)
     num_clients = min(panel.num_clients, size.most_clients)
 
     def make(images: Dataset, seeds: Sequence[int]) -> list[Classification]:
@@ -114,9 +114,9 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
             return setup.split(images, size, "iid", num_clients, seeds=seeds)
         return setup.dirichlet(images, size, num_clients, seeds=seeds)
 
-    tasks = tuning.stages(data, again, make)
+    tasks = tuning.stages(data, panel_size, make)
     return {
-        label: tuning.measure(arguments, again, f"{name}, {label}", tasks, changes)
+        label: tuning.measure(arguments, panel_size, f"{name}, {label}", tasks, changes)
         for label, changes in panel.runs.items()
     }
 

@@ -20,7 +20,6 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.favano.table2_grid import INPUTS
 from experiments.harness import (
     NOT_RUN,
     Arguments,
@@ -40,6 +39,7 @@ from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 from fedjax_sim.settings import ConfigError
@@ -77,7 +77,7 @@ DIGITS = CIFAR10.replace(
     seeds=2, dataset="digits", time=200.0, lrs=(0.5,), network=models.LogisticRegression
 )
 STANDARDS: dict[int, tuple[Any, Any]] = {
-    1: INPUTS["standardised"],
+    1: (0.1307, 0.3081),
     3: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 """Mean and standard deviation by which inputs in [0, 1] are standardised, by number of colours.
@@ -185,6 +185,7 @@ def split(
     num_clients: int,
     *,
     seeds: Sequence[int] | None = None,
+    clients: slice = slice(None),
     **options: Any,
 ) -> list[Classification]:
     """Make one problem per seed over the same images.
@@ -195,12 +196,14 @@ def split(
       kind: How examples are divided, a name of `fedjax_sim.partition`.
       num_clients: Number of clients.
       seeds: The seeds, by default those of the size from 0.
+      clients: The clients that take part, by default all.
       **options: Options of the division.
     """
     parts = [
         partition.make(kind, data.train_labels, num_clients=num_clients, seed=seed, **options)
         for seed in (range(size.seeds) if seeds is None else seeds)
     ]
+    parts = [Partition(each.index[clients], each.counts[clients]) for each in parts]
     colours = data.train_images.shape[-1]
     if size.standardised and colours not in STANDARDS:
         raise ConfigError("dataset", data.name, "one of grey or RGB images")

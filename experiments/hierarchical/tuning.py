@@ -1,9 +1,9 @@
 """Each run at its own learning rate, chosen on held-out training images.
 
-A rate is chosen of eight with two seeds, by the mean accuracy of the last three models; up to three
-more are tried beyond the first or last one while that is the best. The run is then repeated at the
-chosen rate with fresh seeds on all training images, and measured on the test set. Inputs are
-standardised.
+A rate is chosen from eight with seeds of its own, by the mean accuracy of the last three
+evaluations; up to three more are tried beyond the first or last one while that is the best. The run
+is then repeated at the chosen rate with fresh seeds on all training images, and the last model
+finished by T is measured on the test set. Inputs are standardised.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,9 +69,14 @@ Panels = Mapping[str, Mapping[str, Measured]]
 """Runs by panel and name."""
 
 
-def sizes(usual: Sizes, how: Mapping[str, Any], **extras: Any) -> Sizes:
+def sizes(usual: Sizes, options: Mapping[str, Any], **extras: Any) -> Sizes:
     """Return usual sizes with what tuning needs, `FULL` or `SMOKE`, and further numbers."""
-    return Sizes(**{**usual.config(), "words": usual.words, **how, **extras})
+    return Sizes(**{**usual.config(), "words": usual.words, **options, **extras})
+
+
+def tuning_seeds(size: Sizes) -> range:
+    """Return the seeds of the first stage."""
+    return range(FIRST_SEED, FIRST_SEED + size.tuning_seeds)
 
 
 def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
@@ -83,7 +88,7 @@ def stages(data: Dataset, size: Sizes, make: MakeTasks) -> Stages:
       make: How clients get their images.
     """
     held = comparison.hold_out(data, HELD_OUT)
-    return Stages(make(held, _tuning_seeds(size)), make(data, range(size.seeds)))
+    return Stages(make(held, tuning_seeds(size)), make(data, range(size.seeds)))
 
 
 def measure(
@@ -102,7 +107,8 @@ def measure(
       name: The run's name, under which it is kept.
       tasks: The problems of both stages.
       changes: Settings of the run.
-      metric: The accuracy by which the rate is chosen, and which the curves have as "accuracy".
+      metric: Name of the accuracy by which the rate is chosen. The returned curves have it as
+        `accuracy`.
     """
     num_clients = tasks.second[0].counts.shape[0]
     tuned = comparison.tune(
@@ -110,7 +116,7 @@ def measure(
             hierarchical.system, {"num_clients": num_clients, **changes}, {"lr": size.rates}
         ),
         tasks.first,
-        seeds=_tuning_seeds(size),
+        seeds=tuning_seeds(size),
         metric=metric,
         widenings=size.widenings,
         kept=lambda stage: arguments.kept(f"{name}, {stage}"),
@@ -121,10 +127,6 @@ def measure(
     own = size.replace(lrs=(tuned.choice["lr"],))
     curves = setup.play(arguments, own, name, tasks.second, changes).isel(lr=0)
     return Measured(tuned, curves.assign(accuracy=curves[metric]))
-
-
-def _tuning_seeds(size: Sizes) -> range:
-    return range(FIRST_SEED, FIRST_SEED + size.tuning_seeds)
 
 
 def outcome(
@@ -141,7 +143,11 @@ def outcome(
     scores = {
         name: each.tuned.scores.reset_coords(drop=True).to_dict() for name, each in all_runs.items()
     }
-    config = size.config() | {"network": str(size.network), "validation": scores}
+    config = size.config() | {
+        "network": str(size.network),
+        "lrs": {name: each.lr for name, each in all_runs.items()},
+        "validation": scores,
+    }
     curves = {name: each.curves for name, each in all_runs.items()}
     text = f"{_table(size, found)}\n\n{verdict_table(verdicts)}"
     return Outcome(curves, figures, verdicts, config, text, inputs)
@@ -155,7 +161,7 @@ def sensitivity_figure(size: Sizes, found: Panels) -> Figure:
         for run, each in runs.items()
     }
     words = setup.words_of(size.replace(seeds=size.tuning_seeds))
-    return comparison.sensitivity_figure(tuned, f"{words}, held-out images")
+    return comparison.sensitivity_figure(tuned, f"{words}, held-out training images")
 
 
 def title_of(panel: str) -> str:
@@ -168,7 +174,7 @@ def _table(size: Sizes, found: Panels) -> str:
     rows = []
     for panel, runs in found.items():
         for run, each in runs.items():
-            values = 100 * setup.final(each.curves, size.time).values
+            values = 100 * setup.final(each.curves, size.time).fillna(0.0).values
             edge = " (last tried)" if each.tuned.at_edge else ""
             spread = f" ± {values.std(ddof=1):.1f}" if values.size > 1 else ""
             rows.append(
@@ -180,8 +186,7 @@ def _table(size: Sizes, found: Panels) -> str:
                     f"{values.mean():.1f}{spread}",
                     f"{np.median(values):.1f}",
                     f"{values.min():.1f}",
-                    f"{float(each.curves.ticks.isel(eval=-1).mean()):.1f}",
                 ]
             )
-    header = ["figure", "run", "lr", "held out, last three, %", "test, %", "median", "worst"]
-    return table([*header, "evaluations"], rows)
+    header = ["figure", "run", "lr", "validation, %", "test, %", "median", "worst"]
+    return table(header, rows)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.harness import Arguments, comparison
+from experiments.harness import Arguments, Sample, comparison, interval
 from experiments.hierarchical import fig4_5, own_rates, setup
 from experiments.hierarchical.own_rates import PANELS, STUDY
 from experiments.hierarchical.tuning import Measured
@@ -114,28 +114,53 @@ def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) 
 def test_isolated_groups_have_rates_and_accuracies_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cooperating groups are measured by the global model, an isolated one by its own."""
-    metrics, names = [], ["accuracy", "accuracy_group_0", "accuracy_group_1"]
-    share = {"accuracy": 0.9, "accuracy_group_0": 0.4, "accuracy_group_1": 0.7}
-    rates = dict(zip(names, (0.2, 0.5, 1.0), strict=True))
+    """An isolated group has its own clients and delays, and is measured by its own model."""
+    data, calls = datasets.load("digits"), []
+    share = {"accuracy": 0.9, "accuracy_group_0": 0.4}
+    rates = {"accuracy": 0.2, "accuracy_group_0": 0.5}
 
     def tune(contestant: Any, tasks: Any, *, metric: str, **how: Any) -> comparison.Tuned:
-        metrics.append((metric, contestant.settings["sync_time"]))
+        calls.append((metric, contestant.settings, tasks))
         return comparison.choose(
             xr.DataArray([[0.5]], {"lr": [rates[metric]], "seed": [1000]}, ("lr", "seed"))
         )
 
     def play(arguments: Any, size: Any, name: str, tasks: Any, changes: Any) -> xr.Dataset:
         made = measured(papers, size.seeds, "M4").curves
-        made = made.assign({each: 0 * made.accuracy + share[each] for each in names})
+        made = made.assign({each: 0 * made.accuracy + value for each, value in share.items()})
+        made = made.assign(loss_group_0=made.accuracy, collapsed_at=0 * made.failed)
         return made.expand_dims("lr")
 
     monkeypatch.setattr(comparison, "tune", tune)
     monkeypatch.setattr(setup, "play", play)
     size = fig4_5.STUDY.smoke
-    runs = fig4_5.measure(Arguments(), size, datasets.load("digits"), "fig4")
-    assert metrics == [(names[0], 5.0), (names[1], 400.0), (names[2], 400.0)]
+    runs = fig4_5.measure(Arguments(), size, data, "fig4")
+    (_, both, all_tasks), *alone = calls
+    counts = np.asarray(all_tasks[0].counts)
+    assert counts.shape == (20,) and both["group_sizes"] == (5, 15) and both["sync_time"] == 5.0
+    for group, (metric, settings, tasks) in enumerate(alone):
+        assert metric == "accuracy_group_0"
+        own = counts[:5] if group == 0 else counts[5:]
+        np.testing.assert_array_equal(tasks[0].counts, own)
+        assert settings["num_clients"] == len(own) and settings["num_groups"] == 1
+        assert settings["shift"] == (both["shift"][group],)
+        assert settings["mean"] == (both["mean"][group],)
     found = fig4_5.gains(size, "fig4", runs)
-    assert found["rates"] == [0.2, 0.5, 1.0] and found["sizes"] == [5, 15]
-    assert [each.mean for each in found["gains"]] == pytest.approx([50.0, 20.0])
+    assert found["rates"] == [0.2, 0.5, 0.5] and found["sizes"] == [5, 15]
+    assert [each.mean for each in found["gains"]] == pytest.approx([50.0, 50.0])
     assert found["together"].mean == pytest.approx(90.0)
+    assert [each.mean for each in found["alone"]] == pytest.approx([40.0, 40.0])
+
+
+def test_a_collapsed_isolated_group_decides_nothing() -> None:
+    panel = {
+        "sizes": [10, 10],
+        "gains": [interval([80.0 + i / 10 for i in range(10)])] * 2,
+        "together": Sample.of([90.0] * 10),
+        "alone": [Sample.of([10.0] * 10), Sample.of([40.0] * 10)],
+        "rates": [0.5] * 3,
+    }
+    how = {"smoke": False, "seeds": 10, "words": "", "reduced": ""}
+    verdicts = fig4_5.judge({**how, "panels": dict.fromkeys(fig4_5.PANELS, panel)})
+    assert [each.verdict for each in verdicts] == ["holds in part"] * 2
+    assert "undecided: Fig. 4, group 1" in verdicts[0].scope

@@ -184,6 +184,7 @@ def isolated_inputs(outcome: str) -> Inputs:
     panel = {
         "gains": [*ahead(outcome, 3.0).values()] * 2,
         "together": runs(60.0),
+        "alone": [runs(40.0)] * 2,
         "rates": [0.1, 0.1, 0.1],
         "sizes": [5, 15],
     }
