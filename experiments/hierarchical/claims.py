@@ -140,8 +140,8 @@ CLAIMS = Claims(
             "global rounds.",
             "Fig. 6",
             Criterion(
-                "S = 5 and S = 0 are equal at T to {equal:g} point by a whole 95 % t interval, and "
-                "S = 5 takes {least:g} to {most:g} % fewer rounds.",
+                "S = 5 and S = 0 are equal at T to {equal:g} point by a whole 95 % t interval; S = "
+                "5 takes {least:g} to {most:g} % fewer rounds.",
                 equal=EQUAL,
                 least=12,
                 most=21,
@@ -160,9 +160,10 @@ CLAIMS = Claims(
             "before.",
             "Fig. 7b",
             Criterion(
-                "The curves cross once, between {first:g} and {last:g}, and S = 0 leads before.",
-                first=500,
-                last=1000,
+                "The curves change places once, between {first:g} and {last:g}, and S = 0 is ahead "
+                "before, both by whole 95 % t intervals.",
+                first=600,
+                last=900,
             ),
         ),
         17: (
@@ -179,9 +180,9 @@ CLAIMS = Claims(
             "Four groups: S = 0 leads until about 300; S = 12 is best finally, ahead of S = 24.",
             "Fig. 8",
             Criterion(
-                "S = 0 is ahead of S = 12 and 24 by a whole 95 % t interval at 100, 200 and 300, "
-                "or loses its lead between {first:g} and {last:g}; S = 12 is ahead of both at T by "
-                "a whole 95 % t interval.",
+                "S = 0 is ahead of S = 12 and 24 at 100, 200 and 300, or the other is first ahead "
+                "of it between {first:g} and {last:g}; S = 12 is ahead of both at T; each by a "
+                "whole 95 % t interval.",
                 first=200.0,
                 last=450.0,
             ),
@@ -220,8 +221,8 @@ CLAIMS = Claims(
             "A growing S beats a fixed one, by more for a larger final S.",
             "Fig. 13",
             Criterion(
-                "A growing S is ahead at T by a whole 95 % t interval for every final S, and the "
-                "mean lead grows with it.",
+                "A growing S is ahead at T by a whole 95 % t interval for every final S, and leads "
+                "grow with it by more than their intervals together.",
             ),
         ),
         24: (

@@ -5,13 +5,13 @@ S = 5, 10, 20, and the delays of Fig. 6. Clients follow Dirichlet(0.5) and are t
 examples each.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Interval, Outcome, Verdict, all_of
 from experiments.hierarchical import setup
 from fedjax_sim.models import LogisticRegression
 
@@ -66,10 +66,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     judged: dict[str, dict[str, bool | None]] = {}
     for rate in leads[finals[0]]:
         gaps = [leads[s][rate] for s in finals]
-        means = [each.mean for each in gaps]
         judged[rate] = {f"S = {s}": each.above() for s, each in zip(finals, gaps, strict=True)}
-        judged[rate]["more for larger S"] = (
-            bool(np.all(np.diff(means) > 0)) if np.isfinite(means).all() else None
+        judged[rate]["more for larger S"] = all_of(
+            Interval(more.mean - less.mean, more.half + less.half).above()
+            for less, more in itertools.pairwise(gaps)
         )
     parts = setup.by_rate(inputs, judged, inputs["ends"])
     told = "; ".join(f"S = {s}: {setup.by_lr(each)}" for s, each in leads.items())

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Outcome, Verdict, all_of, table
+from experiments.harness import Arguments, Outcome, Verdict, table, unless_unknown
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 
@@ -78,9 +78,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         percent ("fewer"), and accuracies at T ("ends").
     """
     marks, leads = CLAIMS[14].criterion, setup.read_leads(inputs["leads"])
-    saves = marks.least <= inputs["fewer"] <= marks.most
+    saves = unless_unknown(marks.least <= inputs["fewer"] <= marks.most, inputs["fewer"])
     judged = {
-        rate: {"as good with fewer rounds": all_of([each.within(marks.equal), saves])}
+        rate: {"equal at T": each.within(marks.equal), "fewer rounds": saves}
         for rate, each in leads.items()
     }
     measured = {

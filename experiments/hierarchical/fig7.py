@@ -30,10 +30,6 @@ def saving(data: xr.Dataset, delay: float) -> float:
     return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
 
 
-def _crossing(found: setup.Crossing) -> str:
-    return f"{found.time:g} (S = {0 if found.led_before else 20} ahead before)"
-
-
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claims 15, 16, 17 and 22, the last two only if their numbers were kept.
 
@@ -81,8 +77,7 @@ def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
         for rate, places in found.items()
     }
     told = ", ".join(
-        f"{' '.join(map(_crossing, places or [])) or 'never'} at lr {rate}"
-        for rate, places in found.items()
+        f"{setup.told_crossings(places)} (at lr {rate})" for rate, places in found.items()
     )
     parts = setup.by_rate(inputs, judged, ("c_g = 30, S = 0", "c_g = 30, S = 20"))
     measured = {
@@ -145,7 +140,7 @@ def inputs_of(
     crossings: dict[str, Any] = {}
     for rate in size.lrs:
         pair = [far.sel(lr=rate, sync_time=s) for s in (0.0, 20.0)]
-        crossings[f"{rate:g}"] = setup.known_crossings(pair, grid)
+        crossings[f"{rate:g}"] = setup.crossings(pair, grid)
     runs = {
         f"c_g = {delay:g}, S = {s:g}": ends.sel(exchange_shift=delay, sync_time=s)
         for delay in DELAYS

@@ -111,7 +111,7 @@ def order_of(pair: Sequence[xr.Dataset], last: float) -> tuple[dict[str, Interva
       last: The time T.
     """
     early = {f"{time:g}": setup.compare(*(setup.at(each, time) for each in pair)) for time in EARLY}
-    return early, setup.known_crossings(pair, np.linspace(0, last, 101)[5:])
+    return early, setup.crossings(pair, np.linspace(0, last, 101)[5:])
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -119,7 +119,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 
     Args:
       inputs: Leads of S = 0 over 12 and 24 by the other S, learning rate and time ("early"); when
-        they change places, or None where that is not known ("crossings"); leads of S = 12 at T
+        they change places, or None where that cannot be told ("crossings"); leads of S = 12 at T
         ("late"); accuracies at T ("ends"); and the comparison of the printed setting ("printed").
     """
     printed = inputs["printed"]
@@ -148,7 +148,8 @@ def judge_order(inputs: Mapping[str, Any]) -> Verdict:
             at_all = all_of(each.above() for each in leads.values())
             crosses = None
             if places is not None:
-                crosses = any(led and marks.first <= time <= marks.last for time, led in places)
+                time, led = setup.Crossing(*places[0]) if places else (np.inf, False)
+                crosses = led and marks.first <= time <= marks.last
             judged.setdefault(rate, {})[f"S = 0 leads S = {s} early"] = any_of([at_all, crosses])
             words = ", ".join(f"{each} at {time}" for time, each in leads.items())
             told.append(f"S = 0 over S = {s} by {words} ({setup.at_rate(rate)})")

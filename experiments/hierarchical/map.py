@@ -272,7 +272,7 @@ def inputs_of(second: Mapping[Run, xr.Dataset], sizes: Sizes) -> dict[str, dict[
                 )
                 for s, delay in itertools.product(SYNC_TIMES, DELAYS)
             },
-            "crossings": setup.known_crossings(far, np.linspace(0, last, 101)[5:]),
+            "crossings": setup.crossings(far, np.linspace(0, last, 101)[5:]),
         }
     return {"points": points}
 
@@ -308,8 +308,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             crossings[name] = unless_collapsed(
                 None if places is None else once and known[0].led_before, pair, setup.CHANCE
             )
-            ahead = [f"{x.time:g} (S = {0 if x.led_before else 20} ahead before)" for x in known]
-            told[16].append(f"{name}: {' '.join(ahead) or 'never'}")
+            told[16].append(f"{name}: {setup.told_crossings(places)}")
     small = reduction(inputs["seeds"], inputs["reduced"])
     return [
         verdict(

@@ -369,8 +369,8 @@ def by_rate(
 ) -> dict[str, bool | None]:
     """Name the parts of a claim by learning rate, and leave out rates that decide nothing.
 
-    Left out are rates that suit none of the compared runs, as each has a higher mean accuracy at
-    another one, and rates at which most seeds of a compared run diverged or are below twice chance.
+    Left out are rates at which most seeds of a compared run diverged or are below twice chance, and
+    of the others those that suit none of the runs, as each has a higher mean accuracy at another.
     Chance is `CHANCE` unless the inputs have another "chance". If no rate is left, the only part is
     `ALL_COLLAPSED`, which leaves the claim undecided.
 
@@ -385,13 +385,17 @@ def by_rate(
         for name in compared
         if name in ends
     ]
-    best = [max((x.mean for x in row.values() if np.isfinite(x.mean)), default=0.0) for row in rows]
+    good = [
+        rate
+        for rate in judged
+        if not any(has_collapsed(row[rate], chance) for row in rows if rate in row)
+    ]
+    best = [max((row[rate].mean for rate in good if rate in row), default=0.0) for row in rows]
     parts: dict[str, bool | None] = {}
-    for rate, each in judged.items():
+    for rate in good:
         known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
-        suits = not known or any(sample.mean >= top for sample, top in known)
-        if suits and not any(has_collapsed(sample, chance) for sample, _ in known):
-            parts |= {f"{words} {at_rate(rate)}": value for words, value in each.items()}
+        if not known or any(sample.mean >= top for sample, top in known):
+            parts |= {f"{words} {at_rate(rate)}": value for words, value in judged[rate].items()}
     return parts or {ALL_COLLAPSED: None}
 
 
@@ -421,32 +425,55 @@ class Crossing(NamedTuple):
     led_before: bool
 
 
-def crossings(first: xr.DataArray, second: xr.DataArray) -> list[Crossing]:
-    """Return when the means of two curves change places.
+def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] | None:
+    """Return when two curves change places, None if that cannot be told.
 
-    Differences below half a point are left out, and times at which neither mean is twice chance.
-    Dimensions are seed and at.
-    """
-    means = 100 * np.array([each.mean("seed").values for each in (first, second)])
-    difference = np.nan_to_num(means[0] - means[1])
-    is_open = (np.abs(difference) < 0.5) | ~(means >= 2 * CHANCE).any(axis=0)
-    sign, times = np.sign(np.where(is_open, 0, difference)), first["at"].values
-    is_clear = np.flatnonzero(sign)
-    changes = np.flatnonzero(np.diff(sign[is_clear]))
-    return [Crossing(float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)) for k in changes]
-
-
-def known_crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] | None:
-    """Return when two curves change places as JSON keeps it, None if a seed of one diverged.
+    At a time one is ahead if the 95 % t interval of the difference, paired by seed, is above or
+    below zero, and one of the means is at least twice chance. They change places at the first time
+    at which the other one is ahead. It cannot be told if a seed diverged, or if nothing is found
+    and at the last time none is ahead.
 
     Args:
       pair: The curves of two runs with dimensions seed and eval.
       times: Times at which they are compared.
+
+    Returns:
+      The time of each, and whether the first run led before: a `Crossing` as JSON keeps it.
     """
     if any(bool(each.failed.any()) for each in pair):
         return None
-    first, second = (at(each, times) for each in pair)
-    return [list(each) for each in crossings(first, second)]
+    first, second = (at(each, times).transpose("at", "seed").values for each in pair)
+    is_readable = 100 * np.maximum(first.mean(axis=1), second.mean(axis=1)) >= 2 * CHANCE
+    sign = np.zeros(len(times), int)
+    for i in np.flatnonzero(is_readable):
+        sign[i] = _sign_of(interval(first[i] - second[i]))
+    is_clear = np.flatnonzero(sign)
+    changes = np.flatnonzero(np.diff(sign[is_clear]))
+    if not len(changes) and not sign[-1]:
+        return None
+    return [[float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)] for k in changes]
+
+
+def _sign_of(difference: Interval) -> int:
+    """Return 1 or -1 for an interval above or below zero, 0 for one that covers it."""
+    return 0 if abs(difference.mean) <= difference.half else int(np.sign(difference.mean))
+
+
+def told_crossings(
+    places: Sequence[Sequence[Any]] | None, first: str = "S = 0", second: str = "S = 20"
+) -> str:
+    """Describe when two runs change places.
+
+    Args:
+      places: What `crossings` returns.
+      first: Name of the first run.
+      second: Name of the second one.
+    """
+    if places is None:
+        return "cannot be told"
+    found = [Crossing(*each) for each in places]
+    words = [f"{x.time:g} ({first if x.led_before else second} ahead before)" for x in found]
+    return ", ".join(words) or "never"
 
 
 def best_lr(baseline: xr.DataArray) -> float:

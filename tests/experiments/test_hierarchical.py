@@ -1,6 +1,7 @@
 """The experiments on hierarchical FL: small, through the command line; and how they judge."""
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -136,46 +137,44 @@ def test_fluctuation_is_of_falls_alone() -> None:
     np.testing.assert_allclose(fig3.fluctuation(data, 0.6, 1.0), [(0 + 10 / 2) / 2])
 
 
-def test_crossings_leave_out_what_is_too_close() -> None:
-    times = np.arange(6.0)
-    flat = xr.DataArray(
-        np.array([[0.50, 0.60, 0.700, 0.70, 0.70, 0.60]]), {"at": times}, ("seed", "at")
+def runs(values: Sequence[float], noise: Sequence[float] = (0.0, 0.001)) -> xr.Dataset:
+    """Make the curves of a run, one seed for each number that is added to its accuracies."""
+    accuracy = np.array([np.array(values) + each for each in noise])
+    times = np.tile(np.arange(float(len(values))), (len(noise), 1))
+    return xr.Dataset(
+        {"accuracy": (("seed", "eval"), accuracy), "failed": ("seed", np.zeros(len(noise), bool))},
+        {"seed": range(len(noise)), "time": (("seed", "eval"), times)},
     )
-    long = xr.DataArray(
-        np.array([[0.40, 0.50, 0.703, 0.69, 0.75, 0.70]]), {"at": times}, ("seed", "at")
-    )
-    assert setup.crossings(flat, long) == [(4.0, True)]
-    assert setup.crossings(long, flat) == [(4.0, False)]
-    assert setup.crossings(flat, flat) == []
-    assert setup.crossings(flat.where(flat["at"] > 9), long) == []
+
+
+def test_crossings_are_by_whole_intervals() -> None:
+    """Where an interval covers zero neither is ahead, however far apart the means are."""
+    times = np.arange(4.0)
+    flat, noise = runs([0.5, 0.5, 0.5, 0.5]), (-0.2, 0.2)
+    assert setup.crossings([flat, runs([0.4, 0.5, 0.6, 0.7])], times) == [[2.0, True]]
+    assert setup.crossings([runs([0.4, 0.5, 0.6, 0.7]), flat], times) == [[2.0, False]]
+    assert setup.crossings([flat, runs([0.4, 0.45, 0.4, 0.3])], times) == []
+    assert setup.crossings([flat, runs([0.4, 0.5, 0.4, 0.5])], times) is None
+    assert setup.crossings([flat, runs([0.4, 0.5, 0.6, 0.7], noise)], times) is None
+    assert setup.told_crossings([[2.0, True]]) == "2 (S = 0 ahead before)"
+    assert setup.told_crossings([]) == "never" and "cannot" in setup.told_crossings(None)
 
 
 def test_crossings_at_chance_are_not_counted() -> None:
     times = np.arange(4.0)
-    first, second = (
-        xr.DataArray(np.array([values]), {"at": times}, ("seed", "at"))
-        for values in ([0.10, 0.19, 0.25, 0.30], [0.15, 0.10, 0.22, 0.35])
-    )
-    assert setup.crossings(first, second) == [(3.0, True)]
-    assert setup.crossings(first + 0.1, second + 0.1) == [(1.0, False), (3.0, True)]
+    rising, slow = [0.10, 0.19, 0.25, 0.30], [0.15, 0.10, 0.22, 0.35]
+    assert setup.crossings([runs(rising), runs(slow)], times) == [[3.0, True]]
+    first, second = ([each + 0.1 for each in values] for values in (rising, slow))
+    assert setup.crossings([runs(first), runs(second)], times) == [[1.0, False], [3.0, True]]
 
 
 def test_crossings_of_a_failed_lane_are_not_known() -> None:
     """A diverged seed has no accuracy, so that a mean over seeds would hide where curves cross."""
-
-    def curves(values: list[float], failed: list[bool]) -> xr.Dataset:
-        seeds = np.tile(values, (len(failed), 1))
-        return xr.Dataset(
-            {"accuracy": (("seed", "eval"), seeds), "failed": ("seed", failed)},
-            {"seed": range(len(failed)), "time": (("seed", "eval"), np.full(seeds.shape, [1, 2]))},
-        )
-
-    first, second = curves([0.5, 0.6], [False, False]), curves([0.3, 0.9], [False, False])
-    times = np.array([1.0, 2.0])
-    assert setup.known_crossings((first, second), times) == [[2.0, True]]
-    broken = curves([0.3, 0.9], [False, True])
-    assert setup.known_crossings((first, broken), times) is None
-    assert setup.known_crossings((broken, second), times) is None
+    times, first, second = np.array([0.0, 1.0]), runs([0.5, 0.6]), runs([0.3, 0.9])
+    assert setup.crossings([first, second], times) == [[1.0, True]]
+    broken = second.assign(failed=("seed", [False, True]))
+    assert setup.crossings([first, broken], times) is None
+    assert setup.crossings([broken, second], times) is None
 
 
 def test_a_run_that_is_smaller_says_how() -> None:

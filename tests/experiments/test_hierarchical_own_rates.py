@@ -68,7 +68,7 @@ def test_the_papers_order_holds_and_its_opposite_fails() -> None:
         return papers("S = 12" if label == "S = 0" else label)
 
     assert verdicts(papers) == {
-        "14": "fails",
+        "14": "holds in part",
         "18": "holds in part",
         "19": "holds",
         "20": "holds",
@@ -76,7 +76,8 @@ def test_the_papers_order_holds_and_its_opposite_fails() -> None:
     }
     assert verdicts(equal)["14"] == "holds"
     turned = verdicts(lambda label: 1.5 - papers(label))
-    assert turned == dict.fromkeys(("14", "18", "19", "20", "22"), "fails")
+    assert turned.pop("14") == "holds in part"  # It has fewer rounds.
+    assert turned == dict.fromkeys(("18", "19", "20", "22"), "fails")
 
 
 def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:

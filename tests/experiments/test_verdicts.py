@@ -220,7 +220,7 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
         lambda outcome: {
             **HOW,
             "leads": {"holds": {"0.5": lead(0.2)}}.get(outcome, ahead(outcome)),
-            "fewer": 17.0,
+            "fewer": {"holds": 17.0, "fails": 40.0, "undecided": np.nan}[outcome],
         },
     ),
     "hierarchical/map": (
