@@ -61,30 +61,13 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 
 def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
     """Judge claim 16: S = 0 and 20 change places once, near 750."""
-    marks = CLAIMS[16].criterion
-    found = {
-        rate: None if places is None else [setup.Crossing(*each) for each in places]
-        for rate, places in inputs["crossings"].items()
-    }
-    judged = {
-        rate: {
-            "one crossing near 750": None
-            if places is None
-            else len(places) == 1
-            and places[0].led_before
-            and marks.first <= places[0].time <= marks.last
-        }
-        for rate, places in found.items()
-    }
+    found = inputs["crossings"]
+    judged = {rate: setup.passes_once(places) for rate, places in found.items()}
+    parts = setup.by_rate(inputs, judged, ("c_g = 30, S = 0", "c_g = 30, S = 20"))
     told = ", ".join(
         f"{setup.told_crossings(places)} (at lr {rate})" for rate, places in found.items()
     )
-    parts = setup.by_rate(inputs, judged, ("c_g = 30, S = 0", "c_g = 30, S = 20"))
-    measured = {
-        rate: None if places is None else [each._asdict() for each in places]
-        for rate, places in found.items()
-    }
-    return setup.settle(inputs, 16, measured, parts, f"S = 0 and 20 change places: {told}")
+    return setup.settle(inputs, 16, found, parts, f"S = 0 and 20 change places: {told}")
 
 
 def _judge_rounds(inputs: Mapping[str, Any]) -> list[Verdict]:

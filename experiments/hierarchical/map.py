@@ -287,7 +287,6 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """
     if inputs["smoke"]:
         return [verdict(number, None, NOT_RUN, setup.SMOKE) for number in (15, 16)]
-    marks = CLAIMS[16].criterion
     leads: dict[str, bool | None] = {}
     crossings: dict[str, bool | None] = {}
     told: dict[int, list[str]] = {15: [], 16: []}
@@ -302,12 +301,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             told[15].append(f"{words} by {by}")
         told[15] += [f"below twice chance with {name}: {' and '.join(low)}"] if low else []
         places, pair = found["crossings"], [ends[f"c_g = 30, S = {s}"] for s in (0, 20)]
-        if found["T"] >= marks.last:
-            known = [setup.Crossing(*each) for each in places or []]
-            once = len(known) == 1 and marks.first <= known[0].time <= marks.last
-            crossings[name] = unless_collapsed(
-                None if places is None else once and known[0].led_before, pair, setup.CHANCE
-            )
+        if found["T"] >= CLAIMS[16].criterion.last:
+            for words, once in setup.passes_once(places).items():
+                crossings[f"{words}, {name}"] = unless_collapsed(once, pair, setup.CHANCE)
             told[16].append(f"{name}: {setup.told_crossings(places)}")
     small = reduction(inputs["seeds"], inputs["reduced"])
     return [

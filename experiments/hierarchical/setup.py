@@ -36,7 +36,7 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.harness.statistics import has_collapsed
-from experiments.hierarchical.claims import verdict
+from experiments.hierarchical.claims import CLAIMS, verdict
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.partition import Partition
@@ -459,20 +459,26 @@ def _sign_of(difference: Interval) -> int:
     return 0 if abs(difference.mean) <= difference.half else int(np.sign(difference.mean))
 
 
-def told_crossings(
-    places: Sequence[Sequence[Any]] | None, first: str = "S = 0", second: str = "S = 20"
-) -> str:
-    """Describe when two runs change places.
+def passes_once(places: Sequence[Sequence[Any]] | None) -> dict[str, bool | None]:
+    """Judge by what `crossings` returns whether S = 20 passes S = 0 once, and near 750 (claim 16).
 
-    Args:
-      places: What `crossings` returns.
-      first: Name of the first run.
-      second: Name of the second one.
+    Returns:
+      Whether each of the two is true, None where it cannot be told.
     """
+    once = near = None
+    if places is not None:
+        marks, found = CLAIMS[16].criterion, [Crossing(*each) for each in places]
+        once = len(found) == 1 and found[0].led_before
+        near = once and marks.first <= found[0].time <= marks.last
+    return {"S = 20 passes S = 0 once": once, "near 750": near}
+
+
+def told_crossings(places: Sequence[Sequence[Any]] | None) -> str:
+    """Describe what `crossings` returns for S = 0 and 20."""
     if places is None:
         return "cannot be told"
     found = [Crossing(*each) for each in places]
-    words = [f"{x.time:g} ({first if x.led_before else second} ahead before)" for x in found]
+    words = [f"{x.time:g} (S = {0 if x.led_before else 20} ahead before)" for x in found]
     return ", ".join(words) or "never"
 
 

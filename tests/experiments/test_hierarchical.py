@@ -156,6 +156,16 @@ def test_crossings_are_by_whole_intervals() -> None:
     assert setup.crossings([flat, runs([0.4, 0.45, 0.4, 0.3])], times) == []
     assert setup.crossings([flat, runs([0.4, 0.5, 0.4, 0.5])], times) is None
     assert setup.crossings([flat, runs([0.4, 0.5, 0.6, 0.7], noise)], times) is None
+    names = ["S = 20 passes S = 0 once", "near 750"]
+    for places, expected in (
+        ([[740.0, True]], [True, True]),
+        ([[320.0, True]], [True, False]),
+        ([[740.0, False]], [False, False]),
+        ([[640.0, True], [800.0, False]], [False, False]),
+        ([], [False, False]),
+        (None, [None, None]),
+    ):
+        assert setup.passes_once(places) == dict(zip(names, expected, strict=True))
     assert setup.told_crossings([[2.0, True]]) == "2 (S = 0 ahead before)"
     assert setup.told_crossings([]) == "never" and "cannot" in setup.told_crossings(None)
 
