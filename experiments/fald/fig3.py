@@ -5,7 +5,7 @@ from the results folder of the other figure; `--dataset mnist` runs one of the t
 concerns claims 14 and 15. They also need the runs with warm-up and are judged by fald/fig4.
 """
 
-from experiments.fald.images import judged, picture, study, text_of
+from experiments.fald.images import judge, measure, picture, study, text_of
 from experiments.harness import Arguments, Outcome, verdict_table
 
 PREFIXES = ("",)
@@ -14,6 +14,8 @@ PREFIXES = ("",)
 def run(arguments: Arguments) -> Outcome:
     """Run or read the study, draw the figure and judge the claims."""
     ran = study(arguments)
-    verdicts = judged(ran, PREFIXES)
+    inputs = measure(ran, PREFIXES)
+    verdicts = judge(inputs)
     text = text_of(ran, PREFIXES[-1]) + "\n\n" + verdict_table(verdicts)
-    return Outcome(ran.curves, {"fig3.png": picture(ran, PREFIXES[-1])}, verdicts, ran.config, text)
+    figures = {"fig3.png": picture(ran, PREFIXES[-1])}
+    return Outcome(ran.curves, figures, verdicts, ran.config, text, inputs)

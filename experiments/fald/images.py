@@ -31,8 +31,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import fedjax_sim
-from experiments.fald.claims import DOUBT, LEAST_SEEDS, Found, verdict
-from experiments.harness import Arguments, Sizes, Study, Verdict, table
+from experiments.fald.claims import DOUBT, Found, verdict
+from experiments.harness import Arguments, Sizes, Study, Verdict, reduction, rule, table
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import LogisticRegression
@@ -392,21 +392,21 @@ def measure_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
 def judge_worst(found: Found) -> Verdict:
     """Judge claim 14: whether K = 1 is worst in the panels that it names.
 
-    It fails if another K is worse beyond doubt, and is not judged if neither can be told.
+    A panel is false if another K is worse for sure, and undecided if neither can be told.
     """
     above, below = found["p that K = 1 is not"], found["p that no other is"]
     shown = "worst K: " + ", ".join(f"{panel} {k}" for panel, k in found["worst"].items())
-    missing = _missing(found) or (len(above) < 11 and "not all panels that the claim names")
+    missing = found["words"] or (len(above) < 11 and "not all panels that the claim names")
     if missing:
         return verdict(14, found, None, f"not judged: {missing}; {shown}")
     level = DOUBT / (len(above) * found["others"])
-    against = [panel for panel, p in below.items() if p <= level]
-    untold = [panel for panel, p in above.items() if not p <= DOUBT and panel not in against]
-    why = (
-        f"{shown}; {_words(found)}; another K is worse in: {', '.join(against) or 'none'}; cannot "
-        f"be told in: {', '.join(untold) or 'none'}"
-    )
-    return verdict(14, found, False if against else None if untold else True, why)
+    parts = {
+        panel: False if below[panel] <= level else True if p <= DOUBT else None
+        for panel, p in above.items()
+    }
+    untold = [f"{panel}, p = {above[panel]:.2g}" for panel, each in parts.items() if each is None]
+    why = f"{shown}; {_words(found)}; cannot be told in: {'; '.join(untold) or 'none'}"
+    return verdict(14, {**found, "parts": parts}, rule(parts, reduction(found["seeds"])), why)
 
 
 def measure_best(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
@@ -428,9 +428,9 @@ def measure_best(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
 def judge_best(found: Found) -> Verdict:
     """Judge claim 15: whether the best K differs between metrics, and between warm-up and none.
 
-    In each panel those K are kept that no other K beats beyond doubt. All of these sets contain the
-    true best with probability 0.999, so that the best K differ if two sets have no K in common. The
-    claim fails if all sets consist of the same K alone, and is not judged in between.
+    In each panel those K are kept that no other K beats at `DOUBT` over the number of comparisons.
+    All of these sets together contain the true best with probability 1 - `DOUBT`, so that the best
+    K differ if two sets have no K in common. They do not if all sets consist of the same K alone.
     """
     best, doubts = found["best"], found["p that no other is better"]
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())
@@ -439,7 +439,7 @@ def judge_best(found: Found) -> Verdict:
         (data, metric, *warm), (data_2, metric_2, *warm_2) = one.split(", "), other.split(", ")
         if data == data_2 and (warm == warm_2 or metric == metric_2):
             pairs["metric" if warm == warm_2 else "warm-up"].append((one, other))
-    missing = _missing(found) or (
+    missing = found["words"] or (
         not pairs["warm-up"] and "runs with and without warm-up have to be compared"
     )
     if missing:
@@ -452,26 +452,28 @@ def judge_best(found: Found) -> Verdict:
         kind: [pair for pair in panel_pairs if not kept[pair[0]] & kept[pair[1]]]
         for kind, panel_pairs in pairs.items()
     }
-    equal = [
-        all(len(kept[one] | kept[other]) == 1 for one, other in panel_pairs)
-        for panel_pairs in pairs.values()
-    ]
-    holds = True if all(proved.values()) else False if any(equal) else None
+    parts: dict[str, bool | None] = {}
+    for kind, panel_pairs in pairs.items():
+        equal = all(len(kept[one] | kept[other]) == 1 for one, other in panel_pairs)
+        parts[f"depends on {kind}"] = True if proved[kind] else False if equal else None
     differ = "; ".join(
         f"by {kind} {', '.join(' and '.join(pair) for pair in panel_pairs) or 'none'}"
         for kind, panel_pairs in proved.items()
     )
-    why = f"{shown}; {_words(found)}; best K that differ beyond doubt: {differ}"
+    why = f"{shown}; {_words(found)}; best K that differ for sure: {differ}"
     unbeaten = {panel: sorted(each) for panel, each in kept.items()}
-    return verdict(15, {**found, "not beaten": unbeaten, "differ": proved}, holds, why)
+    measured = {**found, "not beaten": unbeaten, "differ": proved, "parts": parts}
+    return verdict(15, measured, rule(parts, reduction(found["seeds"])), why)
 
 
-def judged(ran: ImageRuns, prefixes: Sequence[str]) -> list[Verdict]:
-    """Judge claims 14 and 15 on the panels of these prefixes."""
-    return [
-        judge_worst(measure_worst(ran, prefixes)),
-        judge_best(measure_best(ran, prefixes)),
-    ]
+def measure(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, Found]:
+    """Return the numbers that `judge` needs, of the panels of these prefixes."""
+    return {"worst": measure_worst(ran, prefixes), "best": measure_best(ran, prefixes)}
+
+
+def judge(inputs: Mapping[str, Found]) -> list[Verdict]:
+    """Judge claims 14 and 15 by what `measure` returns."""
+    return [judge_worst(inputs["worst"]), judge_best(inputs["best"])]
 
 
 def _panel(data: str, metric: str, prefix: str) -> str:
@@ -511,14 +513,6 @@ def _doubt(better: np.ndarray, worse: np.ndarray) -> float:
 
 def _size(ran: ImageRuns) -> Found:
     return {name: ran.config[name] for name in ("seeds", "rounds", "words")}
-
-
-def _missing(found: Found) -> str:
-    """Return the reason why a study is not judged, or an empty string."""
-    return str(
-        found["words"]
-        or ("" if found["seeds"] >= LEAST_SEEDS else f"fewer than {LEAST_SEEDS} seeds")
-    )
 
 
 def _words(found: Found) -> str:
