@@ -3,7 +3,7 @@
 import html
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ article { border: 1px solid #dadce0; border-radius: 6px; margin: 1rem 0; padding
 article h3 { margin: .5rem 0 }
 .badge { border-radius: 4px; color: #fff; font-size: .85rem; padding: .1rem .5rem }
 dl { display: grid; gap: .2rem 1rem; grid-template-columns: 6rem minmax(0, 1fr); margin: .5rem 0 }
-dt { color: #5f6368 }
+dt, summary { color: #5f6368 }
 dd { margin: 0; overflow-wrap: anywhere }
 figure { display: inline-block; margin: .5rem .5rem 0 0; max-width: 29rem; vertical-align: top }
 img { border: 1px solid #dadce0; max-width: 100% }
@@ -134,7 +134,35 @@ def article(row: Row, pictures: Sequence[str]) -> str:
         f'{file}"><figcaption>ours; the paper: {outcome}</figcaption></figure>'
         for file in pictures
     )
-    return f'<article id="{claim.id}"><h3>{claim.id} {badge}</h3><dl>{rows}</dl>{shown}</article>'
+    numbers = "".join(number_table(each, entry) for each, entry in row.found)
+    return (
+        f'<article id="{claim.id}"><h3>{claim.id} {badge}</h3><dl>{rows}</dl>{numbers}{shown}'
+        "</article>"
+    )
+
+
+def number_table(verdict: Verdict, entry: Mapping[str, Any]) -> str:
+    """Lay out all that was measured for a verdict, to be opened by the reader."""
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+        for name, value in _leaves(verdict.measured)
+        if name and not is_stated(verdict, entry)
+    )
+    summary = f"<summary>numbers of {html.escape(name_of(entry))}</summary>"
+    return f"<details>{summary}<div><table>{rows}</table></div></details>" if rows else ""
+
+
+def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and values of nested mappings; a list of numbers is one value."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _leaves(value, f"{name}, {key}" if name else str(key))
+    elif isinstance(content, list) and any(isinstance(each, Mapping | list) for each in content):
+        for i, value in enumerate(content):
+            yield from _leaves(value, f"{name}, {i + 1}")
+    elif content is not None:
+        values = content if isinstance(content, list | tuple) else [content]
+        yield name, ", ".join(f"{x:.5g}" if isinstance(x, float) else str(x) for x in values)
 
 
 def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
@@ -147,7 +175,7 @@ def told_run(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     seeds = f", {verdict.seeds} seeds" if verdict.seeds else ""
     kept = ", recorded" if entry["source"] == "recorded" else ""
     panel = f"{entry['panel']}, " if entry.get("panel") else ""
-    return f"{panel}{entry['size']}{seeds}, {entry['date']}{kept}"
+    return f"{panel}{verdict.size or entry['size']}{seeds}, {entry['date']}{kept}"
 
 
 def cost_of(entry: Mapping[str, Any]) -> str:

@@ -35,8 +35,8 @@ STUDY = Study(
         network=partial(CharacterRNN, hidden=(64,), cell="gru"),
         steps=5,
         batch=8,
-        words="five steps of batches of 8 in place of one of 32 in an iteration, GRU cells in place "
-        "of LSTM cells",
+        words="five steps of batches of 8 in place of one of 32 in an iteration, "
+        "GRU cells in place of LSTM cells",
     ),
     smoke=Sizes(
         2,

@@ -165,14 +165,17 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             for i, each in enumerate(gains[name])
         )
         words[name] += f", cooperating {together} % at lr {panel['rates'][0]:g}"
-    verdicts = []
+    labels, verdicts = (TOGETHER, "group 1 alone", "group 2 alone"), []
     for number, names in ((12, ("fig4",)), (13, ("fig5a", "fig5b"))):
         judged = {part: value for name in names for part, value in parts[name].items()}
         told = "; ".join(f"{tuning.title_of(name)}: {words[name]}" for name in names)
         measured = {
             name: {
                 "gains": [each._asdict() for each in gains[name]],
-                "accuracy at T, %": [each.described(setup.CHANCE) for each in samples[name]],
+                "accuracy at T, %": {
+                    label: each.described(setup.CHANCE)
+                    for label, each in zip(labels, samples[name], strict=True)
+                },
             }
             for name in names
         }
