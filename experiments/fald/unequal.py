@@ -42,6 +42,7 @@ from experiments.harness import (
     table,
     verdict_table,
 )
+from experiments.harness.statistics import has_nan
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.reporting.plots import OPEN, look, styled
 from fedjax_sim.theory.langevin import bounds as theory
@@ -287,7 +288,10 @@ def judge_rounds(found: Found) -> Verdict:
         "best step size for each K": tuned,
         "best step size, noisy gradients": loud,
     }
-    parts = {name: np.min([r[0], r[-1]]) > np.min(r) for name, r in protocols.items()}
+    parts = {
+        name: None if has_nan(r) else np.min([r[0], r[-1]]) > np.min(r)
+        for name, r in protocols.items()
+    }
     steps, shown = ", ".join(map(str, by_steps)), ", ".join(f"{value:g}" for value in fixed)
     why = (
         f"rounds at the fixed step size {STEP_SIZE:g}: {shown} for K = {steps}; with the best step "

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, rule
+from experiments.harness.statistics import FAILS, HOLDS, UNDECIDED, Ruling, has_nan, rule
 from experiments.harness.tables import table
 
 
@@ -161,10 +161,12 @@ class Claims(Mapping[int, Claim]):
           number: The claim's number in the paper.
           measured: What was measured; see `Verdict`.
           ruling: The ruling, or whether the claim meets its criterion; None if that is undecided.
+            False counts as None if a measured number is NaN, as nothing is contradicted then.
           why: The numbers behind the verdict, or why there is none.
         """
         if not isinstance(ruling, Ruling):
-            ruling = rule({"": ruling})
+            is_unknown = ruling is not None and not ruling and has_nan(measured)
+            ruling = rule({"": None if is_unknown else ruling})
         claim = self[number]
         return Verdict(
             id=claim.id,

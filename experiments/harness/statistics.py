@@ -91,6 +91,12 @@ def unless_unknown(judgement: Any, numbers: Any) -> bool | None:
     return bool(judgement) if np.isfinite(np.hstack([0.0, *map(_numbers, leaves)])).all() else None
 
 
+def has_nan(numbers: Any) -> bool:
+    """Return whether a number in nested mappings and sequences is NaN."""
+    leaves = [x for x in jax.tree.leaves(numbers) if isinstance(x, float | np.ndarray)]
+    return any(bool(np.isnan(x).any()) for x in leaves)
+
+
 def _numbers(leaf: Any) -> np.ndarray:
     return np.asarray(leaf, float).ravel()
 

@@ -112,7 +112,7 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("fig1 18", (LAST, "field", 0), 2e-10, "fails"),
     ("fig1 18", (LAST, "mean_field", 4), 4e-10, "fails"),
     ("fig1 18", ("FedEM", "field", 3), 1e-6, "fails"),
-    ("fig1 18", ("FedEM", "field", 3), np.nan, "fails"),
+    ("fig1 18", ("FedEM", "field", 3), np.nan, "undecided"),
     *(
         ("fig2 20", (name, key), value, "fails")
         for name in DIVIDED
@@ -198,10 +198,14 @@ def test_one_other_number_is_another_verdict(
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_not_a_number_never_holds(name: str) -> None:
-    judge, found = CASES[name].judge, found_of(name)
+    judge, found, left = CASES[name].judge, found_of(name), set()
     for path in numbers(found):
         if not set(path) & {*CASES[name].told}:
-            assert judge(changed(found, path, np.nan)).verdict != "holds", path
+            after = judge(changed(found, path, np.nan))
+            assert after.verdict != "holds", path
+            left |= {after.verdict, *after.scope.replace(":", ";").split("; ")}
+    # Counts of rounds that are not known were not reached, which contradicts claim 16.
+    assert "undecided" in left or name == "ablations 16"
 
 
 def test_fewer_loops_are_allowed_to_end_higher() -> None:
