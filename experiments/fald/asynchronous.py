@@ -36,6 +36,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.server import first_version, next_version, stale_models, weighted_sum
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.settings import real, struct
@@ -201,31 +202,32 @@ def constant_delay(delay: npt.ArrayLike) -> np.ndarray:
     return np.where(h_s < np.pi / 2, grown, np.inf)
 
 
+@styled()
 def draw(
     found: Mapping[tuple[int, float], tuple[float, ...]], sizes: Sizes, curvature: float
 ) -> Figure:
     """Draw W2 against the step size, and the growth of the variance against the delay."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(13, 4.2))
     left, right = figure.subplots(1, 2)
     delays = np.linspace(0, 1.4, 100)
-    for size in sizes.buffers:
+    for i, size in enumerate(sizes.buffers):
         errors = np.array([found[size, eta][:2] for eta in sizes.step_sizes])
         staleness = found[size, sizes.step_sizes[0]][2]
-        [drawn] = left.plot(sizes.step_sizes, errors[:, 0], marker="o", markersize=3)
-        drawn.set_label(f"Z = {size}, staleness {staleness:.1f}")
-        left.plot(sizes.step_sizes, errors[:, 1], linestyle=":", color=drawn.get_color())
+        label = f"Z = {size}, staleness {staleness:.1f}"
+        left.plot(sizes.step_sizes, errors[:, 0], label=label, **look(i, "all"))
+        left.plot(sizes.step_sizes, errors[:, 1], **look(i, "none", linestyle=":"))
         at = curvature * LOCAL_STEPS * staleness * np.array(sizes.step_sizes)
         growth = [found[size, eta][3] for eta in sizes.step_sizes]
-        right.plot(at, growth, "o", markersize=3, color=drawn.get_color())
-    left.set(xlabel="step size", ylabel="W2 at rest", xscale="log", yscale="log", ylim=(None, 3))
+        right.plot(at, growth, **look(i, "only"))
+    left.set(xlabel="step size", ylabel="W2 at rest", xscale="log", yscale="log")
     left.set_xticks(sizes.step_sizes, [f"{eta:g}" for eta in sizes.step_sizes])
     left.minorticks_off()
-    left.set_title("dotted: fresh models on the same schedules", fontsize=9)
-    left.legend(fontsize=8)
-    right.plot(delays, constant_delay(delays), color="0.6", linewidth=0.8, label="constant delay")
-    right.set(xlabel="mean curvature x eta K x staleness", xlim=(0, 1.4), ylim=(0.9, 5))
+    left.set_title("dotted: fresh models on the same schedules")
+    right.plot(delays, constant_delay(delays), **look(4, "none", linestyle="-"))
+    right.set(xlabel="mean curvature × step size × K × staleness", xscale="log", yscale="log")
     right.set_ylabel("variance, stale over fresh")
-    right.legend(fontsize=8)
+    right.set_title("line: constant delay, which is unstable from π / 2 on")
+    name_beside(figure, left)
     return figure
 
 

@@ -376,7 +376,11 @@ def figure_of(compared: list[Compared]) -> Figure:
             normal = f"normal approximation, rho = {rho:g}"
             axes.plot(steps[is_any], expected[is_any], label=normal, **look(2 * c, "none"))
         axes.set(
-            xlabel="local steps K", ylabel="largest bias", xscale="log", yscale="log", title=title
+            xlabel="local steps K",
+            ylabel="largest bias",
+            xscale="log",
+            yscale="log",
+            title=title,
         )
     name_beside(figure, panels[0])
     return figure

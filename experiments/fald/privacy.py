@@ -203,7 +203,7 @@ def run(arguments: Arguments) -> Outcome:
         name: np.array([against_server(RUN._replace(**{name: value})) for value in values]).T
         for name, values in VARIED.items()
     }
-    figure = Figure(figsize=(18, 3.8))
+    figure = Figure(figsize=(20, 3.8))
     panels = figure.subplots(1, 5)
     words = {
         "step_size": "step size",
@@ -225,16 +225,16 @@ def run(arguments: Arguments) -> Outcome:
         for i, (label, line) in enumerate(lines):
             axes.plot(values, line, label=label, **look(i, "all"))
         axes.set(xlabel=words[name], yscale="log", xscale="linear" if name == "rho" else "log")
-    panels[0].set_ylabel("epsilon of the whole run")
+        axes.set_ylabel("epsilon of the whole run")
     for i, label, line in (
         (0, "Theorem 6.1, outsider", epsilons["rho"][0]),
         (3, "RDP, server", served["rho"][1]),
     ):
         panels[4].plot(line, accuracy, label=label, **look(i, "all"))
-        for rho, x, y in zip(VARIED["rho"], line, accuracy, strict=True):
+        for rho, x, y in [*zip(VARIED["rho"], line, accuracy, strict=True)][1:]:
             panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
-    panels[4].set_title("rho next to its points")
+    panels[4].set_title("rho next to its points, the first is 0")
     name_beside(figure, panels[0])
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)

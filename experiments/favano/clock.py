@@ -297,6 +297,7 @@ def _times_figure(found: dict[str, Estimate]) -> Figure:
         style = look(number, "only", label=f"{name}, drawn")
         axes.errorbar(SHARES, times.mean, FAR * times.error, **style)
     axes.set(xlabel="share of slow clients", ylabel="virtual time per server step (units)")
+    axes.set_title(f"bars: {FAR:g} standard errors")
     name_beside(figure, axes)
     return figure
 

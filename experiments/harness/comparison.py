@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
@@ -279,9 +280,11 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes in panels.flat[len(tuned) :]:
         axes.set_axis_off()
+    most = max(_lines_of(each, metric).sizes["line"] for each in tuned.values())
+    room = 0.13 * most if most > 1 else 0.0
     for axes, (name, each) in zip(panels.flat, tuned.items(), strict=False):
         others = [str(dim) for dim in each.scores.dims if dim not in (metric, "seed")]
-        lines = each.scores.stack(line=others) if others else each.scores.expand_dims("line")
+        lines = _lines_of(each, metric)
         for number in range(lines.sizes["line"]):
             line = lines.isel(line=number)
             label = ", ".join(f"{_words(other)} {float(line[other]):g}" for other in others)
@@ -293,11 +296,12 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         at = float(each.scores.mean("seed").sel(each.choice))
         ring = {"marker": "o", "ms": 11, "mfc": "none", "mec": plots.FACE, "zorder": 5}
         axes.plot([each.choice[metric]], [at], linestyle="", **ring)
-        axes.set(xscale="log", ylim=(0, 1.02))
+        axes.set(xscale="log", ylim=(0, 1.02 + room), yticks=np.linspace(0, 1, 6))
+        axes.xaxis.set_minor_formatter(NullFormatter())  # Labels would touch.
         edge = f" ({', '.join(map(_words, each.at_edge))} at the edge)" if each.at_edge else ""
         axes.set_title(name + edge)
         if others:
-            axes.legend(fontsize=6.5, handlelength=2.2, loc="center left", bbox_to_anchor=(0, 0.4))
+            axes.legend(fontsize=6.5, handlelength=2.2, loc="upper left", borderaxespad=0)
     for axes in panels.flat[max(0, len(tuned) - columns) : len(tuned)]:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("local learning rate")
@@ -305,6 +309,12 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         axes.set_ylabel("validation accuracy")
     figure.suptitle(f"{title}\nmean (line) and each tuning seed (points); ring: the choice")
     return figure
+
+
+def _lines_of(tuned: Tuned, metric: str) -> xr.DataArray:
+    """Return the scores with the dimension "line" in place of the settings that are not drawn."""
+    others = [str(dim) for dim in tuned.scores.dims if dim not in (metric, "seed")]
+    return tuned.scores.stack(line=others) if others else tuned.scores.expand_dims("line")
 
 
 def _words(setting: str) -> str:
