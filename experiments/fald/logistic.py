@@ -377,7 +377,7 @@ def figure_of(compared: list[Compared]) -> Figure:
             axes.plot(steps[is_any], expected[is_any], label=normal, **look(2 * c, "none"))
         axes.set(
             xlabel="local steps K",
-            ylabel="largest bias",
+            ylabel="largest bias (bars: standard error)",
             xscale="log",
             yscale="log",
             title=title,
