@@ -239,7 +239,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12 in the nearest reading and with each method's own learning rates.
+    """Judge claims 9 to 12 in the nearest reading and with own learning rates on either inputs.
 
     Args:
       inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
@@ -399,21 +399,23 @@ def second_stage(
 def _chosen(near: Sequence[Reading], best: xr.DataArray) -> dict[str, list[Cell]]:
     """List the cells of the second stage by reading.
 
-    These are the nearest reading with one learning rate for FedBuff and one for all others, and
-    each method at its best learning rate on the same inputs. Without a complete reading only the
-    latter are listed.
+    These are each method at its best learning rate on either inputs, and the nearest reading with
+    one learning rate for FedBuff and one for all others, if there is a complete one.
     """
     common = next((each for each in near if each.rate != OWN), None)
-    inputs = str(best.inputs.values[0]) if common is None else common.inputs
-    found: dict[str, list[Cell]] = {OWN: []}
-    for name, column in itertools.product((*METHODS, *ABLATIONS), COLUMNS):
+    found: dict[str, list[Cell]] = {}
+    cells = list(itertools.product((*METHODS, *ABLATIONS), COLUMNS))
+    for inputs, (name, column) in itertools.product(best.inputs.values, cells):
         parent = "FAVANO" if name in ABLATIONS else name
         rate = float(best.sel({"method": parent, "inputs": inputs, "column": column}))
         if np.isfinite(rate):
-            found[OWN].append((name, inputs, column, rate))
-        if common is not None and (name not in CLOCKS or name == common.clock):
-            common_rate = common.fedbuff_rate if name in CLOCKS else common.rate
-            found.setdefault(common.rates, []).append((name, inputs, column, float(common_rate)))
+            own = found.setdefault(f"{OWN}, inputs {inputs}", [])
+            own.append((name, str(inputs), column, rate))
+    if common is not None:
+        for name, column in cells:
+            if name not in CLOCKS or name == common.clock:
+                rate = float(common.fedbuff_rate if name in CLOCKS else common.rate)
+                found.setdefault(common.rates, []).append((name, common.inputs, column, rate))
     return found
 
 

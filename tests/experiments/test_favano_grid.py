@@ -75,6 +75,23 @@ def test_the_chosen_rate_of_each_method_is_framed(accuracy: xr.DataArray) -> Non
         assert places == [(row, 4 if methods[row] == "QuAFL" else 2) for row in range(len(methods))]
 
 
+def test_the_second_stage_runs_own_rates_on_both_inputs(accuracy: xr.DataArray) -> None:
+    best = accuracy.isel(lr=0, drop=True) * 0 + 0.2
+    best.loc[{"inputs": "standardised"}] = 0.1
+    near = table2_grid.readings(accuracy, best)
+    chosen = table2_grid._chosen(near, best)
+    common = next(each for each in near if each.rate != OWN)
+    names = [f"{OWN}, inputs {inputs}" for inputs in INPUTS]
+    assert list(chosen) == [*names, common.rates]
+    for name, inputs, rate in zip(names, INPUTS, (0.2, 0.1), strict=True):
+        cells = chosen[name]
+        assert {each[1:2] + each[3:] for each in cells} == {(inputs, rate)}
+        assert {each[0] for each in cells} == {*METHODS, *table2_grid.ABLATIONS}
+        assert len(set(cells)) == (len(METHODS) + 1) * len(COLUMNS)
+    assert {each[1] for each in chosen[common.rates]} == {common.inputs}
+    assert list(table2_grid._chosen([], best)) == names
+
+
 def test_both_stages_run(tmp_path: Path) -> None:
     done = run("favano/table2_grid", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
