@@ -251,7 +251,7 @@ def run(arguments: Arguments) -> Outcome:
         found |= {f"{run}, second stage": each for run, each in second.items()}
     panel = "cifar10" if _is_cifar10(sizes.dataset) else ""
     if panel and second:
-        figures = accuracy_figures(second, data.name)
+        figures = accuracy_figures(second, data.name, max(sizes.steps.values()))
     else:
         title = f"{data.name}, {sizes.tuning_seeds} seeds, held-out images"
         figures = {f"order_E{steps}.png": _figure(orders, steps, title) for steps in sizes.steps}
@@ -439,21 +439,23 @@ def _tasks(sizes: Sizes, data: Dataset, seeds: Sequence[int], inputs: str) -> li
     return setup.dirichlet(data, size, 30, seeds=seeds)
 
 
-def accuracy_figures(second: Mapping[Run, xr.Dataset], title: str) -> dict[str, Figure]:
-    """Draw the second stage's accuracies at its only point, one picture for each c_g."""
+def accuracy_figures(
+    second: Mapping[Run, xr.Dataset], title: str, last: float
+) -> dict[str, Figure]:
+    """Draw the second stage's accuracies at its only point until T, a picture for each c_g."""
     (point,) = {run.point for run in second}
-    return {
-        f"accuracy_cg{delay:g}.png": plots.curves_figure(
-            {
-                f"S = {run.sync_time:g}, lr {float(data.lr):g}": data
-                for run, data in second.items()
-                if run.delay == delay
-            },
-            "accuracy",
-            title=f"{title}, E = {point.steps}, inputs {point.inputs}, $c_g$ = {delay:g}",
-        )
-        for delay in DELAYS
-    }
+    found = {}
+    for delay in DELAYS:
+        shown = {
+            f"S = {run.sync_time:g}, lr {float(data.lr):g}": data
+            for run, data in second.items()
+            if run.delay == delay
+        }
+        words = f"{title}, E = {point.steps}, inputs {point.inputs}, $c_g$ = {delay:g}"
+        figure = plots.curves_figure(shown, "accuracy", title=words)
+        figure.axes[0].set_xlim(0, 1.02 * last)
+        found[f"accuracy_cg{delay:g}.png"] = figure
+    return found
 
 
 def _cells(order: Order) -> list[str]:
