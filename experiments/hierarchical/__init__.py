@@ -1,8 +1,9 @@
 """Experiments on hierarchical federated learning (arXiv 2302.04851).
 
-`claims` has the paper's claims, `setup` the runs and comparisons that the figures share. `bounds`,
-`clock` and `quadratics` check the theory; `map` finds where the paper's order of sync times holds,
-and `own_rates` runs other figures there; the rest are the figure that they are named after.
+`claims` has the paper's claims, `setup` the runs and comparisons that the figures share, `tuning`
+the choice of each run's own learning rate. `bounds`, `clock` and `quadratics` check the theory;
+`map` finds where the paper's order of sync times holds, and `own_rates` runs other figures there;
+the rest are the figure that they are named after.
 """
 
 EXPERIMENTS = (
