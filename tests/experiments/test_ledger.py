@@ -110,6 +110,7 @@ def test_the_page_needs_no_network_and_no_script(
     page = _Page()
     page.feed((tmp_path / "index.html").read_text())
     assert page.tags["article"] == 107 and not page.tags["script"]
+    assert page.tags["details"] > 100
     for target in page.loads:
         assert target.startswith(("#", "data:,")) or (tmp_path / target).is_file(), target
     assert page.tags["img"] > 20
@@ -206,6 +207,20 @@ def test_a_claim_is_shown_with_pictures_of_its_own_figure() -> None:
         20: ["fig10a.png", "choice.png"],
         22: ["choice.png"],
     }
+
+
+def test_all_numbers_of_a_verdict_are_on_the_page() -> None:
+    claims = importlib.import_module("experiments.hierarchical.claims").CLAIMS
+    measured = {"lead": {"mean": 1.0, "median": None}, "by seed": [[1, 2], [3.123456, 4]]}
+    verdict = claims.verdict(14, measured, Ruling("holds"), "why")._replace(size="reduced", seeds=4)
+    entry = {"experiment": "hierarchical/fig6", "source": "run", "size": "full", "date": "today"}
+    found = page.number_table(verdict, entry)
+    for name, value in (("lead, mean", "1"), ("by seed, 1", "1, 2"), ("by seed, 2", "3.1235, 4")):
+        assert f"<td>{name}</td><td>{value}</td>" in found
+    assert found.count("<tr>") == 3 and "numbers of hierarchical/fig6" in found
+    assert page.told_run(verdict, entry) == "reduced, 4 seeds, today"
+    stated = claims.verdict(14, {ledger.STATED: "why"}, Ruling("holds"), "why")
+    assert page.number_table(stated, {**entry, "source": "recorded"}) == ""
 
 
 def test_an_entry_with_numbers_of_some_claims_keeps_its_other_verdicts(
