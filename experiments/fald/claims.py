@@ -188,7 +188,8 @@ CLAIMS = Claims(
             Criterion(
                 "Two metrics of one set of runs, and one metric with and without warm-up, have "
                 "no K in common that no other beats, at a one-sided {doubt:g} for all comparisons "
-                "together. Either part is false if all others are beaten by one and the same K.",
+                "together. A part is false if in every pair both panels leave one and the same K "
+                "unbeaten.",
                 doubt=DOUBT,
             ),
         ),

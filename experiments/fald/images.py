@@ -429,8 +429,9 @@ def judge_best(found: Found) -> Verdict:
     """Judge claim 15: whether the best K differs between metrics, and between warm-up and none.
 
     In each panel those K are kept that no other K beats at `DOUBT` over the number of comparisons.
-    All of these sets together contain the true best with probability 1 - `DOUBT`, so that the best
-    K differ if two sets have no K in common. They do not if all sets consist of the same K alone.
+    With probability 1 - `DOUBT` at least every set contains the true best of its panel, so that the
+    best K differ if two sets have no K in common. They do not if both sets of every pair consist of
+    one and the same K.
     """
     best, doubts = found["best"], found["p that no other is better"]
     shown = "best K: " + ", ".join(f"{panel} {k}" for panel, k in best.items())

@@ -239,7 +239,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12 in the nearest reading and with own learning rates on either inputs.
+    """Judge claims 9 to 12 in the nearest reading and with own rates on each kind of inputs.
 
     Args:
       inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
@@ -399,8 +399,8 @@ def second_stage(
 def _chosen(near: Sequence[Reading], best: xr.DataArray) -> dict[str, list[Cell]]:
     """List the cells of the second stage by reading.
 
-    These are each method at its best learning rate on either inputs, and the nearest reading with
-    one learning rate for FedBuff and one for all others, if there is a complete one.
+    These are each method at its best learning rate on each kind of inputs, and the nearest reading
+    with one learning rate for FedBuff and one for all others, if there is a complete one.
     """
     common = next((each for each in near if each.rate != OWN), None)
     found: dict[str, list[Cell]] = {}

@@ -161,7 +161,7 @@ class Claims(Mapping[int, Claim]):
           number: The claim's number in the paper.
           measured: What was measured; see `Verdict`.
           ruling: The ruling, or whether the claim meets its criterion; None if that is undecided.
-            False counts as None if a measured number is NaN, as nothing is contradicted then.
+            False counts as None if a number just measured is NaN, as nothing is contradicted then.
           why: The numbers behind the verdict, or why there is none.
         """
         if not isinstance(ruling, Ruling):

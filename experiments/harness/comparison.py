@@ -281,7 +281,8 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
     for axes in panels.flat[len(tuned) :]:
         axes.set_axis_off()
     most = max(_lines_of(each, metric).sizes["line"] for each in tuned.values())
-    room = 0.13 * most if most > 1 else 0.0
+    has_legend = any(each.scores.ndim > 2 for each in tuned.values())
+    room = 0.13 * most if has_legend else 0.0
     for axes, (name, each) in zip(panels.flat, tuned.items(), strict=False):
         others = [str(dim) for dim in each.scores.dims if dim not in (metric, "seed")]
         lines = _lines_of(each, metric)

@@ -143,10 +143,12 @@ def article(row: Row, pictures: Sequence[str]) -> str:
 
 def number_table(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     """Lay out all that was measured for a verdict, to be opened by the reader."""
+    if is_stated(verdict, entry):
+        return ""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in _leaves(verdict.measured)
-        if name and not is_stated(verdict, entry)
+        if name and value
     )
     summary = f"<summary>numbers of {html.escape(name_of(entry))}</summary>"
     return f"<details>{summary}<div><table>{rows}</table></div></details>" if rows else ""
@@ -160,9 +162,15 @@ def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(content, list) and any(isinstance(each, Mapping | list) for each in content):
         for i, value in enumerate(content):
             yield from _leaves(value, f"{name}, {i + 1}")
-    elif content is not None:
+    else:
         values = content if isinstance(content, list | tuple) else [content]
-        yield name, ", ".join(f"{x:.5g}" if isinstance(x, float) else str(x) for x in values)
+        yield name, ", ".join(map(_told, values)) if values else "none"
+
+
+def _told(value: Any) -> str:
+    return (
+        "unknown" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+    )
 
 
 def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:

@@ -93,8 +93,8 @@ def unless_unknown(judgement: Any, numbers: Any) -> bool | None:
 
 def has_nan(numbers: Any) -> bool:
     """Return whether a number in nested mappings and sequences is NaN."""
-    leaves = [x for x in jax.tree.leaves(numbers) if isinstance(x, float | np.ndarray)]
-    return any(bool(np.isnan(x).any()) for x in leaves)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(numbers)]
+    return any(bool(np.isnan(leaf).any()) for leaf in leaves if leaf.dtype.kind == "f")
 
 
 def _numbers(leaf: Any) -> np.ndarray:

@@ -180,9 +180,9 @@ CLAIMS = Claims(
             "Four groups: S = 0 leads until about 300; S = 12 is best finally, ahead of S = 24.",
             "Fig. 8",
             Criterion(
-                "S = 0 is ahead of S = 12 and 24 at 100, 200 and 300, or the other is first ahead "
-                "of it between {first:g} and {last:g}; S = 12 is ahead of both at T; each by a "
-                "whole 95 % t interval.",
+                "S = 0 is ahead of S = 12 and 24 at 100, 200 and 300, or until the other first "
+                "passes it between {first:g} and {last:g}; S = 12 is ahead of both at T; each by "
+                "a whole 95 % t interval.",
                 first=200.0,
                 last=450.0,
             ),

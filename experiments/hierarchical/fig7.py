@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict
+from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Verdict
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 
@@ -62,8 +62,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
     """Judge claim 16: S = 0 and 20 change places once, near 750."""
     found = inputs["crossings"]
-    judged = {rate: setup.passes_once(places) for rate, places in found.items()}
-    parts = setup.by_rate(inputs, judged, ("c_g = 30, S = 0", "c_g = 30, S = 20"))
+    pair = ("c_g = 30, S = 0", "c_g = 30, S = 20")
+    judged = {
+        rate: setup.passes_once(places, [Sample.read(inputs["ends"][run][rate]) for run in pair])
+        for rate, places in found.items()
+    }
+    parts = setup.by_rate(inputs, judged, pair)
     told = ", ".join(
         f"{setup.told_crossings(places)} (at lr {rate})" for rate, places in found.items()
     )

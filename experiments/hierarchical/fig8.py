@@ -141,8 +141,8 @@ def judge_order(inputs: Mapping[str, Any]) -> Verdict:
     marks = CLAIMS[18].criterion
     judged: dict[str, dict[str, bool | None]] = {}
     told = []
-    for s, by_rate in inputs["early"].items():
-        for rate, by_time in by_rate.items():
+    for s, by_lr in inputs["early"].items():
+        for rate, by_time in by_lr.items():
             leads = {time: Interval.read(each) for time, each in by_time.items()}
             places = inputs["crossings"][s][rate]
             at_all = all_of(each.above() for each in leads.values())

@@ -302,7 +302,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         told[15] += [f"below twice chance with {name}: {' and '.join(low)}"] if low else []
         places, pair = found["crossings"], [ends[f"c_g = 30, S = {s}"] for s in (0, 20)]
         if found["T"] >= CLAIMS[16].criterion.last:
-            for words, once in setup.passes_once(places).items():
+            for words, once in setup.passes_once(places, pair).items():
                 crossings[f"{words}, {name}"] = unless_collapsed(once, pair, setup.CHANCE)
             told[16].append(f"{name}: {setup.told_crossings(places)}")
     small = reduction(inputs["seeds"], inputs["reduced"])

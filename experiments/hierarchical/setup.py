@@ -30,6 +30,7 @@ from experiments.harness import (
     Study,
     Verdict,
     interval,
+    lead,
     reduction,
     rule,
     spread_table,
@@ -390,7 +391,10 @@ def by_rate(
         for rate in judged
         if not any(has_collapsed(row[rate], chance) for row in rows if rate in row)
     ]
-    best = [max((row[rate].mean for rate in good if rate in row), default=0.0) for row in rows]
+    best = [
+        max((row[r].mean for r in good if r in row and np.isfinite(row[r].mean)), default=0.0)
+        for row in rows
+    ]
     parts: dict[str, bool | None] = {}
     for rate in good:
         known = [(row[rate], top) for row, top in zip(rows, best, strict=True) if rate in row]
@@ -459,17 +463,27 @@ def _sign_of(difference: Interval) -> int:
     return 0 if abs(difference.mean) <= difference.half else int(np.sign(difference.mean))
 
 
-def passes_once(places: Sequence[Sequence[Any]] | None) -> dict[str, bool | None]:
-    """Judge by what `crossings` returns whether S = 20 passes S = 0 once, and near 750 (claim 16).
+def passes_once(
+    places: Sequence[Sequence[Any]] | None, ends: Sequence[Sample]
+) -> dict[str, bool | None]:
+    """Judge whether S = 20 passes S = 0 once, and near 750 (claim 16).
+
+    Args:
+      places: What `crossings` returns for both.
+      ends: Their accuracies at T.
 
     Returns:
-      Whether each of the two is true, None where it cannot be told.
+      Whether each of the two is true, None where it cannot be told: also if neither is ahead at T,
+      as they may have changed places again.
     """
-    once = near = None
+    once: bool | None = None
+    near: bool | None = None
     if places is not None:
         marks, found = CLAIMS[16].criterion, [Crossing(*each) for each in places]
         once = len(found) == 1 and found[0].led_before
         near = once and marks.first <= found[0].time <= marks.last
+        if once and lead(*ends).above() is None:
+            once, near = None, None if near else False
     return {"S = 20 passes S = 0 once": once, "near 750": near}
 
 

@@ -170,7 +170,7 @@ def title_of(panel: str) -> str:
 
 
 def _table(size: Sizes, found: Panels) -> str:
-    """Lay out the choices and the accuracies at T."""
+    """Lay out the choices and the accuracies at T; a diverged seed counts as 0."""
     rows = []
     for panel, runs in found.items():
         for run, each in runs.items():

@@ -120,6 +120,10 @@ def test_what_is_unknown_is_not_judged() -> None:
     }
     inputs["ends"]["run"]["1"] = Sample.of([11, 12])
     assert setup.by_rate(inputs, judged, ["run"]) == {"ahead at lr 0.1": True}
+    inputs["ends"]["run"]["0.1"] = Sample.of([70, 80, np.nan])  # Some seeds diverged.
+    inputs["ends"]["run"]["1"] = Sample.of([80, 81, 82])
+    assert list(setup.by_rate(inputs, judged, ["run"])) == ["ahead at lr 1"]
+    inputs["ends"]["run"]["1"] = Sample.of([11, 12])
     inputs["ends"]["run"]["0.1"] = Sample.of([np.nan, np.nan])
     assert list(setup.by_rate(inputs, judged, ["run"]).values()) == [None]
 
@@ -157,15 +161,18 @@ def test_crossings_are_by_whole_intervals() -> None:
     assert setup.crossings([flat, runs([0.4, 0.5, 0.4, 0.5])], times) is None
     assert setup.crossings([flat, runs([0.4, 0.5, 0.6, 0.7], noise)], times) is None
     names = ["S = 20 passes S = 0 once", "near 750"]
-    for places, expected in (
-        ([[740.0, True]], [True, True]),
-        ([[320.0, True]], [True, False]),
-        ([[740.0, False]], [False, False]),
-        ([[640.0, True], [800.0, False]], [False, False]),
-        ([], [False, False]),
-        (None, [None, None]),
+    clear, near = ([Sample.of([60.0, 61.0]), Sample.of([end, end + 1.1])] for end in (62.0, 60.0))
+    for places, ends, expected in (
+        ([[740.0, True]], clear, [True, True]),
+        ([[740.0, True]], near, [None, None]),
+        ([[320.0, True]], clear, [True, False]),
+        ([[320.0, True]], near, [None, False]),
+        ([[740.0, False]], clear, [False, False]),
+        ([[640.0, True], [800.0, False]], clear, [False, False]),
+        ([], clear, [False, False]),
+        (None, near, [None, None]),
     ):
-        assert setup.passes_once(places) == dict(zip(names, expected, strict=True))
+        assert setup.passes_once(places, ends) == dict(zip(names, expected, strict=True))
     assert setup.told_crossings([[2.0, True]]) == "2 (S = 0 ahead before)"
     assert setup.told_crossings([]) == "never" and "cannot" in setup.told_crossings(None)
 

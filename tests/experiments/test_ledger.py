@@ -211,13 +211,14 @@ def test_a_claim_is_shown_with_pictures_of_its_own_figure() -> None:
 
 def test_all_numbers_of_a_verdict_are_on_the_page() -> None:
     claims = importlib.import_module("experiments.hierarchical.claims").CLAIMS
-    measured = {"lead": {"mean": 1.0, "median": None}, "by seed": [[1, 2], [3.123456, 4]]}
+    measured = {"lead": {"mean": 1.0}, "by seed": [[1, 2], [3.123456, 4]], "a": [], "b": None}
     verdict = claims.verdict(14, measured, Ruling("holds"), "why")._replace(size="reduced", seeds=4)
     entry = {"experiment": "hierarchical/fig6", "source": "run", "size": "full", "date": "today"}
     found = page.number_table(verdict, entry)
-    for name, value in (("lead, mean", "1"), ("by seed, 1", "1, 2"), ("by seed, 2", "3.1235, 4")):
+    known = {"lead, mean": "1", "by seed, 1": "1, 2", "by seed, 2": "3.1235, 4"}
+    for name, value in {**known, "a": "none", "b": "unknown"}.items():
         assert f"<td>{name}</td><td>{value}</td>" in found
-    assert found.count("<tr>") == 3 and "numbers of hierarchical/fig6" in found
+    assert found.count("<tr>") == 5 and "numbers of hierarchical/fig6" in found
     assert page.told_run(verdict, entry) == "reduced, 4 seeds, today"
     stated = claims.verdict(14, {ledger.STATED: "why"}, Ruling("holds"), "why")
     assert page.number_table(stated, {**entry, "source": "recorded"}) == ""

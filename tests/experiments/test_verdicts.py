@@ -160,6 +160,7 @@ def hierarchical_fig7_inputs(outcome: str) -> Inputs:
         **HOW,
         "leads": {name: ahead(outcome) for name in pairs},
         "crossings": crossing(outcome),
+        "ends": {f"c_g = 30, S = {s}": {"0.5": runs(60.0 + s / 10)} for s in (0, 20)},
         "savings": {"10": saved, "30": saved},
         "falls": {"0.5": [*ahead(outcome).values()] * 3},
     }
