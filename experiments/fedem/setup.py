@@ -200,11 +200,13 @@ def figure_of(
 ) -> Figure:
     """Draw named lines of places and values `[V]`, on a logarithmic scale by default.
 
-    A line of many places is a curve, which keeps each value until the next evaluation.
+    A line of many places is a curve, which keeps each value until the next evaluation. Values that
+    a logarithmic scale cannot show are left out.
     """
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
-    for i, (name, (places, values)) in enumerate(lines.items()):
+    for i, (name, (places, given)) in enumerate(lines.items()):
+        values = np.where(np.asarray(given) > 0, given, np.nan) if log else given
         if len(places) > MOST_MARKED:
             style = look(i, points=len(places), linewidth=1.2)
             axes.plot(places, values, label=name, drawstyle="steps-post", **style)
