@@ -161,7 +161,7 @@ CLAIMS = Claims(
             "Fig. 7b",
             Criterion(
                 "The curves change places once, between {first:g} and {last:g}, and S = 0 is ahead "
-                "before, both by whole 95 % t intervals.",
+                "before, both by whole 95 % t intervals; open if neither is ahead at T.",
                 first=600,
                 last=900,
             ),

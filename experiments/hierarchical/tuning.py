@@ -1,9 +1,10 @@
 """Each run at its own learning rate, chosen on held-out training images.
 
-A rate is chosen from eight with seeds of its own, by the mean accuracy of the last three
-evaluations; up to three more are tried beyond the first or last one while that is the best. The run
-is then repeated at the chosen rate with fresh seeds on all training images, and the last model
-finished by T is measured on the test set. Inputs are standardised.
+First a run is tried at eight rates, trained without the held-out images. The rate with the best
+accuracy on them wins, by the mean of the last three evaluations. While that is the first or the
+last rate, one more is tried beyond it, three at most. Then the run is repeated at this rate with
+fresh seeds on all training images. The last model finished by T is measured on the test set. Inputs
+are standardised.
 """
 
 from collections.abc import Callable, Mapping, Sequence
