@@ -528,6 +528,21 @@ def test_a_narrower_network_is_named_in_verdicts_on_accuracy() -> None:
     assert found["19"].verdict == "holds" and "narrow" in found["19"].why
 
 
+@pytest.mark.parametrize(("first", "expected"), [(300.0, True), (120.0, None)])
+def test_an_early_lead_ends_where_the_other_first_passes(first: float, expected: Any) -> None:
+    inputs = hierarchical_fig8_inputs("undecided")
+    places = {s: {"0.5": [[first, True], [320.0, False], [400.0, True]]} for s in ("12", "24")}
+    parts = fig8.judge_order({**inputs, "crossings": places}).measured["parts"]
+    assert parts["S = 0 leads S = 12 early at lr 0.5"] is expected
+
+
+@pytest.mark.parametrize(("half", "expected"), [(0.05, True), (0.5, None)])
+def test_leads_grow_by_more_than_their_intervals(half: float, expected: Any) -> None:
+    leads = {s: {"0.5": Interval(1 + float(s) / 20, half)} for s in ("5", "10", "20")}
+    (found,) = fig13.judge({**HOW, "leads": leads})
+    assert found.measured["parts"]["more for larger S at lr 0.5"] is expected
+
+
 def test_a_line_shorter_than_the_papers_time_says_nothing_of_crossings() -> None:
     judge, inputs_of = CASES["hierarchical/map"]
     inputs = inputs_of("holds")
