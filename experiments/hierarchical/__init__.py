@@ -19,6 +19,7 @@ EXPERIMENTS = (
     "fig11",
     "fig13",
     "map",
+    "map_groups",
     "own_rates",
     "quadratics",
 )

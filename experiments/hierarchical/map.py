@@ -16,7 +16,7 @@ model of round u is complete u (c_g - 10) later.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,9 @@ RULES = ("divide_by_steps", "average", "fednova")
 RULE_WORDS = ("divided by steps\n(the paper's)", "averaged", "FedNova")
 """The rules as pictures name them."""
 SYNC_TIMES = (0.0, 5.0, 20.0)
+FIRST = 5.0
+"""The sync time that is first in the paper."""
+CLOCK = setup.clock([15, 15], setup.FIG7)
 DELAY, DELAYS = 10.0, (10.0, 30.0)
 """The c_g of the runs, and those that are mapped."""
 EPOCH = 62
@@ -146,17 +149,17 @@ class Run(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The order of the sync times at one T and c_g, each at its best learning rate.
+    """The order of compared runs at one time, each at its best learning rate.
 
     Attributes:
-      sync_times: The sync times, best first.
+      runs: The runs, best first, by the number in which they differ, such as S.
       rates: The learning rate of each, in the same order.
       accuracy: The mean accuracy of each in percent, in the same order.
       is_near: Whether two neighbours are within `NEAR` points or two standard errors.
-      lead: Lead of S = 5 over the better of S = 0 and S = 20, in points.
+      lead: Lead of the run that is the paper's first over the best other, in points.
     """
 
-    sync_times: tuple[float, ...]
+    runs: tuple[float, ...]
     rates: tuple[float, ...]
     accuracy: tuple[float, ...]
     is_near: bool
@@ -170,9 +173,9 @@ class Order(NamedTuple):
     def __str__(self) -> str:
         if not self.is_readable:
             return "chance"
-        words = f"{self.sync_times[0]:g}"
+        words = f"{self.runs[0]:g}"
         for (better, worse), other in zip(
-            itertools.pairwise(self.accuracy), self.sync_times[1:], strict=True
+            itertools.pairwise(self.accuracy), self.runs[1:], strict=True
         ):
             words += f"{'>' if better - worse > NEAR else '='}{other:g}"
         return words
@@ -183,29 +186,30 @@ def delayed(data: xr.Dataset, delay: float) -> xr.Dataset:
     return data.assign_coords(time=data.time + (delay - DELAY) * data.ticks)
 
 
-def order_of(accuracy: xr.DataArray) -> Order:
-    """Order sync times, each at its best learning rate.
+def order_of(accuracy: xr.DataArray, dim: str, first: float) -> Order:
+    """Order compared runs, each at its best learning rate.
 
     Args:
-      accuracy: Accuracies in percent; dimensions `sync_time`, `lr` and `seed`. A diverged lane has
-        0.
+      accuracy: Accuracies in percent; dimensions `dim`, `lr` and `seed`. A diverged lane has 0.
+      dim: The dimension of the runs.
+      first: The run that is the paper's first.
     """
     best = accuracy.mean("seed").idxmax("lr")
     chosen = accuracy.sel(lr=best)
     mean = chosen.mean("seed")
-    names = mean.sync_time.values[np.argsort(-mean.values, kind="stable")]
+    names = mean[dim].values[np.argsort(-mean.values, kind="stable")]
     is_near = False
     for better, worse in itertools.pairwise(names):
-        gap = (chosen.sel(sync_time=better) - chosen.sel(sync_time=worse)).values
+        gap = (chosen.sel({dim: better}) - chosen.sel({dim: worse})).values
         error = gap.std(ddof=1) / np.sqrt(gap.size) if gap.size > 1 else np.inf
         is_near |= bool(gap.mean() < max(NEAR, 2 * error))
-    rest = mean.drop_sel(sync_time=5.0).max()
+    rest = mean.drop_sel({dim: first}).max()
     return Order(
         tuple(map(float, names)),
-        tuple(float(best.sel(sync_time=name)) for name in names),
-        tuple(float(mean.sel(sync_time=name)) for name in names),
+        tuple(float(best.sel({dim: name})) for name in names),
+        tuple(float(mean.sel({dim: name})) for name in names),
         is_near,
-        float(mean.sel(sync_time=5.0) - rest),
+        float(mean.sel({dim: first}) - rest),
     )
 
 
@@ -222,7 +226,7 @@ def run(arguments: Arguments) -> Outcome:
     curves = first_stage(arguments, sizes, data, points)
     orders = map_orders(curves, sizes)
     rows = [
-        [point, f"{delay:g}", f"{time:g}", *_cells(order)]
+        [point, f"{delay:g}", f"{time:g}", *cells(order)]
         for (point, delay, time), order in orders.items()
     ]
     header = ["rule, local steps, inputs", "c_g", "T", "order of S", "accuracy, %", "rates", "near"]
@@ -236,7 +240,12 @@ def run(arguments: Arguments) -> Outcome:
     inputs: dict[str, Any] | None = None
     second: dict[Run, xr.Dataset] = {}
     if sizes.seeds:
-        again = [point for point in points if point.rule == RULES[0] or is_open(orders, point)]
+        again = [
+            point
+            for point in points
+            if point.rule == RULES[0]
+            or is_open(order for key, order in orders.items() if key[0] == point)
+        ]
         second = second_stage(arguments, sizes, data, again, orders)
         inputs = inputs_of(second, sizes) | {
             "words": f"{data.name}, each S at its own rate, {sizes.seeds} seeds",
@@ -333,8 +342,8 @@ def first_stage(
     tasks = {inputs: _tasks(sizes, held, seeds, inputs) for inputs in sizes.inputs}
     settings = {"lr": list(sizes.rates), "sync_time": list(SYNC_TIMES)}
     return {
-        point: _sweep(
-            arguments, f"{point}", point, tasks[point.inputs], seeds, sizes.steps, settings
+        point: sweep(
+            arguments, f"{point}", point, tasks[point.inputs], seeds, settings, sizes.steps, CLOCK
         )
         for point in points
     }
@@ -349,14 +358,16 @@ def map_orders(
         times = [share * sizes.steps[point.steps] for share in SHARES]
         accuracy = 100 * setup.at(delayed(data, delay), times).fillna(0.0)
         for time in times:
-            found[point, delay, time] = order_of(accuracy.sel(at=time, drop=True))
+            found[point, delay, time] = order_of(
+                accuracy.sel(at=time, drop=True), "sync_time", FIRST
+            )
     return found
 
 
-def is_open(orders: Mapping[tuple[Point, float, float], Order], point: Point) -> bool:
-    """Return whether a point's order is near somewhere, or changes with T or c_g."""
-    read = [each for key, each in orders.items() if key[0] == point and each.is_readable]
-    return any(each.is_near for each in read) or len({each.sync_times for each in read}) > 1
+def is_open(orders: Iterable[Order]) -> bool:
+    """Return whether the orders at a point are near somewhere, or change, chance left out."""
+    read = [each for each in orders if each.is_readable]
+    return any(each.is_near for each in read) or len({each.runs for each in read}) > 1
 
 
 def second_stage(
@@ -380,15 +391,16 @@ def second_stage(
         rates = {}
         for delay in DELAYS:
             last = orders[point, delay, sizes.steps[point.steps]]
-            rates[delay] = last.rates[last.sync_times.index(sync_time)]
-        curves = _sweep(
+            rates[delay] = last.rates[last.runs.index(sync_time)]
+        curves = sweep(
             arguments,
             f"{point}, S = {sync_time:g}, second stage",
             point,
             tasks[point.inputs],
             seeds,
-            sizes.steps,
             {"lr": sorted({*rates.values()}), "sync_time": [sync_time]},
+            sizes.steps,
+            CLOCK,
         )
         for delay, rate in rates.items():
             own = curves.sel(lr=rate, sync_time=sync_time)
@@ -396,21 +408,33 @@ def second_stage(
     return found
 
 
-def _sweep(
+def sweep(
     arguments: Arguments,
     name: str,
     point: Point,
     tasks: list[Classification],
     seeds: Sequence[int],
-    times: Mapping[int, float],
     settings: Mapping[str, Sequence[float]],
+    times: Mapping[int, float],
+    changes: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Run a point, and evaluate after every round."""
+    """Run a point, and evaluate after every round.
+
+    Args:
+      arguments: The command line.
+      name: The run's name, under which it is kept.
+      point: The point.
+      tasks: The problem of each seed.
+      seeds: The seeds.
+      settings: Values that are swept.
+      times: T by local steps.
+      changes: Settings of the run, such as its delays.
+    """
     hyper = hierarchical.Hyper(
         num_clients=tasks[0].counts.shape[0],
         aggregation=point.rule,
         client_steps=point.steps,
-        **setup.clock([15, 15], setup.FIG7),
+        **changes,
     )
     return fedjax_sim.sweep(
         hierarchical.system,
@@ -458,7 +482,7 @@ def accuracy_figures(
     return found
 
 
-def _cells(order: Order) -> list[str]:
+def cells(order: Order) -> list[str]:
     """Lay out an order for a table."""
     return [
         str(order),

@@ -12,28 +12,27 @@ import xarray as xr
 from experiments.harness import Arguments, draw
 from experiments.hierarchical import map as sync_map
 from experiments.hierarchical import setup
-from experiments.hierarchical.map import DELAY, Point, delayed, is_open, order_of
+from experiments.hierarchical.map import DELAY, Order, Point, delayed, is_open, order_of
 from fedjax_sim import datasets
 from fedjax_sim.systems import hierarchical
 from tests.experiments.running import run
 
 
-def accuracies(**values: list) -> xr.DataArray:
-    """Make accuracies of S = 0, 5, 20 at two rates with two seeds."""
-    return xr.DataArray(
+def ordered(**values: list) -> Order:
+    """Order S = 0, 5, 20 by accuracies at two rates with two seeds."""
+    accuracies = xr.DataArray(
         [values["flat"], values["middle"], values["long"]],
         {"sync_time": [0.0, 5.0, 20.0], "lr": [0.1, 1.0], "seed": [0, 1]},
         ("sync_time", "lr", "seed"),
     )
+    return order_of(accuracies, "sync_time", 5.0)
 
 
 def test_each_sync_time_has_its_best_rate() -> None:
-    found = order_of(
-        accuracies(
-            flat=[[70, 72], [80, 80.4]], middle=[[90, 90.4], [0, 0]], long=[[60, 60.4], [30, 30]]
-        )
+    found = ordered(
+        flat=[[70, 72], [80, 80.4]], middle=[[90, 90.4], [0, 0]], long=[[60, 60.4], [30, 30]]
     )
-    assert found.sync_times == (5, 0, 20) and found.rates == (0.1, 1, 0.1)
+    assert found.runs == (5, 0, 20) and found.rates == (0.1, 1, 0.1)
     assert found.accuracy == pytest.approx((90.2, 80.2, 60.2))
     assert found.lead == pytest.approx(10) and not found.is_near
     assert str(found) == "5>0>20"
@@ -41,21 +40,16 @@ def test_each_sync_time_has_its_best_rate() -> None:
 
 def test_what_is_near_and_what_is_chance() -> None:
     """Two sync times are near within a point, or within two standard errors."""
-    close = order_of(
-        accuracies(flat=[[80, 80]] * 2, middle=[[80.5, 80.5]] * 2, long=[[60, 60]] * 2)
-    )
+    close = ordered(flat=[[80, 80]] * 2, middle=[[80.5, 80.5]] * 2, long=[[60, 60]] * 2)
     assert close.is_near and str(close) == "5=0>20" and close.lead == pytest.approx(0.5)
-    spread = order_of(accuracies(flat=[[80, 80]] * 2, middle=[[80, 90]] * 2, long=[[60, 60]] * 2))
+    spread = ordered(flat=[[80, 80]] * 2, middle=[[80, 90]] * 2, long=[[60, 60]] * 2)
     assert spread.is_near and str(spread) == "5>0>20"
-    bad = order_of(accuracies(flat=[[9, 9]] * 2, middle=[[19, 19]] * 2, long=[[10, 10]] * 2))
+    bad = ordered(flat=[[9, 9]] * 2, middle=[[19, 19]] * 2, long=[[10, 10]] * 2)
     assert not bad.is_readable and str(bad) == "chance"
-    first, second = Point("average", 1, "[0, 1]"), Point("fednova", 1, "[0, 1]")
     clear = close._replace(is_near=False)
-    turned = clear._replace(sync_times=(0.0, 5.0, 20.0))
-    orders = {(first, 10.0, 1.0): clear, (first, 30.0, 1.0): turned, (second, 10.0, 1.0): clear}
-    assert is_open(orders, first) and not is_open(orders, second)
-    assert is_open({(second, 10.0, 1.0): close}, second)
-    assert not is_open({(second, 10.0, 1.0): bad}, second)
+    turned = clear._replace(runs=(0.0, 5.0, 20.0))
+    assert is_open([clear, turned]) and not is_open([clear, clear])
+    assert is_open([close]) and not is_open([bad])
 
 
 def curves_of(rates: list[float], sync_times: list[float], seeds: int) -> xr.Dataset:
@@ -86,9 +80,7 @@ def test_the_line_on_cifar10_draws_accuracies_if_they_were_measured(
 ) -> None:
     """`--reduced` has no second stage, and shows the first one's order."""
     made = {
-        "_sweep": lambda _, name, *rest: curves_of(
-            rest[-1]["lr"], rest[-1]["sync_time"], len(rest[2])
-        ),
+        "sweep": lambda *given: curves_of(given[5]["lr"], given[5]["sync_time"], len(given[4])),
         "_tasks": lambda *_: [],
     }
     for name, function in made.items():
@@ -104,16 +96,17 @@ def test_each_sync_time_and_delay_runs_at_its_own_rate(monkeypatch: pytest.Monke
     point = Point("average", 1, "[0, 1]")
     rates = {10.0: (0.5, 0.2, 2.0), 30.0: (0.1, 0.2, 1.0)}
     orders = {
-        (point, delay, 300.0): sync_map.Order((5.0, 0.0, 20.0), of_delay, (80.0,) * 3, False, 1.0)
+        (point, delay, 300.0): Order((5.0, 0.0, 20.0), of_delay, (80.0,) * 3, False, 1.0)
         for delay, of_delay in rates.items()
     }
     swept = []
 
-    def sweep(_: Any, name: str, *rest: Any) -> xr.Dataset:
-        swept.append(rest[-1])
-        return curves_of(rest[-1]["lr"], rest[-1]["sync_time"], len(rest[2]))
+    def sweep(*given: Any) -> xr.Dataset:
+        seeds, settings = given[4:6]
+        swept.append(settings)
+        return curves_of(settings["lr"], settings["sync_time"], len(seeds))
 
-    monkeypatch.setattr(sync_map, "_sweep", sweep)
+    monkeypatch.setattr(sync_map, "sweep", sweep)
     monkeypatch.setattr(sync_map, "_tasks", lambda *_: [])
     sizes = sync_map.STUDY.full.replace(steps={1: 300.0}, inputs=("[0, 1]",))
     data = datasets.load("digits")
