@@ -21,20 +21,15 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from experiments.harness import registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
+from experiments.harness.drawn import arrays_of
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.statistics import NOT_RUN_WORDS, PARTLY, VERDICTS, rule
 from fedjax_sim.reporting.results import to_json
 from fedjax_sim.settings import ConfigError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 """The folder of all experiments."""
@@ -46,12 +41,10 @@ STATED = "stated"
 """What was measured has this name alone where an earlier run's numbers are kept as a sentence."""
 OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
-MOST_POINTS = 120
-"""Points kept of a drawn line."""
 MOST_PICTURES = 6
 """Pictures kept of an experiment."""
 MOST_BYTES = 150_000
-"""Size of an entry up to which the points of its pictures are kept."""
+"""Size of an entry up to which the arrays of its pictures are kept."""
 
 
 class Cost(NamedTuple):
@@ -102,7 +95,7 @@ def complete(
 
 def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> dict[str, Any]:
     """Make the entry of a run that has just ended."""
-    pictures = {file: points_of(figure) for file, figure in outcome.figures.items()}
+    pictures = {file: arrays_of(figure) for file, figure in outcome.figures.items()}
     entry = {
         "experiment": name,
         **({"panel": outcome.panel} if outcome.panel else {}),
@@ -176,32 +169,6 @@ def rounded(content: Any, digits: int = 5) -> Any:
     if isinstance(content, list):
         return [rounded(value, digits) for value in content]
     return float(f"{content:.{digits}g}") if isinstance(content, float) else content
-
-
-def points_of(figure: "Figure") -> list[dict[str, Any]]:
-    """Return the labelled lines of a picture: one mapping for each of its panels."""
-    panels = []
-    for axes in figure.axes:
-        lines = [_line(axes, line) for line in axes.get_lines()]
-        panels.append(
-            {
-                "title": axes.get_title(),
-                "x": axes.get_xlabel(),
-                "y": axes.get_ylabel(),
-                "lines": [line for line in lines if line],
-            }
-        )
-    return [panel for panel in panels if panel["lines"]]
-
-
-def _line(axes: "Axes", line: Any) -> dict[str, Any]:
-    """Return a line with its label and at most `MOST_POINTS` points; empty if it has no label."""
-    label = str(line.get_label())
-    if label.startswith("_"):
-        return {}
-    x, y = (np.asarray(values, float).ravel() for values in (line.get_xdata(), line.get_ydata()))
-    at = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).round().astype(int))
-    return {"label": label, "x": x[at].tolist(), "y": y[at].tolist()} if len(x) else {}
 
 
 def name_of(entry: Mapping[str, Any]) -> str:

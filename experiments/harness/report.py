@@ -6,11 +6,8 @@ The tables stand between two comments in `experiments/README.md` and in each
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
 
 from experiments.harness import page
 from experiments.harness.claims import KINDS, worded
@@ -22,15 +19,12 @@ from experiments.harness.ledger import (
     counts,
     entries,
     judged,
-    name_of,
-    picture_of,
     rounded,
     rows,
     write,
 )
 from experiments.harness.statistics import VERDICTS
 from experiments.harness.tables import table
-from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.reporting.results import to_json
 
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
@@ -57,39 +51,11 @@ def write_report(out: Path) -> dict[str, int]:
       The number of claims by verdict.
     """
     judge_again()
-    draw_again()
     found = rows(entries())
     for file, text in texts(found).items():
         file.write_text(text)
     page.write(out, found, FIGURES, NAMES)
     return counts(found)
-
-
-def draw_again() -> None:
-    """Draw the pictures of recorded entries from the points that were kept."""
-    for entry in entries():
-        for file, panels in entry["pictures"].items():
-            if entry["source"] == "recorded" and panels:
-                picture(panels).savefig(FIGURES / picture_of(name_of(entry), file), dpi=120)
-
-
-@styled()
-def picture(panels: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the lines of a picture from the points that an entry keeps.
-
-    Args:
-      panels: Title, labels of the axes and lines of every panel, see `ledger.points_of`.
-    """
-    figure = Figure(figsize=(8.5 * len(panels), 4.8))
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for i, line in enumerate(panel["lines"]):
-            style = look(i, points=len(line["x"]))
-            axes.plot(line["x"], line["y"], drawstyle="steps-post", label=line["label"], **style)
-        axes.set(xlabel=panel["x"], ylabel=panel["y"], title=panel["title"])
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 1)
-    name_beside(figure, figure.axes[0])
-    return figure
 
 
 def judge_again() -> None:

@@ -1,0 +1,123 @@
+"""The arrays behind a picture, read from its panels: lines, error bars, cells, bars, dots.
+
+They are committed with the results, so that the numbers of a picture can be used without its run.
+"""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+
+MOST_POINTS = 120
+"""Points kept of a line with a label, and of dots."""
+FEW_POINTS = 30
+"""Points kept of a line without a label: a single seed, or the edge of a band."""
+MOST_UNNAMED = 40
+"""Lines without a label kept of a panel."""
+MOST_CELLS = 4000
+"""Cells up to which an image is kept."""
+
+
+def arrays_of(figure: Figure) -> list[dict[str, Any]]:
+    """Return what is drawn in a picture: one mapping for each of its panels that shows something.
+
+    Each has the "title" and the labels of the axes, "x" and "y". Where there are some, it has
+
+    - "lines", those with a label first: "label", "x", "y", and "error", half of the error bars;
+    - "cells" of heat maps: "values" `[rows, columns]`, NaN where one is left white, and what is
+      written at the "rows" and "columns";
+    - "bars": "label", and "x", "y", "width" and "height" of each;
+    - "dots": "label", "x", "y".
+
+    Backgrounds drawn by contours, and colour bars, are left out.
+
+    Args:
+      figure: The picture.
+    """
+    panels = []
+    for axes in figure.axes:
+        found = {
+            "lines": _lines(axes),
+            "cells": [] if _is_color_bar(axes) else _cells(axes),
+            "bars": _bars(axes),
+            "dots": _dots(axes),
+        }
+        found = {name: content for name, content in found.items() if content}
+        if found:
+            about = {"title": axes.get_title(), "x": axes.get_xlabel(), "y": axes.get_ylabel()}
+            panels.append(about | found)
+    return panels
+
+
+def _lines(axes: Axes) -> list[dict[str, Any]]:
+    errors = [each for each in axes.containers if isinstance(each, ErrorbarContainer)]
+    parts = {part for each in errors for part in (each.lines[0], *each.lines[1])}
+    found = [_with_errors(each) for each in errors]
+    for line in axes.get_lines():
+        label = str(line.get_label())
+        if line not in parts:
+            found.append(_line("" if label.startswith("_") else label, *line.get_data()))
+    named = [line for line in found if line.get("label")]
+    unnamed = [line for line in found if line and not line["label"]]
+    return named + unnamed[:MOST_UNNAMED]
+
+
+def _line(label: str, *values: Any, **more: Any) -> dict[str, Any]:
+    """Return a line with so many of its points; empty if it has none."""
+    x, y = (np.asarray(each, float).ravel() for each in values)
+    most = MOST_POINTS if label else FEW_POINTS
+    at = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
+    kept = {name: np.asarray(each)[at].tolist() for name, each in more.items()}
+    return {"label": label, "x": x[at].tolist(), "y": y[at].tolist(), **kept} if len(x) else {}
+
+
+def _with_errors(drawn: ErrorbarContainer) -> dict[str, Any]:
+    """Return a line with half the length of its vertical bars."""
+    line, _, bars = drawn.lines
+    label = str(drawn.get_label())
+    halves = [np.ptp(np.asarray(each)[:, 1]) / 2 for each in bars[-1].get_segments()]
+    return _line("" if label.startswith("_") else label, *line.get_data(), error=halves)
+
+
+def _cells(axes: Axes) -> list[dict[str, Any]]:
+    columns, rows = (
+        [label.get_text() for label in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)
+    )
+    images: list[np.ndarray] = [
+        np.ma.filled(np.ma.asarray(each.get_array(), float), np.nan) for each in axes.images
+    ]
+    return [
+        {"values": image.tolist(), "rows": rows, "columns": columns}
+        for image in images
+        if image.ndim == 2 and image.size <= MOST_CELLS
+    ]
+
+
+def _bars(axes: Axes) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": str(each.get_label()),
+            "x": [bar.get_x() for bar in each],
+            "y": [bar.get_y() for bar in each],
+            "width": [bar.get_width() for bar in each],
+            "height": [bar.get_height() for bar in each],
+        }
+        for each in axes.containers
+        if isinstance(each, BarContainer)
+    ]
+
+
+def _dots(axes: Axes) -> list[dict[str, Any]]:
+    found = []
+    for each in axes.collections:
+        if isinstance(each, PathCollection):
+            label, points = str(each.get_label()), np.asarray(each.get_offsets(), float)
+            found.append(_line("" if label.startswith("_") else label, *points.T))
+    return [line for line in found if line]
+
+
+def _is_color_bar(axes: Axes) -> bool:
+    return axes.get_label() == "<colorbar>"

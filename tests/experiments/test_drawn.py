@@ -1,0 +1,66 @@
+"""The arrays that are kept of a picture are those that it shows."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+
+from experiments.harness import drawn
+from experiments.harness.drawn import arrays_of
+from experiments.harness.heatmaps import heat_maps
+
+
+def test_lines_with_a_label_come_first_and_are_thinned_least() -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1])
+    axes.plot(range(1000), range(1000), label="line")
+    axes.plot(range(1000), range(1000))
+    axes.plot([], [], label="nothing")
+    axes.set(xlabel="time", ylabel="loss", title="one")
+    (panel,) = arrays_of(figure)
+    named, short, thinned = panel.pop("lines")
+    assert panel == {"title": "one", "x": "time", "y": "loss"}
+    assert named["label"] == "line" and short["label"] == thinned["label"] == ""
+    assert len(named["x"]) == drawn.MOST_POINTS and named["x"][-1] == named["y"][-1] == 999
+    assert short["x"] == [0, 1] and len(thinned["x"]) == drawn.FEW_POINTS
+    for _ in range(2 * drawn.MOST_UNNAMED):
+        axes.plot([0, 1], [0, 1])
+    assert len(arrays_of(figure)[0]["lines"]) == 1 + drawn.MOST_UNNAMED
+
+
+def test_error_bars_are_half_lengths_of_the_same_line() -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.errorbar([1, 2], [5, 6], [0.5, 0.25], label="mean", capsize=2)
+    axes.plot([1, 2], [0, 0], label="theory")
+    (panel,) = arrays_of(figure)
+    mean, theory = sorted(panel["lines"], key=lambda line: line["label"])
+    assert mean["error"] == pytest.approx([0.5, 0.25]) and mean["y"] == [5, 6]
+    assert "error" not in theory and len(panel["lines"]) == 2
+
+
+def test_cells_of_heat_maps_keep_their_settings_and_white_ones() -> None:
+    values = np.array([[1.5, np.nan, 3], [4, 5, 6]])
+    panel = xr.DataArray(values, {"lr": [0.1, 1.0], "S": ["a", "b", "c"]}, ("lr", "S"))
+    (found,) = arrays_of(
+        heat_maps({"one": panel}, title="", label="points", across="S", limits=(0, 6))
+    )  # The colour bar is no panel.
+    (cells,) = found["cells"]
+    assert cells["rows"] == ["0.1", "1"] and cells["columns"] == ["a", "b", "c"]
+    np.testing.assert_array_equal(cells["values"], values)
+    figure = Figure()
+    figure.subplots().imshow(np.zeros((70, 70)))
+    assert arrays_of(figure) == []
+
+
+def test_bars_and_dots() -> None:
+    figure = Figure()
+    first, second, _ = figure.subplots(1, 3)
+    first.barh([0, 1], [2, 3], 0.5, 4, label="wait")
+    second.scatter([1, 2], [3, 4], label="draws")
+    bars, dots = arrays_of(figure)  # The third panel is empty.
+    assert bars["bars"] == [
+        {"label": "wait", "x": [4, 4], "y": [-0.25, 0.75], "width": [2, 3], "height": [0.5, 0.5]}
+    ]
+    assert dots["dots"] == [{"label": "draws", "x": [1, 2], "y": [3, 4]}]
