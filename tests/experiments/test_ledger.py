@@ -100,7 +100,7 @@ class _Page(HTMLParser):
 
 
 def test_the_page_needs_no_network_and_no_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The repository stays as it is, as its tables agree with the results."""
     assert main(["report", "--out", str(tmp_path)]) == 0
