@@ -71,11 +71,11 @@ def curves_of(rates: list[float], sync_times: list[float], seeds: int) -> xr.Dat
 @pytest.mark.parametrize(
     ("arguments", "pictures"),
     [
-        (Arguments(), {"accuracy_cg10.png", "accuracy_cg30.png"}),
-        (Arguments(reduced=True), {"order_E5.png"}),
+        (Arguments(), {f"accuracy_E{e}_cg{c}.png" for e in (1, 5) for c in (10, 30)}),
+        (Arguments(reduced=True), {"order_E1.png", "order_E5.png"}),
     ],
 )
-def test_the_line_on_cifar10_draws_accuracies_if_they_were_measured(
+def test_the_lines_on_cifar10_draw_accuracies_if_they_were_measured(
     arguments: Arguments, pictures: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--reduced` has no second stage, and shows the first one's order."""
