@@ -50,7 +50,8 @@ STUDY = Study(
 )
 SMOKE = "not judged: a smoke run on a made-up play is too small"
 NUM_CLIENTS = 40
-SIZES = {"symmetric": (20, 20), "asymmetric": (30, 10)}
+EQUAL, UNEQUAL = "20 + 20", "30 + 10"
+SIZES = {EQUAL: (20, 20), UNEQUAL: (30, 10)}
 
 
 def made_up_play() -> Text:
@@ -99,8 +100,8 @@ def run(arguments: Arguments) -> Outcome:
         idle[name] = expected_idle(12.0, law).round(2).tolist()
         rounds[name] = expected_rounds(12.0, law, system_time=1000.0)
     ends = {name: setup.final(each, size.time) for name, each in curves.items()}
-    lr = setup.best_lr(ends["symmetric"])
-    leads = setup.leads(ends["symmetric"], ends["asymmetric"])
+    lr = setup.best_lr(ends[EQUAL])
+    leads = setup.leads(ends[EQUAL], ends[UNEQUAL])
     inputs = setup.inputs_of(
         arguments,
         STUDY,
@@ -128,13 +129,13 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "rounds").
     """
     leads = setup.read_leads(inputs["leads"])
-    judged = {rate: {"20 + 20 over 30 + 10": each.above()} for rate, each in leads.items()}
+    judged = {rate: {f"{EQUAL} over {UNEQUAL}": each.above()} for rate, each in leads.items()}
     parts = setup.by_rate(inputs, judged, inputs["ends"])
     idle, rounds = inputs["idle"], inputs["rounds"]
     why = (
-        f"20 + 20 ahead of 30 + 10 at T, points: {setup.by_lr(leads)}; expected idle time "
-        f"{idle['symmetric']} and {idle['asymmetric']}, "
-        f"rounds by 1000 {rounds['symmetric']:.1f} and {rounds['asymmetric']:.1f}"
+        f"{EQUAL} ahead of {UNEQUAL} at T, points: {setup.by_lr(leads)}; expected idle time "
+        f"{idle[EQUAL]} and {idle[UNEQUAL]}, "
+        f"rounds by 1000 {rounds[EQUAL]:.1f} and {rounds[UNEQUAL]:.1f}"
     )
     measured = {
         "leads": {rate: each._asdict() for rate, each in leads.items()},

@@ -12,7 +12,7 @@ from experiments.harness import Arguments, Outcome, Verdict
 from experiments.hierarchical import setup
 
 STUDY = setup.study(setup.MNIST, reduced=None)
-RUNS = {f"M{m}": setup.clock([64 // m] * m, setup.FIG9, sync_time=6.0) for m in (2, 4, 8)}
+RUNS = {f"M = {m}": setup.clock([64 // m] * m, setup.FIG9, sync_time=6.0) for m in (2, 4, 8)}
 """Settings of the clusterings."""
 ROUNDS = {2: 59.6, 4: 68.2, 8: 56.9}
 """Rounds expected within 1000 units of time, by number of groups."""
@@ -26,8 +26,8 @@ def run(arguments: Arguments) -> Outcome:
         name: setup.play(arguments, size, name, tasks, changes) for name, changes in RUNS.items()
     }
     ends = {name: setup.final(data, size.time) for name, data in curves.items()}
-    lr = setup.best_lr(ends["M2"])
-    leads = {other: setup.leads(ends["M4"], ends[other]) for other in ("M2", "M8")}
+    lr = setup.best_lr(ends["M = 2"])
+    leads = {other: setup.leads(ends["M = 4"], ends[other]) for other in ("M = 2", "M = 8")}
     rounds = {name: float(data.ticks.isel(eval=-1, lr=0).mean()) for name, data in curves.items()}
     inputs = setup.inputs_of(
         arguments, STUDY, size, leads=leads, rounds=rounds, ends=setup.spreads(ends)
@@ -41,22 +41,24 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge claim 19: four groups are ahead of two and of eight.
 
     Args:
-      inputs: Leads of M4 by the other run and learning rate ("leads"), rounds of every run
+      inputs: Leads of four groups by the other run and learning rate ("leads"), rounds of every run
         ("rounds"), and accuracies at T ("ends").
     """
     leads = {other: setup.read_leads(each) for other, each in inputs["leads"].items()}
     judged: dict[str, dict[str, bool | None]] = {}
     for other, found in leads.items():
         for rate, each in found.items():
-            judged.setdefault(rate, {})[f"M4 over {other}"] = each.above()
+            judged.setdefault(rate, {})[f"M = 4 over {other}"] = each.above()
     parts = setup.by_rate(inputs, judged, inputs["ends"])
     told = "; ".join(f"over {other} by {setup.by_lr(each)}" for other, each in leads.items())
     rounds = ", ".join(f"{value:.1f} ({name})" for name, value in inputs["rounds"].items())
     expected = ", ".join(f"{value:g}" for value in ROUNDS.values())
     measured = {
         "rounds": inputs["rounds"],
-        "leads of M4": {o: {r: x._asdict() for r, x in each.items()} for o, each in leads.items()},
+        "leads of M = 4": {
+            o: {r: x._asdict() for r, x in each.items()} for o, each in leads.items()
+        },
         "accuracy at T, %": setup.described(inputs),
     }
-    why = f"M4 ahead at T, points: {told}; rounds {rounds}, expected {expected} at T = 1000"
+    why = f"M = 4 ahead at T, points: {told}; rounds {rounds}, expected {expected} at T = 1000"
     return [setup.settle(inputs, 19, measured, parts, why)]

@@ -70,7 +70,7 @@ QUESTIONS = {
         "number of groups",
         64,
         False,
-        {float(m): fig9.RUNS[f"M{m}"] for m in (2, 4, 8)},
+        {float(m): fig9.RUNS[f"M = {m}"] for m in (2, 4, 8)},
         4.0,
         (2.0, 8.0),
     ),

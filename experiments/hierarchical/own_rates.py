@@ -159,7 +159,10 @@ def inputs_of(
             "late": {s: lead("S = 12", f"S = {s}") for s in ("0", "24")},
         }
     elif name == "fig9":
-        special = {"leads": {other: lead("M4", other) for other in ("M2", "M8")}, "rounds": rounds}
+        special = {
+            "leads": {other: lead("M = 4", other) for other in ("M = 2", "M = 8")},
+            "rounds": rounds,
+        }
     elif name == "fig10":
         special = {
             "leads": {

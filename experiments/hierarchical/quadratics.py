@@ -407,7 +407,7 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
     axes.set(
         xlabel="sync time S (units of virtual time)",
         ylabel="virtual time to the loss (units)",
-        title="Delays of Fig. 7b, alpha = 1, noisy quadratic",
+        title=f"Delays of Fig. 7b, alpha = 1, noisy quadratic, mean of {sizes.seeds} seeds",
     )
     name_beside(figure, axes, title="lines: theory\nmarks: runs")
     return figure, found

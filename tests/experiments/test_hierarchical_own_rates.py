@@ -14,7 +14,7 @@ from experiments.hierarchical.tuning import Measured
 from fedjax_sim import datasets
 
 TIMES = np.linspace(0, 1000, 101)
-BEST = {"S = 5", "S = 12", "M4", "a: 10 + 20", "b: 20 + 10"}
+BEST = {"S = 5", "S = 12", "M = 4", "a: 10 + 20", "b: 20 + 10"}
 """Runs that the paper has ahead at T."""
 EARLY = "S = 0"
 """The run of Fig. 8 that leads until 300 in the paper."""
@@ -93,7 +93,7 @@ def test_rates_are_chosen_without_the_test_set(monkeypatch: pytest.MonkeyPatch) 
 
     def play(arguments: Any, size: Any, name: str, tasks: Any, changes: Any) -> xr.Dataset:
         calls.setdefault("play", []).append((size, tasks, changes))
-        return measured(papers, size.seeds, "M4").curves.expand_dims("lr")
+        return measured(papers, size.seeds, "M = 4").curves.expand_dims("lr")
 
     monkeypatch.setattr(comparison, "tune", tune)
     monkeypatch.setattr(setup, "play", play)
@@ -127,7 +127,7 @@ def test_isolated_groups_have_rates_and_accuracies_of_their_own(
         )
 
     def play(arguments: Any, size: Any, name: str, tasks: Any, changes: Any) -> xr.Dataset:
-        made = measured(papers, size.seeds, "M4").curves
+        made = measured(papers, size.seeds, "M = 4").curves
         made = made.assign({each: 0 * made.accuracy + value for each, value in share.items()})
         made = made.assign(loss_group_0=made.accuracy, collapsed_at=0 * made.failed)
         return made.expand_dims("lr")

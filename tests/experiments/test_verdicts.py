@@ -277,8 +277,8 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
         fig9.judge,
         lambda outcome: {
             **HOW,
-            "leads": {other: ahead(outcome) for other in ("M2", "M8")},
-            "rounds": {"M2": 59.6},
+            "leads": {other: ahead(outcome) for other in ("M = 2", "M = 8")},
+            "rounds": {"M = 2": 59.6},
         },
     ),
     "hierarchical/fig10": (
@@ -297,8 +297,8 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
         lambda outcome: {
             **HOW,
             "leads": ahead(outcome),
-            "idle": {"symmetric": [0], "asymmetric": [0]},
-            "rounds": {"symmetric": 1.0, "asymmetric": 1.0},
+            "idle": {fig11.EQUAL: [0], fig11.UNEQUAL: [0]},
+            "rounds": {fig11.EQUAL: 1.0, fig11.UNEQUAL: 1.0},
         },
     ),
     "hierarchical/fig13": (
@@ -487,10 +487,10 @@ def test_collapsed_learning_rates_decide_nothing(name: str) -> None:
 
 def test_text_is_judged_above_twice_its_most_frequent_character() -> None:
     judge, inputs_of = CASES["hierarchical/fig11"]
-    inputs = {**inputs_of("holds"), "ends": {"symmetric": {"0.5": runs(27.0)}}}
+    inputs = {**inputs_of("holds"), "ends": {fig11.EQUAL: {"0.5": runs(27.0)}}}
     for chance, verdict, collapsed in ((13.0, "holds", 0), (16.3, "undecided", 10)):
         (found,) = judge({**inputs, "chance": chance})
-        spread = found.measured["accuracy at T, %"]["symmetric"]["0.5"]
+        spread = found.measured["accuracy at T, %"][fig11.EQUAL]["0.5"]
         assert (found.verdict, spread["collapsed"]) == (verdict, collapsed)
 
 
