@@ -11,6 +11,9 @@ changes with T or c_g, and wherever the server divides as in the paper, the seco
 fresh seeds on all training images and measures on the test set, each S and c_g at the rate that is
 its best at the last T. There claims 15 and 16 are judged, for the paper's rule.
 
+On CIFAR-10 (`--dataset cifar10_jpeg.npz`) two lines of this map are run with the paper's CNN: its
+rule, standardised inputs, and one local step, as in the paper, or five.
+
 A larger c_g only delays the rounds. Runs with c_g = 10 therefore show every other c_g too: the
 model of round u is complete u (c_g - 10) later.
 """
