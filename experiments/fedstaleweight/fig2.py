@@ -229,8 +229,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         for name, (_, of_panel, _) in panels_judged.items():
             parts |= {f"{words} on {name}": value for words, value in of_panel.items()}
         smaller = ", ".join(filter(None, (alone if number == 10 else "", words)))
-        accuracy = number in (8, 9, 10, 11)
-        ruling = rule(parts, reduction(seeds, smaller) if accuracy else "") if parts else NOT_RUN
+        small = reduction(seeds, smaller) if number in (8, 9, 10, 11) else smaller
+        ruling = rule(parts, small) if parts else NOT_RUN
         verdicts.append(
             verdict(number, None, NOT_RUN, SMOKE)
             if is_smoke
@@ -297,10 +297,10 @@ def _judge_panel(
         ),
         20: (
             {"difference": between.mean},
-            {},
+            {"accuracies compared": bool(np.isfinite(between.half)) or None},
             "accuracy of eq. (8) over Algorithm 1's after "
             f"{panel['server steps of Algorithm 1']} server steps {between} points, first "
-            f"{panel['seeds of Algorithm 1']} of the seeds, not judged; {where}",
+            f"{panel['seeds of Algorithm 1']} of the seeds; {where}",
         ),
     }
     return found

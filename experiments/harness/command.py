@@ -183,7 +183,9 @@ def run_experiment(name: str, run: Callable[[Arguments], Outcome], arguments: Ar
     except (ConfigError, WaitsError):
         folder.withdraw()
         raise
-    verdicts = ledger.complete(outcome.verdicts, ledger.size_of(arguments), outcome.config)
+    verdicts = ledger.complete(
+        outcome.verdicts, ledger.size_of(arguments), outcome.config, outcome.inputs
+    )
     outcome = outcome._replace(verdicts=verdicts)
     folder.write_json("claims.json", [verdict._asdict() for verdict in outcome.verdicts])
     cost = ledger.Cost(time.monotonic() - began, time.process_time() - began_cpu)

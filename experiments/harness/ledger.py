@@ -77,16 +77,19 @@ def size_of(arguments: Arguments) -> str:
 
 
 def complete(
-    verdicts: Iterable[Verdict], size: str, config: Mapping[str, Any]
+    verdicts: Iterable[Verdict], size: str, config: Mapping[str, Any], inputs: Any
 ) -> tuple[Verdict, ...]:
     """Add the size of the run and its number of seeds to verdicts.
 
-    A verdict with fewer seeds than it asks for counts as one of a reduced run.
+    A verdict with fewer seeds than it asks for counts as one of a reduced run, and so does one from
+    `inputs` that name what is "reduced".
     """
     seeds = int(config.get("seeds", 0))
+    small = isinstance(inputs, Mapping) and bool(inputs.get("reduced"))
     return tuple(
         each._replace(
-            size=each.size or ("reduced" if size == "full" and "reduced:" in each.scope else size),
+            size=each.size
+            or ("reduced" if size == "full" and (small or "reduced:" in each.scope) else size),
             seeds=each.seeds or seeds,
         )
         for each in verdicts
@@ -136,7 +139,8 @@ def judged(entry: Mapping[str, Any]) -> list[Verdict] | None:
         return None
     module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
     verdicts: Sequence[Verdict] = module.judge(entry["inputs"])
-    found = {each.id: each for each in complete(verdicts, entry["size"], {"seeds": entry["seeds"]})}
+    complete_ones = complete(verdicts, entry["size"], {"seeds": entry["seeds"]}, entry["inputs"])
+    found = {each.id: each for each in complete_ones}
     kept = {each["id"]: Verdict(**each) for each in entry["claims"]}
     return list({**kept, **found}.values())
 

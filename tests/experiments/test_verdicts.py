@@ -198,7 +198,7 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
     "favano/table2_grid": (
         table2_grid.judge,
         lambda outcome: {
-            "readings": dict.fromkeys(("lr 0.2", table2_grid.OWN), table2_inputs(outcome)),
+            "readings": dict.fromkeys(("lr 0.2", "lr 0.5"), table2_inputs(outcome)),
             "words": "made up",
             "smoke": False,
         },
@@ -363,6 +363,31 @@ def test_nothing_is_judged_at_chance(name: str) -> None:
         found = judge({**inputs, "final": small})
         assert [each.verdict for each in found] == ["undecided"]
         assert "below twice chance" in found[0].why
+
+
+def test_the_rate_of_an_ablation_that_was_not_chosen_can_only_contradict() -> None:
+    """With own rates alpha = 1 has FAVANO's: below FAVANO it may have a better one."""
+    name = f"{table2_grid.OWN}, inputs [0, 1]"
+
+    def judged(outcome: str) -> Verdict:
+        readings = {name: table2_inputs(outcome)}
+        return table2_grid.judge({"readings": readings, "words": "made up", "smoke": False})[-1]
+
+    below = f"{name}: alpha = 1 below FAVANO (2/3 fast)"
+    assert below in judged("holds").scope.partition("undecided: ")[2]
+    assert judged("fails").verdict == "fails"
+
+
+def test_an_accuracy_of_one_seed_is_not_compared() -> None:
+    """Algorithm 1's formula on one seed leaves claim 20 open, on five it is answered either way."""
+    panel = fig2_inputs("holds")["cifar10"]
+    for interval, expected in (
+        (Interval(0.4, np.inf), "undecided"),
+        (Interval(-0.4, 1.0), "holds"),
+    ):
+        found = fig2.judge({"cifar10": {**panel, "over Algorithm 1": interval}})
+        (last,) = (each for each in found if each.id in NEVER)
+        assert last.verdict == expected
 
 
 def test_readings_of_table_2_that_differ_are_parts_of_a_claim() -> None:
@@ -532,7 +557,7 @@ def test_few_seeds_or_a_smaller_problem_hold_in_part() -> None:
 
 def test_claim_10_asks_for_both_data_sets() -> None:
     inputs = fig2_inputs("holds")
-    assert {each.verdict for each in fig2.judge(inputs)} == {"holds", "not run"}
+    assert {each.verdict for each in fig2.judge(inputs) if each.id not in NEVER} == {"holds"}
     for name, claim in (("fashion_mnist", 8), ("cifar10", 9)):
         found = {each.id: each for each in fig2.judge({name: inputs[name]})}
         last = found["fedstaleweight-10"]
@@ -546,10 +571,10 @@ def test_a_narrower_network_is_named_in_verdicts_on_accuracy() -> None:
     few = "narrow, 5 seeds in place of 10"
     assert found["9"].scope == found["11"].scope == f"reduced: {few}"
     assert found["10"].scope == f"reduced: cifar10 alone, {few}"
-    assert found["19"].verdict == "holds" and "narrow" in found["19"].why
+    assert found["19"].scope == "reduced: narrow"  # Divergence does not ask for ten seeds.
 
 
-@pytest.mark.parametrize(("first", "expected"), [(300.0, True), (120.0, None)])
+@pytest.mark.parametrize(("first", "expected"), [(300.0, True), (240.0, None), (120.0, None)])
 def test_an_early_lead_ends_where_the_other_first_passes(first: float, expected: Any) -> None:
     inputs = hierarchical_fig8_inputs("undecided")
     places = {s: {"0.5": [[first, True], [320.0, False], [400.0, True]]} for s in ("12", "24")}
@@ -564,12 +589,12 @@ def test_leads_grow_by_more_than_their_intervals(half: float, expected: Any) -> 
     assert found.measured["parts"]["more for larger S at lr 0.5"] is expected
 
 
-def test_a_line_shorter_than_the_papers_time_says_nothing_of_crossings() -> None:
+def test_points_shorter_than_the_papers_time_decide_nothing() -> None:
     judge, inputs_of = CASES["hierarchical/map"]
     inputs = inputs_of("holds")
     short = {name: {**each, "T": 500} for name, each in inputs["points"].items()}
     found = {each.id: each.verdict for each in judge({**inputs, "points": short})}
-    assert found == {"hierarchical-15": "holds", "hierarchical-16": "not run"}
+    assert set(found.values()) == {"not run"}
 
 
 def test_the_map_of_groups_judges_the_papers_rule_alone() -> None:
