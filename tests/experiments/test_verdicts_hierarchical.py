@@ -83,6 +83,8 @@ ROWS: list[tuple[int, Path, Any, str]] = [
     (7, (ONE, "vacuous"), True, "fails"),
     (8, ("scaled", 1), 1.5, "fails"),
     (8, ("scaled", 2), 1.0, "fails"),
+    (8, ("scaled", 4), 1.04, "fails"),
+    (8, ("bounds", 4), 1.0, "fails"),
     (8, ("scaled", 0), 0.27, "fails"),
     (9, ("error",), 2e-4, "fails"),
     (9, ("divide_by_steps", "0.01"), -0.06, "fails"),
