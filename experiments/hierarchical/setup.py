@@ -435,7 +435,7 @@ def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] 
     At a time one is ahead if the 95 % t interval of the difference, paired by seed, is above or
     below zero, and one of the means is at least twice chance. They change places at the first time
     at which the other one is ahead. It cannot be told if a seed diverged, or if nothing is found
-    and at the last time none is ahead.
+    and at the last time none is ahead, or both are below twice chance after the first quarter.
 
     Args:
       pair: The curves of two runs with dimensions seed and eval.
@@ -453,7 +453,7 @@ def crossings(pair: Sequence[xr.Dataset], times: np.ndarray) -> list[list[Any]] 
         sign[i] = _sign_of(interval(first[i] - second[i]))
     is_clear = np.flatnonzero(sign)
     changes = np.flatnonzero(np.diff(sign[is_clear]))
-    if not len(changes) and not sign[-1]:
+    if not len(changes) and not (sign[-1] and is_readable[len(times) // 4 :].all()):
         return None
     return [[float(times[is_clear[k + 1]]), bool(sign[is_clear[k]] > 0)] for k in changes]
 

@@ -181,6 +181,8 @@ def test_crossings_at_chance_are_not_counted() -> None:
     times = np.arange(4.0)
     rising, slow = [0.10, 0.19, 0.25, 0.30], [0.15, 0.10, 0.22, 0.35]
     assert setup.crossings([runs(rising), runs(slow)], times) == [[3.0, True]]
+    hidden = [0.15, 0.18, 0.19, 0.30], [0.10, 0.12, 0.15, 0.35]
+    assert setup.crossings([runs(each) for each in hidden], times) is None
     first, second = ([each + 0.1 for each in values] for values in (rising, slow))
     assert setup.crossings([runs(first), runs(second)], times) == [[1.0, False], [3.0, True]]
 
