@@ -219,6 +219,14 @@ CLAIMS = Claims(
     },
     exact=(3,),
     algebra=(1,),
+    pictures={
+        "contraction": (3,),
+        "contacts": (4, 5),
+        "long_run_mean": (6, 12),
+        "theorem_1": (7,),
+        "step_time": (8,),
+        "staleness": (17,),
+    },
     stated={
         8: "7 units for FAVANO and QuAFL",
         9: "2/3 fast: FAVANO 88.9, FedBuff 85.1, QuAFL 40.7, FedAvg 38.7; "

@@ -241,6 +241,13 @@ CLAIMS = Claims(
     },
     exact=(1, 2, 3),
     algebra=(5, 8, 14),
+    pictures={
+        "floors": (9,),
+        "toy_b": (12,),
+        "participation": (15,),
+        "blocks": (16,),
+        "clients": (17,),
+    },
 )
 """By number."""
 

@@ -203,6 +203,12 @@ CLAIMS = Claims(
     },
     exact=(13, 14, 16, 17),
     algebra=(15,),
+    pictures={
+        "influence": (3, 4, 6),
+        "speeds": (3, 4, 20),
+        "buffers": (5,),
+        "throttling": (12,),
+    },
     stated={
         3: "0.0698 of the slow group",
         8: "curves only: FedStaleWeight above FedAvg with a buffer at the end",

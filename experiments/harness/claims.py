@@ -119,6 +119,8 @@ class Claims(Mapping[int, Claim]):
       exact: Numbers of the claims of the kind "exact".
       algebra: Numbers of the claims of the kind "algebra". All others are "measured".
       stated: The number or outcome that the paper states, by number of the claim.
+      pictures: The numbers of the claims that a picture shows, by its name without ".png". A
+        picture without numbers stands with every claim that its experiment judges.
     """
 
     def __init__(
@@ -129,7 +131,9 @@ class Claims(Mapping[int, Claim]):
         exact: Collection[int] = (),
         algebra: Collection[int] = (),
         stated: Mapping[int, str] | None = None,
+        pictures: Mapping[str, Collection[int]] | None = None,
     ):
+        self.pictures = pictures or {}
         kinds = dict.fromkeys(exact, "exact") | dict.fromkeys(algebra, "algebra")
         self._claims = {
             number: Claim(

@@ -3,12 +3,12 @@
 import html
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.claims import Verdict
-from experiments.harness.ledger import Row, counts, is_stated, name_of, picture_of
+from experiments.harness.ledger import Row, all_claims, counts, is_stated, name_of, picture_of
 from experiments.harness.statistics import VERDICTS
 
 COLORS = {
@@ -51,12 +51,13 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
       names: What the papers' systems are called.
     """
     (out / "figures").mkdir(parents=True, exist_ok=True)
+    committed = sorted(file.name for file in figures.iterdir())
     sections, shown = [], set()
     for paper in dict.fromkeys(row.paper for row in found):
         mine = [row for row in found if row.paper == paper]
         articles = []
         for row in mine:
-            pictures = [file for file in pictures_of(row) if (figures / file).exists()]
+            pictures = [file for file in pictures_of(row, committed) if file in committed]
             shown.update(pictures)
             articles.append(article(row, pictures))
         name = html.escape(names.get(paper, paper))
@@ -97,19 +98,29 @@ def count_table(blocks: Mapping[str, Sequence[Row]]) -> str:
     return f"<div><table><tr>{header}</tr>{''.join(lines)}</table></div>"
 
 
-def pictures_of(row: Row) -> list[str]:
-    """Return the pictures of the experiments that judge a claim.
+def pictures_of(row: Row, files: Iterable[str] = ()) -> list[str]:
+    """Return the pictures that stand with a claim.
 
-    If the claim is on figures of the paper, pictures that are named after other figures are left
-    out.
+    They are those of the experiments that judge it, without those that its paper's claims give to
+    other claims, and, if it is on figures of the paper, without those named after other figures. A
+    figure of which none of them is has the pictures that are named after it.
+
+    Args:
+      row: The claim.
+      files: Names of all pictures.
     """
+    number = int(row.claim.id.rpartition("-")[2])
+    shown_with = all_claims()[row.paper].pictures
     own = set(re.findall(r"\d+", row.claim.place.partition("Fig")[2]))
     found = []
     for _, entry in row.found:
         for file in entry["pictures"]:
             figures = re.findall(r"fig(\d+)", file)
-            if not own or not figures or own & set(figures):
+            is_given = number in shown_with.get(file.removesuffix(".png"), (number,))
+            if is_given and (not own or not figures or own & set(figures)):
                 found.append(picture_of(name_of(entry), file))
+    for figure in sorted(own - set(re.findall(r"fig(\d+)", " ".join(found)))):
+        found += [each for each in files if re.match(rf"{row.paper}_fig{figure}(?!\d)", each)]
     return list(dict.fromkeys(found))
 
 

@@ -192,18 +192,27 @@ def test_a_claim_is_shown_with_pictures_of_its_own_figure() -> None:
     claims = importlib.import_module("experiments.hierarchical.claims").CLAIMS
     entry = {
         "experiment": "hierarchical/own",
-        "pictures": {"own_fig6.png": [], "own_fig10a.png": [], "own_choice.png": []},
+        "pictures": {
+            "own_fig6.png": [],
+            "own_fig10a.png": [],
+            "own_choice.png": [],
+            "corollary.png": [],  # Given to claim 8 alone.
+        },
     }
+    files = ["hierarchical_fig12.png", "hierarchical_fig120.png", "hierarchical_fig6_other.png"]
     shown = {}
-    for number in (10, 14, 20, 22):
+    for number in (8, 10, 14, 20, 22):
         verdict = claims.verdict(number, {}, Ruling("holds"), "why")
         row = ledger.Row("hierarchical", claims[number], "holds", "", ((verdict, entry),))
-        shown[number] = [file.removeprefix("hierarchical_own_") for file in page.pictures_of(row)]
+        shown[number] = [
+            file.removeprefix("hierarchical_own_") for file in page.pictures_of(row, files)
+        ]
     assert shown == {
-        10: ["fig6.png", "fig10a.png", "choice.png"],  # A claim on an equation.
+        8: ["fig6.png", "fig10a.png", "choice.png", "corollary.png"],
+        10: ["fig6.png", "fig10a.png", "choice.png"],  # Claims on equations.
         14: ["fig6.png", "choice.png"],
         20: ["fig10a.png", "choice.png"],
-        22: ["choice.png"],
+        22: ["choice.png", "hierarchical_fig12.png"],
     }
 
 
