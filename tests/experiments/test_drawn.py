@@ -40,6 +40,15 @@ def test_error_bars_are_half_lengths_of_the_same_line() -> None:
     assert "error" not in theory and len(panel["lines"]) == 2
 
 
+def test_a_bar_of_unknown_length_is_not_a_number() -> None:
+    """Points with one seed, and points that were never reached, have no error."""
+    figure = Figure()
+    figure.subplots().errorbar([1, 2, 3], [5, 6, np.nan], [0.5, np.nan, 0.5], label="mean")
+    ((line,),) = ([*panel["lines"]] for panel in arrays_of(figure))
+    np.testing.assert_array_equal(line["error"], [0.5, np.nan, np.nan])
+    np.testing.assert_array_equal(line["y"], [5, 6, np.nan])
+
+
 def test_cells_of_heat_maps_keep_their_settings_and_white_ones() -> None:
     values = np.array([[1.5, np.nan, 3], [4, 5, 6]])
     panel = xr.DataArray(values, {"lr": [0.1, 1.0], "S": ["a", "b", "c"]}, ("lr", "S"))
