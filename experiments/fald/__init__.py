@@ -1,7 +1,7 @@
 """Experiments on FA-LD (arXiv 2112.05120).
 
-`claims` has the paper's claims, `gaussian` the Gaussian problems and `images` the study on images
-that several figures share. Modules ending in `_unequal` repeat a figure with unequal Hessians.
+`claims` has the paper's claims and `gaussian` the Gaussian problems. Modules ending in `_unequal`
+repeat a figure with unequal Hessians.
 """
 
 EXPERIMENTS = (
@@ -11,8 +11,7 @@ EXPERIMENTS = (
     "fig1_unequal",
     "fig2",
     "fig2_unequal",
-    "fig3",
-    "fig4",
+    "fig3_4",
     "laws",
     "logistic",
     "privacy",

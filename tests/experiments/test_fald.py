@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from experiments.fald import fig1, fig2, fig2_unequal, gaussian, images, laws, unequal
+from experiments.fald import fig1, fig2, fig2_unequal, fig3_4, gaussian, laws, unequal
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
 from experiments.harness import Arguments, Sizes, Verdict
@@ -28,10 +28,12 @@ VERDICTS: dict[str, dict[int, str]] = {
     "fald/fig1_unequal": {6: PARTLY, 8: PARTLY},
     "fald/fig2": {13: UNDECIDED},
     "fald/fig2_unequal": {10: UNDECIDED},
-    "fald/fig3": {14: UNDECIDED, 15: UNDECIDED},
+    "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
     "fald/privacy": {16: HOLDS},
 }
-PICTURES = {name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"}
+PICTURES = {
+    name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"
+} | {"fald/fig3_4": ["fig3.png", "fig4.png"]}
 
 
 def check(name: str, verdicts: dict[int, str], done: Ran, folder: Path) -> None:
@@ -49,13 +51,8 @@ def check(name: str, verdicts: dict[int, str], done: Ran, folder: Path) -> None:
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
     check(name, VERDICTS[name], done, tmp_path / "out")
-    if name == "fald/fig3":
-        drawn = run("fald/fig4", "--smoke", "--results", "out", "--out", "drawn", cwd=tmp_path)
-        check("fald/fig4", VERDICTS["fald/fig3"], drawn, tmp_path / "drawn")
-        assert "accuracy, warm-up" in drawn.stdout
-
-
-PICTURES["fald/fig4"] = ["fig4.png"]
+    if name == "fald/fig3_4":
+        assert "accuracy, warm-up" in done.stdout
 
 
 def test_every_claim_has_a_verdict() -> None:
@@ -407,7 +404,6 @@ def test_simulated_problem_is_the_papers() -> None:
 Ends = dict[int, tuple[float, float, float]]
 ORDINARY: Ends = {1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.15), 100: (0.85, 0.20, 0.10)}
 WARM: Ends = {1: (0.80, 0.30, 0.20), 10: (0.85, 0.10, 0.15), 100: (0.90, 0.20, 0.10)}
-BOTH = ("", "warm_")
 
 
 def made_up(
@@ -417,7 +413,7 @@ def made_up(
     seeds: int = 10,
     noise: float = 1e-4,
     data: tuple[str, ...] = ("mnist", "fashion_mnist"),
-) -> images.ImageRuns:
+) -> fig3_4.ImageRuns:
     """Make up runs that end with the accuracy, Brier score and ECE given by K.
 
     Each seed has errors of standard deviation `noise`.
@@ -427,53 +423,53 @@ def made_up(
     for name, k in itertools.product(data, plain):
         leaves = {}
         for prefix, ends in (("", plain[k]), ("warm_", warm[k])):
-            for metric, end in zip(images.METRICS, ends, strict=True):
+            for metric, end in zip(fig3_4.METRICS, ends, strict=True):
                 last = np.stack([end + noise * random.normal(size=seeds), np.full(seeds, 9.0)])
                 leaves[prefix + metric] = (
                     ("step_size", "seed", "sample"),
                     np.stack([np.full_like(last, 9.0), last], axis=-1),
                 )
-        curves[images.name_of(name, k)] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
-        chosen[images.name_of(name, k)] = dict.fromkeys(leaves, 1e-6)
+        curves[fig3_4.name_of(name, k)] = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6]})
+        chosen[fig3_4.name_of(name, k)] = dict.fromkeys(leaves, 1e-6)
     config = {
-        **images.STUDY.full.config(),
+        **fig3_4.STUDY.full.config(),
         "local_steps": tuple(plain),
         "words": "",
         "seeds": seeds,
     }
-    return images.ImageRuns(curves, chosen, config)
+    return fig3_4.ImageRuns(curves, chosen, config)
 
 
-def worst_of(ran: images.ImageRuns, prefixes: Sequence[str]) -> Verdict:
-    return images.judge(images.measure(ran, prefixes))[0]
+def worst_of(ran: fig3_4.ImageRuns) -> Verdict:
+    return fig3_4.judge(fig3_4.measure(ran))[0]
 
 
-def best_of(ran: images.ImageRuns, prefixes: Sequence[str]) -> Verdict:
-    return images.judge(images.measure(ran, prefixes))[1]
+def best_of(ran: fig3_4.ImageRuns) -> Verdict:
+    return fig3_4.judge(fig3_4.measure(ran))[1]
 
 
 def test_verdict_on_the_worst_number_of_local_steps() -> None:
     """K = 1 has to be worst in every panel, except for the ECE of one panel."""
-    worst = worst_of(made_up(), BOTH)
+    worst = worst_of(made_up())
     assert worst.holds and set(worst.measured["worst"].values()) == {1}
     spoiled = {"accuracy": (0.86, 0.30, 0.20), "brier": (0.80, 0.15, 0.20), "ece": (0.80, 0.3, 0.1)}
     for metric, ends in spoiled.items():
-        found = worst_of(made_up(ORDINARY | {1: ends}), BOTH).measured["parts"]
+        found = worst_of(made_up(ORDINARY | {1: ends})).measured["parts"]
         without = {f"{data}, {metric}" for data in ("mnist", "fashion_mnist")}
         assert {name for name, each in found.items() if each is not True} == without
-        found = worst_of(made_up(ORDINARY | {1: ends}, noise=0.3), BOTH).measured["parts"]
+        found = worst_of(made_up(ORDINARY | {1: ends}, noise=0.3)).measured["parts"]
         assert False not in found.values() and not without & {k for k, v in found.items() if v}
     worse = {1: (0.95, 0.05, 0.05)}
-    assert worst_of(made_up(ORDINARY | worse, WARM | worse), BOTH).holds is False
+    assert worst_of(made_up(ORDINARY | worse, WARM | worse)).holds is False
     close = {1: (0.85, 0.20, 0.15)}
-    assert worst_of(made_up(ORDINARY | close, WARM | close), BOTH).verdict == UNDECIDED
+    assert worst_of(made_up(ORDINARY | close, WARM | close)).verdict == UNDECIDED
     free = made_up()
     leaf = free.curves["fashion_mnist, K = 1"]["warm_ece"]
     free.curves["fashion_mnist, K = 1"]["warm_ece"] = leaf - 0.15
-    assert worst_of(free, BOTH).holds
+    assert worst_of(free).holds
     leaf = free.curves["fashion_mnist, K = 1"]["ece"]
     free.curves["fashion_mnist, K = 1"]["ece"] = leaf - 0.15
-    assert worst_of(free, BOTH).scope.endswith("false: fashion_mnist, ece")
+    assert worst_of(free).scope.endswith("false: fashion_mnist, ece")
 
 
 def test_verdict_on_the_best_number_of_local_steps() -> None:
@@ -481,9 +477,9 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
 
     The claim fails if the best K observed do not differ.
     """
-    best = best_of(made_up(), BOTH)
+    best = best_of(made_up())
     assert best.holds
-    assert [best.measured["best"][f"mnist, {metric}"] for metric in images.METRICS] == [
+    assert [best.measured["best"][f"mnist, {metric}"] for metric in fig3_4.METRICS] == [
         10,
         10,
         100,
@@ -492,14 +488,14 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     assert ("mnist, brier", "mnist, ece") in best.measured["differ"]["metric"]
     alike = {("mnist, accuracy", "mnist, brier"), ("mnist, ece", "mnist, ece, warm-up")}
     assert not alike & set(itertools.chain.from_iterable(best.measured["differ"].values()))
-    alone = best_of(made_up(warm=ORDINARY, noise=0.0), BOTH)
+    alone = best_of(made_up(warm=ORDINARY, noise=0.0))
     assert alone.scope == "true: depends on metric; false: depends on warm-up"
     same: Ends = {1: (0.80, 0.30, 0.20), 10: (0.90, 0.10, 0.10), 100: (0.85, 0.20, 0.15)}
     turned: Ends = {1: (0.80, 0.30, 0.20), 10: (0.85, 0.20, 0.15), 100: (0.90, 0.10, 0.10)}
-    alone = best_of(made_up(same, turned, noise=0.0), BOTH)
+    alone = best_of(made_up(same, turned, noise=0.0))
     assert alone.scope == "true: depends on warm-up; false: depends on metric"
-    assert best_of(made_up(same, same, noise=0.0), BOTH).holds is False
-    assert best_of(made_up(noise=0.05), BOTH).holds is None
+    assert best_of(made_up(same, same, noise=0.0)).holds is False
+    assert best_of(made_up(noise=0.05)).holds is None
 
 
 def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
@@ -514,29 +510,28 @@ def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
         for curves in study.curves.values():
             for leaf in curves.data_vars.values():
                 leaf.values[0, :, -1] += 1e-3 * random.normal(size=10)
-        assert best_of(study, BOTH).holds is not True
+        assert best_of(study).holds is not True
 
 
 @pytest.mark.parametrize("judge", [worst_of, best_of])
 def test_what_is_not_judged_on_images(judge: Callable[..., Any]) -> None:
-    assert judge(made_up(), ("",)).holds is None
-    assert judge(made_up(seeds=4), BOTH).scope.endswith("reduced: 4 seeds in place of 10")
+    assert judge(made_up(seeds=4)).scope.endswith("reduced: 4 seeds in place of 10")
     assert (
         "300 rounds"
-        in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"}), BOTH).why
+        in judge(made_up()._replace(config=made_up().config | {"words": "300 rounds"})).why
     )
-    one = judge(made_up(data=("mnist",)), BOTH).holds
+    one = judge(made_up(data=("mnist",))).holds
     assert one is (None if judge is worst_of else True)
     diverged = {1: (np.nan, np.nan, np.nan)}
-    assert judge(made_up(ORDINARY | diverged, WARM | diverged), BOTH).holds is None
+    assert judge(made_up(ORDINARY | diverged, WARM | diverged)).holds is None
 
 
 def test_step_size_with_the_best_last_score() -> None:
     """It has the largest accuracy or the smallest score; runs that diverged do not count."""
     leaves = dict.fromkeys(("accuracy", "warm_ece"), ("step_size", np.array([0.5, 0.9, np.nan])))
     tried = xr.Dataset(leaves, {"step_size": [1e-6, 2e-6, 5e-6]})
-    assert images.best(tried.accuracy) == 2e-6
-    assert images.best(tried.warm_ece) == 1e-6
+    assert fig3_4.best(tried.accuracy) == 2e-6
+    assert fig3_4.best(tried.warm_ece) == 1e-6
 
 
 @pytest.mark.parametrize(("top", "last"), [(1e-5, 2e-5), (2e-5, 5e-5), (5e-5, 1e-4), (2e-3, 5e-4)])
@@ -545,7 +540,7 @@ def test_further_step_sizes_are_tried_while_the_largest_is_the_best(
 ) -> None:
     """One metric is best at `top`, the others within the grid; runs diverge from 2 `top` on."""
     asked: list[float] = []
-    names = [prefix + metric for prefix in images.WARM_UPS for metric in images.METRICS]
+    names = [prefix + metric for prefix in fig3_4.WARM_UPS for metric in fig3_4.METRICS]
 
     def made_up(tasks: Any, sizes: Any, local_steps: int, step_sizes: Any, kept: Any) -> xr.Dataset:
         asked.extend(step_sizes)
@@ -563,12 +558,12 @@ def test_further_step_sizes_are_tried_while_the_largest_is_the_best(
             leaves | {"failed": (("seed",), [False])}, {"step_size": list(step_sizes)}
         )
 
-    monkeypatch.setattr(images, "_run", made_up)
-    found = images.tune([], images.STUDY.full, 1, "any", Arguments())
+    monkeypatch.setattr(fig3_4, "_run", made_up)
+    found = fig3_4.tune([], fig3_4.STUDY.full, 1, "any", Arguments())
     assert set(found) == set(names) and found.step_size.values.tolist() == asked == sorted(asked)
     assert asked[-1] == last
-    assert images.best(found.accuracy) == 1e-6
-    assert images.best(found.warm_brier) == min(top, last)
+    assert fig3_4.best(found.accuracy) == 1e-6
+    assert fig3_4.best(found.warm_brier) == min(top, last)
 
 
 def test_samples_of_another_law_are_told_from_the_targets() -> None:

@@ -29,7 +29,7 @@ SENTENCES = {
     "fald/fig1",
     "fald/fig2",
     "fald/fig2_unequal",
-    "fald/fig4",
+    "fald/fig3_4",
     "fedem/ablations",
     "fedem/fig1",
     "fedem/fig2",

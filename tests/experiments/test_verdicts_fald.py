@@ -16,7 +16,7 @@ from experiments.fald import (
     fig1_unequal,
     fig2,
     fig2_unequal,
-    images,
+    fig3_4,
     laws,
     logistic,
     privacy,
@@ -104,14 +104,14 @@ CASES: dict[str, Case] = {
     "fig1_unequal 8": Case(fig1_unequal.judge_rho, NOT_KEPT_OF_FIG1_UNEQUAL),
     "fig2 13": Case(fig2.judge, FIG2, ("step sizes",), is_made_up=True),
     "fig2_unequal 10": Case(fig2_unequal.judge, FIG2, ("step sizes", "over typical"), True),
-    "fig4 14": Case(
-        images.judge_worst,
+    "fig3_4 14": Case(
+        fig3_4.judge_worst,
         WORST,
         ("worst", "others", "rounds", "seeds", "p that no other is"),
         True,
     ),
-    "fig4 15": Case(
-        images.judge_best, BEST, ("best", "rounds", "seeds", "p that no other is better"), True
+    "fig3_4 15": Case(
+        fig3_4.judge_best, BEST, ("best", "rounds", "seeds", "p that no other is better"), True
     ),
     "logistic 8": Case(
         logistic.judge, {"local steps": [2, 5, 10, 20, 50], **CHAINS}, ("biases at rho = 0 and 1",)
@@ -229,20 +229,20 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("fig2_unequal 10", (OFF, "e"), 5.1, "fails"),
     ("fig2_unequal 10", (OFF,), {"b": 2.0}, "undecided"),
     ("fig2_unequal 10", ("chains",), 99, "undecided"),
-    ("fig4 14", ("p that no other is", "b, z"), 1e-5, "false: b, z"),
-    ("fig4 14", ("p that no other is",), dict.fromkeys(PANELS, 1e-5), "fails"),
-    ("fig4 14", ("p that K = 1 is not", "b, z"), 0.02, "holds"),
-    ("fig4 14", ("p that K = 1 is not", "b, z"), 0.03, "undecided: b, z"),
-    ("fig4 14", ("p that K = 1 is not",), dict.fromkeys(PANELS, 0.03), "undecided"),
-    ("fig4 14", ("p that K = 1 is not",), dict.fromkeys(PANELS[1:], 1e-5), "undecided"),
-    ("fig4 14", ("seeds",), 5, "reduced: 5 seeds"),
-    ("fig4 14", ("words",), "300 rounds", "undecided"),
-    ("fig4 15", (P,), dict.fromkeys(BEST["best"], dict.fromkeys(TEN, 1.0)), "undecided"),
-    ("fig4 15", (P, "a, x"), TWENTY, "fails"),
-    ("fig4 15", (P, "a, x", "20"), 2e-3, "holds"),
-    ("fig4 15", (P, "a, x", "20"), 5e-3, "undecided"),
-    ("fig4 15", (P,), {"a, x": TEN, "a, y": TWENTY}, "undecided"),
-    ("fig4 15", ("seeds",), 5, "reduced: 5 seeds"),
+    ("fig3_4 14", ("p that no other is", "b, z"), 1e-5, "false: b, z"),
+    ("fig3_4 14", ("p that no other is",), dict.fromkeys(PANELS, 1e-5), "fails"),
+    ("fig3_4 14", ("p that K = 1 is not", "b, z"), 0.02, "holds"),
+    ("fig3_4 14", ("p that K = 1 is not", "b, z"), 0.03, "undecided: b, z"),
+    ("fig3_4 14", ("p that K = 1 is not",), dict.fromkeys(PANELS, 0.03), "undecided"),
+    ("fig3_4 14", ("p that K = 1 is not",), dict.fromkeys(PANELS[1:], 1e-5), "undecided"),
+    ("fig3_4 14", ("seeds",), 5, "reduced: 5 seeds"),
+    ("fig3_4 14", ("words",), "300 rounds", "undecided"),
+    ("fig3_4 15", (P,), dict.fromkeys(BEST["best"], dict.fromkeys(TEN, 1.0)), "undecided"),
+    ("fig3_4 15", (P, "a, x"), TWENTY, "fails"),
+    ("fig3_4 15", (P, "a, x", "20"), 2e-3, "holds"),
+    ("fig3_4 15", (P, "a, x", "20"), 5e-3, "undecided"),
+    ("fig3_4 15", (P,), {"a, x": TEN, "a, y": TWENTY}, "undecided"),
+    ("fig3_4 15", ("seeds",), 5, "reduced: 5 seeds"),
     ("logistic 8", ("means", APART), [-6.0] * 5, "holds"),
     ("logistic 8", ("means", APART, 4), 0.0, "undecided: less error in means of a logistic"),
     (

@@ -1,4 +1,4 @@
-"""The runs behind FA-LD's Figs. 3 and 4: Bayesian logistic regression on images.
+"""FA-LD's Figs. 3 and 4: Bayesian logistic regression on images (claims 14 and 15).
 
 See arXiv 2112.05120, Sec. 5.3. On MNIST and Fashion-MNIST, the paper has 10 equal clients, batches
 of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, and predictions averaged over all
@@ -13,7 +13,7 @@ images. Warm-up drops samples: runs with and without it are the same runs if the
 size.
 
 A data set takes about 1.7 core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step sizes,
-two seeds) 10 core-minutes.
+two seeds) 10 core-minutes. `--dataset mnist` runs one of the two data sets.
 
 Dimension letters: `K` numbers of local steps.
 """
@@ -32,13 +32,21 @@ from scipy import stats
 
 import fedjax_sim
 from experiments.fald.claims import DOUBT, Found, verdict
-from experiments.harness import Arguments, Sizes, Study, Verdict, reduction, rule, table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    reduction,
+    rule,
+    table,
+    verdict_table,
+)
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.reporting.plots import LABELS, look, styled
-from fedjax_sim.reporting.results import load
-from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
 from fedjax_sim.types import Array, Key, Model, Problem
 
@@ -97,7 +105,7 @@ class FromZero:
 
 
 class ImageRuns(NamedTuple):
-    """The curves of a study with the chosen step sizes, run now or read from a folder."""
+    """The curves of a study with the chosen step sizes."""
 
     curves: dict[str, xr.Dataset]
     """By "DATA, K = ...": metrics with dimensions (step_size, seed, sample); "warm_" stands
@@ -112,28 +120,25 @@ def name_of(data: str, local_steps: int) -> str:
     return f"{data}, K = {local_steps}"
 
 
-def study(arguments: Arguments) -> ImageRuns:
-    """Run everything, or read it from an earlier results folder.
+def run(arguments: Arguments) -> Outcome:
+    """Run the study, draw both figures and judge the claims."""
+    ran = study(arguments)
+    inputs = measure(ran)
+    verdicts = judge(inputs)
+    figures = {
+        f"fig{number}.png": picture(ran, prefix)
+        for number, prefix in zip((3, 4), WARM_UPS, strict=True)
+    }
+    tables = [
+        f"{words}:\n\n{text_of(ran, prefix)}"
+        for words, prefix in zip(("without warm-up", "with warm-up"), WARM_UPS, strict=True)
+    ]
+    text = "\n\n".join([*tables, verdict_table(verdicts)])
+    return Outcome(ran.curves, figures, verdicts, ran.config, text, inputs)
 
-    Raises:
-      ConfigError: If the folder is not from a run of these figures.
-    """
-    if arguments.results is not None:
-        found = load(arguments.results)
-        if not {"chosen", "further"} <= set(found.config):
-            raise ConfigError(
-                "results",
-                arguments.results,
-                "the folder of a run of fald/fig3 or fald/fig4 by this version",
-            )
-        return ImageRuns(
-            found.curves,
-            found.config["chosen"],
-            {
-                name: found.config[name]
-                for name in (*STUDY.full.config(), "chosen", "held_out", "words")
-            },
-        )
+
+def study(arguments: Arguments) -> ImageRuns:
+    """Choose step sizes for each K on held-out images, and run all seeds with them."""
     sizes = STUDY.choose(arguments)
     if arguments.dataset is not None:
         sizes = sizes.replace(datasets=(arguments.dataset,))
@@ -370,9 +375,9 @@ def _cell(values: np.ndarray, metric: str, step_size: float | None) -> str:
     )
 
 
-def measure_worst(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
+def measure_worst(ran: ImageRuns) -> Found:
     """Compare K = 1 with every other K in the eleven panels of both figures that claim 14 names."""
-    steps, values = ran.config["local_steps"], _panels(ran, prefixes)
+    steps, values = ran.config["local_steps"], _panels(ran)
     one = steps.index(1)
     others = [k for k in range(len(steps)) if k != one]
     named = {name: each for name, each in values.items() if name != "fashion_mnist, ece, warm-up"}
@@ -409,9 +414,9 @@ def judge_worst(found: Found) -> Verdict:
     return verdict(14, {**found, "parts": parts}, rule(parts, reduction(found["seeds"])), why)
 
 
-def measure_best(ran: ImageRuns, prefixes: Sequence[str]) -> Found:
+def measure_best(ran: ImageRuns) -> Found:
     """Compare every K with all others in every panel (claim 15)."""
-    steps, values = ran.config["local_steps"], _panels(ran, prefixes)
+    steps, values = ran.config["local_steps"], _panels(ran)
     return {
         "best": {panel: steps[int(each.mean(axis=1).argmax())] for panel, each in values.items()},
         "p that no other is better": {
@@ -440,11 +445,8 @@ def judge_best(found: Found) -> Verdict:
         (data, metric, *warm), (data_2, metric_2, *warm_2) = one.split(", "), other.split(", ")
         if data == data_2 and (warm == warm_2 or metric == metric_2):
             pairs["metric" if warm == warm_2 else "warm-up"].append((one, other))
-    missing = found["words"] or (
-        not pairs["warm-up"] and "runs with and without warm-up have to be compared"
-    )
-    if missing:
-        return verdict(15, found, None, f"not judged: {missing}; {shown}")
+    if found["words"]:
+        return verdict(15, found, None, f"not judged: {found['words']}; {shown}")
     level = DOUBT / sum(len(each) - 1 for each in doubts.values())
     kept = {
         panel: {int(k) for k, p in each.items() if not p <= level} for panel, each in doubts.items()
@@ -467,9 +469,9 @@ def judge_best(found: Found) -> Verdict:
     return verdict(15, measured, rule(parts, reduction(found["seeds"])), why)
 
 
-def measure(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, Found]:
-    """Return the numbers that `judge` needs, of the panels of these prefixes."""
-    return {"worst": measure_worst(ran, prefixes), "best": measure_best(ran, prefixes)}
+def measure(ran: ImageRuns) -> dict[str, Found]:
+    """Return the numbers that `judge` needs."""
+    return {"worst": measure_worst(ran), "best": measure_best(ran)}
 
 
 def judge(inputs: Mapping[str, Found]) -> list[Verdict]:
@@ -481,7 +483,7 @@ def _panel(data: str, metric: str, prefix: str) -> str:
     return f"{data}, {metric}{', warm-up' if prefix else ''}"
 
 
-def _panels(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
+def _panels(ran: ImageRuns) -> dict[str, np.ndarray]:
     """Return last values by panel, signed so that larger is better: `f64[K, seeds]`.
 
     Runs that diverged count as minus infinity.
@@ -491,7 +493,7 @@ def _panels(ran: ImageRuns, prefixes: Sequence[str]) -> dict[str, np.ndarray]:
             sign * scores(ran, data, prefix + metric), nan=-np.inf
         )
         for data in data_of(ran)
-        for prefix in prefixes
+        for prefix in WARM_UPS
         for metric, sign in METRICS.items()
     }
 
