@@ -445,8 +445,11 @@ def judge_best(found: Found) -> Verdict:
         (data, metric, *warm), (data_2, metric_2, *warm_2) = one.split(", "), other.split(", ")
         if data == data_2 and (warm == warm_2 or metric == metric_2):
             pairs["metric" if warm == warm_2 else "warm-up"].append((one, other))
-    if found["words"]:
-        return verdict(15, found, None, f"not judged: {found['words']}; {shown}")
+    missing = found["words"] or (
+        not pairs["warm-up"] and "runs with and without warm-up have to be compared"
+    )
+    if missing:
+        return verdict(15, found, None, f"not judged: {missing}; {shown}")
     level = DOUBT / sum(len(each) - 1 for each in doubts.values())
     kept = {
         panel: {int(k) for k, p in each.items() if not p <= level} for panel, each in doubts.items()

@@ -43,7 +43,7 @@ OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
 MOST_PICTURES = 6
 """Pictures kept of an experiment."""
-MOST_BYTES = 150_000
+MOST_BYTES = 300_000
 """Size of an entry up to which the arrays of its pictures are kept."""
 
 

@@ -85,6 +85,16 @@ def test_results_stay_small() -> None:
     assert {ledger.file_of(ledger.name_of(entry)) for entry in ENTRIES} == set(files)
 
 
+def test_every_picture_has_its_arrays() -> None:
+    kept = {
+        ledger.picture_of(ledger.name_of(entry), file)
+        for entry in ENTRIES
+        for file, panels in entry["pictures"].items()
+        if panels
+    }
+    assert kept == {file.name for file in ledger.FIGURES.iterdir()}
+
+
 class _Page(HTMLParser):
     """Counts tags, and collects what a page loads."""
 
