@@ -278,7 +278,13 @@ CLAIMS = Claims(
     },
     exact=(4, 5, 9, 24),
     algebra=(2, 3, 27),
-    pictures={"sample_path": (1, 2, 3), "corollary": (8,), "best_sync_time": (25,)},
+    pictures={
+        "sample_path": (1, 2, 3),
+        "corollary": (8,),
+        "order_groups": (19,),
+        "order_sizes": (20,),
+        "best_sync_time": (25,),
+    },
     stated={
         11: "curves only: ragged early, smooth late",
         12: "curves only: the small group gains much, the large one is near its accuracy alone",
