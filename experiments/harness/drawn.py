@@ -1,4 +1,4 @@
-"""The arrays behind a picture, read from its panels: lines, error bars, cells, bars, dots.
+"""The arrays behind a picture, read from its panels: lines, error bars, bands, cells, bars, dots.
 
 They are committed with the results, so that the numbers of a picture can be used without its run.
 """
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
+from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
 MOST_POINTS = 120
 """Points kept of a line with a label, and of dots."""
 FEW_POINTS = 30
-"""Points kept of a line without a label: a single seed, or the edge of a band."""
+"""Points kept of a band, and of a line without a label: a single seed, or the edge of a band."""
 MOST_UNNAMED = 40
 """Lines without a label kept of a panel."""
 MOST_CELLS = 4000
@@ -27,6 +27,7 @@ def arrays_of(figure: Figure) -> list[dict[str, Any]]:
     Each has the "title" and the labels of the axes, "x" and "y". Where there are some, it has
 
     - "lines", those with a label first: "label", "x", "y", and "error", half of the error bars;
+    - "bands" between two lines: "x", "low", "high";
     - "cells" of heat maps: "values" `[rows, columns]`, NaN where one is left white, and what is
       written at the "rows" and "columns";
     - "bars": "label", and "x", "y", "width" and "height" of each;
@@ -41,6 +42,7 @@ def arrays_of(figure: Figure) -> list[dict[str, Any]]:
     for axes in figure.axes:
         found = {
             "lines": _lines(axes),
+            "bands": _bands(axes),
             "cells": [] if _is_color_bar(axes) else _cells(axes),
             "bars": _bars(axes),
             "dots": _dots(axes),
@@ -80,6 +82,18 @@ def _with_errors(drawn: ErrorbarContainer) -> dict[str, Any]:
     label = str(drawn.get_label())
     halves = [np.ptp(np.asarray(each.vertices)[:, 1]) / 2 for each in bars[-1].get_paths()]
     return _line("" if label.startswith("_") else label, *line.get_data(), error=halves)
+
+
+def _bands(axes: Axes) -> list[dict[str, Any]]:
+    found = []
+    for each in axes.collections:
+        if isinstance(each, PolyCollection) and each.get_paths():
+            points = np.concatenate([np.asarray(path.vertices) for path in each.get_paths()])
+            x = np.unique(points[:, 0])
+            edges = [points[points[:, 0] == at, 1] for at in x]
+            line = _line("", x, [np.min(y) for y in edges], high=[np.max(y) for y in edges])
+            found.append({"x": line["x"], "low": line["y"], "high": line["high"]})
+    return found
 
 
 def _cells(axes: Axes) -> list[dict[str, Any]]:

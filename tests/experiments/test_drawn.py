@@ -49,6 +49,21 @@ def test_a_bar_of_unknown_length_is_not_a_number() -> None:
     np.testing.assert_array_equal(line["y"], [5, 6, np.nan])
 
 
+@pytest.mark.parametrize("step", [None, "post"])
+def test_bands_are_kept_by_their_edges(step: str | None) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.fill_between([1, 2, 3], [0, 1, 2], [5, 7, 9], step=step)
+    axes.fill_between([1, 2], [np.nan, np.nan], [1, 1])
+    axes.fill_between(range(1000), 0, 1)
+    axes.contour(np.eye(3))
+    ((band, long),) = (panel["bands"] for panel in arrays_of(figure))
+    assert band["x"] == [1, 2, 3] and (band["low"][0], band["high"][-1]) == (0, 9)
+    if step is None:
+        assert band["low"] == [0, 1, 2] and band["high"] == [5, 7, 9]
+    assert len(long["x"]) == drawn.FEW_POINTS and long["x"][-1] == 999
+
+
 def test_cells_of_heat_maps_keep_their_settings_and_white_ones() -> None:
     values = np.array([[1.5, np.nan, 3], [4, 5, 6]])
     panel = xr.DataArray(values, {"lr": [0.1, 1.0], "S": ["a", "b", "c"]}, ("lr", "S"))
