@@ -243,6 +243,8 @@ CLAIMS = Claims(
     algebra=(5, 8, 14),
     pictures={
         "floors": (9,),
+        "alpha": (11,),
+        "inner": (13,),
         "toy_b": (12,),
         "participation": (15,),
         "blocks": (16,),
