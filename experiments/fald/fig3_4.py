@@ -12,8 +12,8 @@ out for this purpose alone, from runs of one seed with as many rounds; final run
 images. Warm-up drops samples: runs with and without it are the same runs if they have the same step
 size.
 
-A data set takes about 1.7 core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step sizes,
-two seeds) 10 core-minutes. `--dataset mnist` runs one of the two data sets.
+A data set takes two to four core-hours, and `--reduced` (300 rounds, 100 of warm-up, four step
+sizes, two seeds) 10 core-minutes. `--dataset mnist` runs one of the two data sets.
 
 Dimension letters: `K` numbers of local steps.
 """
