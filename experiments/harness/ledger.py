@@ -43,8 +43,8 @@ OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
 MOST_PICTURES = 6
 """Pictures kept of an experiment."""
-MOST_BYTES = 300_000
-"""Size of an entry up to which the arrays of its pictures are kept."""
+MOST_BYTES = 320_000
+"""Size of a committed entry up to which the arrays of its pictures are kept."""
 
 
 class Cost(NamedTuple):
@@ -114,7 +114,7 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
         "pictures": dict(list(pictures.items())[:MOST_PICTURES]),
     }
     entry = rounded(json.loads(to_json(entry)))
-    if len(to_json(entry)) > MOST_BYTES:
+    if len(compact(entry)) > MOST_BYTES:
         entry["pictures"] = {file: [] for file in entry["pictures"]}
     return entry
 
