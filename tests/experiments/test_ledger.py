@@ -6,9 +6,22 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from experiments.harness import Interval, Ruling, Sample, ledger, main, page, report, rule
+from experiments.harness import (
+    Arguments,
+    Interval,
+    Outcome,
+    Ruling,
+    Sample,
+    ledger,
+    main,
+    page,
+    report,
+    rule,
+)
 from experiments.harness.claims import KINDS, Verdict
 from experiments.harness.statistics import (
     VERDICTS,
@@ -93,6 +106,20 @@ def test_every_picture_has_its_arrays() -> None:
         if panels
     }
     assert kept == {file.name for file in ledger.FIGURES.iterdir()}
+
+
+@pytest.mark.parametrize(("lines", "is_kept"), [(150, True), (220, False)])
+def test_arrays_are_kept_up_to_a_size_as_committed(lines: int, is_kept: bool) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    for number, y in enumerate(np.random.default_rng(0).random((lines, 120))):
+        axes.plot(y, label=str(number))
+    outcome = Outcome({}, {"it.png": figure}, [], {}, "")
+    entry = ledger.entry_of("fald/fig1", Arguments(), outcome, ledger.Cost(1, 1))
+    assert bool(entry["pictures"]["it.png"]) == is_kept
+    if is_kept:
+        size = len(ledger.compact(entry))
+        assert 0.7 * ledger.MOST_BYTES < size <= ledger.MOST_BYTES < len(to_json(entry))
 
 
 class _Page(HTMLParser):
