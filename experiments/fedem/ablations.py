@@ -666,7 +666,10 @@ def inner_study(sizes: Sizes) -> Ablation:
         "seeds": len(powers),
     }
     lines = {
-        name: (data.epochs.values[0], data.mean_field.values.mean(axis=0))
+        name.replace("k_in", "$k_{in}$"): (
+            data.epochs.values[0],
+            data.mean_field.values.mean(axis=0),
+        )
         for name, data in curves.items()
     }
     shown = table(["m", "k_in", "gamma", "E-steps per client"], rows)
