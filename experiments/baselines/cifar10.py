@@ -5,6 +5,8 @@ and `PatchNet`, whose local step costs two fifths of LeNet-5's on a CPU. The pro
 `experiments.harness.comparison`; no claim of a paper is judged.
 """
 
+from collections.abc import Callable
+
 from flax import linen as nn
 
 from experiments.baselines.setup import BOTH, ONE, RATES, Comparison, compare
@@ -12,7 +14,7 @@ from experiments.favano.setup import CIFAR10
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import models
 from fedjax_sim.models import convolution
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Model
 
 
 class PatchNet(nn.Module):
@@ -85,7 +87,13 @@ COMPARISON = Comparison(
 )
 
 
+def network_of(arguments: Arguments) -> Callable[[int], Model]:
+    """Return the network of a size. LeNet-5 does not fit into the 8x8 images of a smoke run."""
+    if arguments.smoke:
+        return models.SmallCNN
+    return PatchNet if arguments.reduced else COMPARISON.network
+
+
 def run(arguments: Arguments) -> Outcome:
     """Tune and compare all methods."""
-    network = PatchNet if arguments.reduced else COMPARISON.network
-    return compare(COMPARISON._replace(network=network), arguments)
+    return compare(COMPARISON._replace(network=network_of(arguments)), arguments)

@@ -49,9 +49,13 @@ def arrays_of(figure: Figure) -> list[dict[str, Any]]:
         }
         found = {name: content for name, content in found.items() if content}
         if found:
-            about = {"title": axes.get_title(), "x": axes.get_xlabel(), "y": axes.get_ylabel()}
+            about = {"title": _title(axes), "x": axes.get_xlabel(), "y": axes.get_ylabel()}
             panels.append(about | found)
     return panels
+
+
+def _title(axes: Axes) -> str:
+    return "".join(axes.get_title(place) for place in ("left", "center", "right"))
 
 
 def _lines(axes: Axes) -> list[dict[str, Any]]:

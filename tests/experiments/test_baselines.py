@@ -5,8 +5,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 import xarray as xr
 
+from experiments.baselines import cifar10
 from experiments.baselines.cifar10 import PatchNet
 from experiments.baselines.mnist import COMPARISON
 from experiments.baselines.setup import (
@@ -17,6 +19,7 @@ from experiments.baselines.setup import (
     families_figure,
     standard_algorithms,
 )
+from experiments.harness import Arguments
 from fedjax_sim.cli.comparison import MAIN_JOB
 from fedjax_sim.cli.defaults import DEFAULTS
 from fedjax_sim.settings import check
@@ -74,6 +77,25 @@ def test_the_small_network_of_the_reduced_size() -> None:
     )
     assert logits.shape == (7, 10)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_834
+
+
+@pytest.mark.parametrize(
+    ("arguments", "image"),
+    [
+        (Arguments(smoke=True), (8, 8, 1)),
+        (Arguments(reduced=True), (32, 32, 3)),
+        (Arguments(), (32, 32, 3)),
+    ],
+)
+def test_the_network_of_each_size_takes_its_images(
+    arguments: Arguments, image: tuple[int, ...]
+) -> None:
+    (logits, _) = jax.eval_shape(
+        cifar10.network_of(arguments)(10).init_with_output,
+        jax.eval_shape(lambda: jax.random.key(0)),
+        jax.ShapeDtypeStruct((7, *image), "float32"),
+    )
+    assert logits.shape == (7, 10)
 
 
 def test_families_of_methods_have_a_panel_each() -> None:

@@ -1,5 +1,7 @@
 """The arrays that are kept of a picture are those that it shows."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -27,6 +29,21 @@ def test_lines_with_a_label_come_first_and_are_thinned_least() -> None:
     for _ in range(2 * drawn.MOST_UNNAMED):
         axes.plot([0, 1], [0, 1])
     assert len(arrays_of(figure)[0]["lines"]) == 1 + drawn.MOST_UNNAMED
+
+
+@pytest.mark.parametrize("place", ["left", "center", "right"])
+def test_a_panel_has_its_title_wherever_it_is(place: Literal["left", "center", "right"]) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1])
+    axes.set_title("one", loc=place)
+    assert [panel["title"] for panel in arrays_of(figure)] == ["one"]
+
+
+def test_panels_of_heat_maps_keep_their_names() -> None:
+    panels = {name: xr.DataArray(np.eye(2), dims=("rule", "T")) for name in ("E = 1", "E = 5")}
+    figure = heat_maps(panels, title="", label="points", across="T", limits=(0, 1))
+    assert [panel["title"] for panel in arrays_of(figure)] == list(panels)
 
 
 def test_error_bars_are_half_lengths_of_the_same_line() -> None:
