@@ -336,6 +336,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     models = panels.ran[10].first.models[0].astype(float)
     samples = models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
     goal = oracle.target_law(clients[sizes.alphas[0]])
+    variances = np.diag(goal.covariance)
     match = _densities(fourth, fifth, samples, goal)
     p_value = same_law(models[:, -1], goal)
     header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]
@@ -356,6 +357,8 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     text = "\n\n".join(
         [
             table(header, rows),
+            f"target of panels d and e: means {goal.mean[0]:.4g} and {goal.mean[1]:.4g}, variances "
+            f"{variances[0]:.4g} and {variances[1]:.4g}, covariance {goal.covariance[0, 1]:.4g}",
             f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: "
             f"at most {FLOOR:g} asked for); last models "
             f"of the chains and exact draws: p = {p_value:.3g} that they have one law",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.collections import PathCollection, PolyCollection, QuadMesh
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def arrays_of(figure: Figure) -> list[dict[str, Any]]:
     - "lines", those with a label first: "label", "x", "y", and "error", half of the error bars;
     - "bands" between two lines: "x", "low", "high";
     - "cells" of heat maps: "values" `[rows, columns]`, NaN where one is left white, and what is
-      written at the "rows" and "columns";
+      written at the "rows" and "columns", or the edges "x" and "y" of a histogram's cells;
     - "bars": "label", and "x", "y", "width" and "height" of each;
     - "dots": "label", "x", "y".
 
@@ -107,11 +107,19 @@ def _cells(axes: Axes) -> list[dict[str, Any]]:
     images: list[np.ndarray] = [
         np.ma.filled(np.ma.asarray(each.get_array(), float), np.nan) for each in axes.images
     ]
-    return [
+    found = [
         {"values": image.tolist(), "rows": rows, "columns": columns}
         for image in images
         if image.ndim == 2 and image.size <= MOST_CELLS
     ]
+    for each in axes.collections:
+        if isinstance(each, QuadMesh):
+            x, y = np.moveaxis(np.asarray(each.get_coordinates()), -1, 0)
+            values = np.reshape(np.asarray(each.get_array()), (x.shape[0] - 1, x.shape[1] - 1))
+            if values.size <= MOST_CELLS:
+                edges = {"x": x[0].tolist(), "y": y[:, 0].tolist()}
+                found.append({"values": values.tolist(), **edges})
+    return found
 
 
 def _bars(axes: Axes) -> list[dict[str, Any]]:

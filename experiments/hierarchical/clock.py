@@ -237,14 +237,8 @@ def sample_path() -> Figure:
         longest = max(ends)
         for i, end in enumerate(ends):
             axes.barh(i, longest - end, 0.5, begin + end, label="waiting", color="#DDDDDD")
-        axes.vlines(
-            begin + sync_time,
-            -0.5,
-            1.5,
-            color="black",
-            linestyle=":",
-            label="S after the beginning",
-        )
+        at = begin + sync_time
+        axes.plot([at, at], [-0.5, 1.5], "k:", label="S after the beginning")
         exchange = delays.global_shift + random.exponential(delays.global_mean_exp)
         style = {"color": COLORS[1], "hatch": HATCHES[1], "label": "exchange"} | edge
         axes.barh([0, 1], exchange, 0.5, begin + longest, **style)

@@ -46,6 +46,20 @@ def test_panels_of_heat_maps_keep_their_names() -> None:
     assert [panel["title"] for panel in arrays_of(figure)] == list(panels)
 
 
+def test_a_histogram_has_its_counts_and_the_edges_of_its_cells() -> None:
+    """Rows are of y, and what is too large is left out."""
+    x, y = np.random.default_rng(0).normal(size=(2, 100))
+    figure = Figure()
+    small, large = figure.subplots(1, 2)
+    counts, *edges, _ = small.hist2d(x, y, bins=(3, 5))
+    large.hist2d(x, y, bins=100)
+    (panel,) = arrays_of(figure)
+    (cells,) = panel["cells"]
+    np.testing.assert_array_equal(cells["values"], counts.T)
+    np.testing.assert_array_equal(cells["x"], edges[0])
+    np.testing.assert_array_equal(cells["y"], edges[1])
+
+
 def test_error_bars_are_half_lengths_of_the_same_line() -> None:
     figure = Figure()
     axes = figure.subplots()

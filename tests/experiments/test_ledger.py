@@ -108,6 +108,14 @@ def test_every_picture_has_its_arrays() -> None:
     assert kept == {file.name for file in ledger.FIGURES.iterdir()}
 
 
+def test_panels_of_a_picture_are_told_apart() -> None:
+    """By their titles or by the labels of their axes."""
+    for entry in ENTRIES:
+        for file, panels in entry["pictures"].items():
+            names = {(each["title"], each["x"], each["y"]) for each in panels}
+            assert len(names) == len(panels), (ledger.name_of(entry), file)
+
+
 @pytest.mark.parametrize(("lines", "is_kept"), [(150, True), (220, False)])
 def test_arrays_are_kept_up_to_a_size_as_committed(lines: int, is_kept: bool) -> None:
     figure = Figure()
