@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection, PolyCollection, QuadMesh
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 MOST_POINTS = 120
 """Points kept of a line with a label, and of dots."""
@@ -104,22 +105,21 @@ def _cells(axes: Axes) -> list[dict[str, Any]]:
     columns, rows = (
         [label.get_text() for label in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)
     )
-    images: list[np.ndarray] = [
-        np.ma.filled(np.ma.asarray(each.get_array(), float), np.nan) for each in axes.images
-    ]
-    found = [
-        {"values": image.tolist(), "rows": rows, "columns": columns}
-        for image in images
-        if image.ndim == 2 and image.size <= MOST_CELLS
-    ]
+    found = [(_filled(each), {"rows": rows, "columns": columns}) for each in axes.images]
     for each in axes.collections:
         if isinstance(each, QuadMesh):
             x, y = np.moveaxis(np.asarray(each.get_coordinates()), -1, 0)
-            values = np.reshape(np.asarray(each.get_array()), (x.shape[0] - 1, x.shape[1] - 1))
-            if values.size <= MOST_CELLS:
-                edges = {"x": x[0].tolist(), "y": y[:, 0].tolist()}
-                found.append({"values": values.tolist(), **edges})
-    return found
+            found.append((_filled(each), {"x": x[0].tolist(), "y": y[:, 0].tolist()}))
+    return [
+        {"values": values.tolist(), **about}
+        for values, about in found
+        if values.ndim == 2 and values.size <= MOST_CELLS
+    ]
+
+
+def _filled(drawn: AxesImage | QuadMesh) -> np.ndarray:
+    """Return the values of cells, NaN where one is left white."""
+    return np.ma.filled(np.ma.asarray(drawn.get_array(), float), np.nan)
 
 
 def _bars(axes: Axes) -> list[dict[str, Any]]:
