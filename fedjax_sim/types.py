@@ -18,13 +18,16 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_ch
 
 import jax
 
+from fedjax_sim.events import EMPTY as EMPTY
+from fedjax_sim.events import Event as Event
+from fedjax_sim.events import Facts as Facts
+from fedjax_sim.events import Leaf as Leaf
+
 Key = jax.Array
 """One typed JAX random key."""
 Array = jax.Array
 Params = Any
 """A pytree of arrays: one model."""
-Leaf = Any
-"""An array that is a JAX array on the device and a NumPy array on the host."""
 
 HyperT = TypeVar("HyperT")
 """A system's settings: a struct made by `fedjax_sim.settings.struct`."""
@@ -32,12 +35,6 @@ StateT = TypeVar("StateT")
 """What an algorithm carries from tick to tick: a pytree."""
 InfoT = TypeVar("InfoT")
 """What an algorithm reports of one tick: a NamedTuple of numbers."""
-
-EMPTY = -1
-"""Client number of an empty slot.
-
-A slot with zero local steps is not empty: a FAVANO client that finished no step still reports.
-"""
 
 
 class Timeline(NamedTuple):
@@ -65,42 +62,15 @@ class Timeline(NamedTuple):
     holds: Leaf
 
 
-class Event(NamedTuple):
-    """One tick of a timeline as `Algorithm.step` receives it.
-
-    The host adds to the timeline what it can only know from the whole schedule: each client's
-    position in its stream of mini-batches, and rows of the store of old server models.
-
-    Attributes:
-      tick: `i32[]`, number of server actions before this one.
-      clients: `i32[S]`, as in `Timeline`.
-      steps: `i32[S]`, as in `Timeline`.
-      version: `i32[S]`, as in `Timeline`.
-      weight: `f[S]`, as in `Timeline`; 64 bits where these are enabled.
-      offset: `i32[S]`, local steps that the client delivered before these.
-      read: `i32[S]`, row of the store that holds the server model of `version`.
-      write: `i32[]`, row of the store for the server model that this tick makes; a scratch row if
-        no client starts from that model.
-    """
-
-    tick: Leaf
-    clients: Leaf
-    steps: Leaf
-    version: Leaf
-    weight: Leaf
-    offset: Leaf
-    read: Leaf
-    write: Leaf
-
-
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 """Precisions of matrix products on accelerators; CPUs always compute in the type of the arrays."""
 
 
 class Plan(NamedTuple):
-    """Static facts that the host derives from the timelines before compiling.
+    """How the machine is used, fixed by the host before compiling.
 
-    Algorithms pass the plan on to the shared parts and do not look inside.
+    Algorithms pass the plan on to the shared parts and do not look inside. What is known of the
+    schedule travels with each event, see `fedjax_sim.events.Facts`.
 
     Attributes:
       rows: Rows of the store of old server models: as many as are needed at one time, and one
@@ -112,15 +82,10 @@ class Plan(NamedTuple):
       client_devices: Devices of the mesh axis "clients", over which the slots of a tick are split.
       family_size: Lanes of one family that are batched by `vmap` (axis name "family"); see
         `fedjax_sim.engine.lanes`.
-      most_steps: The most local steps of a slot at any tick; None if that is not known.
-      same_steps: Whether every slot does `most_steps` steps at every tick.
-      static_trips: Whether every slot's loop makes `most_steps` trips, the later ones masked, so
-        that an accelerator need not ask the host how often to repeat it.
-      all_filled: Whether no slot is ever empty.
+      static_trips: Whether every slot's loop makes as many trips as the longest slot of any tick
+        needs, if that is known, the later ones masked, so that an accelerator need not ask the host
+        how often to repeat it.
       narrow: Matrices of parameters with at most so many columns are transposed during local steps.
-      packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
-        are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
-      lane_rows: The same for a lane that shares no rows with others.
     """
 
     rows: int = 1
@@ -128,24 +93,25 @@ class Plan(NamedTuple):
     lanes_at_once: bool = False
     client_devices: int = 1
     family_size: int = 1
-    most_steps: int | None = None
-    same_steps: bool = False
     static_trips: bool = False
-    all_filled: bool = False
     narrow: int = 0
-    packed_rows: int = 0
-    lane_rows: int = 0
 
-    @property
-    def trips(self) -> int | None:
-        """The trips of every slot's loop of local steps; None if these are counted at each tick."""
-        return self.most_steps if self.same_steps or self.static_trips else None
+    def trips(self, facts: Facts) -> int | None:
+        """Return the trips of every slot's loop of local steps; None if each tick counts them.
 
-    @property
-    def is_masked(self) -> bool:
-        """Whether a slot's loop may make more trips than the slot has steps."""
+        Args:
+          facts: What is known of the event.
+        """
+        return facts.most_steps if facts.same_steps or self.static_trips else None
+
+    def is_masked(self, facts: Facts) -> bool:
+        """Tell whether a slot's loop may make more trips than the slot has steps.
+
+        Args:
+          facts: What is known of the event.
+        """
         runs_alone = self.slots_at_once == 1 and not self.lanes_at_once and self.family_size == 1
-        return not self.same_steps and (self.static_trips or not runs_alone)
+        return not facts.same_steps and (self.trips(facts) is not None or not runs_alone)
 
 
 class Algorithm(NamedTuple, Generic[StateT, InfoT]):
@@ -158,7 +124,8 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
     Attributes:
       init: From a key to the initial state.
       step: From key, state and event to the next state and the tick's `Info`, whose fields are
-        numbers that the engine sums between two evaluations.
+        numbers that the engine sums between two evaluations. A step that changes the clients or the
+        steps of its event reports the changed event in the field `event`, as `Work` does.
       model: From a state to the model that is evaluated, sampled and returned.
       metrics: From a state to further metrics, named as those of `Problem.evaluate`.
       client_models: From a state to models that clients hold, leaves `[M, ...]`, and how many
@@ -182,10 +149,27 @@ class Work(NamedTuple):
     Attributes:
       executed: `i32[]`, evaluations that the program ran, masked ones included.
       needed: `i32[]`, evaluations that the algorithm asked for.
+      event: The event that was worked on if a step has changed who takes part or how many steps
+        they do, otherwise (). The schedule that a run returns, and the messages and local steps
+        that it counts, are then those that happened.
     """
 
     executed: Array
     needed: Array
+    event: Event | tuple[()] = ()
+
+    def and_more(self, *others: "Work", times: int = 1) -> "Work":
+        """Add further evaluations within the tick.
+
+        Args:
+          others: Them.
+          times: How often each of the first evaluations counts.
+        """
+        executed, needed = (
+            times * first + sum(more)
+            for first, *more in zip(self[:2], *(other[:2] for other in others), strict=True)
+        )
+        return Work(executed, needed, self.event)
 
 
 @runtime_checkable

@@ -69,7 +69,9 @@ def frozen_training(
 
         def frozen(*slot: Any) -> Training:
             optimizer = optax.GradientTransformation(lambda y: (), step_with)
-            return training(key, *slot)._replace(optimizer=optimizer, is_elementwise=False)
+            return training(key, event.facts, *slot)._replace(
+                optimizer=optimizer, is_elementwise=False
+            )
 
         return local_steps(plan, event, frozen, start=start)
 

@@ -113,15 +113,17 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         num_phi = 1 if subtracted is None else 2
         if is_full is False:
             means, batches = over_batches(key, event, natural, works, subtracted)
-            return means, Work(num_phi * size * batches, num_phi * size * works.sum())
+            return means, Work(
+                num_phi * size * batches, num_phi * size * works.sum(), event.changed
+            )
         of_all = jnp.where(works, problem.counts[clients], 0)
         if is_full is True:
             means, pieces = over_all(clients, natural, works)
-            return means, Work(size * pieces, of_all.sum())
+            return means, Work(size * pieces, of_all.sum(), event.changed)
         of_batch, batches = over_batches(key, event, natural, works & ~is_full, subtracted)
         of_pass, pieces = over_all(clients, natural, works & is_full)
         needed = jnp.where(is_full, of_all.sum(), num_phi * size * works.sum())
-        return of_batch + of_pass, Work(size * (num_phi * batches + pieces), needed)
+        return of_batch + of_pass, Work(size * (num_phi * batches + pieces), needed, event.changed)
 
     def over_batches(
         key: Key, event: Event, natural: Array, works: Array, subtracted: Array | None

@@ -22,7 +22,7 @@ from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
-from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Problem, Work
 
 Direction = Callable[..., Params]
 """What a local step follows in place of the gradient g, for each number of the model alone.
@@ -142,7 +142,8 @@ def local_training(
         extras: Any = (),
         total: Total | None = None,
     ) -> tuple[Params, Work]:
-        of_slot, models = partial(training, key), {"start": start, "starts": starts}
+        of_slot = partial(training, key, event.facts)
+        models = {"start": start, "starts": starts}
         return local_steps(plan, event, of_slot, **models, extras=extras, total=total)
 
     return train
@@ -157,7 +158,7 @@ def training_of(
     direction: Direction | None = None,
     proximal: Array | float | None = None,
 ) -> Callable[..., Training]:
-    """Return a function from key, start, client, offset and extras to a slot's training.
+    """Return a function from key, facts, start, client, offset and extras to a slot's training.
 
     The arguments are those of `local_training`.
 
@@ -169,9 +170,6 @@ def training_of(
       direction: As in `local_training`.
       proximal: As in `local_training`.
     """
-    gradient_of = gradient or partial(
-        batch_gradient, most_steps=plan.most_steps, is_alone=plan.packed_rows > 0
-    )
 
     def followed(slope: Params, model: Params, q: Array, start: Params, *extras: Any) -> Params:
         if direction is not None:
@@ -180,9 +178,14 @@ def training_of(
             slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
         return slope
 
-    def training(key: Key, start: Params, client: Array, offset: Array, *extras: Any) -> Training:
-        of_client = extras if gradient is not None else ()
-        slope = gradient_of(problem, hyper, key, client, offset, *of_client)
+    def training(
+        key: Key, facts: Facts, start: Params, client: Array, offset: Array, *extras: Any
+    ) -> Training:
+        if gradient is not None:
+            slope = gradient(problem, hyper, key, client, offset, *extras)
+        else:
+            known = {"most_steps": facts.most_steps, "is_alone": facts.packed_rows > 0}
+            slope = batch_gradient(problem, hyper, key, client, offset, **known)
         optimizer = hyper.local_optimizer()
         is_elementwise = hyper.optimizer in ELEMENTWISE
         if direction is None and proximal is None:
@@ -251,10 +254,12 @@ def lasting_steps(
       The models reached or the sum, the states after the steps, None if they start afresh, and
       the gradient evaluations spent.
     """
-    num_slots = event.clients.shape[0]
+    num_slots, facts = event.clients.shape[0], event.facts
     chex.assert_shape((event.steps, event.offset), (num_slots,))
+    if not (facts.is_drawn or facts.all_filled):
+        event = event.tidied()
     # Slots that run one after another read the common start where it is.
-    if starts is None and (plan.slots_at_once > 1 or plan.packed_rows):
+    if starts is None and (plan.slots_at_once > 1 or facts.packed_rows):
         starts = replicate(start, num_slots)
     chex.assert_tree_shape_prefix((starts, extras, states), (num_slots,))
     common = start
@@ -303,27 +308,27 @@ def lasting_steps(
         first, step = begin(*inputs)
 
         def trip(q: Array, local: _Local) -> _Local:
-            return step(q, local, q < steps if plan.is_masked else None)
+            return step(q, local, q < steps if plan.is_masked(facts) else None)
 
         last = jax.lax.fori_loop(0, trips, trip, first)
         last = last if states is not None else last.replace(state=())
         return last if total is None else (summand(last.model, first.model), last.replace(model=()))
 
     # An empty slot has no steps; its client number only has to be valid.
-    clients = event.clients if plan.all_filled else jnp.maximum(event.clients, 0)
+    clients = event.clients if facts.all_filled else jnp.maximum(event.clients, 0)
     slots = (starts, clients, event.offset, extras, states)
-    if plan.packed_rows:
-        ends, executed = _in_rows(begin, plan, event.steps, *slots)
+    if facts.packed_rows:
+        ends, executed = _in_rows(begin, plan, facts, event.steps, *slots)
         if total is not None:
             each = summand(ends.model, turn(starts, ends.are_turned))
             ends = ends.replace(model=weighted_sum(total.weights, each))
     else:
         weights = None if total is None else total.weights
         found, executed = map_slots(
-            slot, plan, event.steps, event.steps, *slots, trips=plan.trips, weights=weights
+            slot, plan, event.steps, event.steps, *slots, trips=plan.trips(facts), weights=weights
         )
         ends = found if total is None else found[1].replace(model=found[0])
-    work = Work(executed, event.steps.sum())
+    work = Work(executed, event.steps.sum(), event.changed)
     after = None if states is None else turn(ends.state, ends.are_states_turned)
     return turn(ends.model, ends.are_turned), after, work
 
@@ -345,16 +350,16 @@ class _Local(pytrees.PyTreeNode):
 
 
 def _in_rows(
-    begin: Callable[..., tuple[_Local, Any]], plan: Plan, steps: Array, *slots: Any
+    begin: Callable[..., tuple[_Local, Any]], plan: Plan, facts: Facts, steps: Array, *slots: Any
 ) -> tuple[_Local, Array]:
     """Run the steps of all slots laid end to end. Results are those of `map_slots`."""
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
         return split_over_devices(
-            lambda _, *here: _in_rows(begin, alone, *here), plan, steps, *slots
+            lambda _, *here: _in_rows(begin, alone, facts, *here), plan, steps, *slots
         )
-    if plan.most_steps is None:
-        raise ValueError("Rows have the length `most_steps`, which the plan does not have.")
-    rows = Rows(max(1, plan.most_steps), plan.packed_rows, plan.lane_rows)
+    if facts.most_steps is None:
+        raise ValueError("Rows have the length `most_steps`, which is not known.")
+    rows = Rows(max(1, facts.most_steps), facts.packed_rows, facts.lane_rows)
     ends, executed = run_in_rows(begin, rows, steps, *slots)
     return ends, executed.sum()

@@ -110,7 +110,7 @@ def lasting_training(
         extras: Any = (),
         total: Total | None = None,
     ) -> tuple[Params, Any, Work]:
-        of_slot = partial(training, key)
+        of_slot = partial(training, key, event.facts)
         if hyper.optimizer_state == "fresh":
             ends, work = local_steps(plan, event, of_slot, start=start, extras=extras, total=total)
             return ends, (), work

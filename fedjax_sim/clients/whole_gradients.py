@@ -125,7 +125,7 @@ def gradients_at(problem: Any, hyper: LocalTraining, plan: Plan, *, is_exact: bo
             nothing = jax.tree.map(jnp.zeros_like, model)
             return jax.lax.fori_loop(0, trips, gradient, nothing) if is_counted else gradient(0, ())
 
-        is_counted = plan.trips is None
+        is_counted = plan.trips(event.facts) is None
         clients, steps = jnp.maximum(event.clients, 0), is_present.astype("int32")
         slots = (clients, event.offset)
         slopes, taken = map_slots(slot, plan, steps, *slots, trips=None if is_counted else 1)

@@ -54,8 +54,8 @@ def replay_schedule(
     with contextlib.nullcontext() if checkpoint is None else deferring_stops():
         while done < replay.num_evals * per_eval and seen.is_running.any():
             end, began = pace.end_after(done), time.monotonic()
-            carries, (observed, info) = replay.advance(carries, done, end, seen.is_running)
-            seen.add(info._asdict(), done // per_eval)
+            carries, (observed, counted) = replay.advance(carries, done, end, seen.is_running)
+            seen.add(counted, done // per_eval)
             if end % per_eval == 0:
                 seen.put(observed, 1 + done // per_eval)
             pace.note(done, end, time.monotonic() - began)
@@ -158,7 +158,7 @@ class _Seen:
                 into[running, at : at + value.shape[1]] = fetched[running]
 
     def add(self, infos: dict[str, Array], at: int) -> None:
-        """Add what evaluations from number `at` on have counted. Leaves `[>= L, C]`."""
+        """Add what evaluations from number `at` on have counted. Leaves `[>= L, C, ...]`."""
         for name, value in infos.items():
             into = self._into("info", name, value)
             into[:, at : at + value.shape[1]] += processes.fetch(value)[self._place_of]

@@ -74,9 +74,9 @@ class Part(NamedTuple):
         for kind, each in leaves.items():
             arrays |= {f"{kind}:{i}": leaf for i, leaf in enumerate(each)}
         # Lanes with the same schedule have the same timeline.
-        distinct = {id(timeline.time): timeline for timeline in self.timelines}
+        distinct = {id(timeline): timeline for timeline in self.timelines}
         number = {key: i for i, key in enumerate(distinct)}
-        arrays["row"] = np.array([number[id(timeline.time)] for timeline in self.timelines])
+        arrays["row"] = np.array([number[id(timeline)] for timeline in self.timelines])
         for i, timeline in enumerate(distinct.values()):
             for name, leaf in timeline._asdict().items():
                 # What is the same at all ticks takes the room of one tick.
@@ -342,7 +342,8 @@ def collapsed_at(metrics: Mapping[str, np.ndarray], chance: Mapping[str, float])
 def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Compute the mean and the largest staleness of the work that each schedule received.
 
-    Staleness is in server versions. Returns `f64[D]` and `i64[D]`.
+    Staleness is in server versions. Returns `f64[D]`, nan where nothing was received, and
+    `i64[D]`.
     """
     stored = schedule.stored
     staleness = np.where(stored.clients != EMPTY, stored.staleness, 0)
@@ -350,4 +351,6 @@ def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
     largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
     num = schedule.shape[0]
-    return total / schedule.messages[:, -1], np.broadcast_to(largest, num)
+    messages = schedule.messages[:, -1]
+    mean = np.where(messages > 0, total / np.maximum(messages, 1), np.nan)
+    return mean, np.broadcast_to(largest, num)

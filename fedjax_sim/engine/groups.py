@@ -34,9 +34,10 @@ from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.placement import Layout, Placement, choose
 from fedjax_sim.engine.problem_checks import check_model
 from fedjax_sim.engine.processes import is_first
-from fedjax_sim.engine.replay import Curves, Program, Replay
+from fedjax_sim.engine.replay import HAPPENED, Curves, Program, Replay
 from fedjax_sim.engine.schedule import (
     Schedule,
+    as_happened,
     lay_out,
     pack_plan,
     pad_evaluations,
@@ -48,6 +49,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     EMPTY,
     AnyProblem,
+    Facts,
     GuessableProblem,
     LatentProblem,
     Plan,
@@ -198,11 +200,12 @@ def plan_group(
     is_saved = options.checkpoint is not None
     is_stepwise = is_saved or options.is_watched
     chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
-    plan = _plan_of(schedule, placement, row, is_padded=num_evals % chunk > 0)
+    facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations * len(group) <= SMALL * num_examples
     program = Program(
         system,
-        plan,
+        _plan_of(schedule, placement),
+        facts,
         placement,
         (chunk, per_eval),
         options.keep_models,
@@ -228,8 +231,23 @@ def _block_of(per_eval: int, placement: Placement) -> int:
     return max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
 
 
-def _plan_of(schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool) -> Plan:
-    """State what is known before compiling.
+def _plan_of(schedule: Schedule, placement: Placement) -> Plan:
+    """Say how the machine is used."""
+    return Plan(
+        rows=schedule.rows,
+        slots_at_once=placement.slots_at_once,
+        lanes_at_once=placement.lanes_at_once,
+        client_devices=placement.client_devices,
+        family_size=placement.family_size,
+        static_trips=placement.platform != "cpu",
+        narrow=placement.narrow,
+    )
+
+
+def _facts_of_events(
+    schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool
+) -> Facts:
+    """State what is known of all ticks before compiling.
 
     Args:
       schedule: The schedules.
@@ -245,18 +263,13 @@ def _plan_of(schedule: Schedule, placement: Placement, row: np.ndarray, *, is_pa
     # Slots that are made up so that devices have equally many do no steps.
     is_even = is_filled and steps.shape[-1] % placement.client_devices == 0
     same_steps = is_even and bool((steps == most).all())
-    return Plan(
-        rows=schedule.rows,
-        slots_at_once=placement.slots_at_once,
-        lanes_at_once=placement.lanes_at_once,
-        client_devices=placement.client_devices,
-        family_size=placement.family_size,
+    return Facts(
+        clients_drawn=True,
+        steps_drawn=True,
+        all_filled=is_filled,
         # Where a CPU would only save a little by it, no program should depend on this number.
         most_steps=None if on_cpu and not (same_steps or placement.packed) else most,
         same_steps=same_steps,
-        static_trips=not on_cpu,
-        all_filled=is_filled,
-        narrow=placement.narrow,
         packed_rows=packed_rows,
         lane_rows=lane_rows,
     )
@@ -384,7 +397,7 @@ def _go_on(
     planned = _plan_again(system, group, options, as_before, longest=longest)
     new = planned.on_devices()
     reason = ""
-    if planned.program.plan.all_filled != before.program.plan.all_filled:
+    if planned.program.facts.all_filled != before.program.facts.all_filled:
         reason = (
             "in one of the two runs, but not in the other, all lanes end with an evaluation, which "
             f"comes every {planned.program.chunk[1]} ticks"
@@ -455,21 +468,37 @@ def replay_group(
         Timeline(*(leaf[i, :end] for leaf in planned.timelines))
         for i, end in enumerate(planned.ticks)
     ]
+    timelines = [cut[i] for i in row]
+    if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
+        schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))
+        timelines = [
+            _changed(timeline, *(leaf[i] for leaf in happened))
+            for i, timeline in enumerate(timelines)
+        ]
     bits = [
-        _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, cut[i])
-        for lane, i in zip(group, row, strict=True)
+        _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, timeline)
+        for lane, i, timeline in zip(group, row, timelines, strict=True)
     ]
     part = Part(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
         facts=facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)},
-        timelines=[cut[i] for i in row],
+        timelines=timelines,
         told=_stacked(planned.told, schedule.ticks.shape[1]),
     )
     if options.on_evaluation is None:
         return part
     assert curves.stopped_at is not None
     return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _changed(timeline: Timeline, clients: np.ndarray, steps: np.ndarray) -> Timeline:
+    """Put who took part into a lane's timeline. clients, steps: `i32[V, E, S]`."""
+    clients, steps = (
+        leaf.reshape(-1, leaf.shape[-1])[: len(timeline.time)] for leaf in (clients, steps)
+    )
+    weight = np.where(clients == EMPTY, 0, timeline.weight)
+    return timeline._replace(clients=clients, steps=steps, weight=weight)
 
 
 def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:

@@ -31,10 +31,24 @@ from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.problem_checks import read_metrics
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
 from fedjax_sim.engine.step_results import check_algorithm, check_step
-from fedjax_sim.settings import fields
+from fedjax_sim.events import noting_changes
+from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
-from fedjax_sim.types import Algorithm, Array, Key, Params, Plan, Problem, System
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Facts,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    System,
+)
+
+HAPPENED = "happened:"
+"""Beginning of the names under which counts hold who took part in changed events, by slot."""
 
 
 class Program(NamedTuple):
@@ -43,6 +57,7 @@ class Program(NamedTuple):
     Attributes:
       system: The system.
       plan: What algorithms are bound to.
+      facts: What is known of all ticks.
       placement: Where lanes run.
       chunk: Evaluations of a chunk C, and ticks between two of them E.
       keep_models: Whether the model of every evaluation is returned.
@@ -57,6 +72,7 @@ class Program(NamedTuple):
 
     system: System
     plan: Plan
+    facts: Facts
     placement: Placement
     chunk: tuple[int, int]
     keep_models: bool = False
@@ -80,7 +96,9 @@ class Curves(NamedTuple):
     Attributes:
       metrics: Each `[L, V + 1, ...]`, the initial evaluation included, by name; names tell further
         dimensions, see `fedjax_sim.engine.metric_names`.
-      infos: Each `[L, V]`, the algorithm's `Info` summed over the ticks between two evaluations.
+      infos: Each `[L, V]`, the algorithm's `Info` summed over the ticks between two evaluations;
+        and, under names that begin with `HAPPENED`, who took part in changed events,
+        `[L, V, E, S]`.
       models: Final models, leaves `[L, ...]`.
       samples: Models of all evaluations, leaves `[L, V + 1, ...]`; None if they are not kept.
       stopped_at: `i64[L]`, the evaluation at which a lane was stopped, -1 if it was not. Later
@@ -172,7 +190,9 @@ class Replay:
         self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
         self._whole = NamedSharding(placement.mesh, PartitionSpec())
         if not self._is_described:
-            processes.check_equal((repr(program.plan), lanes, schedule.stored, schedule.held))
+            processes.check_equal(
+                (repr((program.plan, program.facts)), lanes, schedule.stored, schedule.held)
+            )
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
         self.lanes = self._placed(lanes, lane_of)
         self._lane_of = lane_of
@@ -433,15 +453,20 @@ def _advance(
         @jax.named_scope("tick")
         def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
             number = (first + place[0]) * per_eval + place[1]
-            event = event_at(tables.ticks, row, number, place)
-            result = algorithm.step(key, carry.state, event)
-            check_step(carry.state, result)
+            event = event_at(tables.ticks, row, number, place, facts=program.facts)
+            with noting_changes() as changes:
+                result = algorithm.step(key, carry.state, event)
+            check_step(carry.state, event, result, changes)
             state, info = result
+            counts, happened = _counts_of(info)
+            if happened and tables.held is not None and algorithm.client_models is None:
+                allowed = "false where a step changes who takes part: which models clients hold"
+                raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
             versions = carry.versions
             if tables.held is not None and algorithm.client_models is None:
                 written = look_up(tables.held.write, (row, *place))
                 versions = write_version(versions, written, _received(algorithm, state))
-            return _Carry(state, versions), info
+            return _Carry(state, versions), (counts, happened)
 
         def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:
             return jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
@@ -451,8 +476,8 @@ def _advance(
             return _observe(program, algorithm, problem, carry, held, counted)
 
         def evaluation(carry: _Carry, number: Array) -> Any:
-            carry, infos = jax.lax.scan(tick, carry, ticks_of(number, 0, per_eval))
-            return carry, (observe(carry, number, infos._asdict()), _summed(infos))
+            carry, (counts, happened) = jax.lax.scan(tick, carry, ticks_of(number, 0, per_eval))
+            return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
 
         if not program.block:
             return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
@@ -460,8 +485,14 @@ def _advance(
         def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
             carry, totals = both
             ticks = ticks_of(jnp.int32(0), i * program.block, program.block)
-            carry, infos = jax.lax.scan(tick, carry, ticks)
-            return carry, jax.tree.map(jnp.add, totals, _summed(infos))
+            carry, (counts, happened) = jax.lax.scan(tick, carry, ticks)
+            sums = {name: totals[name] + count for name, count in _summed(counts).items()}
+            begin = i * program.block
+            pieces = {
+                name: jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, axis=0)
+                for name, piece in happened.items()
+            }
+            return carry, {**sums, **pieces}
 
         # The bounds are no part of the program, so stretches of all lengths share one.
         shapes = jax.eval_shape(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
@@ -482,9 +513,21 @@ def _advance(
     return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
 
 
-def _summed(infos: Any) -> Any:
-    """Sum what ticks counted, leaves `[ticks]`."""
-    return jax.tree.map(lambda info: info.sum(axis=0), infos)
+def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
+    counts = info._asdict()
+    event = counts.get("event")
+    if not isinstance(event, tuple):  # A number, or nothing.
+        return counts, {}
+    del counts["event"]
+    if not isinstance(event, Event) or event.facts.is_drawn:
+        return counts, {}
+    return counts, {f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps")}
+
+
+def _summed(counts: dict[str, Array]) -> dict[str, Array]:
+    """Sum what ticks counted, each `[ticks]`."""
+    return {name: count.sum(axis=0) for name, count in counts.items()}
 
 
 @partial(jax.jit, static_argnums=0)

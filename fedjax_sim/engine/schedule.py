@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_sim.engine.held_models import HeldVersions, held_versions
 from fedjax_sim.engine.store import assign_rows, count_alive, last_reads, round_up
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Array, Event, Leaf, Timeline
+from fedjax_sim.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
 
 class Ticks(NamedTuple):
@@ -112,7 +112,14 @@ class Schedule(NamedTuple):
         return longest.reshape(self.shape[0], -1)
 
 
-def event_at(stored: Ticks, row: Array, tick: Array, place: tuple[Array, Array]) -> Event:
+def event_at(
+    stored: Ticks,
+    row: Array,
+    tick: Array,
+    place: tuple[Array, Array],
+    *,
+    facts: Facts = Facts(),
+) -> Event:
     """Build the event of one tick on the device.
 
     Args:
@@ -120,6 +127,7 @@ def event_at(stored: Ticks, row: Array, tick: Array, place: tuple[Array, Array])
       row: `i32[]`, which of the schedules.
       tick: `i32[]`, number of the tick since the start of the run.
       place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
+      facts: What is known of all ticks.
     """
 
     def pick(leaf: Array) -> Array:
@@ -135,6 +143,7 @@ def event_at(stored: Ticks, row: Array, tick: Array, place: tuple[Array, Array])
         offset=tick * steps if stored.offset is None else pick(stored.offset),
         read=pick(stored.read),
         write=pick(stored.write),
+        facts=facts,
     )
 
 
@@ -240,11 +249,6 @@ def lay_out(
         held = held_versions(whole, timelines.holds, ends, num_clients)
         held = held._replace(write=held.write.reshape(num, num_evals, per_eval))
 
-    def so_far(per_tick: np.ndarray) -> np.ndarray:
-        totals = np.cumsum(np.broadcast_to(per_tick, (num, total)), axis=1, dtype=np.int64)
-        totals = np.concatenate([np.zeros((num, 1), np.int64), totals], axis=1)
-        return np.take_along_axis(totals, ends, axis=1)
-
     times = np.concatenate([np.zeros((num, 1)), timelines.time], axis=1)
     return Schedule(
         stored=stored,
@@ -252,9 +256,41 @@ def lay_out(
         rows=rows,
         time=np.take_along_axis(times, ends, axis=1),
         ticks=ends,
-        local_steps=so_far(steps.sum(axis=2)),
-        messages=so_far(present.sum(axis=2)),
+        local_steps=_so_far(steps.sum(axis=2), ends, total),
+        messages=_so_far(present.sum(axis=2), ends, total),
         held=held,
+    )
+
+
+def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarray:
+    """Sum what ticks count, `[D or 1, T or 1]`, up to each evaluation: `i64[D, V + 1]`."""
+    num = len(ends)
+    totals = np.cumsum(np.broadcast_to(per_tick, (num, num_ticks)), axis=1, dtype=np.int64)
+    totals = np.concatenate([np.zeros((num, 1), np.int64), totals], axis=1)
+    return np.take_along_axis(totals, ends, axis=1)
+
+
+def as_happened(schedule: Schedule, clients: np.ndarray, steps: np.ndarray) -> Schedule:
+    """Put who took part in place of who was drawn, where a step has changed that.
+
+    Args:
+      schedule: The schedules that were drawn.
+      clients: `i32[D, V, E, S]`.
+      steps: `i32[D, V, E, S]`.
+    """
+    num, num_evals, per_eval = schedule.shape
+    total = num_evals * per_eval
+    is_within = (np.arange(total) < schedule.ticks[:, -1:]).reshape(num, num_evals, per_eval, 1)
+    clients = np.where(is_within, clients, EMPTY)
+    steps = np.where(is_within, steps, 0)
+
+    def counted(values: np.ndarray) -> np.ndarray:
+        return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
+
+    return schedule._replace(
+        stored=schedule.stored._replace(clients=clients, steps=steps),
+        local_steps=counted(steps),
+        messages=counted(clients != EMPTY),
     )
 
 

@@ -1,12 +1,13 @@
 """What an algorithm and its step must return, checked before anything is compiled."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
 
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
-from fedjax_sim.types import Algorithm
+from fedjax_sim.types import Algorithm, Event
 
 
 def check_algorithm(found: Any) -> None:
@@ -22,16 +23,19 @@ def check_algorithm(found: Any) -> None:
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
 
 
-def check_step(state: Any, result: Any) -> None:
+def check_step(state: Any, event: Event, result: Any, changes: Collection[str] = ()) -> None:
     """Check that a step returns the next state, like the last one, and counts. Leaves are traced.
 
     Args:
       state: The state that the step was given.
+      event: The tick that it was given.
       result: What it returned.
+      changes: The fields of the event that it replaced.
 
     Raises:
       ConfigError: If it is no pair, if the next state has another structure, or a leaf another
-        shape or dtype, or if the counts are no NamedTuple.
+        shape or dtype, if the counts are no NamedTuple, or if they do not tell who took part in a
+        changed event.
     """
     if type(result) is not tuple or len(result) != 2:
         raise ConfigError("result of step", type(result).__name__, "the pair (state, info)")
@@ -39,6 +43,17 @@ def check_step(state: Any, result: Any) -> None:
     if not hasattr(info, "_asdict"):
         allowed = "a NamedTuple of numbers, such as fedjax_sim.types.Work"
         raise ConfigError("info that step returns", type(info).__name__, allowed)
+    changed, slots = getattr(info, "event", None), event.clients.shape
+    if changes and not isinstance(changed, Event):
+        allowed = (
+            "the changed event, as in the Work of local training, because the step replaced "
+            f"{' and '.join(sorted(changes))} of its event (an event that is only used within the "
+            "step is made by event.within)"
+        )
+        raise ConfigError("field event of the info that step returns", changed, allowed)
+    if isinstance(changed, Event) and changed.clients.shape != slots:
+        allowed = f"{list(slots)}, the slots of the tick"
+        raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
     had, has = typed_structure(state), typed_structure(after)
     if had != has:
         allowed = f"of the structure that init returns, {had.structure}"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.types import Array, Event, Params, Plan, StateT
+from fedjax_sim.types import Array, Event, Params, StateT
 
 
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:
@@ -56,16 +56,15 @@ def expand(weight: Array, leaf: Array) -> Array:
     return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim)).astype(leaf.dtype)
 
 
-def keep_if_empty(plan: Plan, event: Event, after: StateT, before: StateT) -> StateT:
+def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
 
     Args:
-      plan: The engine's plan.
       event: The tick.
       after: A state after the tick.
       before: The state before it.
     """
-    if plan.all_filled:
+    if event.facts.all_filled:
         return after
     is_round = jnp.any(event.clients >= 0)
     return jax.tree.map(lambda new, old: jnp.where(is_round, new, old), after, before)

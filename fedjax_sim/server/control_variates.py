@@ -23,7 +23,7 @@ from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.clients.whole_gradients import gradients_at
 from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.settings import Checked, choice, struct, whole
-from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
+from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
 
 
 @struct
@@ -66,7 +66,6 @@ class ControlVariates:
         """
         self.is_used, self.is_global = hyper.control != "none", hyper.control == "global"
         self.counts, self.factor, self.rounds = problem.counts, factor, hyper.control_rounds
-        self.all_filled = plan.all_filled
         self.slopes_at = gradients_at(problem, hyper, plan, is_exact=True)
 
     def first(self, model: Params) -> Anchor:
@@ -98,7 +97,8 @@ class ControlVariates:
         num_clients = len(self.counts)
         rounds = jnp.asarray(self.rounds, "int32")
         period = event.tick // rounds
-        everyone = event._replace(
+        everyone = event.within(
+            facts=Facts(all_filled=True, most_steps=1, same_steps=True),
             clients=jnp.arange(num_clients, dtype="int32"),
             steps=jnp.ones(num_clients, "int32"),
             offset=jnp.zeros(num_clients, "int32"),
@@ -115,7 +115,7 @@ class ControlVariates:
         def stay() -> tuple[Anchor, Work]:
             return anchor, optax.tree.zeros_like(jax.eval_shape(to_model)[1])
 
-        if self.all_filled:
+        if event.facts.all_filled:
             # The same number for all lanes, so that no lane computes slopes for nothing.
             has_come = event.tick % rounds == 0
         else:

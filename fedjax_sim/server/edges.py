@@ -71,6 +71,7 @@ from fedjax_sim.types import (
     EMPTY,
     Array,
     Event,
+    Facts,
     Key,
     Leaf,
     Params,
@@ -259,7 +260,13 @@ def _iterations(problem: Problem, hyper: EdgeTraining, plan: Plan, wire: Wire) -
     progress, leaves `[C, ...]`.
     """
     proximal = None if is_known(hyper.proximal, 0) else hyper.proximal
-    train_clients = local_training(problem, hyper, _plan_within(hyper, plan), proximal=proximal)
+    # A group's clients train like the slots of a tick, whose steps are known or counted.
+    at_once = 1 if plan.slots_at_once == 1 else hyper.clients_at_once
+    within = Plan(slots_at_once=at_once, narrow=plan.narrow)
+    train_clients = local_training(problem, hyper, within, proximal=proximal)
+    is_even = is_known(hyper.client_epochs, 0)
+    most_steps = hyper.client_steps if is_even else None
+    facts = Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
     lost_shares = loss_shares(hyper)
 
     def training(key: Key, event: Event, offset: Array, clients: Array, weight: Array) -> Training:
@@ -276,13 +283,13 @@ def _iterations(problem: Problem, hyper: EdgeTraining, plan: Plan, wire: Wire) -
             """Return how the group's model changes in an iteration."""
             iteration, known = state
             turns = jnp.broadcast_to(offset + iteration, clients.shape)
-            within = event._replace(
-                clients=clients, steps=steps, weight=weight, offset=steps * turns
+            of_clients = event.within(
+                facts=facts, clients=clients, steps=steps, weight=weight, offset=steps * turns
             )
-            reached, _ = train_clients(key, within, start=edge)
+            reached, _ = train_clients(key, of_clients, start=edge)
             from_edge = replicate(edge, clients.shape[0])
             sent, estimates = wire.decode(
-                stream(key, "members"), within, known, from_edge, reached, turns=turns
+                stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             mean = weighted_sum(weight, sent)
             if lost_shares is not None:
@@ -300,18 +307,6 @@ def _iterations(problem: Problem, hyper: EdgeTraining, plan: Plan, wire: Wire) -
         return Training(lambda edge, _: edge, optax.GradientTransformation(first, iterate))
 
     return training
-
-
-def _plan_within(hyper: EdgeTraining, plan: Plan) -> Plan:
-    """Plan how a group's clients train: like slots of a tick, whose steps are known or counted."""
-    is_even = is_known(hyper.client_epochs, 0)
-    return Plan(
-        slots_at_once=1 if plan.slots_at_once == 1 else hyper.clients_at_once,
-        most_steps=hyper.client_steps if is_even else None,
-        same_steps=is_even,
-        all_filled=True,
-        narrow=plan.narrow,
-    )
 
 
 def group_gradient(

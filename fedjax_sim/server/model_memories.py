@@ -20,7 +20,7 @@ from fedjax_sim.compression.base import Identity
 from fedjax_sim.compression.messages import Compression, decode_messages
 from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.settings import ConfigError, is_known, real, struct
-from fedjax_sim.types import Array, Event, Key, Params, Plan
+from fedjax_sim.types import Array, Event, Key, Params
 
 
 @struct
@@ -63,7 +63,6 @@ class ModelMemories(Compression):
 
 def decode_mean(
     hyper: Any,
-    plan: Plan,
     key: Key,
     event: Event,
     share: Array,
@@ -75,7 +74,6 @@ def decode_mean(
 
     Args:
       hyper: Settings with the fields of `ModelMemories`, and `participation`.
-      plan: The engine's plan.
       key: The lane's learning key.
       event: The tick.
       share: `f[N]`, the clients' weights p_c, of sum 1.
@@ -95,7 +93,7 @@ def decode_mean(
     models = decode_messages(hyper.compression, key, event, references, models)
     sent = jax.tree.map(jnp.subtract, models, references)
     mean = weighted_sum(event.weight, models)
-    if hyper.participation != "full" or not plan.all_filled:
+    if hyper.participation != "full" or not event.facts.all_filled:
         # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
         kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))
         mean = optax.tree.add(mean, kept)

@@ -177,7 +177,7 @@ class Wire:
             """Decode some slots' models, and write their estimates."""
             senders, clients, turns, *models = slots
             known = read_clients(estimates, clients)
-            here = event._replace(clients=clients)
+            here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
             return write_clients(estimates, senders, sent), reports
 
@@ -277,7 +277,7 @@ class Wire:
             starts = replicate(server, event.clients.shape[0])
             reports, memo = self.receive(key, event, memo, starts, local)
             local = weighted_sum(event.weight, reports)
-        return keep_if_empty(self.plan, event, local, server), memo
+        return keep_if_empty(event, local, server), memo
 
     def progress(
         self,
@@ -323,9 +323,9 @@ class Wire:
             count_key = jax.random.fold_in(stream(key, "privacy count"), event.tick)
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
-            noisy, moved = keep_if_empty(self.plan, event, (noisy, moved), (exact, bound))
+            noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
             return noisy, memo._replace(bound=moved)
-        return keep_if_empty(self.plan, event, noisy, exact), memo
+        return keep_if_empty(event, noisy, exact), memo
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.
@@ -347,7 +347,7 @@ class Wire:
         heard = compress(compressor, down_key, change)
         pace = compressor.pace(count_parameters(sent))
         known = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, memo.known, heard)
-        return memo._replace(known=keep_if_empty(self.plan, event, known, memo.known))
+        return memo._replace(known=keep_if_empty(event, known, memo.known))
 
     def first_version(self, server: Params) -> Versioned:
         """Begin with the initial model, for systems whose clients start from old models.
@@ -406,9 +406,7 @@ class Wire:
         Returns:
           The next state.
         """
-        server, optimizer = step_server(
-            self.hyper, self.plan, event, state.server, state.memory, progress
-        )
+        server, optimizer = step_server(self.hyper, event, state.server, state.memory, progress)
         return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))
 
     def metrics(self, state: Any) -> dict[str, Array]:

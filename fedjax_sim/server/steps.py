@@ -12,7 +12,7 @@ import optax
 
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import real, static, struct
-from fedjax_sim.types import Event, Params, Plan
+from fedjax_sim.types import Event, Params
 
 
 def _makes_transformations(value: Any) -> bool:
@@ -42,13 +42,12 @@ class ServerStep:
 
 
 def step_server(
-    hyper: ServerStep, plan: Plan, event: Event, server: Params, optimizer: Any, progress: Params
+    hyper: ServerStep, event: Event, server: Params, optimizer: Any, progress: Params
 ) -> tuple[Params, Any]:
     """Step along the clients' mean progress; an empty tick changes nothing.
 
     Args:
       hyper: The settings.
-      plan: The engine's plan.
       event: The tick.
       server: The server's model, leaves `[...]`.
       optimizer: The state of its optimizer.
@@ -60,4 +59,4 @@ def step_server(
     slope = jax.tree.map(lambda leaf: -leaf, progress)
     updates, state = hyper.server_transformation().update(slope, optimizer, server)
     after = (optax.apply_updates(server, updates), state)
-    return keep_if_empty(plan, event, after, (server, optimizer))
+    return keep_if_empty(event, after, (server, optimizer))

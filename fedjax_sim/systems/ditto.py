@@ -63,7 +63,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         own, more = personalise(key, event, starts=own, extras=(target,))
         server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
         clients = write_clients(state.clients, event.clients, own)
-        return RoundState(server, (), clients, memo), jax.tree.map(jnp.add, work, more)
+        return RoundState(server, (), clients, memo), work.and_more(more)
 
     def metrics(state: RoundState) -> dict[str, Array]:
         own = personal_metrics(problem, lambda i: jax.tree.map(lambda v: v[i], state.clients))

@@ -66,7 +66,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         means, work = expect(key, event, natural, is_full=True, works=is_present)
         num_present = jnp.maximum(is_present.sum(), 1).astype(means.dtype)
         after = State(weighted_sum(is_present, means) / num_present)
-        return keep_if_empty(plan, event, after, state), work
+        return keep_if_empty(event, after, state), work
 
     return Algorithm(init, step, model=lambda state: state.server)
 

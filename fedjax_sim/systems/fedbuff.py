@@ -113,8 +113,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
                 lambda v, d: hyper.server_momentum * v + d, state.velocity, change
             )
             still = jax.tree.map(jnp.zeros_like, change)
-            velocity = keep_if_empty(plan, event, change, velocity)
-            change = keep_if_empty(plan, event, change, still)
+            velocity = keep_if_empty(event, change, velocity)
+            change = keep_if_empty(event, change, still)
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 

@@ -71,7 +71,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         of_all = weighted_sum(share[event.clients] * (event.clients >= 0), moved)
         memory = optax.tree.add_scale(state.memory, -alpha, of_all)  # h^t
         server = optax.tree.add_scale(weighted_sum(event.weight, local), -1 / alpha, memory)
-        server = keep_if_empty(plan, event, server, state.server)
+        server = keep_if_empty(event, server, state.server)
         memo = wire.publish(key, event, memo, server)
         clients = write_clients(state.clients, event.clients, linear)
         return RoundState(server, memory, clients, memo), work

@@ -105,7 +105,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         return State(
             state.server + hyper.step_size(event) * field,  # S_{k+1} = S_k + gamma_{k+1} H_{k+1}
             memory,
-            keep_if_empty(plan, event, field, state.field),
+            keep_if_empty(event, field, state.field),
             keep_random(key, event, state.random, state.server),
             state.passes,
             state.batches + counted.sum(dtype="int32"),

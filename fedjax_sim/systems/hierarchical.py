@@ -166,7 +166,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         round_number = jnp.broadcast_to(first_tick // hyper.ticks_per_round, (num_slots,))
         groups, memo, work = train(key, event, state.memo, starts=start, draws=round_number)
         # Every group reports at the end of a round, whenever it did its iterations.
-        sent = event._replace(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
+        sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
         server = jax.tree.map(jnp.add, state.server, weighted_sum(event.weight, progress))  # (12)

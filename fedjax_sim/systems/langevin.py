@@ -228,12 +228,19 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         anchor, work_at_anchor = variates.move(key, event, state.anchor, state.server)
         square, work_of_scaling = scaling.move(key, event, state.square, state.server, first)
         root = scaling.root(square)
+        if not event.facts.steps_drawn:
+            # Another number of steps than K would use a draw in two rounds.
+            key = jax.random.fold_in(key, event.tick)
         shared = shared_noise(hyper, stream(key, "shared noise"), first)
+        most_steps = event.facts.most_steps
 
         def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
             client_key = jax.random.fold_in(stream(key, "local"), client)
             gradient = variates.corrected(  # of f^c
-                mean_gradient(key, client_key, client, first), anchor, factor[client], whole
+                mean_gradient(key, client_key, client, first, most_steps),
+                anchor,
+                factor[client],
+                whole,
             )
             private = private_noise(
                 hyper, stream(client_key, "private noise"), first, share[client]
@@ -249,23 +256,23 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         if not isinstance(hyper.compression, Identity):
             known = langevin_steps(hyper, first, root, shared)
             known = without_gradients(known, start, hyper.local_steps)
-            mean, memory = decode_mean(hyper, plan, key, event, share, memory, known, local)
+            mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
         server, velocity = mean if has_momentum else (mean, ())
         after = State(server, velocity, memory, anchor, square)
         per_step = 1 if hyper.control == "none" else 2  # gradients of a step
-        work = jax.tree.map(
-            lambda n, *more: per_step * n + sum(more), work, work_at_anchor, work_of_scaling
-        )
-        return keep_if_empty(plan, event, after, state), work
+        work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
+        return keep_if_empty(event, after, state), work
 
-    def mean_gradient(key: Key, client_key: Key, client: Array, first: Array) -> BatchGradient:
+    def mean_gradient(
+        key: Key, client_key: Key, client: Array, first: Array, most_steps: int | None
+    ) -> BatchGradient:
         """Return the gradient of the client's mean loss, on mini-batches or on all examples."""
         if is_exact:
             noise = stream(client_key, "noise")
-            return whole_gradient(problem, noise, client, first, most_steps=plan.most_steps)
+            return whole_gradient(problem, noise, client, first, most_steps=most_steps)
         batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
         return batch_gradient(
-            problem, batches, key, client, first, most_steps=plan.most_steps, is_alone=True
+            problem, batches, key, client, first, most_steps=most_steps, is_alone=True
         )
 
     return Algorithm(init, step, model=lambda state: state.server)

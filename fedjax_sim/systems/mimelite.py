@@ -73,9 +73,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         if wire.is_compressed_down:  # What clients have not heard yet stays with the server.
             mean = jax.tree.map(lambda w, end, begin: w + (end - begin), state.server, mean, x)
         x = mean
-        x, s = keep_if_empty(plan, event, (x, s), (state.server, state.memory))
+        x, s = keep_if_empty(event, (x, s), (state.server, state.memory))
         memo = wire.publish(key, event, memo, (x, s))
-        return RoundState(x, s, memo=memo), jax.tree.map(jnp.add, work, more)
+        return RoundState(x, s, memo=memo), work.and_more(more)
 
     def received(state: RoundState) -> Params:
         return wire.start(state.memo, (state.server, state.memory))[0]

@@ -68,14 +68,15 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         losses, _ = map_slots(loss, plan, event.steps, candidates, event.offset, trips=1)
         _, chosen = jax.lax.top_k(jnp.where(is_present, losses, -jnp.inf), hyper.num_chosen)
         # Fields of the tick as a whole have no axis of slots.
-        event = jax.tree.map(lambda leaf: leaf[chosen] if leaf.ndim else leaf, event)
+        asked, event = event, jax.tree.map(lambda leaf: leaf[chosen] if leaf.ndim else leaf, event)
         weight = is_present[chosen] / jnp.maximum(is_present[chosen].sum(), 1)
         event = event._replace(weight=weight)
         total = wire.total(event, of_progress=True)
         local, work = train(key, event, start=start, total=total)
         progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)
         server = jax.tree.map(jnp.add, state.server, progress)  # + 0 if all slots are empty
-        return RoundState(server, memo=wire.publish(key, event, memo, server)), work
+        memo = wire.publish(key, event, memo, server)
+        return RoundState(server, memo=memo), work._replace(event=asked.changed)
 
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 

@@ -70,7 +70,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
             after = optax.tree.sub(slope, correction)
         else:
             after, more = gradient_at(key, event, x)
-            work = jax.tree.map(jnp.add, work, more)
+            work = work.and_more(more)
         starts = (replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
         learns = jnp.where(event.steps > 0, event.clients, EMPTY)  # nothing without a step

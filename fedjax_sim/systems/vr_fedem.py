@@ -159,13 +159,13 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
             now = replicate(state.server, event.clients.shape[0])
             seen = write_clients(seen, jnp.where(computes | is_pass, event.clients, -1), now)
         else:
-            seen = keep_if_empty(plan, event, state.server, seen)
+            seen = keep_if_empty(event, state.server, seen)
         return State(
             state.server + hyper.step_size(event) * field,
             memory,
             write_clients(state.oracle, event.clients, oracle),
             seen,
-            keep_if_empty(plan, event, field, state.field),
+            keep_if_empty(event, field, state.field),
             keep_random(key, event, state.random, state.server),
             state.passes + (is_pass & jnp.any(is_present)),
             state.batches + 2 * computes.sum(dtype="int32"),

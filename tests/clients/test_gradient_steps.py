@@ -21,6 +21,7 @@ from fedjax_sim.clients import LocalTraining, Total, batch_gradient, local_train
 from fedjax_sim.clients.mini_batches import shuffled_examples
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
+from fedjax_sim.types import Facts
 
 
 @struct.dataclass
@@ -397,11 +398,11 @@ class Matrix:
 
 
 SUMMED = {
-    "one after another": Plan(),
-    "in blocks": Plan(slots_at_once=3),
-    "together": Plan(slots_at_once=4),
-    "turned": Plan(slots_at_once=2, narrow=2),
-    "in turned rows": Plan(most_steps=5, packed_rows=2, lane_rows=2, narrow=2),
+    "one after another": (Plan(), Facts()),
+    "in blocks": (Plan(slots_at_once=3), Facts()),
+    "together": (Plan(slots_at_once=4), Facts()),
+    "turned": (Plan(slots_at_once=2, narrow=2), Facts()),
+    "in turned rows": (Plan(narrow=2), Facts(most_steps=5, packed_rows=2, lane_rows=2)),
 }
 
 
@@ -414,7 +415,8 @@ def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:
     problem = Matrix(jnp.full(7, 6, "int32"), jnp.asarray(inputs))
     event, start = event_of(CLIENTS, STEPS, OFFSET), jnp.asarray(STARTS[:3, :2])
     weights, hyper = jnp.array([0.5, 2.0, 0.3, 0.25]), LocalTraining(lr=0.1, batch_size=2)
-    train = local_training(problem, hyper, SUMMED[name])
+    plan, facts = SUMMED[name]
+    event, train = event.within(facts=facts), local_training(problem, hyper, plan)
     total, work = jax.jit(
         lambda: train(KEY, event, start=start, total=Total(weights, of_progress))
     )()
@@ -457,4 +459,4 @@ def test_starts_of_the_wrong_number_of_slots_are_refused(regression: Callable) -
     with pytest.raises(AssertionError):
         train(KEY, event, starts=jnp.asarray(STARTS), extras=(jnp.zeros(3),))
     with pytest.raises(AssertionError):
-        train(KEY, event._replace(steps=event.steps[:3]), starts=jnp.asarray(STARTS))
+        train(KEY, event.within(steps=event.steps[:3]), starts=jnp.asarray(STARTS))

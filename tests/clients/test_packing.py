@@ -29,7 +29,7 @@ from fedjax_sim.engine.placement import Placement
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classifications
-from fedjax_sim.types import Event
+from fedjax_sim.types import Event, Facts
 
 LISTS = [
     [5, 0, 2, 3, 1],
@@ -293,13 +293,12 @@ def test_local_training(kind: str, steps: list[int], most: int, regression: Call
     event = event_of([4, 2, 6, -1, 0, 4], steps)
     rows = max(1, -(-sum(steps) // most))
 
-    def train(plan: Plan) -> Any:
-        return trained(kind, plan, regression(), event, starts, extras)
+    def train(facts: Facts) -> Any:
+        plan, tick = Plan(slots_at_once=6, narrow=8), event.within(facts=facts)
+        return trained(kind, plan, regression(), tick, starts, extras)
 
-    wide, _ = train(Plan(slots_at_once=6, most_steps=5, narrow=8))
-    packed, work = train(
-        Plan(slots_at_once=6, most_steps=most, narrow=8, packed_rows=rows, lane_rows=rows)
-    )
+    wide, _ = train(Facts(most_steps=5))
+    packed, work = train(Facts(most_steps=most, packed_rows=rows, lane_rows=rows))
     for ours, theirs in zip(jax.tree.leaves(packed), jax.tree.leaves(wide), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert (int(work.executed), int(work.needed)) == (rows * most, sum(steps))
@@ -321,12 +320,14 @@ def test_optimizers_that_remember() -> None:
 
     event = event_of([4, 2, 6, -1, 0, 1], [3, 0, 5, 0, 1, 2])
 
-    def train(plan: Plan) -> Any:
+    def train(plan: Plan, facts: Facts = Facts()) -> Any:
+        tick = event.within(facts=facts)
+
         def updates(_: Any) -> Any:
             update = lasting_training(Squares(), hyper, plan)
             states = first_optimizers(Squares(), hyper, first)
-            _, states, _ = update(jax.random.key(0), event, states, start=first)
-            return update(jax.random.key(0), event, states, start=first)[:2]
+            _, states, _ = update(jax.random.key(0), tick, states, start=first)
+            return update(jax.random.key(0), tick, states, start=first)[:2]
 
         split = jax.shard_map(
             updates,
@@ -338,10 +339,10 @@ def test_optimizers_that_remember() -> None:
         return jax.jit(split)(0)
 
     alone = train(Plan(slots_at_once=1, client_devices=1))
-    wide = Plan(slots_at_once=6, most_steps=5, narrow=8, static_trips=True)
-    packed = wide._replace(packed_rows=3, lane_rows=3)
-    for plan in (wide, packed, packed._replace(client_devices=2)):
-        for ours, theirs in zip(*map(jax.tree.leaves, (train(plan), alone)), strict=True):
+    wide, known = Plan(slots_at_once=6, narrow=8, static_trips=True), Facts(most_steps=5)
+    packed = Facts(most_steps=5, packed_rows=3, lane_rows=3)
+    for plan, facts in ((wide, known), (wide, packed), (wide._replace(client_devices=2), packed)):
+        for ours, theirs in zip(*map(jax.tree.leaves, (train(plan, facts), alone)), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     count = np.zeros(7)
     count[[4, 2, 6, 0, 1]] = [6, 0, 10, 2, 4]

@@ -16,7 +16,7 @@ from fedjax_sim.engine import drawing, groups
 from fedjax_sim.engine.drawing import draw_timelines, request_timelines, settings_read
 from fedjax_sim.engine.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.settings import fields
-from fedjax_sim.types import Event
+from fedjax_sim.types import Event, Facts
 
 SYSTEMS = fedjax_sim.SYSTEMS
 
@@ -153,7 +153,7 @@ def test_what_is_drawn_ahead_is_what_each_step_draws(most_steps: int | None) -> 
         {"static_trips": True, "slots_at_once": 2},
         {"narrow": 8},
         {"slots_at_once": 1},
-        {"static_trips": True, "slots_at_once": 4, "all_filled": True},
+        {"static_trips": True, "slots_at_once": 4, "facts": Facts(all_filled=True, most_steps=5)},
     ],
 )
 def test_what_is_known_before_compiling_changes_no_result(
@@ -168,12 +168,13 @@ def test_what_is_known_before_compiling_changes_no_result(
     )
     start = jnp.array([0.5, -1.0, 2.0])
 
-    def ends(**facts: Any) -> Any:
-        train = local_training(problem, hyper, Plan(slots_at_once=4)._replace(**facts))
-        return jax.jit(lambda: train(jax.random.key(1), event, start=start))()
+    def ends(facts: Facts = Facts(), **plan: Any) -> Any:
+        train = local_training(problem, hyper, Plan(slots_at_once=4)._replace(**plan))
+        tick = event.within(facts=facts)
+        return jax.jit(lambda: train(jax.random.key(1), tick, start=start))()
 
     plain, work = ends()
-    models, counted = ends(most_steps=5, **changes)
+    models, counted = ends(**{"facts": Facts(most_steps=5), **changes})
     np.testing.assert_allclose(models, plain, rtol=1e-6)
     np.testing.assert_array_equal(models[1], start)
     assert int(counted.needed) == int(work.needed) == 9

@@ -11,7 +11,7 @@ import fedjax_sim
 from fedjax_sim import SYSTEMS
 from fedjax_sim.engine.step_results import check_step
 from fedjax_sim.settings import ConfigError, real, struct
-from fedjax_sim.types import Work
+from fedjax_sim.types import Event, Work
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "no counts": (lambda state, info: state, "result of step is 'RoundState', but must be"),
@@ -52,7 +52,8 @@ def test_a_wrong_result_is_refused(
 
 def test_numbers_without_a_definite_type_become_what_the_step_returns() -> None:
     """A state that begins with a number of Python may go on in any type, as in a scan."""
-    check_step({"sum": 0}, ({"sum": jnp.float32(1.5)}, Work(jnp.int32(1), jnp.int32(1))))
+    event = Event(*(jnp.zeros(1, "int32") for _ in Event._fields))
+    check_step({"sum": 0}, event, ({"sum": jnp.float32(1.5)}, Work(jnp.int32(1), jnp.int32(1))))
 
 
 def test_an_algorithm_that_is_none_is_refused(

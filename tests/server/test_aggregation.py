@@ -12,7 +12,7 @@ import pytest
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import write_clients
 from fedjax_sim.server import aggregation
-from fedjax_sim.types import Event, Plan
+from fedjax_sim.types import Event
 
 RANDOM = np.random.default_rng(0)
 
@@ -90,7 +90,7 @@ def test_a_tick_without_clients_changes_nothing() -> None:
     for clients, expected in (([-1, -1], before), ([-1, 3], after)):
         clients = jnp.array(clients, "int32")
         event = Event(*(clients for _ in Event._fields))
-        found = aggregation.keep_if_empty(Plan(), event, after, before)
+        found = aggregation.keep_if_empty(event, after, before)
         chex.assert_trees_all_equal(found, expected)
 
 

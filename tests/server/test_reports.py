@@ -80,7 +80,7 @@ def paths() -> dict[str, Path]:
             compression=parse_compressor(compression),
             error_feedback=feedback,
         )
-        algorithm = fedavg.system.algorithm(problem, hyper, Plan(rows=2, all_filled=True))
+        algorithm = fedavg.system.algorithm(problem, hyper, Plan(rows=2))
         state = algorithm.init(jax.random.key(0))._replace(server=jnp.ones(3))
 
         def step(state: Any, tick: jax.Array) -> Any:

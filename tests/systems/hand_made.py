@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
 from fedjax_sim.settings import known_values
+from fedjax_sim.types import Facts
 
 GROUPED = ("hierarchical", "async_hierarchical")
 """Systems whose slots are groups of clients. Here every group has one client."""
@@ -84,7 +85,9 @@ def some_events(clients: Any, steps: Any, *, weight: float = 0.25) -> Event:
     version = jnp.broadcast_to(ticks[:, None], clients.shape)
     offset = jnp.cumsum(steps, axis=0, dtype="int32") - steps
     weights = jnp.full(clients.shape, weight, "float32")
-    return Event(ticks, clients, steps, version, weights, offset, version % 2, (ticks + 1) % 2)
+    rows = version % 2, (ticks + 1) % 2
+    drawn = Facts(clients_drawn=True, steps_drawn=True)
+    return Event(ticks, clients, steps, version, weights, offset, *rows, facts=drawn)
 
 
 def events_of(system: System, clients: Any, steps: Any) -> Event:
@@ -97,7 +100,8 @@ def emptied(events: Event, is_empty: Any) -> Event:
     """Empty some ticks as the engine does. is_empty: `bool[T]`."""
     is_empty = jnp.asarray(is_empty)
     slots = is_empty[:, None]
-    return events._replace(
+    return events.within(
+        facts=events.facts,
         clients=jnp.where(slots, -1, events.clients),
         steps=jnp.where(slots, 0, events.steps),
         weight=jnp.where(slots, 0, events.weight),

@@ -110,7 +110,7 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
         return jax.jit(lambda: algorithm.step(key, state, event)[0].server)()
 
     np.testing.assert_array_equal(stepped(), state.server)
-    monkeypatch.setattr(reports, "keep_if_empty", lambda plan, event, after, before: after)
+    monkeypatch.setattr(reports, "keep_if_empty", lambda event, after, before: after)
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
@@ -122,7 +122,7 @@ def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: 
     with_hole = jax.tree.map(
         lambda leaf: np.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three
     )
-    with_hole = with_hole._replace(clients=np.insert(three.clients, 1, -1, axis=1))
+    with_hole = with_hole.within(facts=three.facts, clients=np.insert(three.clients, 1, -1, axis=1))
     state, _ = bind(kind.make(), events=three).run(jax.random.key(KEY))
     other, _ = bind(kind.make(), events=with_hole).run(jax.random.key(KEY))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), state, other)
@@ -141,7 +141,8 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
     new_name = random.permutation(7)
     old_name = np.argsort(new_name)
     events = events_of(system, CLIENTS, STEPS)
-    renamed = events._replace(clients=jnp.asarray(new_name)[events.clients].astype("int32"))
+    new_clients = jnp.asarray(new_name)[events.clients].astype("int32")
+    renamed = events.within(facts=events.facts, clients=new_clients)
 
     def problem(clients: Any) -> Any:
         # Of the shape of the other tests' problems, whose programs it shares.

@@ -15,6 +15,7 @@ from fedjax_sim.engine.sweeps import lower_sweep
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
+from fedjax_sim.types import Facts
 
 N, SLOTS = 10_000, 10
 NUMBERS = 784 * 32 + 32 + 32 * 10 + 10
@@ -93,10 +94,11 @@ def test_a_tick_costs_little_more_than_that_of_fedavg(perceptron: Any) -> None:
 
     With ten slots of 20 steps on batches of 32.
     """
-    steps, plan = 20, Plan(slots_at_once=SLOTS, most_steps=20, same_steps=True)
+    steps, plan = 20, Plan(slots_at_once=SLOTS)
+    facts = Facts(clients_drawn=True, steps_drawn=True, most_steps=steps, same_steps=True)
     slots, number = jax.ShapeDtypeStruct((SLOTS,), "int32"), jax.ShapeDtypeStruct((), "int32")
     weight = jax.ShapeDtypeStruct((SLOTS,), "float32")
-    event = Event(number, slots, slots, slots, weight, slots, slots, number)
+    event = Event(number, slots, slots, slots, weight, slots, slots, number, facts=facts)
 
     def of_tick(name: str) -> float:
         system = fedjax_sim.SYSTEMS[name]

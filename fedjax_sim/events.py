@@ -1,0 +1,218 @@
+"""The event of one tick, and what is known of it before anything is traced.
+
+An event carries the facts of the schedule that it comes from, such as that no slot is ever empty.
+Shared parts take shortcuts by them. Whoever replaces a field of an event gets an event without the
+facts about that field, so that what runs and what is counted follow the new values.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.settings import ConfigError
+
+Leaf = Any
+"""An array that is a JAX array on the device and a NumPy array on the host."""
+
+EMPTY = -1
+"""Client number of an empty slot.
+
+A slot with zero local steps is not empty: a FAVANO client that finished no step still reports.
+"""
+
+_changes: ContextVar[set[str] | None] = ContextVar("changes", default=None)
+
+
+class Facts(NamedTuple):
+    """Static facts of all events of a schedule.
+
+    Attributes:
+      clients_drawn: Whether clients are those that the schedule says.
+      steps_drawn: Whether every client that is there does the steps that the schedule says.
+      all_filled: Whether no slot is ever empty.
+      most_steps: The most local steps of a slot at any tick; None if that is not known.
+      same_steps: Whether every slot does `most_steps` steps at every tick.
+      packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
+        are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
+      lane_rows: The same for a lane that shares no rows with others.
+    """
+
+    clients_drawn: bool = False
+    steps_drawn: bool = False
+    all_filled: bool = False
+    most_steps: int | None = None
+    same_steps: bool = False
+    packed_rows: int = 0
+    lane_rows: int = 0
+
+    def without(self, names: Collection[str]) -> "Facts":
+        """Return what still holds after fields of an event were replaced.
+
+        Args:
+          names: The fields.
+        """
+        known = self
+        if "steps" in names:
+            known = Facts(clients_drawn=self.clients_drawn, all_filled=self.all_filled)
+        if "clients" in names:
+            # Emptied slots lose their steps, so the most steps of a slot are no more than before.
+            known = known._replace(clients_drawn=False, all_filled=False, same_steps=False)
+        return known
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether both are."""
+        return self.clients_drawn and self.steps_drawn
+
+
+class _Fields(NamedTuple):
+    tick: Leaf
+    clients: Leaf
+    steps: Leaf
+    version: Leaf
+    weight: Leaf
+    offset: Leaf
+    read: Leaf
+    write: Leaf
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Event(_Fields):
+    """One tick of a timeline as `Algorithm.step` receives it.
+
+    The host adds to the timeline what it can only know from the whole schedule: each client's
+    position in its stream of mini-batches, and rows of the store of old server models.
+
+    A step may change who takes part, with how many steps and with which weight:
+    `event._replace(steps=...)`. Local work, what it counts and the schedule that a run returns
+    follow the change. The facts of an event are static; they stay with it in `jit`, `scan` and
+    `vmap`, and `jax.tree.map` may select or permute slots, but must not compute new values.
+
+    Attributes:
+      tick: `i32[]`, number of server actions before this one.
+      clients: `i32[S]`, as in `Timeline`.
+      steps: `i32[S]`, as in `Timeline`; 0 in empty slots.
+      version: `i32[S]`, as in `Timeline`.
+      weight: `f[S]`, as in `Timeline`; 64 bits where these are enabled; 0 in empty slots.
+      offset: `i32[S]`, local steps that the client delivered before these, by the schedule. A
+        client's mini-batches are numbered from here: a step that changes `steps` at many ticks
+        changes this too if no mini-batch shall be used twice or left out.
+      read: `i32[S]`, row of the store that holds the server model of `version`.
+      write: `i32[]`, row of the store for the server model that this tick makes; a scratch row if
+        no client starts from that model.
+      facts: What is known of all events of the schedule. No leaf and no field.
+    """
+
+    facts: Facts = Facts()
+
+    def __new__(cls, *fields: Leaf, facts: Facts = Facts(), **named: Leaf) -> Self:
+        """Make an event; without `facts` nothing is taken for granted."""
+        found = super().__new__(cls, *fields, **named)
+        found.facts = facts
+        return found
+
+    def _replace(self, **changes: Any) -> Self:
+        """Change who takes part, with how many steps, with which weight, or with which batches.
+
+        A slot that becomes empty has no steps and no weight. A tick whose slots are all empty stays
+        so, because short lanes are padded with such ticks.
+
+        Args:
+          changes: New values of `clients`, `steps`, `weight` or `offset`, of the shape of the old
+            ones or one number for all slots.
+
+        Returns:
+          The event, without the facts about what was replaced.
+
+        Raises:
+          ConfigError: If a value does not fit, or another field is replaced: which old models are
+            kept is decided before learning.
+        """
+        for name, value in changes.items():
+            if name not in ("clients", "steps", "weight", "offset"):
+                allowed = "one of clients, steps, weight, offset, which a step may change"
+                raise ConfigError("field of the event", name, allowed)
+            changes[name] = _fitted(name, value, getattr(self, name))
+        if "clients" in changes and not self.facts.all_filled:
+            is_tick = jnp.any(jnp.asarray(self.clients) != EMPTY)
+            changes["clients"] = jnp.where(is_tick, changes["clients"], EMPTY)
+        known = self.facts.without(changes)
+        if self.facts.is_drawn and not known.is_drawn and (noted := _changes.get()) is not None:
+            noted |= changes.keys() & {"clients", "steps"}
+        found = self.within(facts=known, **changes)
+        is_tidy = known.all_filled and "steps" not in changes
+        return found if is_tidy or not changes.keys() - {"offset"} else found.tidied()
+
+    def within(self, *, facts: Facts = Facts(), **changes: Leaf) -> Self:
+        """Describe other work within the tick, such as that of the clients of a group.
+
+        Unlike `_replace` this does not change what the tick is: who reports, and what is counted.
+
+        Args:
+          facts: What is known of that work.
+          changes: The fields that differ, of any shape.
+        """
+        return type(self)(**{**self._asdict(), **changes}, facts=facts)
+
+    def tidied(self) -> Self:
+        """Take steps and weights from empty slots, and make no number of steps negative."""
+        is_there = self.clients >= 0
+        steps = jnp.where(is_there, jnp.maximum(self.steps, 0), 0)
+        weight = jnp.where(is_there, self.weight, 0)
+        return self.within(facts=self.facts, steps=steps, weight=weight)
+
+    @property
+    def changed(self) -> "Event | tuple[()]":
+        """The event itself if clients or steps are not those of the schedule, otherwise ()."""
+        return () if self.facts.is_drawn else self
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Facts]:
+        """Return the fields with their names, and the facts."""
+        keys = map(jax.tree_util.GetAttrKey, self._fields)
+        return tuple(zip(keys, self, strict=True)), self.facts
+
+    @classmethod
+    def tree_unflatten(cls, facts: Facts, fields: Any) -> Self:
+        """Put an event together again."""
+        return cls(*fields, facts=facts)
+
+
+def _fitted(name: str, value: Any, old: Leaf) -> jax.Array:
+    """Check a new value of a field, and give it the shape of the old one."""
+    is_whole = name != "weight"
+    kinds, allowed = ("iu", "whole numbers") if is_whole else ("iufb", "numbers")
+    try:
+        found = jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"event.{name}", value, allowed) from None
+    # Types that JAX adds to NumPy, such as bfloat16, are of kind "V".
+    is_real = jnp.issubdtype(found.dtype, jnp.floating)
+    if found.dtype.kind not in kinds and (is_whole or not is_real):
+        raise ConfigError(f"event.{name}", str(found.dtype), allowed)
+    shape = jnp.shape(old)
+    if found.shape not in (shape, ()):
+        allowed = f"{allowed} of shape {list(shape)}, the slots of the tick, or one for all"
+        raise ConfigError(f"shape of event.{name}", list(found.shape), allowed)
+    dtype = found.dtype if is_real and not is_whole else jnp.result_type(old)
+    return jnp.broadcast_to(found.astype(dtype), shape)
+
+
+@contextlib.contextmanager
+def noting_changes() -> Iterator[set[str]]:
+    """Note which of the fields `clients` and `steps` of a schedule's events are replaced.
+
+    Yields:
+      A set that names them.
+    """
+    noted: set[str] = set()
+    token = _changes.set(noted)
+    try:
+        yield noted
+    finally:
+        _changes.reset(token)

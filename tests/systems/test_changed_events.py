@@ -1,0 +1,304 @@
+"""A step may change who takes part, with how many steps and which weight: all of it is obeyed.
+
+Dimension letters: `T` ticks, `S` slots.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import ConfigError, Event, Layout, Plan, System, Timeline
+from fedjax_sim.settings import known_values
+from fedjax_sim.types import Algorithm, Facts, LatentProblem
+from tests.systems.conftest import Kind
+from tests.systems.hand_made import CLIENTS, ONE_BY_ONE, events_of, some_events, without_scratch
+
+KEY = jax.random.key(1)
+STEPS = 3
+"""Local steps of every slot in the schedule."""
+KNOWN = Facts(
+    clients_drawn=True, steps_drawn=True, all_filled=True, most_steps=STEPS, same_steps=True
+)
+NEW_CLIENTS = [[0, -1, 2, 3], [-1, -1, -1, -1], [3, 2, 6, 1]]
+NEW_STEPS = [[5, 3, 1, 0], [3, 3, 3, 3], [4, 3, 2, 3]]
+NEW_WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25], [0.4, 0.3, 0.2, 0.1]]
+NEEDED = 5 + 1 + 4 + 3 + 2 + 3
+
+PLANS = {
+    "an accelerator": (Plan(rows=3, slots_at_once=4, static_trips=True), KNOWN),
+    "in turn": (Plan(rows=3, slots_at_once=1), KNOWN),
+    "in blocks": (Plan(rows=3, slots_at_once=3), KNOWN._replace(most_steps=None, same_steps=False)),
+    "packed": (
+        Plan(rows=3, slots_at_once=4, static_trips=True),
+        KNOWN._replace(packed_rows=4, lane_rows=4),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def replayed(system: System, kind: Kind, chosen: Callable) -> Callable[..., Any]:
+    """Return a function that replays three ticks, and may change each of them in the step."""
+    problem = kind.make()
+    grouped = {"num_groups": 7} if "hierarchical" in system.name else {}
+    hyper = chosen(**grouped)
+    shape = (-1, 1) if system.name in ONE_BY_ONE else (3, 4)
+
+    def run(plan: Plan, facts: Facts, *, is_changed: bool) -> tuple[Any, Any]:
+        drawn = events_of(system, CLIENTS, np.full((3, 4), STEPS)).within(facts=facts)
+        new = {
+            "clients": jnp.asarray(NEW_CLIENTS, "int32").reshape(shape),
+            "steps": jnp.asarray(NEW_STEPS, "int32").reshape(shape),
+            "weight": jnp.asarray(NEW_WEIGHTS, "float32").reshape(shape),
+        }
+        if not is_changed:
+            drawn, new = drawn.within(facts=facts, **new).tidied(), {}
+        algorithm = system.algorithm(problem, known(hyper), plan)
+
+        def step(state: Any, tick: tuple[Event, Any]) -> Any:
+            event, changes = tick
+            return algorithm.step(KEY, state, event._replace(**changes) if changes else event)
+
+        return jax.jit(lambda: jax.lax.scan(step, algorithm.init(KEY), (drawn, new)))()
+
+    return run
+
+
+def known(hyper: Any) -> Any:
+    """Return settings as the engine traces them."""
+    traced = jax.tree.map(jnp.float32, hyper)
+    return traced.replace(**dict(known_values(hyper)))
+
+
+@pytest.fixture(scope="module")
+def scheduled(system: System, replayed: Callable) -> tuple[Any, Any]:
+    """The replay of a schedule that has the new values, of which nothing else is known.
+
+    FA-LD numbers its draws by tick and step where a step changes the number of steps, and by step
+    alone in a schedule, so here it is told that steps were changed.
+    """
+    facts = Facts(clients_drawn=True, steps_drawn=system.name != "langevin")
+    return replayed(Plan(rows=3, slots_at_once=4), facts, is_changed=False)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_an_event_changed_in_the_step_is_the_same_event_in_the_schedule(
+    system: System, kind: Kind, replayed: Callable, scheduled: tuple[Any, Any], name: str
+) -> None:
+    """More steps and fewer, a slot and then all slots emptied, other clients, other weights."""
+    if name in ("in blocks", "packed") and system.name != "fedavg":
+        pytest.skip("one system is enough: slots are mapped in one place")
+    state, info = replayed(*PLANS[name], is_changed=True)
+    expected, drawn = scheduled
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6),
+        *map(without_scratch, (state, expected)),
+    )
+    np.testing.assert_array_equal(info.needed, drawn.needed)
+    assert (np.asarray(info.executed) >= np.asarray(info.needed)).all()
+    clients = np.asarray(NEW_CLIENTS)
+    np.testing.assert_array_equal(info.event.clients.ravel(), clients.ravel())
+    steps = np.where(clients >= 0, NEW_STEPS, 0)
+    np.testing.assert_array_equal(info.event.steps.ravel(), steps.ravel())
+    assert int(info.needed[1 if info.needed.shape == (3,) else 4]) == 0
+    if system.fit.learns is not LatentProblem and kind.evaluations == (1, 0):
+        assert int(info.needed.sum()) == NEEDED
+
+
+# The following run through the engine.
+
+CHANGED = Layout(slots_at_once=4, lanes_at_once=True, lane_devices=1)
+LAYOUTS = {
+    "together": CHANGED,
+    "in blocks": CHANGED._replace(slots_at_once=3),
+    "in turn": Layout(1, lanes_at_once=False, lane_devices=1),
+    "packed": Layout(lane_devices=1, packed=True),
+    "over two devices": Layout(4, lanes_at_once=True, lane_devices=1, client_devices=2),
+}
+RUN: dict[str, Any] = {"num_ticks": 6, "num_evals": 3, "seeds": 2}
+
+
+def changed_by(system: System, change: Callable[[Event], dict[str, Any]]) -> System:
+    """Return the system, whose step first changes its event."""
+
+    def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+        bound = system.algorithm(problem, hyper, plan)
+        return bound._replace(
+            step=lambda key, state, event: bound.step(key, state, event._replace(**change(event)))
+        )
+
+    return system._replace(algorithm=algorithm)
+
+
+def assert_equal_runs(found: Any, expected: Any) -> None:
+    """Compare models, all that is counted, and schedules except for their times."""
+    np.testing.assert_allclose(found.models, expected.models, rtol=1e-5, atol=1e-6)
+    for name in ("needed", "local_steps", "uplink_bits", "downlink_bits", "staleness_mean"):
+        np.testing.assert_array_equal(found.curves[name], expected.curves[name], err_msg=name)
+    np.testing.assert_allclose(found.curves.loss, expected.curves.loss, rtol=1e-5)
+    for mine, theirs in zip(found.timelines, expected.timelines, strict=True):
+        for name in ("clients", "steps", "version", "weight"):
+            leaves = getattr(mine, name), getattr(theirs, name)
+            np.testing.assert_allclose(*leaves, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("k", [0, 9])
+def test_other_numbers_of_steps_are_done_and_counted(
+    k: int, name: str, regression: Callable, small: Callable
+) -> None:
+    """Five steps in the schedule, none or nine in the step, on the same mini-batches."""
+    if k == 0 and name != "together":
+        pytest.skip("one layout is enough")
+    fedavg, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
+
+    def change(event: Event) -> dict[str, Any]:
+        return {"steps": k, "offset": event.offset // 5 * k}
+
+    run = partial(fedjax_sim.sweep, layout=LAYOUTS[name], **RUN)
+    found = run(changed_by(fedavg, change), problem, small(fedavg, sampling="with_replacement"))
+    assert (found.curves.needed == 6 * 4 * k).all()
+    np.testing.assert_array_equal(found.curves.local_steps[0], [0, 8 * k, 16 * k, 24 * k])
+    if k == 0:
+        first = found.curves.loss.isel(eval=[0]).values
+        np.testing.assert_array_equal(found.curves.loss, np.repeat(first, 4, axis=1))
+        return
+    hyper = small(fedavg, sampling="with_replacement", local_steps=k)
+    expected = run(fedavg, problem, hyper)
+    assert_equal_runs(found, expected)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "favano", "fedavg", "quafl"])
+def test_other_clients_are_received_and_counted(
+    name: str, regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """At the last tick one slot is empty, and another has client 6 with two steps.
+
+    The schedule that has this from the beginning gives the same. So does a run in stretches of
+    ticks with checkpoints, and what it returns when it is resumed after its end.
+    """
+    system, problem, hyper = fedjax_sim.SYSTEMS[name], regression(), small(fedjax_sim.SYSTEMS[name])
+
+    def new(clients: Any, steps: Any, is_last: Any) -> tuple[Any, Any]:
+        slots = jnp.broadcast_to(jnp.arange(clients.shape[-1]), clients.shape)
+        others = jnp.where(slots == 1, -1, jnp.where(slots == 2, 6, clients))
+        clients = jnp.where(is_last, others, clients)
+        steps = jnp.where(is_last & (slots == 2), 2, steps)
+        return clients, jnp.where(clients >= 0, steps, 0)
+
+    def change(event: Event) -> dict[str, Any]:
+        clients, steps = new(event.clients, event.steps, event.tick == 5)
+        return {"clients": clients, "steps": steps, "offset": 10 * event.tick}
+
+    def timeline(key: Any, hyper: Any, num_ticks: int) -> Timeline:
+        drawn = system.timeline(key, hyper, num_ticks)
+        is_last = (jnp.arange(num_ticks) == 5)[:, None]
+        clients, steps = new(drawn.clients, drawn.steps, is_last)
+        weight = jnp.where(clients >= 0, drawn.weight, 0)
+        return drawn._replace(clients=clients, steps=steps, weight=weight)
+
+    run = partial(fedjax_sim.sweep, layout=CHANGED, **RUN)
+    found = run(changed_by(system, change), problem, hyper)
+    same_batches = changed_by(system, lambda event: {"offset": 10 * event.tick})
+    assert found.timelines[0].clients[5, 1] == -1
+    assert (found.timelines[0].clients[5, 2], found.timelines[0].steps[5, 2]) == (6, 2)
+    assert_equal_runs(found, run(same_batches._replace(timeline=timeline), problem, hyper))
+    for resume in (False, True):
+        saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0, "resume": resume}
+        assert_equal_runs(run(changed_by(system, change), problem, hyper, **saved), found)
+
+
+def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: Callable) -> None:
+    """Also where the schedule fills all slots. Ticks that pad a lane cannot be filled."""
+    fedavg, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
+    nobody = changed_by(fedavg, lambda event: {"clients": -1})
+    run = fedjax_sim.sweep(nobody, problem, small(fedavg), layout=CHANGED, **RUN)
+    for name in ("needed", "executed", "local_steps", "uplink_bits", "downlink_bits"):
+        assert not run.curves[name].any(), name
+    assert np.isnan(run.curves.staleness_mean).all()
+    first = run.curves.loss.isel(eval=[0]).values
+    np.testing.assert_array_equal(run.curves.loss, np.repeat(first, 4, axis=1))
+
+    everybody = changed_by(fedavg, lambda event: {"clients": jnp.arange(4), "steps": 1})
+    run = fedjax_sim.sweep(
+        everybody,
+        problem,
+        small(fedavg),
+        settings={"rate_slow": [1 / 16, 1 / 2]},
+        layout=CHANGED,
+        time_budget=150.0,
+    )
+    ticks = run.curves.ticks.isel(eval=-1)
+    assert len(np.unique(ticks)) == 2
+    np.testing.assert_array_equal(run.curves.needed, 4 * ticks)
+
+
+def test_what_an_event_cannot_be_is_refused(regression: Callable, small: Callable) -> None:
+    """Before anything is compiled, in one sentence."""
+    fedavg, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
+
+    def refuses(system: System, sentence: str, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            fedjax_sim.simulate(system, problem, small(fedavg), num_ticks=3, **options)
+
+    for change, sentence in {
+        "version": "field of the event is 'version'",
+        "read": "field of the event is 'read'",
+        "steps": r"shape of event.steps is \[3\], but must be whole numbers of shape \[4\]",
+    }.items():
+        value = jnp.zeros(3, "int32")
+        refuses(changed_by(fedavg, lambda event, c=change, v=value: {c: v}), sentence)
+    refuses(changed_by(fedavg, lambda event: {"steps": 1.5}), "event.steps is 'float32'")
+    refuses(
+        changed_by(fedavg, lambda event: {"clients": 0}), "client_variance", client_variance=True
+    )
+
+    class Loss(NamedTuple):
+        needed: jax.Array
+
+    def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+        bound = changed_by(fedavg, lambda event: {"steps": 2}).algorithm(problem, hyper, plan)
+
+        def step(key: Any, state: Any, event: Event) -> Any:
+            state, work = bound.step(key, state, event)
+            return state, Loss(work.needed)
+
+        return bound._replace(step=step)
+
+    refuses(fedavg._replace(algorithm=algorithm), "because the step replaced steps of its event")
+
+
+def test_draws_of_a_round_with_more_steps_do_not_return_in_the_next() -> None:
+    """FA-LD numbers its noise by k = tick * K + step, which eight steps in place of K = 5 pass."""
+    langevin = fedjax_sim.SYSTEMS["langevin"]
+    hyper = langevin.Hyper(num_clients=1, num_selected=1, local_steps=5, step_size=0.5, rho=1.0)
+    flat = Flat(jnp.ones(1, "int32"))
+    algorithm = langevin.algorithm(flat, known(hyper), Plan())
+    events = some_events([[0]] * 2, [[5]] * 2, weight=1.0)
+
+    def step(state: Any, event: Event) -> Any:
+        moved, _ = algorithm.step(KEY, state, event._replace(steps=8))
+        return state, moved.server
+
+    _, moved = jax.lax.scan(step, algorithm.init(KEY), events)
+    noise = np.asarray(moved)  # of eight steps each
+    assert abs(np.corrcoef(noise)[0, 1]) < 5 / np.sqrt(noise.shape[1])
+    assert abs(noise.var() / 8 - 1) < 0.1
+
+
+class Flat(NamedTuple):
+    """A problem without a slope in 4,000 coordinates."""
+
+    counts: jax.Array
+
+    def init(self, key: Any) -> jax.Array:
+        return jnp.zeros(4000)
+
+    def loss(self, params: Any, client: Any, examples: Any, key: Any) -> jax.Array:
+        return 0 * params.sum()
