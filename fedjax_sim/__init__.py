@@ -4,6 +4,7 @@ Start with `sweep`, which runs a system (see `SYSTEMS`) on a problem for many se
 or with `simulate`, which runs one. Where to look for the rest:
 
     types            the words used here (tick, slot, lane), and what the parts agree on
+    events           the event of one tick, and what is known of it beforehand
     settings         typed, documented and checked settings of systems
     streams          named streams of random numbers
     trees            parts of models, chosen by the paths of their leaves
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedjax_sim import datasets as datasets
     from fedjax_sim import diagnostics as diagnostics
     from fedjax_sim import engine as engine
+    from fedjax_sim import events as events
     from fedjax_sim import launch as launch
     from fedjax_sim import lifecycle as lifecycle
     from fedjax_sim import models as models
@@ -93,6 +95,7 @@ _ROOMS = (
     "datasets",
     "diagnostics",
     "engine",
+    "events",
     "launch",
     "lifecycle",
     "models",

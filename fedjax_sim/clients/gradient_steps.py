@@ -184,8 +184,15 @@ def training_of(
         if gradient is not None:
             slope = gradient(problem, hyper, key, client, offset, *extras)
         else:
-            known = {"most_steps": facts.most_steps, "is_alone": facts.packed_rows > 0}
-            slope = batch_gradient(problem, hyper, key, client, offset, **known)
+            slope = batch_gradient(
+                problem,
+                hyper,
+                key,
+                client,
+                offset,
+                most_steps=facts.most_steps,
+                is_alone=facts.packed_rows > 0,
+            )
         optimizer = hyper.local_optimizer()
         is_elementwise = hyper.optimizer in ELEMENTWISE
         if direction is None and proximal is None:

@@ -159,7 +159,7 @@ def test_other_numbers_of_steps_are_done_and_counted(
     fedavg, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
 
     def change(event: Event) -> dict[str, Any]:
-        return {"steps": k, "offset": event.offset // 5 * k}
+        return {"steps": jnp.full_like(event.steps, k), "offset": event.offset // 5 * k}
 
     run = partial(fedjax_sim.sweep, layout=LAYOUTS[name], **RUN)
     found = run(changed_by(fedavg, change), problem, small(fedavg, sampling="with_replacement"))
@@ -194,7 +194,8 @@ def test_other_clients_are_received_and_counted(
 
     def change(event: Event) -> dict[str, Any]:
         clients, steps = new(event.clients, event.steps, event.tick == 5)
-        return {"clients": clients, "steps": steps, "offset": 10 * event.tick}
+        offset = jnp.broadcast_to(10 * event.tick, clients.shape)
+        return {"clients": clients, "steps": steps, "offset": offset}
 
     def timeline(key: Any, hyper: Any, num_ticks: int) -> Timeline:
         drawn = system.timeline(key, hyper, num_ticks)
@@ -205,7 +206,9 @@ def test_other_clients_are_received_and_counted(
 
     run = partial(fedjax_sim.sweep, layout=CHANGED, **RUN)
     found = run(changed_by(system, change), problem, hyper)
-    same_batches = changed_by(system, lambda event: {"offset": 10 * event.tick})
+    same_batches = changed_by(
+        system, lambda event: {"offset": jnp.broadcast_to(10 * event.tick, event.clients.shape)}
+    )
     assert found.timelines[0].clients[5, 1] == -1
     assert (found.timelines[0].clients[5, 2], found.timelines[0].steps[5, 2]) == (6, 2)
     assert_equal_runs(found, run(same_batches._replace(timeline=timeline), problem, hyper))
@@ -217,7 +220,7 @@ def test_other_clients_are_received_and_counted(
 def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: Callable) -> None:
     """Also where the schedule fills all slots. Ticks that pad a lane cannot be filled."""
     fedavg, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
-    nobody = changed_by(fedavg, lambda event: {"clients": -1})
+    nobody = changed_by(fedavg, lambda event: {"clients": jnp.full_like(event.clients, -1)})
     run = fedjax_sim.sweep(nobody, problem, small(fedavg), layout=CHANGED, **RUN)
     for name in ("needed", "executed", "local_steps", "uplink_bits", "downlink_bits"):
         assert not run.curves[name].any(), name
