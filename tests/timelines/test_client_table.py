@@ -195,3 +195,23 @@ def test_columns_that_do_not_fit_together() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             ClientTable(**columns)
+
+
+class Compared(str):
+    """A name that counts how often it is compared with another one."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_names_are_compared_a_few_times_each() -> None:
+    """Tables of many clients are read in a time proportional to their number."""
+    names = [Compared(f"client {i}") for i in range(2000)]
+    assert ClientTable(names=names).size == 2000
+    assert Compared.compared < 20 * len(names)
+    with pytest.raises(ConfigError, match="client in row 2001 is 'client 7', but must be a name"):
+        ClientTable(names=[*names, Compared("client 7")])
