@@ -76,7 +76,7 @@ class Event(NamedTuple):
       clients: `i32[S]`, as in `Timeline`.
       steps: `i32[S]`, as in `Timeline`.
       version: `i32[S]`, as in `Timeline`.
-      weight: `f[S]`, as in `Timeline`; 64 bits where these are enabled.
+      weight: `f[S]`, as in `Timeline`; 64 bits only where models have 64.
       offset: `i32[S]`, local steps that the client delivered before these.
       read: `i32[S]`, row of the store that holds the server model of `version`.
       write: `i32[]`, row of the store for the server model that this tick makes; a scratch row if
