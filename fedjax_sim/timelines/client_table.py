@@ -171,6 +171,11 @@ class ClientTable:
         return self.up is not None or self.down is not None
 
     @property
+    def has_times(self) -> bool:
+        """Whether a column is in units of time, or per unit."""
+        return self.rate is not None or self.has_bandwidth or self.windows is not None
+
+    @property
     def only_names(self) -> bool:
         """Whether the table says nothing but who the clients are."""
         return self.only_speeds and self.rate is None

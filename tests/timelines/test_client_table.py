@@ -131,7 +131,14 @@ def test_a_trace_names_clients(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,start,finish\nbob,0,4\n17,1,3\nann,2,3\nbob,4,9\n")
     trace = read_trace(path)
-    hyper = Contacts(num_clients=3, num_selected=2, client_table=NAMED, trace=trace)
+    hyper = Contacts(
+        num_clients=3,
+        num_selected=2,
+        server_wait=4.0,
+        server_interact=3.0,
+        client_table=NAMED,
+        trace=trace,
+    )
     check(hyper)
     assert hyper.recorded.client.tolist() == [0, 2, 1, 1]
     assert hyper.recorded.start.tolist() == [2, 1, 0, 4]
