@@ -99,7 +99,8 @@ class Event(_Fields):
       clients: `i32[S]`, as in `Timeline`.
       steps: `i32[S]`, as in `Timeline`; 0 in empty slots.
       version: `i32[S]`, as in `Timeline`.
-      weight: `f[S]`, as in `Timeline`; 64 bits where these are enabled; 0 in empty slots.
+      weight: `f[S]`, as in `Timeline`; 64 bits only where models have 64; 0 in
+        empty slots.
       offset: `i32[S]`, local steps that the client delivered before these, by the schedule. A
         client's mini-batches are numbered from here: a step that changes `steps` at many ticks
         changes this too if no mini-batch shall be used twice or left out.
@@ -199,8 +200,7 @@ def _fitted(name: str, value: Any, old: Leaf) -> jax.Array:
     if found.shape not in (shape, ()):
         allowed = f"{allowed} of shape {list(shape)}, the slots of the tick, or one for all"
         raise ConfigError(f"shape of event.{name}", list(found.shape), allowed)
-    dtype = found.dtype if is_real and not is_whole else jnp.result_type(old)
-    return jnp.broadcast_to(found.astype(dtype), shape)
+    return jnp.broadcast_to(found.astype(jnp.result_type(old)), shape)
 
 
 @contextlib.contextmanager

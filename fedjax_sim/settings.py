@@ -38,6 +38,14 @@ class ConfigError(InputError):
         super().__init__(f"{field} is {value!r}, but must be {allowed}.")
 
 
+class DefaultTime(float):
+    """A default of a setting in units of time, or per unit, in which nobody has given it.
+
+    A number that a user gives is of another class, even if it is equal. Where a file says how long
+    work takes, in a unit of its own, a setting that still has its default is in another unit.
+    """
+
+
 def real(
     default: float,
     meaning: str,
@@ -46,6 +54,7 @@ def real(
     least: float | None = None,
     most: float | None = None,
     simpler_at: tuple[float, ...] = (),
+    of_time: bool = False,
 ) -> Any:
     """Declare a traced real number.
 
@@ -57,6 +66,8 @@ def real(
       most: Inclusive upper limit.
       simpler_at: Values at which parts of the program fall away. If all lanes of a program have one
         of them, it is not traced, and `is_known` tells that it has this value.
+      of_time: Whether it depends on the unit of time. Its default is then a `DefaultTime`, unless
+        it is 0, which is the same in all units.
     """
 
     def accepts(value: Any) -> bool:
@@ -70,7 +81,7 @@ def real(
     limits = [(above, "above"), (least, "at least"), (most, "at most")]
     words = " and ".join(f"{word} {limit:g}" for limit, word in limits if limit is not None)
     allowed = f"a finite number {words}".rstrip()
-    further = {"is_single": True, "simpler_at": simpler_at}
+    further = {"is_single": True, "simpler_at": simpler_at, "of_time": of_time}
     return _field(default, meaning, True, accepts, allowed, float, **further)
 
 
@@ -109,8 +120,9 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
       limits: As in `real`.
     """
     metadata = dict(real(default, meaning, **limits).metadata)
-    changed = {"allowed": metadata["allowed"] + ", or several", "parse": _parse_reals}
-    return flax_struct.field(default=default, metadata=metadata | changed | {"is_single": False})
+    allowed = metadata["allowed"] + ", or several"
+    changed = {"allowed": allowed, "parse": _parse_reals, "is_single": False}
+    return _with_default(default, metadata | changed)
 
 
 def count(default: int, meaning: str, *, least: int = 1) -> Any:
@@ -244,7 +256,7 @@ def redefault(owner: type, name: str, default: Any) -> Any:
       name: Name of the field.
       default: The new default.
     """
-    return dataclasses.field(default=default, metadata=fields(owner)[name].metadata)
+    return _with_default(default, fields(owner)[name].metadata)
 
 
 def fixed(value: Any) -> Any:
@@ -484,9 +496,14 @@ def _field(
     **further: Any,
 ) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse, "meaning": meaning}
-    return flax_struct.field(
-        pytree_node=is_traced, default=default, metadata={**metadata, **further}
-    )
+    return _with_default(default, {**metadata, **further, "pytree_node": is_traced})
+
+
+def _with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
+    """Make a field of its metadata, and mark its default if that is a time."""
+    if metadata.get("of_time") and default != 0:
+        default = DefaultTime(default)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def _check_range(name: str, value: Any, allowed: str) -> None:

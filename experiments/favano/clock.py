@@ -409,7 +409,7 @@ def measure_two_workers(sizes: Sizes) -> dict[str, Any]:
     }
     fast, slow = np.arange(10 * UNITS), np.arange(10) * UNITS
     trace = Trace([0] * fast.size + [1] * slow.size, [*fast, *slow], [*(fast + 1), *(slow + UNITS)])
-    immediate: Any = fedbuff.system.Hyper(**pair, buffer_size=1, server_interact=0.0)
+    immediate: Any = fedbuff.system.Hyper(**pair, buffer_size=1)
     exact = _slow_staleness(
         draw(fedbuff.system, [immediate.replace(trace=trace)], 1, fast.size),
         np.array([[True, False]]),

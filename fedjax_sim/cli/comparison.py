@@ -238,17 +238,28 @@ def _draw(
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 
 
-def read_time_budget(arguments: argparse.Namespace, defaults: Defaults) -> float:
+def read_time_budget(
+    text: str | None, contenders: Sequence[Contender], defaults: Defaults
+) -> float:
     """Read the virtual time to simulate.
 
+    Args:
+      text: What the user gave, if anything.
+      contenders: The systems with their settings.
+      defaults: Defaults of the data set.
+
     Raises:
-      ConfigError: If it is no finite number above 0.
+      ConfigError: If it is no finite number above 0, or is not given although a table or a trace
+        has a unit of time of its own.
     """
-    is_latent = any(
-        name in SYSTEMS and SYSTEMS[name].fit.learns is LatentProblem for name in arguments.systems
-    )
+    is_latent = any(contender.system.fit.learns is LatentProblem for contender in contenders)
     usual = defaults.em_time_budget if is_latent else defaults.time_budget
-    return read_number("time_budget", arguments.time_budget, usual)
+    for contender in contenders:
+        source = getattr(contender.hyper, "source_of_times", "")
+        if source and text is None:
+            allowed = f"given in the unit of time of {source}: the default is in another unit"
+            raise ConfigError("time_budget", usual, allowed)
+    return read_number("time_budget", text, usual)
 
 
 def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Folder:

@@ -25,10 +25,10 @@ def run(arguments: argparse.Namespace) -> None:
     if name and not (name.endswith((".npz", ".txt")) or name.startswith("synthetic_")):
         check_name("dataset", name, datasets.names())
     seeds = read_seeds(arguments.seeds)
-    time_budget = comparison.read_time_budget(arguments, defaults)
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
     )
+    time_budget = comparison.read_time_budget(arguments.time_budget, contenders, defaults)
     for contender in contenders:
         if getattr(contender.hyper, "needs_message_bits", False):
             allowed = "set, with bits_down, as nothing else tells how long messages take"

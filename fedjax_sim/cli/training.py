@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> None:
     _join(arguments)
     defaults = defaults_of(arguments.dataset or "digits")
     seeds = read_seeds(arguments.seeds)
-    time_budget = comparison.read_time_budget(arguments, defaults)
     num_evals = read_whole("evals", arguments.evals, 25)
     max_lanes = None
     if arguments.max_lanes is not None:
@@ -69,6 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
     )
+    time_budget = comparison.read_time_budget(arguments.time_budget, contenders, defaults)
     # Other processes must not see that the first one has made it.
     folder = on_first(lambda: comparison.find_folder(arguments, "results", resume=arguments.resume))
     data = load_data(arguments, defaults, contenders, seeds)

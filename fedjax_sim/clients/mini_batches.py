@@ -119,7 +119,7 @@ def _draw_batches(
         step = offset + q
         if hyper.sampling == "with_replacement":
             batch_key = jax.random.fold_in(batches, step)
-            examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count)
+            examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count, "int32")
         elif hyper.sampling == "without_replacement":
             examples = fresh_examples(bits, step, count, hyper.batch_size)
         elif hyper.sampling == "reshuffled":

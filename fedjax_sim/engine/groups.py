@@ -26,6 +26,7 @@ from fedjax_sim.engine.lanes import (
     Lanes,
     distinct_schedules,
     families_of,
+    precision_of,
     stack_problems,
     stack_settings,
 )
@@ -181,10 +182,17 @@ def plan_group(
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    seeds = np.array([lane.seed for lane in group], "int32")
-    lanes = Lanes(seeds, row.astype("int32"), stack_settings(hypers), stack_problems(problems))
     model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
     check_model(model)
+    precision = precision_of(model)
+    weight = schedule.stored.weight.astype(precision)
+    schedule = schedule._replace(stored=schedule.stored._replace(weight=weight))
+    lanes = Lanes(
+        np.array([lane.seed for lane in group], "int32"),
+        row.astype("int32"),
+        stack_settings(hypers, precision),
+        stack_problems(problems),
+    )
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)

@@ -162,8 +162,25 @@ class Lanes(NamedTuple):
     problem: Stacked
 
 
-def stack_settings(hypers: Sequence[Any]) -> Stacked:
-    """Stack settings of equal static parts. Numbers that are equal in all lanes are held once."""
+def precision_of(model: Any) -> np.dtype:
+    """Return the type in which lanes hold real numbers: 64 bits only where their models have these.
+
+    A setting or a weight of more bits than a model would change the model's type.
+
+    Args:
+      model: A model, or only its shapes and types.
+    """
+    leaves = jax.tree.leaves(model)
+    return np.result_type(np.float32, *(jnp.finfo(leaf.dtype).dtype for leaf in leaves))
+
+
+def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) -> Stacked:
+    """Stack settings of equal static parts. Numbers that are equal in all lanes are held once.
+
+    Args:
+      hypers: The settings of L lanes.
+      dtype: Type of the numbers.
+    """
     # Thousands of seeds may share one settings object.
     distinct = list({id(hyper): hyper for hyper in hypers}.values())
     place = {id(hyper): i for i, hyper in enumerate(distinct)}
@@ -172,6 +189,7 @@ def stack_settings(hypers: Sequence[Any]) -> Stacked:
     for leaves in zip(*(jax.tree.leaves(hyper) for hyper in distinct), strict=True):
         values = np.stack([np.asarray(leaf, float) for leaf in leaves])
         is_shared = bool((values == values[0]).all())
+        values = values.astype(dtype)
         shared.append(values[0] if is_shared else None)
         varying.append(None if is_shared else values[rows])
     known = set.intersection(*(set(known_values(hyper)) for hyper in distinct))

@@ -31,7 +31,7 @@ class Ticks(NamedTuple):
       clients: `i32[D, V, E, S]`, as in `Event`.
       steps: `i32[D, V, E, S]`, as in `Event`.
       staleness: `i32[D, V, E, S]`, tick - version.
-      weight: `f64[D, V, E, S]`, as in `Event`.
+      weight: `f[D, V, E, S]`, as in `Event`.
       offset: `i32[D, V, E, S]`, as in `Event`; None if it is tick * steps.
       read: `i32[D, V, E, S]`, as in `Event`.
       write: `i32[D, V, E]`, as in `Event`.

@@ -47,7 +47,8 @@ class Augmentation:
         if self.pad:
             images = _crop(stream(key, "crop"), images, self.pad)
         if self.flip:
-            mirrored = jax.random.bernoulli(stream(key, "flip"), shape=images.shape[:1])
+            half = jnp.float32(0.5)
+            mirrored = jax.random.bernoulli(stream(key, "flip"), half, images.shape[:1])
             images = jnp.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
         return images
 
@@ -55,7 +56,7 @@ class Augmentation:
 def _crop(key: Key, images: Array, pad: int) -> Array:
     """Shift every image by up to `pad` pixels in each direction and fill the border with 0."""
     num, height, width = images.shape[:3]
-    shift = jax.random.randint(key, (num, 2), -pad, pad + 1)
+    shift = jax.random.randint(key, (num, 2), -pad, pad + 1, "int32")
     rows = shift[:, :1] + jnp.arange(height)[None]
     columns = shift[:, 1:] + jnp.arange(width)[None]
     is_row, is_column = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)

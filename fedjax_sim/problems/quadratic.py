@@ -9,7 +9,6 @@ from typing import Self
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpy.typing as npt
 from flax import struct
 
@@ -99,9 +98,7 @@ class Quadratic(ClientLosses):
           `f[]`.
         """
         chex.assert_equal_shape([params, self.start])
-        noise = (
-            self.noise * jax.random.normal(key, params.shape, params.dtype) / np.sqrt(params.size)
-        )
+        noise = self.noise * jax.random.normal(key, params.shape, params.dtype) / params.size**0.5
         return self.client_loss(params, client, None) + noise @ params
 
     def evaluate(self, params: Array) -> Mapping[str, Array]:

@@ -50,7 +50,7 @@ class Approximation:
         Args:
           event: The tick.
         """
-        factor = self.gamma_factor(event.tick.astype(jnp.result_type(float)))
+        factor = self.gamma_factor(event.tick.astype(event.weight.dtype))
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
 
 
@@ -86,6 +86,7 @@ def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     Returns:
       `f[q]`.
     """
-    lot = jax.random.uniform(jax.random.fold_in(stream(key, "output"), event.tick))
+    output_key = jax.random.fold_in(stream(key, "output"), event.tick)
+    lot = jax.random.uniform(output_key, dtype=before.dtype)
     is_taken = (lot * (event.tick + 1) < 1) & jnp.any(event.clients >= 0)
     return jnp.where(is_taken, now, before)

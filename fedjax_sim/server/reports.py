@@ -129,10 +129,11 @@ class Wire:
         """
         zeros = jax.tree.map(jnp.zeros_like, sent if report is None else report)
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
+        precision = jnp.result_type(jnp.float32, *jax.tree.leaves(sent))
         return Memo(
             replicate(zeros, self.num_senders) if self.has_estimates else (),
             sent if self.is_compressed_down else (),
-            jnp.asarray(self.privacy.clip, float) if is_adaptive else (),
+            jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
         )
 
     def start(self, memo: Memo, sent: Params) -> Params:

@@ -99,7 +99,7 @@ from fedjax_sim.settings import (
     switch,
 )
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import WeightedRounds, schedule_weighted_rounds
+from fedjax_sim.timelines import WeightedRounds, rounds_within, schedule_weighted_rounds
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -374,10 +374,6 @@ system = System(
     algorithm,
     "federated averaging Langevin dynamics: averages of noisy local steps sample a posterior",
     messages=Messages(message_bits, traffic),
-    hints=Hints(
-        lambda hyper, time: (
-            time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate)
-        )
-    ),
+    hints=Hints(rounds_within),
     fit=Fit(complete=complete),
 )

@@ -76,8 +76,9 @@ class Arrivals(ClientDelays):
     server_interact: float = real(
         3.0,
         "Duration of the exchange once the buffer is full, in units of virtual time. Has no effect "
-        'under restart "free", "before_aggregation" and "new_version".',
+        'under restart "replaced", "free", "before_aggregation" and "new_version".',
         least=0,
+        of_time=True,
     )
     restart: str = choice(
         "after_interaction",
@@ -152,8 +153,12 @@ class Arrivals(ClientDelays):
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        names = ("restart", "send_old_model", "throttle", "ties")
+        names = ("server_interact", "restart", "send_old_model", "throttle", "ties")
         return super().decided() | self.decided_by_trace(*names)
+
+    def idle(self) -> set[str]:
+        """Name the settings that have no effect, whether or not they may be changed."""
+        return super().idle() | ({"server_interact"} if self.restart in IMMEDIATE else set())
 
     @property
     def num_at_work(self) -> int:
@@ -168,7 +173,8 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
     Args:
       key: The lane's timeline key.
-      hyper: Settings. With a recorded trace its rows are the updates, and no delay is drawn.
+      hyper: Settings. With a recorded trace its rows are the updates, no delay is drawn, and the
+        server acts as soon as its buffer is full.
       num_ticks: Number of ticks T.
 
     Returns:
@@ -192,7 +198,7 @@ def arrivals_within(hyper: Arrivals, time: float) -> float:
 
     Updates arrive at the sum of the clients' rates; if M < N clients are at work, at M divided by
     the clients' mean time (Little's law). Unless the server acts immediately, a tick takes at least
-    the time of the exchange.
+    the time of the exchange. With a recorded trace these are the ticks of all of it.
 
     Args:
       hyper: Settings with concrete values.
@@ -201,6 +207,8 @@ def arrivals_within(hyper: Arrivals, time: float) -> float:
     Returns:
       The approximate number of ticks.
     """
+    if hyper.trace is not None:
+        return hyper.trace.client.size / hyper.buffer_size
     working = hyper.on_time / (hyper.on_time + hyper.off_time) * (1 - hyper.drop_rate)
     rate = hyper.num_clients * hyper.mean_rate
     if hyper.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
@@ -467,12 +475,7 @@ def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
         rows = jnp.asarray(x[: known * size]).reshape(known, size)[:num_ticks]
         return jnp.concatenate([rows, jnp.repeat(rows[-1:], max(num_ticks - known, 0), axis=0)])
 
-    def wait(clock: Array, full: Array) -> tuple[Array, Array]:
-        acts = jnp.maximum(clock, full) + hyper.server_interact
-        return acts, acts
-
-    full = jnp.where(jnp.arange(num_ticks) < known, padded(trace.finish)[:, -1], jnp.inf)
-    time = jax.lax.scan(wait, jnp.zeros(()), full)[1]
+    time = jnp.where(jnp.arange(num_ticks) < known, padded(trace.finish)[:, -1], jnp.inf)
     start = padded(trace.start)
     version = jnp.minimum(
         jnp.searchsorted(time, start, side="right"), jnp.arange(num_ticks)[:, None]

@@ -132,9 +132,11 @@ class ClientTable:
             raise ConfigError("client_table", "without clients", "one row per client")
         (self.size,) = shape
         self.names = tuple(names)
+        known: set[str] = set()
         for row, name in enumerate(self.names):
-            if name in self.names[:row] or not name:
+            if name in known or not name:
                 raise _bad_cell("client", row, name, "a name, different from the others")
+            known.add(name)
         self.rate = self._column("rate", rate, "a finite number above 0", _is_positive)
         spreads = np.asarray(spread, float)
         if spreads.shape not in ((), shape):
@@ -167,6 +169,11 @@ class ClientTable:
     def has_bandwidth(self) -> bool:
         """Whether messages take time."""
         return self.up is not None or self.down is not None
+
+    @property
+    def has_times(self) -> bool:
+        """Whether a column is in units of time, or per unit."""
+        return self.rate is not None or self.has_bandwidth or self.windows is not None
 
     @property
     def only_names(self) -> bool:

@@ -149,11 +149,18 @@ HyperT = TypeVar("HyperT", bound=CohortRounds)
 def rounds_within(hyper: Any, time: float) -> Any:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
+    With a recorded trace these are rounds of its mean work.
+
     Args:
       hyper: The settings.
       time: Units of virtual time.
     """
-    return time / (hyper.server_interact + hyper.times_per_update / hyper.largest_rate)
+    if hyper.trace is None:
+        work = hyper.times_per_update / hyper.largest_rate
+    else:
+        work = (hyper.trace.finish - hyper.trace.start).mean()
+    # Work of a trace may take no time.
+    return time / np.maximum(hyper.server_interact + work, 1e-200)
 
 
 def cohort_system(

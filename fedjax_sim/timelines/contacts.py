@@ -25,12 +25,16 @@ class Contacts(ClientDelays):
 
     num_selected: int = count(20, "Clients contacted per tick, S, drawn without replacement.")
     server_wait: float = real(
-        4.0, "Time that the server waits between two exchanges, in units of virtual time.", least=0
+        4.0,
+        "Time that the server waits between two exchanges, in units of virtual time.",
+        least=0,
+        of_time=True,
     )
     server_interact: float = real(
         3.0,
         "Duration of the exchange with the contacted clients, in units of virtual time.",
         least=0,
+        of_time=True,
     )
     first_contact: float = real(
         1.0,

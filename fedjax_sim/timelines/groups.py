@@ -133,6 +133,7 @@ class Groups(ClientDelays):
         "Sync time S, in units of virtual time. 0 gives one local iteration per round; the whole "
         "time budget keeps the groups isolated until its end.",
         least=0,
+        of_time=True,
     )
     min_iterations: int = whole(
         1,
@@ -157,29 +158,34 @@ class Groups(ClientDelays):
         0.01,
         "Constant part of an iteration's delay per client of the group, in units of virtual time.",
         least=0,
+        of_time=True,
     )
     shift: Any = reals(
         0.85,
         "Constant part of an iteration's delay that does not depend on the group's size, in units "
         "of virtual time: one number for all groups, or one per group.",
         least=0,
+        of_time=True,
     )
     mean_per_client: float = real(
         0.001,
         "Mean of the exponential part of an iteration's delay per client of the group, in units of "
         "virtual time.",
         least=0,
+        of_time=True,
     )
     mean: Any = reals(
         0.085,
         "Mean of the exponential part of an iteration's delay that does not depend on the group's "
         "size, in units of virtual time: one number for all groups, or one per group.",
         least=0,
+        of_time=True,
     )
     exchange_shift_per_group: float = real(
         4.0,
         "Constant part of the global exchange's delay per group, in units of virtual time.",
         least=0,
+        of_time=True,
     )
     exchanges: str = choice(
         "round",
@@ -193,18 +199,21 @@ class Groups(ClientDelays):
         "Constant part of the global exchange's delay that does not depend on the number of "
         "groups, in units of virtual time: one number for all groups, or one per group.",
         least=0,
+        of_time=True,
     )
     exchange_mean_per_group: float = real(
         0.4,
         "Mean of the exponential part of the global exchange's delay per group, in units of "
         "virtual time.",
         least=0,
+        of_time=True,
     )
     exchange_mean: Any = reals(
         0.2,
         "Mean of the exponential part of the global exchange's delay that does not depend on the "
         "number of groups, in units of virtual time: one number for all groups, or one per group.",
         least=0,
+        of_time=True,
     )
     aggregation: str = choice(
         "divide_by_steps",

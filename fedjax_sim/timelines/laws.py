@@ -13,7 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import Checked, ConfigError, choice, count, fields, real, static, struct
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    DefaultTime,
+    choice,
+    count,
+    fields,
+    is_known,
+    real,
+    static,
+    struct,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.trace import Trace, read_trace
@@ -97,11 +108,13 @@ class ClientDelays(Checked):
         1 / 2,
         "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
+        of_time=True,
     )
     rate_slow: float = real(
         1 / 16,
         "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
+        of_time=True,
     )
     runtime_law: str = choice(
         "runtime_geom",
@@ -137,6 +150,7 @@ class ClientDelays(Checked):
         "Length of the windows in which a client works, in units of virtual time. A break of "
         "`off_time` follows each window, and each client starts at a random place of this cycle.",
         above=0,
+        of_time=True,
     )
     off_time: float = real(
         0.0,
@@ -183,7 +197,8 @@ class ClientDelays(Checked):
 
         Raises:
           ConfigError: If the table or trace does not fit the number of clients, a setting without
-            effect is not at its default, or a speed is not allowed under the law.
+            effect is not at its default, a time has its default although table or trace have
+            another unit, or a speed is not allowed under the law.
         """
         super().check_together()
         table = self.client_table
@@ -213,6 +228,13 @@ class ClientDelays(Checked):
                 raise ConfigError(name, getattr(self, name), allowed)
         if self.trace is not None:
             self.recorded  # noqa: B018 - checks the clients
+        times = [x for x in fields(type(self)) if isinstance(getattr(self, x), DefaultTime)]
+        left = [name for name in times if name not in self.idle()]
+        if self.source_of_times and left:
+            others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
+            allowed = f"given in the unit of time of {self.source_of_times}{others}"
+            allowed += ": defaults are in another unit"
+            raise ConfigError(left[0], getattr(self, left[0]), allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place.
@@ -238,6 +260,24 @@ class ClientDelays(Checked):
             *(() if table is not None and table.only_names else ("client_table",)),
             *("drop_rate", "on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
         )
+
+    def idle(self) -> set[str]:
+        """Name the settings that have no effect, whether or not they may be changed."""
+        names = set(self.decided())
+        if is_known(self.off_time, 0):
+            names.add("on_time")
+        for share, name in ((0, "rate_slow"), (1, "rate_fast")):
+            if is_known(self.slow_fraction, share):
+                names.add(name)
+        return names
+
+    @property
+    def source_of_times(self) -> str:
+        """What brings a unit of time of its own, in words; "" if only settings say how long."""
+        if self.trace is not None:
+            return "the trace"
+        has_times = self.client_table is not None and self.client_table.has_times
+        return "the client_table" if has_times else ""
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.

@@ -24,7 +24,10 @@ class Rounds(ClientDelays):
 
     num_selected: int = count(20, "Size of the cohort, S.")
     server_interact: float = real(
-        3.0, "Duration of the exchange with the cohort, in units of virtual time.", least=0
+        3.0,
+        "Duration of the exchange with the cohort, in units of virtual time.",
+        least=0,
+        of_time=True,
     )
     round_time: str = choice(
         "sum",

@@ -20,6 +20,9 @@ RUN = ["run", "fedbuff", "--seeds", "1", "--out", "out"]
 MIXTURE = ["run", "fedem", "--seeds", "1", "--out", "out"]
 COORDINATOR = ["--coordinator", "localhost:9"]
 TWO = ["--set", "num_clients=2", "--set", "num_selected=1"]
+TIMES = ["--time-budget", "50"]
+for setting in ("rate_fast", "rate_slow", "server_interact"):
+    TIMES += ["--set", f"{setting}=1"]
 CASES = {
     "unknown command": (["train"], ["command", "'train'", "list, run, plot, merge, timeline"]),
     "unknown system": (["run", "fedzip", "--out", "out"], ["system", "'fedzip'", "fedavg"]),
@@ -268,7 +271,7 @@ CASES = {
         ["trace client in row 3", "'eve'", "ann"],
     ),
     "bandwidths without messages": (
-        ["timeline", "fedavg", "--out", "out", "--set", "client_table=links.csv", *TWO],
+        ["timeline", "fedavg", "--out", "out", "--set", "client_table=links.csv", *TWO, *TIMES],
         ["bits_up", "0.0", "how long messages take"],
     ),
     "table of too few clients": (
@@ -284,6 +287,14 @@ CASES = {
     "trace of a client out of range": (
         [*RUN, "--trace", "client.csv", "--set", "buffer_size=1"],
         ["trace client", "30", "29"],
+    ),
+    "times in another unit than the trace": (
+        ["run", "quafl", "--out", "out", "--trace", "good.csv"],
+        ["server_wait", "4.0", "given in the unit of time of the trace", "server_interact"],
+    ),
+    "time budget in another unit than the trace": (
+        [*RUN, "--trace", "good.csv", "--set", "buffer_size=1"],
+        ["time_budget", "5000.0", "given in the unit of time of the trace"],
     ),
     "trace backwards": ([*RUN, "--trace", "backwards.csv"], ["trace", "finish before start"]),
     "npz missing": ([*RUN, "--dataset", "none.npz"], ["npz file", "none.npz", "existing"]),

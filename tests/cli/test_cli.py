@@ -444,6 +444,10 @@ def test_a_users_data_with_partition_and_trace(call, tmp_path):
         *data,
         "--trace",
         "trace.csv",
+        "--set",
+        "server_wait=4",
+        "--set",
+        "server_interact=3",
     )
     assert out.startswith("own, partition dirichlet")
 

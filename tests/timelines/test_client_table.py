@@ -131,7 +131,14 @@ def test_a_trace_names_clients(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,start,finish\nbob,0,4\n17,1,3\nann,2,3\nbob,4,9\n")
     trace = read_trace(path)
-    hyper = Contacts(num_clients=3, num_selected=2, client_table=NAMED, trace=trace)
+    hyper = Contacts(
+        num_clients=3,
+        num_selected=2,
+        server_wait=4.0,
+        server_interact=3.0,
+        client_table=NAMED,
+        trace=trace,
+    )
     check(hyper)
     assert hyper.recorded.client.tolist() == [0, 2, 1, 1]
     assert hyper.recorded.start.tolist() == [2, 1, 0, 4]
@@ -195,3 +202,23 @@ def test_columns_that_do_not_fit_together() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             ClientTable(**columns)
+
+
+class Compared(str):
+    """A name that counts how often it is compared with another one."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_names_are_compared_a_few_times_each() -> None:
+    """Tables of many clients are read in a time proportional to their number."""
+    names = [Compared(f"client {i}") for i in range(2000)]
+    assert ClientTable(names=names).size == 2000
+    assert Compared.compared < 20 * len(names)
+    with pytest.raises(ConfigError, match="client in row 2001 is 'client 7', but must be a name"):
+        ClientTable(names=[*names, Compared("client 7")])

@@ -115,7 +115,14 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
             Arrivals(num_clients=6, buffer_size=91, trace=recorded()),
             "buffer_size is 91, but must be at most the 90 rows",
         ),
-        (Rounds(num_clients=7, num_selected=2, trace=recorded()), "rows of every client"),
+        (
+            Rounds(num_clients=7, num_selected=2, server_interact=0.0, trace=recorded()),
+            "rows of every client",
+        ),
+        (
+            Arrivals(num_clients=6, server_interact=0.5, trace=recorded()),
+            "server_interact is 0.5, but must be left at 3.0 with a recorded trace",
+        ),
         (
             Rounds(num_clients=6, num_selected=2, round_time="mean", trace=recorded()),
             "round_time is 'mean', but must be left at 'sum'",
@@ -133,7 +140,13 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
             "rate_slow is 0.1, but must be left at 0.0625 with a recorded trace",
         ),
         (
-            fedjax_sim.SYSTEMS["favano"].Hyper(num_clients=6, num_selected=2, trace=recorded()),
+            fedjax_sim.SYSTEMS["favano"].Hyper(
+                num_clients=6,
+                num_selected=2,
+                server_wait=4.0,
+                server_interact=3.0,
+                trace=recorded(),
+            ),
             "estimated",
         ),
     ],
@@ -193,24 +206,23 @@ def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
 
 
 def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
-    """The server acts when a buffer is full and the previous exchange is over.
+    """The server acts when a buffer is full.
 
     An update starts from the newest version at its recorded start.
     """
     trace = recorded()
-    hyper = Arrivals(num_clients=6, buffer_size=4, local_steps=3, server_interact=0.5, trace=trace)
+    hyper = Arrivals(num_clients=6, buffer_size=4, local_steps=3, trace=trace)
     schedule = draw(schedule_arrivals, hyper, num_ticks=30)
-    clock, made = 0.0, []
+    made: list[float] = []
     for t in range(22):
         rows = slice(4 * t, 4 * t + 4)
         np.testing.assert_array_equal(schedule.clients[0, t], trace.client[rows])
-        clock = max(clock, trace.finish[rows].max()) + 0.5
-        np.testing.assert_allclose(schedule.time[0, t], clock, rtol=1e-12)
+        clock = trace.finish[rows].max()
+        assert schedule.time[0, t] == clock
         for slot, start in enumerate(trace.start[rows]):
             assert schedule.version[0, t, slot] == sum(time <= start for time in made)
         made.append(clock)
-        # After its exchange a client holds the tick's model, unless its next row started from an
-        # older one.
+        # A client holds the tick's model afterwards, unless its next row started from an older one.
         for slot, i in enumerate(schedule.clients[0, t]):
             later = np.flatnonzero(trace.client[4 * t + slot + 1 : 88] == i)
             started = trace.start[4 * t + slot + 1 + later[0]] if later.size else np.inf
@@ -220,6 +232,19 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
     # 90 rows fill 22 buffers; later ticks never happen.
     assert np.isposinf(schedule.time[0, 22:]).all()
     assert schedule.version.max() > 0
+
+
+def test_a_buffer_of_all_clients_is_never_stale(draw: Callable) -> None:
+    """Four clients that finish together at 1, 2, 3, ... fill a buffer of four."""
+    rounds = np.repeat(np.arange(7.0), 4)
+    trace = Trace(np.tile(np.arange(4), 7), rounds, rounds + 1)
+    system = fedjax_sim.SYSTEMS["fedbuff"]
+    hyper = system.Hyper(num_clients=4, buffer_size=4, trace=trace)
+    schedule = draw(system.timeline, hyper, num_ticks=7)
+    np.testing.assert_array_equal(schedule.time[0], np.arange(1, 8))
+    np.testing.assert_array_equal(
+        schedule.version[0], np.broadcast_to(np.arange(7)[:, None], (7, 4))
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "quafl", "fedbuff", "favano"])
@@ -237,6 +262,10 @@ def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_
     )
     system = fedjax_sim.SYSTEMS[name]
     changes = {"reweight": "estimated"} if name == "favano" else {}
+    if name != "fedbuff":
+        changes["server_interact"] = 3.0
+    if name in ("quafl", "favano"):
+        changes["server_wait"] = 4.0
     hyper = small(system, trace=read_trace(path), **changes)
     run = fedjax_sim.simulate(system, regression(), hyper, time_budget=1000.0, num_evals=4)
     assert np.isfinite(run.curves.loss).all()
