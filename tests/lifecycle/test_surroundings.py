@@ -75,7 +75,8 @@ def test_lists_and_logs_do_not_depend_on_the_language(
     """Sources have Greek letters, and so may names of settings and metrics."""
     script = (
         "from fedjax_sim.reporting import trackers; log = trackers.CSV('log.csv');"
-        "log.log({'system': 'x', 'seed': 0}, 1, {'evaluation': 0, 'virtual_time': 0, chr(8214): 1});"
+        "lane = {'system': 'x', 'seed': 0};"
+        "log.log(lane, 1, {'evaluation': 0, 'virtual_time': 0, chr(8214): 1});"
         "log.close(); from fedjax_sim.cli.commands import main; raise SystemExit(main(['list']))"
     )
     narrow = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
