@@ -2,8 +2,8 @@
 
 `on_config` fills the navigation and `on_files` adds the pages, which are never written to disk:
 
-- the front page, the changelog, the ledger and the benchmarks, from their files, with links that
-  fit the site;
+- the pages of `docs`, the front page, the changelog, the ledger and the benchmarks, from their
+  files, with links that fit the site: in a clone they lead to files;
 - a page for each algorithm, from its module, its settings, the schedule that it draws, and a
   picture of `experiments/figures` if an experiment runs it;
 - a page of the API for each public room of the package;
@@ -12,6 +12,7 @@
 
 import ast
 import base64
+import functools
 import importlib
 import inspect
 import io
@@ -19,7 +20,6 @@ import json
 import pkgutil
 import posixpath
 import re
-import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import Field
@@ -115,8 +115,6 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for path in sorted((ROOT / "experiments" / "figures").glob("*.png")):
         address = f"figures/{path.name}"
         files.append(File.generated(config, address, abs_src_path=str(path)))
-    picture = drawn(DOCS / "site" / "worked_picture.py")
-    files.append(File.generated(config, "images/worked_picture.png", content=picture))
     for name in SYSTEMS:
         picture = png_of(schedule_figure(name))
         files.append(File.generated(config, f"images/schedule_{name}.png", content=picture))
@@ -135,16 +133,18 @@ def on_post_build(config: "MkDocsConfig") -> None:
 
 
 def all_pages() -> list[str]:
-    """List the addresses of all pages, written and generated."""
-    written = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
-    return sorted({*written, *generated_pages()})
+    """List the addresses of all pages."""
+    return sorted(generated_pages())
 
 
 def generated_pages() -> dict[str, str]:
-    """Write the generated pages: their Markdown by address."""
+    """Write all pages: their Markdown by address."""
     pages = {
         address: included(name) for name, address in PAGE_OF_FILE.items() if (ROOT / name).exists()
     }
+    for path in sorted(DOCS.rglob("*.md")):
+        address = path.relative_to(DOCS).as_posix()
+        pages[address] = fitted(path.read_text(), f"docs/{address}", address)
     pages["performance/index.md"] = performance_page()
     pages["algorithms/index.md"] = algorithms_page()
     pages |= {f"algorithms/{name}.md": algorithm_page(name) for name in SYSTEMS}
@@ -168,8 +168,8 @@ def included(name: str) -> str:
 def fitted(text: str, name: str, page: str) -> str:
     """Change the links of a Markdown text so that they fit the site.
 
-    Links to files that are pages, and to files in `docs`, lead to the site. Of links to other
-    files of the repository the words remain.
+    Links to files in `docs`, and to files that pages are made from, lead to the site. Of links to
+    other files of the repository the words remain.
 
     Args:
       text: The text.
@@ -184,8 +184,8 @@ def fitted(text: str, name: str, page: str) -> str:
             return match[0]
         file, mark, anchor = target.partition("#")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), file))
-        if path in PAGE_OF_FILE:
-            address = PAGE_OF_FILE[path]
+        if (known := PAGE_OF_FILE.get(path) or page_of_source().get(path)) is not None:
+            address = known
         elif path.startswith("experiments/figures/"):
             address = path.removeprefix("experiments/")
         elif path.startswith("docs/examples"):
@@ -197,6 +197,20 @@ def fitted(text: str, name: str, page: str) -> str:
         return f"{image}[{words}]({posixpath.relpath(address, folder)}{mark}{anchor})"
 
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", fit, text)
+
+
+@functools.cache
+def page_of_source() -> dict[str, str]:
+    """List the sources that generated pages are made from, with the pages' addresses."""
+    found = {"scripts/benchmark_results.json": "performance/index.md"}
+    for name in public_modules():
+        path = Path(importlib.import_module(name).__file__ or "")
+        path = path.parent if path.name == "__init__.py" else path
+        found[path.relative_to(ROOT).as_posix()] = f"api/{name}.md"
+    found["fedjax_sim/systems"] = "algorithms/index.md"
+    for name in reversed(SYSTEMS):  # The first of several systems in one file counts.
+        found[module_of(name).relative_to(ROOT).as_posix()] = f"algorithms/{name}.md"
+    return found
 
 
 def module_of(name: str) -> Path:
@@ -518,11 +532,6 @@ def shown_output(output: dict[str, Any]) -> list[str]:
         return [f"![Output of the cell above](data:image/png;base64,{picture})"]
     text = re.sub(r"\x1b\[[0-9;]*m", "", "".join(data.get("text/plain", ""))).rstrip()
     return ["```text", text, "```"] if text else []
-
-
-def drawn(script: Path) -> bytes:
-    """Run a script that defines `picture`, and return the picture as a PNG."""
-    return png_of(runpy.run_path(str(script))["picture"]())
 
 
 def png_of(figure: "Figure") -> bytes:

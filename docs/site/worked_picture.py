@@ -1,4 +1,7 @@
-"""Draw the picture of the page "How it works" from the schedule that the page prints."""
+"""Draw the picture of the page "How it works" from the schedule that the page prints.
+
+python docs/site/worked_picture.py    writes docs/images/worked_picture.png
+"""
 
 import re
 from pathlib import Path
@@ -8,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 PAGE = Path(__file__).parents[1] / "how-it-works.md"
+PATH = PAGE.parent / "images" / "worked_picture.png"
 COLOURS = ("#4c72b0", "#dd8452", "#c44e52")
 """Colours of work by its staleness: 0, 1, and 2 or more server steps."""
 
@@ -66,3 +70,7 @@ def picture() -> Figure:
     for side in ("top", "right"):
         above.spines[side].set_visible(False)
     return figure
+
+
+if __name__ == "__main__":
+    picture().savefig(PATH, dpi=110)

@@ -153,7 +153,11 @@ def read(path: Path, seed: int = 0) -> Visits:
       ConfigError: If the file cannot be read, or holds something that is not allowed.
     """
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8-sig")
+        ) as file:
             reader = csv.DictReader(file)
             rows = list(reader)
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:

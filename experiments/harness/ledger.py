@@ -224,7 +224,7 @@ def write(entry: Mapping[str, Any]) -> None:
     """Write an entry to its place in the repository."""
     file = file_of(name_of(entry))
     file.parent.mkdir(exist_ok=True)
-    file.write_text(compact(entry))
+    file.write_text(compact(entry), encoding="utf-8")
 
 
 def compact(content: Any) -> str:
@@ -255,7 +255,7 @@ def _compact(content: Any, depth: int) -> str:
 
 def entries(root: Path = ROOT) -> list[dict[str, Any]]:
     """Read all committed entries, in the order in which experiments are listed."""
-    files = {path: json.loads(path.read_text()) for path in sorted(root.glob("*/results/*.json"))}
+    files = {path: json.loads(path.read_bytes()) for path in sorted(root.glob("*/results/*.json"))}
     order = {name: number for number, name in enumerate(registry.names())}
     return sorted(files.values(), key=lambda entry: order.get(entry["experiment"], len(order)))
 

@@ -4,12 +4,14 @@ import html
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.claims import Verdict
 from experiments.harness.ledger import Row, all_claims, counts, is_stated, name_of, picture_of
 from experiments.harness.statistics import VERDICTS
+from fedjax_sim.lifecycle import write_whole
 
 COLORS = {
     "holds": "#1b7f4b",
@@ -65,12 +67,13 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
             f'<h2 id="{paper}">{name}</h2>\n{count_table({name: mine})}' + "\n".join(articles)
         )
     for file in shown:
-        shutil.copyfile(figures / file, out / "figures" / file)
+        copy = partial(shutil.copyfile, figures / file)
+        write_whole(out / "figures" / file, copy, lasts=False)
     whole = {
         names.get(paper, paper): [row for row in found if row.paper == paper] for paper in names
     }
     links = " ".join(f'<a href="#{paper}">{html.escape(name)}</a>' for paper, name in names.items())
-    (out / "index.html").write_text(
+    content = (
         "<!DOCTYPE html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -84,6 +87,7 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
         "earlier run, whose verdict was kept with them.</p>\n"
         f"{count_table(whole | {'all': list(found)})}\n" + "\n".join(sections) + "</body></html>\n"
     )
+    write_whole(out / "index.html", lambda path: path.write_text(content, encoding="utf-8"))
 
 
 def count_table(blocks: Mapping[str, Sequence[Row]]) -> str:

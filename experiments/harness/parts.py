@@ -106,7 +106,7 @@ class ExperimentPart:
         print(words, flush=True)
         file = self.checkpoints.with_name(f"{self.checkpoints.name}.progress")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(words)
+        write_whole(file, lambda path: path.write_text(words, encoding="utf-8"), lasts=False)
 
     def files(self) -> set[Path]:
         """List the files of lanes that have run."""

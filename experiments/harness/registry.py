@@ -45,7 +45,5 @@ def find(name: str) -> Callable[[Arguments], Outcome]:
 def summaries() -> dict[str, str]:
     """Return the first docstring line of every experiment by name, without importing them."""
     root = Path(__file__).parents[1]
-    return {
-        name: (ast.get_docstring(ast.parse((root / f"{name}.py").read_text())) or "").split("\n")[0]
-        for name in names()
-    }
+    trees = {name: ast.parse((root / f"{name}.py").read_bytes()) for name in names()}
+    return {name: (ast.get_docstring(tree) or "").split("\n")[0] for name, tree in trees.items()}

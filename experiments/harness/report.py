@@ -53,7 +53,7 @@ def write_report(out: Path) -> dict[str, int]:
     judge_again()
     found = rows(entries())
     for file, text in texts(found).items():
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     page.write(out, found, FIGURES, NAMES)
     return counts(found)
 
@@ -74,7 +74,7 @@ def texts(found: Sequence[Row]) -> dict[Path, str]:
         made[ROOT / paper / "README.md"] = ledger_table(
             [row for row in found if row.paper == paper]
         )
-    return {file: between(file.read_text(), text) for file, text in made.items()}
+    return {file: between(file.read_text(encoding="utf-8"), text) for file, text in made.items()}
 
 
 def between(text: str, inner: str) -> str:

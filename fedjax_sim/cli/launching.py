@@ -31,6 +31,7 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
     Raises:
       ConfigError: For an unknown launcher or field, a value of the wrong kind, or flags that do not
         fit together.
+      PartError: If the launcher cannot start parts here.
     """
     if arguments.part is not None:
         for name in ("parts", "launcher", "resources"):
@@ -42,7 +43,9 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
             raise ConfigError("resources", arguments.resources, "left out without a launcher")
         return None
     name = check_name("launcher", arguments.launcher or "local", LAUNCHERS)
-    return _read_resources(name, LAUNCHERS[name], arguments.resources)
+    launcher = _read_resources(name, LAUNCHERS[name], arguments.resources)
+    launcher.check()
+    return launcher
 
 
 def _read_resources(name: str, kind: type, text: str | None) -> Launcher:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedjax_sim.engine.records import to_json
 from fedjax_sim.engine.summaries import flagged, label_of, settings_of
+from fedjax_sim.lifecycle import is_terminal
 from fedjax_sim.reporting.targets import first_reach, median_reach
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
@@ -39,7 +40,7 @@ class _Console(Console):
 
 def make_console() -> Console:
     """Make a console as wide as the terminal or, if it writes to none, `COLUMNS` or 150 columns."""
-    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    is_known = is_terminal(sys.stdout) or "COLUMNS" in os.environ
     return _Console(width=None if is_known else PLAIN_WIDTH)
 
 

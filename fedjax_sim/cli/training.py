@@ -31,6 +31,7 @@ from fedjax_sim.engine.placement import check_layout, check_precision, keep_comp
 from fedjax_sim.engine.processes import join_processes, on_first
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
@@ -201,10 +202,10 @@ def _read_trackers(arguments: argparse.Namespace) -> list[str]:
 
 @contextlib.contextmanager
 def _without_trace_if_refused(folder: Folder | None) -> Iterator[None]:
-    """Take the results folder away again if `sweep` finds that its input is not allowed."""
+    """Take the results folder away again if it is found that the input is not allowed."""
     try:
         yield
-    except ConfigError:
+    except InputError:
         if folder is not None:
             folder.withdraw(LANES)
         raise

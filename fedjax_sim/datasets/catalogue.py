@@ -10,6 +10,7 @@ from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
 from fedjax_sim.datasets.fetched import CLIENT_TEXTS, SOURCES, TEXTS, fetch, fetch_text
 from fedjax_sim.datasets.synthetic import from_name
 from fedjax_sim.datasets.text import Text, from_file
+from fedjax_sim.lifecycle import cache_folder
 from fedjax_sim.settings import ConfigError
 
 
@@ -106,7 +107,7 @@ def load(
     if name.startswith("synthetic_"):
         return from_name(name)
     if name.startswith("npz:") or name.endswith(".npz"):
-        return from_npz(Path(name.removeprefix("npz:")).expanduser())
+        return from_npz(_expanded(name.removeprefix("npz:")))
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
 
 
@@ -137,15 +138,23 @@ def load_text(
         raise ConfigError(
             "dataset", name, "one of " + ", ".join(TEXTS | CLIENT_TEXTS) + ", or a .txt file"
         )
-    return from_file(Path(name.removeprefix("text:")).expanduser())
+    return from_file(_expanded(name.removeprefix("text:")))
 
 
 def _resolve_folders(
     data_dir: str | os.PathLike | None, cache_dir: str | os.PathLike | None
 ) -> tuple[Path | None, Path]:
     """Return the folders of raw files and of the cache as paths, with the cache's default."""
-    cache = cache_dir or os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim"
-    return None if data_dir is None else Path(data_dir).expanduser(), Path(cache).expanduser()
+    cache = cache_folder(cache_dir)
+    if cache is None:
+        allowed = "a folder, or FEDJAX_SIM_CACHE set to one: this process has no home folder"
+        raise ConfigError("cache_dir", cache_dir, allowed)
+    return None if data_dir is None else _expanded(data_dir), cache
+
+
+def _expanded(path: str | os.PathLike) -> Path:
+    """Put the home folder in place of "~"; where there is none, the path stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (`Path.expanduser` raises an error)
 
 
 def _load_digits() -> Dataset:

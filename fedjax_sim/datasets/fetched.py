@@ -35,6 +35,7 @@ from fedjax_sim.datasets.raw_files import (
 )
 from fedjax_sim.datasets.text import Text, from_file
 from fedjax_sim.datasets.text import from_npz as text_from_npz
+from fedjax_sim.lifecycle import is_terminal
 from fedjax_sim.settings import ConfigError
 
 
@@ -483,7 +484,7 @@ def _report_failure(
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
     files = ", ".join(source.raw_files)
-    tfds.display_progress_bar(sys.stderr.isatty())
+    tfds.display_progress_bar(is_terminal(sys.stderr))
     try:
         if data_dir is None:
             if source.by_hand:

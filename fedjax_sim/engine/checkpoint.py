@@ -18,8 +18,10 @@ it and saying so would need more code around Orbax than the files themselves nee
 takes a second of every resumed run.
 """
 
+import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +35,8 @@ from fedjax_sim.lifecycle import InputError, remove_scratch, say, write_whole
 from fedjax_sim.settings import ConfigError
 
 CONFIGURATION = "configuration.json"
+ANY = "state|plan|result"
+"""The kinds of array files."""
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
 BUDGETS = ("time_budget", "num_ticks")
@@ -60,6 +64,21 @@ def count_lanes(folder: Path) -> int | None:
         return len(json.loads((folder / CONFIGURATION).read_text())["asked"]["seeds"]) or None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a group of lanes, and their folder if nothing else is in it.
+
+    Args:
+      folder: The folder, which need not exist.
+    """
+    found = [*_files_in(folder), *folder.glob(CONFIGURATION)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    remove_scratch(folder)
+    if found:
+        with contextlib.suppress(OSError):  # raised if it is a link, or not empty
+            folder.rmdir()
 
 
 class Checkpoint:
@@ -150,7 +169,7 @@ class Checkpoint:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not self._resume:
-                for path in (*self._files("*"), self._folder / CONFIGURATION):
+                for path in (*self._files(), self._folder / CONFIGURATION):
                     path.unlink(missing_ok=True)
             remove_scratch(self._folder)
         except OSError as error:
@@ -245,7 +264,7 @@ class Checkpoint:
         """Write what the group returned. Of the states, only the one for a longer run is kept."""
         written = self._write("result", 0, _digest_of(self._asked), arrays)
         kept = {written, *self._for_a_longer_run()}
-        self._remove(path for path in self._files("*") if path not in kept)
+        self._remove(path for path in self._files() if path not in kept)
 
     def go_on(
         self,
@@ -283,7 +302,7 @@ class Checkpoint:
         # Killed before this line, the folder is still that of the shorter run; afterwards, the new
         # state is the only one that fits.
         longer._write_configuration(planned)
-        self._remove(path for path in self._files("*") if path != kept)
+        self._remove(path for path in self._files() if path != kept)
 
     def _for_a_longer_run(self) -> list[Path]:
         """Find the newest state up to which every lane was running."""
@@ -294,9 +313,9 @@ class Checkpoint:
         for path in paths:
             path.unlink(missing_ok=True)
 
-    def _files(self, kind: str) -> list[Path]:
-        """List the array files of a kind ("*": of all), the newest first."""
-        return sorted(self._folder.glob(f"{kind}-*-*.npz"), reverse=True)
+    def _files(self, kind: str = ANY) -> list[Path]:
+        """List the array files of a kind, the newest first."""
+        return _files_in(self._folder, kind)
 
     def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
         """Write an array file. Its content says to which run it belongs, its name its digest."""
@@ -365,6 +384,14 @@ class Checkpoint:
 def _ticks_of(path: Path) -> int:
     """Read the ticks in the name of an array file."""
     return int(path.stem.split("-")[1])
+
+
+def _files_in(folder: Path, kind: str = ANY) -> list[Path]:
+    """List the array files of a kind in a folder, the newest first, and none of other programs."""
+    named = re.compile(rf"(?:{kind})-\d{{12,}}-[0-9a-f]+\.npz")
+    return sorted(
+        (path for path in folder.glob("*.npz") if named.fullmatch(path.name)), reverse=True
+    )
 
 
 def _digest_of(content: Any) -> str:

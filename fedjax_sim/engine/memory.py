@@ -11,7 +11,6 @@ Dimension letters: those of `fedjax_sim.types`; `H` rows of the store behind `cl
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim import lifecycle
 from fedjax_sim.engine import processes
 from fedjax_sim.settings import ConfigError
 
@@ -253,4 +253,4 @@ def write_bytes(number: float) -> str:
 def say(sentence: str) -> None:
     """Print a sentence where progress is shown, in the first process alone."""
     if processes.is_first():
-        print(f"fedjax-sim: {sentence}", file=sys.stderr, flush=True)
+        lifecycle.say(sentence)

@@ -10,7 +10,6 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules.
 
 import dataclasses
 import gc
-import shutil
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine import memory
-from fedjax_sim.engine.checkpoint import count_lanes
+from fedjax_sim.engine.checkpoint import count_lanes, remove_checkpoints
 from fedjax_sim.engine.curves import Part
 from fedjax_sim.engine.drawing import PlanSize, count_ticks, measure_plan
 from fedjax_sim.engine.groups import Planned, run_group, schedules_of
@@ -139,7 +138,7 @@ class _Pieces:
         # Only now, without the error, does nothing hold the arrays of the failed attempt.
         gc.collect()
         if self._options.checkpoint is not None:
-            shutil.rmtree(self._folder(), ignore_errors=True)
+            remove_checkpoints(self._folder())
         self._accepted = num // 2
         memory.say(
             f"memory ran out with {num} lanes of {self._system.name} at a time; from here on "

@@ -11,13 +11,14 @@ The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layou
 import contextlib
 import math
 import os
-from pathlib import Path
+import tempfile
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_sim.engine.step_cost import StepCost
+from fedjax_sim.lifecycle import cache_folder, say
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import PRECISIONS
 
@@ -225,13 +226,28 @@ def keep_compiled(is_wanted: bool = True) -> None:
     `sweep` and `simulate` keep them unless this was called with False, or unless JAX's own switch
     `JAX_ENABLE_COMPILATION_CACHE=0` is set. They go to JAX's own cache folder if one is configured,
     otherwise to `$FEDJAX_SIM_CACHE/jax`; `FEDJAX_SIM_CACHE` is `~/.cache/fedjax_sim` by default.
+    Nothing is kept in a folder that cannot be written, or without a home folder; one sentence on
+    the error stream then says so.
 
     Args:
       is_wanted: False keeps nothing from now on.
     """
     jax.config.update("jax_enable_compilation_cache", is_wanted)
     if is_wanted and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = Path(os.environ.get("FEDJAX_SIM_CACHE") or "~/.cache/fedjax_sim").expanduser()
+        cache = cache_folder()
+        try:
+            if cache is None:
+                raise OSError("this process has no home folder")
+            (cache / "jax").mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=cache / "jax"):
+                pass
+        except OSError as error:
+            say(
+                f"compiled programs are not kept ({error}): set FEDJAX_SIM_CACHE to a folder that "
+                "can be written."
+            )
+            jax.config.update("jax_enable_compilation_cache", False)
+            return
         jax.config.update("jax_compilation_cache_dir", str(cache / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fedjax_sim.lifecycle import is_terminal, tell, write_whole
+
 Shown = bool | Path | None
 """None: on a terminal and in a notebook; True: also as lines elsewhere; False: nowhere; a path: in
 a file that always holds one line."""
@@ -39,8 +41,8 @@ class Display:
         self._ticks, self._times, self._num_evals = ticks, time, ticks.shape[1] - 1
         may_show = shown is None or shown is True
         self._is_notebook = may_show and in_notebook()
-        is_terminal = may_show and sys.stderr.isatty()
-        self._has_lines = shown is True and not self._is_notebook and not is_terminal
+        has_bar = may_show and is_terminal(sys.stderr)
+        self._has_lines = shown is True and not self._is_notebook and not has_bar
         self._cell: Any = None
         self._said = self._began = -np.inf
         self._before = 0
@@ -55,7 +57,7 @@ class Display:
             *columns,
             console=Console(file=sys.stderr),
             transient=True,
-            disable=self._is_notebook or not is_terminal,
+            disable=self._is_notebook or not has_bar,
         )
         self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
 
@@ -97,12 +99,14 @@ class Display:
         is_last = facts.startswith(f"{self._num_evals} of")
         if self._has_lines and (is_last or time.perf_counter() - self._said >= PAUSE):
             self._said = time.perf_counter()
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
         if self._file is not None:
             with contextlib.suppress(OSError):
-                scratch = self._file.with_name(f"{self._file.name}.tmp")
-                scratch.write_text(f"{line}\n")
-                scratch.replace(self._file)
+                write_whole(
+                    self._file,
+                    lambda path: path.write_text(f"{line}\n", encoding="utf-8"),
+                    lasts=False,
+                )
 
     def _show_in_notebook(self, line: str) -> None:
         """Show a line under the notebook's cell, in place of the one before."""
@@ -117,7 +121,7 @@ class Display:
 
 def is_shown(shown: Shown) -> bool:
     """Tell whether anything is shown to anybody."""
-    return bool(shown) or (shown is None and (sys.stderr.isatty() or in_notebook()))
+    return bool(shown) or (shown is None and (is_terminal(sys.stderr) or in_notebook()))
 
 
 def in_notebook() -> bool:

@@ -16,6 +16,7 @@ says more in config.json.
 Each file is written under another name in its folder and then renamed.
 """
 
+import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,14 +71,32 @@ def write_files(folder: Path, run: Kept) -> None:
     system = run.curves.attrs["system"]
     runs = {system: run}
     files = files_of(runs)
-    if "samples.nc" not in files:
-        (folder / "samples.nc").unlink(missing_ok=True)
+    if "samples.nc" in files_in(folder) - {*files}:
+        (folder / "samples.nc").unlink()
     config = {**_described(run), **environment(), "files": [*files, "config.json", "summary.json"]}
     content = summary({system: run.curves})
     files["config.json"] = lambda path: path.write_text(to_json(config))
     files["summary.json"] = lambda path: path.write_text(to_json(content))
     for name, write in files.items():
         write_whole(folder / name, write)
+
+
+def files_in(folder: Path) -> set[str]:
+    """List the files that a run wrote into a folder, as far as they are still there.
+
+    Args:
+      folder: The folder.
+
+    Returns:
+      The names in the list of its config.json; none if that is missing or of another program.
+    """
+    try:
+        listed = json.loads((folder / "config.json").read_text(encoding="utf-8"))["files"]
+        is_ours = {"config.json", "summary.json"} <= set(listed)
+        here = [name for name in listed if Path(name).name == name] if is_ours else []
+        return {name for name in here if (folder / name).is_file()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], Any]]:

@@ -5,7 +5,6 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
 
 import contextlib
 import dataclasses
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.bad_lanes import warn_of_lanes
+from fedjax_sim.engine.checkpoint import remove_checkpoints
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import label_curves, label_lanes
 from fedjax_sim.engine.division import Unit, divide
@@ -372,7 +372,7 @@ def _locked(options: Options) -> Iterator[None]:
     try:
         if not options.resume:
             for part in options.checkpoint.glob("part_*"):
-                shutil.rmtree(part)
+                remove_checkpoints(part)
         yield
     finally:
         lock.release()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fedjax_sim.lifecycle import PARENT
+from fedjax_sim.lifecycle import PARENT, open_own
 
 SAVED = 75
 """Exit code of a run that was asked to end, saved what it had, and can be resumed."""
@@ -59,14 +59,14 @@ class Job:
     def last_line(self) -> str:
         """Return the last line that the command printed."""
         with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").split("\n")
+            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
     def last_progress(self) -> str:
         """Return how far the command is, in its words."""
         with contextlib.suppress(OSError):
-            return self.progress.read_text().strip()
+            return self.progress.read_text(encoding="utf-8", errors="replace").strip()
         return ""
 
 
@@ -82,7 +82,7 @@ def start_job(job: Job, environment: Mapping[str, str] | None = None) -> subproc
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     ends_with = {PARENT: str(os.getpid())}
     variables = {**os.environ, **job.environment, **(environment or {}), **ends_with}
-    with job.log.open("ab") as log:
+    with open(job.log, "ab", opener=open_own) as log:
         return subprocess.Popen(
             job.words(),
             cwd=job.directory,
@@ -122,6 +122,13 @@ class Launcher(Protocol):
 
         Returns:
           The jobs that were started, to wait for.
+        """
+
+    def check(self) -> None:
+        """Check that jobs can be started here, before anything is written.
+
+        Raises:
+          PartError: If they cannot, such as without the package that starts them.
         """
 
     def count(self) -> int:

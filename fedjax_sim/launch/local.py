@@ -31,6 +31,9 @@ class Local:
         """Start as many jobs as have a place; its arguments are those of `Launcher.start`."""
         return LocalJobs(jobs, _places(self.processes, len(jobs)), self.restarts)
 
+    def check(self) -> None:
+        """Return: processes can be started anywhere."""
+
     def count(self) -> int:
         """Return one part for each GPU, or for each core."""
         return self.processes or len(gpus()) or len(_cores())

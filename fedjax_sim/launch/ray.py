@@ -29,8 +29,8 @@ class Ray:
     address: str | None = None
     restarts: int = 100
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> "RayJobs":
-        """Start a task for each job; its arguments are those of `Launcher.start`.
+    def check(self) -> None:
+        """Start Ray, or connect with its cluster.
 
         Raises:
           PartError: If Ray is not installed, or the cluster cannot be reached.
@@ -47,6 +47,16 @@ class Ray:
             except ConnectionError as error:
                 sentence = f"address is {self.address!r}, but no Ray cluster answers there"
                 raise PartError(f"{sentence} ({error}).", 2) from None
+
+    def start(self, jobs: Sequence[Job], folder: Path) -> "RayJobs":
+        """Start a task for each job; its arguments are those of `Launcher.start`.
+
+        Raises:
+          PartError: As `check`.
+        """
+        self.check()
+        import ray
+
         task, reserved = ray.remote(run_job), {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
         return RayJobs(
             [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_sim.launch.jobs import SAVED, Job, start_job, wait_for
-from fedjax_sim.lifecycle import PartError
+from fedjax_sim.lifecycle import PartError, open_own
 
 PATIENCE = 600
 """Seconds in which Slurm kills a job that it ends."""
@@ -57,6 +57,21 @@ class Slurm:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cluster: Literal["slurm", "local"] = "slurm"
 
+    def check(self) -> None:
+        """Check that submitit and Slurm are there.
+
+        Raises:
+          PartError: If submitit is not installed, or there is no Slurm on this machine.
+        """
+        try:
+            import submitit
+        except ImportError:
+            raise PartError(
+                'launcher is "slurm", which needs submitit: pip install "fedjax-sim[slurm]".', 2
+            ) from None
+        if self.cluster == "slurm" and submitit.SlurmExecutor.affinity() <= 0:
+            raise PartError('launcher is "slurm", but there is no Slurm on this machine (srun).', 2)
+
     def start(self, jobs: Sequence[Job], folder: Path) -> "SlurmJobs":
         """Submit an array job; its arguments are those of `Launcher.start`.
 
@@ -83,12 +98,9 @@ class Slurm:
         Raises:
           PartError: If submitit is not installed, or there is no Slurm on this machine.
         """
-        try:
-            import submitit
-        except ImportError:
-            raise PartError(
-                'launcher is "slurm", which needs submitit: pip install "fedjax-sim[slurm]".', 2
-            ) from None
+        self.check()
+        import submitit
+
         logs = folder / "%j"
         executor: Any
         if self.cluster == "local":
@@ -100,8 +112,6 @@ class Slurm:
                 stderr_to_stdout=True,
             )
             return executor
-        if submitit.SlurmExecutor.affinity() <= 0:
-            raise PartError('launcher is "slurm", but there is no Slurm on this machine (srun).', 2)
         executor = submitit.SlurmExecutor(logs, max_num_timeout=self.restarts)
         given = {
             "gpus_per_node": self.gpus or None,
@@ -207,8 +217,9 @@ class SlurmJobs:
         try:
             return self._submitted[number].result()
         except Exception as error:  # submitit raises its own and the job's.
-            with self._jobs[number].log.open("a") as log:
-                log.write(f"{_last_line(error)}\n")
+            log = self._jobs[number].log
+            with open(log, "a", encoding="utf-8", opener=open_own) as file:
+                file.write(f"{_last_line(error)}\n")
             return 1
 
 

@@ -90,7 +90,8 @@ def sweep(
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
         a resumed sweep is to end earlier than before.
-      PartError: If a part failed, such as for input that is not allowed.
+      PartError: If a part failed, such as for input that is not allowed; or if the launcher cannot
+        start any, in which case no folder is made.
     """
     import cloudpickle
 
@@ -100,6 +101,7 @@ def sweep(
     from fedjax_sim.launch.parts import parts_in
     from fedjax_sim.settings import ConfigError
 
+    launcher.check()
     where = Path(folder).absolute()
     call = where / CALL
     num_lanes, usual = _count_lanes(seeds, settings), None

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedjax_sim.launch.jobs import PAUSE, RESUME, SAVED, Job, Launcher
-from fedjax_sim.lifecycle import PartError
+from fedjax_sim.lifecycle import PartError, is_terminal
 
 
 def finish_jobs(
@@ -99,8 +99,10 @@ class Watch:
         self._jobs = jobs
         self._codes: list[int | None] = [None] * len(jobs)
         self._began = time.monotonic()
-        self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
-        is_live = enabled and sys.stderr.isatty()
+        self._console = Console(
+            file=sys.stderr, quiet=not enabled or sys.stderr is None, soft_wrap=True
+        )
+        is_live = enabled and is_terminal(sys.stderr)
         self._live = Live(console=self._console, transient=True) if is_live else None
         if self._live:
             self._live.start()

@@ -21,10 +21,19 @@ from fedjax_sim.lifecycle.endings import (
     asked_to_stop,
     deferring_stops,
     exit_code_of,
+    is_terminal,
     nearest,
     say,
+    tell,
 )
-from fedjax_sim.lifecycle.folders import LOCK, FolderLock, remove_scratch, write_whole
+from fedjax_sim.lifecycle.folders import (
+    LOCK,
+    FolderLock,
+    cache_folder,
+    open_own,
+    remove_scratch,
+    write_whole,
+)
 
 __all__ = [
     "BAD_INPUT",
@@ -41,10 +50,14 @@ __all__ = [
     "Stopped",
     "StorageError",
     "asked_to_stop",
+    "cache_folder",
     "deferring_stops",
     "exit_code_of",
+    "is_terminal",
     "nearest",
+    "open_own",
     "remove_scratch",
     "say",
+    "tell",
     "write_whole",
 ]

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 FAULT = 1
@@ -173,7 +174,8 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
     """Run a command, and turn the way in which it ends into an exit code.
 
     Ctrl-C, SIGTERM, SIGUSR1, bad input, and disks and folders that fail each print one sentence.
-    If nobody reads the output to its end, as in `| head`, the command ends in silence. Any other
+    If nobody reads the output to its end, as in `| head`, the command ends in silence. A standard
+    stream that was closed beforehand, as by `>&-`, is the null device for the command. Any other
     error is a fault of the program and is raised.
 
     Args:
@@ -184,6 +186,12 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
       One of `EXIT_CODES`, or the exit code of a part that failed.
     """
     _end_with_parent()
+    with _usable_streams():
+        return _exit_code_of(program, work)
+
+
+def _exit_code_of(program: str, work: Callable[[], object]) -> int:
+    """Run a command with streams that can be written to; see `exit_code_of`."""
     try:
         with _listening():
             work()
@@ -202,9 +210,12 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
         return _complain(program, sentence, INTERRUPTED)
     except OSError as error:
         if not isinstance(error, StorageError):
-            if error.errno not in OF_STORAGE:
+            # A stream has no name, and its number is bad if it was opened for reading.
+            is_output = error.filename is None and error.errno == errno.EBADF
+            if error.errno not in OF_STORAGE and not is_output:
                 raise
-            error = StorageError(error.filename or "a file", error)
+            _let_go_if_it_fails()
+            error = StorageError(error.filename or "the output or a file", error)
         sentence = f"{error}; --resume continues the run once that is mended."
         return _complain(program, sentence, STORAGE)
     return 0
@@ -226,14 +237,61 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def _usable_streams() -> Iterator[None]:
+    """Let anything be printed inside the block.
+
+    A file that is opened gets the lowest free number. If a standard stream is closed, that is the
+    stream's number, and what libraries print would end up in the file. Characters that the output
+    cannot encode are escaped.
+    """
+    number = 0
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR)
+        os.set_inheritable(number, number <= 2)
+    os.close(number)
+    with contextlib.ExitStack() as undo:
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:
+                undo.callback(setattr, sys, name, None)
+                setattr(sys, name, undo.enter_context(Path(os.devnull).open("w")))
+        output: Any = sys.stdout
+        if hasattr(output, "reconfigure"):
+            undo.callback(_set_errors, output, output.errors)
+            _set_errors(output, "backslashreplace")
+        yield
+
+
+def _set_errors(stream: Any, errors: str) -> None:
+    """Choose what a stream does with characters that it cannot encode."""
+    # This flushes the stream, which fails if nobody reads it, and whose end is told elsewhere.
+    with contextlib.suppress(OSError, ValueError):
+        stream.reconfigure(errors=errors)
+
+
 def _is_output_closed() -> bool:
     """Tell whether nobody reads the output any more, as after `| head`, and then let go of it."""
-    output, poll = sys.stdout.fileno(), select.poll()
-    poll.register(output, 0)
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
     is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if is_closed:  # Python flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    if is_closed:
+        _let_go_of_output()
     return is_closed
+
+
+def _let_go_if_it_fails() -> None:
+    """Let go of the output if it cannot be written, as on a full disk."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _let_go_of_output()
+
+
+def _let_go_of_output() -> None:
+    """Send the output to the null device: Python flushes it once more at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _complain(program: str, sentence: str, code: int) -> int:
@@ -243,15 +301,38 @@ def _complain(program: str, sentence: str, code: int) -> int:
 
 
 def say(sentence: str, program: str = "fedjax-sim") -> None:
-    """Print one line to the error stream.
+    """Print one line to the error stream, if it can be written.
 
     Args:
       sentence: What to say; line breaks become spaces.
       program: Name of the program.
     """
-    # An error stream that is closed or full must not hide the exit code.
-    with contextlib.suppress(OSError):
-        print(f"{program}: {sentence}".replace("\n", " "), file=sys.stderr, flush=True)
+    tell(f"{program}: {sentence}".replace("\n", " "))
+
+
+def tell(line: str) -> None:
+    """Print a line as it is to the error stream, if it can be written.
+
+    An error stream that is missing, closed or full ends no run and hides no exit code.
+
+    Args:
+      line: What to print.
+    """
+    if sys.stderr is not None:  # Otherwise `print` would take the output.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Tell whether a stream is a terminal.
+
+    Args:
+      stream: `sys.stdout` or `sys.stderr`, which may be closed, None, or any object with `write`.
+    """
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

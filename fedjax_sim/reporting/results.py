@@ -18,6 +18,7 @@ comes last. One process at a time writes to a folder.
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from fedjax_sim.engine.records import environment, to_json
-from fedjax_sim.engine.run_files import Kept, files_of
+from fedjax_sim.engine.run_files import Kept, files_in, files_of
 from fedjax_sim.engine.summaries import summary
 from fedjax_sim.lifecycle import LOCK, FolderLock, remove_scratch, say, write_whole
 from fedjax_sim.settings import ConfigError
@@ -37,8 +38,12 @@ FIELD = "results folder"
 """What error messages call it."""
 UNFINISHED, ENDED = Path("checkpoint/run.json"), Path("checkpoint/ended.json")
 """What must be equal for a later run to resume this one, while it is unfinished and afterwards."""
+RECORDS = {UNFINISHED.name, ENDED.name}
+"""One of these is in a folder of checkpoints that a run made."""
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
 """Coordinates against which curves are drawn, by the name that users give them."""
+SUFFIXES = {".nc", ".json", ".pkl", ".png", ".csv"}
+"""Suffixes of the files that are written."""
 DPI = 160
 """Pixels of an inch of a picture."""
 LEAST_FREE_BYTES = 2**24
@@ -75,7 +80,9 @@ class Folder:
 
         Raises:
           ConfigError: If a file is in its place; if the folder is in use and neither `resume` nor
-            `overwrite` is set; if it has no run to resume; if both flags are set.
+            `overwrite` is set; if it has no run to resume; if both flags are set; if it is to be
+            overwritten and has a folder of checkpoints that is not that of a run; if a folder has
+            the name of a file of results.
         """
         self.path = Path(path)
         self._overwrite = overwrite
@@ -104,6 +111,16 @@ class Folder:
                 FIELD,
                 str(path),
                 "new or empty, unless an unfinished run in it is resumed or it is overwritten",
+            )
+        for path in self.path.iterdir() if in_use else ():
+            if path.suffix in SUFFIXES and path.is_dir() and not path.is_symlink():
+                allowed = "a file or absent, where results are written"
+                raise ConfigError(f"{path.name} in the {FIELD}", "a folder", allowed)
+        if in_use and overwrite and self.checkpoints.exists() and not self._has_checkpoints():
+            raise ConfigError(
+                f"{self.checkpoints.name} in the {FIELD} to overwrite",
+                str(self.checkpoints),
+                f"absent, or made by a run, with {UNFINISHED.name} or {ENDED.name} in it",
             )
 
     @property
@@ -178,12 +195,13 @@ class Folder:
                 )
             remove_scratch(self.path)
             if identity is None:
-                self._put(".probe", lambda path: path.write_bytes(bytes(4096)))
-                (self.path / ".probe").unlink()
+                with tempfile.TemporaryFile(dir=self.path) as probe:
+                    probe.write(bytes(4096))
+                    probe.flush()
             else:
                 self._identity = identity
                 if not self._resumes:
-                    shutil.rmtree(self.checkpoints, ignore_errors=True)
+                    self._remove_checkpoints()
                 self.checkpoints.mkdir(exist_ok=True)
                 self._adds_record = not (self.path / UNFINISHED).exists()
                 self.write_json(str(UNFINISHED), self.recorded() or identity)
@@ -195,6 +213,27 @@ class Folder:
             self._release()
             _remove_empty(missing)
             raise
+
+    def _has_checkpoints(self) -> bool:
+        """Tell whether the folder of checkpoints is that of a run, or empty."""
+        found = {path.name for path in self.checkpoints.iterdir()}
+        return not found or bool(found & RECORDS)
+
+    def _remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a run, if there are any, and then the record of the run.
+
+        A process that is killed in between leaves a folder that is still known to be that of a run.
+        If the folder is a link, it stays, and only its content is removed.
+        """
+        if not self.checkpoints.is_dir() or not self._has_checkpoints():
+            return
+        for path in sorted(self.checkpoints.iterdir(), key=lambda path: path.name in RECORDS):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if not self.checkpoints.is_symlink():
+            self.checkpoints.rmdir()
 
     def _release(self) -> None:
         """Let others write to the folder."""
@@ -268,7 +307,7 @@ class Folder:
         """Remove files of an older run, write config.json and summary.json, remove checkpoints.
 
         Only those files of an overwritten run are removed that its config.json lists and that this
-        run has not written itself.
+        run has not written itself; a config.json of another program removes nothing.
 
         Args:
           config: The content of config.json, to which the list of files is added.
@@ -276,28 +315,24 @@ class Folder:
           can_go_on: Whether checkpoints are kept, for a longer run.
         """
         files = [*self._written, "config.json", "summary.json"]
-        old: list[str] = []
-        if self._overwrite or self._resumes:
-            # Errors mean that the folder did not hold results, so that there is nothing to remove.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                old = json.loads((self.path / "config.json").read_text())["files"]
+        old = files_in(self.path) if self._overwrite or self._resumes else set()
         # Before their list is replaced: a run that is killed here is resumed, and reads it again.
-        for name in set(old) - set(files):
-            if Path(name).name == name:
-                (self.path / name).unlink(missing_ok=True)
+        for name in old - set(files):
+            (self.path / name).unlink(missing_ok=True)
         self.write_json("config.json", {**config, "files": files})
         self.write_json("summary.json", summary)
         if can_go_on:
             self.write_json(str(UNFINISHED), self._identity)
             (self.path / UNFINISHED).replace(self.path / ENDED)
         else:
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._remove_checkpoints()
         self._release()
 
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
         """Write a file, complete or not at all."""
         target = write_whole(self.path / name, write)
-        if target.parent == self.path and not name.startswith("."):
+        if target.parent == self.path:
             self._written.append(name)
 
 

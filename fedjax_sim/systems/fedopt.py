@@ -87,8 +87,9 @@ def _named(name: str, settings: type, optimizer: str) -> System:
     return cohort_system(name, settings, algorithm, summary, messages=report_messages())
 
 
+system = _named("fedopt", Hyper, "any optax optimizer")
 systems = (
-    _named("fedopt", Hyper, "any optax optimizer"),
+    system,
     _named("fedavgm", WithMomentum, "SGD with momentum"),
     _named("fedadagrad", WithoutMomentum, "Adagrad"),
     _named("fedadam", Adaptive, "Adam"),

@@ -236,7 +236,7 @@ def read_client_table(path: str | Path) -> ClientTable:
         names the row, counted from 1 without the header, and the value.
     """
     try:
-        with Path(path).open(newline="") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
             header = set(reader.fieldnames or ())

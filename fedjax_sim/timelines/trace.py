@@ -159,7 +159,7 @@ def read_trace(path: str | Path) -> Trace:
       ConfigError: If the file cannot be read, or holds values that are not allowed.
     """
     try:
-        with Path(path).open(newline="") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
             header = set(reader.fieldnames or ())

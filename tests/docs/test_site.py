@@ -112,7 +112,7 @@ def test_clocks_are_those_of_the_systems_named() -> None:
     clocks = {getattr(timelines, name): systems for name, systems in rows}
     named = set()
     for clock, text in clocks.items():
-        for name in re.findall(r"algorithms/(\w+)\.md", text):
+        for name in re.findall(r"systems/(\w+)\.py", text):
             bases = SYSTEMS[name].Hyper.__mro__
             assert next(base for base in bases if base in clocks) is clock, name
             named.add(clock)
@@ -133,24 +133,18 @@ def links_of(address: str, text: str) -> Iterator[str]:
             yield posixpath.normpath(posixpath.join(posixpath.dirname(address), file))
 
 
-def texts_of(pages: ModuleType) -> dict[str, str]:
-    """Return all pages, written and generated: their Markdown by address."""
-    written = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
-    return written | pages.generated_pages()
-
-
 def test_formulas_are_text(pages: ModuleType) -> None:
     """The site has nothing that draws LaTeX."""
-    texts = texts_of(pages).items()
+    texts = pages.generated_pages().items()
     assert not [address for address, text in texts if "$" in prose_of(text)]
 
 
 def test_links_lead_somewhere(pages: ModuleType) -> None:
     """Links inside the site lead to its pages and pictures. The build checks their anchors too."""
-    written = texts_of(pages)
+    written = pages.generated_pages()
     pictures = {f"figures/{p.name}" for p in (ROOT / "experiments" / "figures").glob("*.png")}
     pictures |= {path.relative_to(DOCS).as_posix() for path in (DOCS / "images").glob("*")}
-    pictures |= {"images/worked_picture.png"} | {f"images/schedule_{name}.png" for name in SYSTEMS}
+    pictures |= {f"images/schedule_{name}.png" for name in SYSTEMS}
     known = {*written, *pictures}
     missing = [
         (address, target)
@@ -175,6 +169,9 @@ def test_the_worked_picture_shows_the_schedule_of_its_page() -> None:
     assert "tick 4:   v5 = v4 + 0.35 × update of client 2 from v3" in below.texts[-1].get_text()
 
 
+ADDRESS = "https://example.org/docs/fedjax_sim/"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site, with warnings as errors."""
@@ -185,7 +182,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [*command, "--config-file", "docs/site/mkdocs.yml"],
         cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "JAX_PLATFORMS": "cpu", "SITE_URL": ADDRESS},
         capture_output=True,
         text=True,
     )
@@ -231,9 +228,20 @@ def test_the_reference_is_laid_out(site: Path) -> None:
     assert all(each.count("<li") == 1 for each in returned)
 
 
+def test_the_error_page_works_at_any_depth(site: Path) -> None:
+    """It is shown at addresses that do not exist, so its links begin at the root of the host."""
+    targets = re.findall(r"\b(?:src|href)=[\"']?([^\"'\s>]+)", (site / "404.html").read_text())
+    local = [target for target in targets if not re.match(r"[a-z]+:|#", target)]
+    assert len(local) > 10
+    assert all(target.startswith(("/docs/fedjax_sim/", ".")) for target in local)
+    assert not [target for target in local if target.startswith("..")]
+
+
 def test_nothing_comes_from_other_hosts(site: Path) -> None:
     """Pages load scripts, styles, fonts and pictures from the site alone."""
-    loaded = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=[\"']?(https?:)")
+    loaded = re.compile(
+        r"<(?:script|img|link(?! rel=\"?canonical)|iframe)\b[^>]*?\b(?:src|href)=[\"']?(https?:)"
+    )
     for page in site.rglob("*.html"):
         assert not loaded.findall(page.read_text()), page.name
     for style in site.rglob("*.css"):

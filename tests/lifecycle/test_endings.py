@@ -152,7 +152,7 @@ def test_the_nearest_name_is_suggested() -> None:
 
 
 def test_half_written_files_are_removed(tmp_path: Path) -> None:
-    for name in (".state.npz.17.tmp", "state.npz", ".hidden"):
+    for name in (".state.npz.1a2b3c4d.fedjax_sim.tmp", "state.npz", ".hidden", ".other.tmp"):
         (tmp_path / name).write_text("x")
     remove_scratch(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"state.npz", ".hidden"}
+    assert {path.name for path in tmp_path.iterdir()} == {"state.npz", ".hidden", ".other.tmp"}

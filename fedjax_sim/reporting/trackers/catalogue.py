@@ -1,7 +1,6 @@
 """Trackers by name."""
 
 import os
-import shutil
 from pathlib import Path
 
 from fedjax_sim.reporting.trackers.csv_file import CSV
@@ -47,7 +46,8 @@ def make_tracker(name: str, folder: str | Path) -> Tracker:
         return CSV(within.with_name("log.csv"))
     if name == "tensorboard":
         made: Tracker = TensorBoard(within)
-        shutil.rmtree(within, ignore_errors=True)
+        for path in within.glob("*/events.out.tfevents.*"):
+            path.unlink()
         return made
     if name == "wandb":
         return WandB(within, os.environ.get("WANDB_PROJECT", "fedjax-sim"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.lifecycle import open_own
 from fedjax_sim.reporting.trackers.labels import title_of
 
 COLUMNS = (
@@ -22,9 +23,18 @@ class CSV:
     """
 
     def __init__(self, path: str | Path):
-        """Begin the file. An older one is replaced."""
+        """Begin the file. An older one is replaced.
+
+        Args:
+          path: The file, encoded as UTF-8.
+
+        Raises:
+          InputError: If there is something else of that name, such as a link.
+        """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = Path(path).open("w", newline="")  # noqa: SIM115 (closed by `close`)
+        self._file = open(  # noqa: SIM115 (closed by `close`)
+            path, "w", newline="", encoding="utf-8", opener=open_own
+        )
         self._writer = csv.writer(self._file)
         self._writer.writerow(COLUMNS)
 
