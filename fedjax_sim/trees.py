@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.types import Params
 
@@ -124,3 +125,21 @@ def join(part: Params, other: Params) -> Params:
     return jax.tree.map(
         lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
     )
+
+
+def in_32_bits(tree: Any) -> Any:
+    """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
+
+    Args:
+      tree: A pytree of arrays.
+
+    Returns:
+      The tree; its other leaves are as they were.
+    """
+
+    def widen(leaf: Any) -> Any:
+        dtype = jnp.result_type(leaf)
+        is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+        return jnp.asarray(leaf, "float32") if is_narrow else leaf
+
+    return jax.tree.map(widen, tree)

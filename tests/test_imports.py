@@ -35,7 +35,7 @@ ALLOWED = {
     "privacy": "types settings",
     "clients": "types settings trees streams batching privacy",
     "server": "types settings streams batching timelines compression privacy clients",
-    "models": "types settings targets streams compression",
+    "models": "types settings targets trees streams compression",
     "datasets": "settings",
     "partition": "settings",
     "diagnostics": "types settings",

@@ -160,7 +160,8 @@ def supervised(
         client_ids=names,
         test_block=test_block,
     )
-    made = assign_examples(with_start(problem, start, frozen), partitions, owned)
+    problem = with_start(problem, start, frozen)
+    made = assign_examples(problem, partitions, owned)
     _check_targets(problem)
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])

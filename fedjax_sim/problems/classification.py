@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.datasets.arrays import Dataset
+from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.building import assign_examples, check_classes, with_start
@@ -121,10 +122,12 @@ class Classification(Supervised):
             rows = order[first + (client * CLIENT_TESTS + places) % jnp.maximum(number, 1)]
             is_tested = (number > 0).any()
             weight = (number > 0) / jnp.maximum((number > 0).sum(), 1)
-            logits = self.model.apply(self.parameters(model_of(client)), self._tested(rows)[0])
+            whole = self.parameters(model_of(client))
+            logits = outputs_of(self.model, whole, self._tested(rows)[0])
             right = is_right(logits, labels).astype(weight.dtype)
             losses = jnp.where(number > 0, inf_for_nan(cross_entropy(logits, labels)), 0)
-            means = {"accuracy": weight @ right, "loss": weight @ losses}
+            # Not products of matrices, whose precision may be lower.
+            means = {"accuracy": (weight * right).sum(), "loss": (weight * losses).sum()}
             return {name: jnp.where(is_tested, mean, jnp.nan) for name, mean in means.items()}
 
         return self._map_clients(of_client)
@@ -254,7 +257,8 @@ def make_classifications(
         per_client=per_client,
     )
     tests = None if test_partition is None else [test_partition]
-    made = assign_examples(with_start(problem, start, frozen), partitions, tests)
+    problem = with_start(problem, start, frozen)
+    made = assign_examples(problem, partitions, tests)
     for name in ("train_labels", "test_labels"):
         check_classes(problem, name, np.asarray(getattr(dataset, name)))
     return made

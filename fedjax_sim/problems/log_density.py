@@ -30,6 +30,7 @@ import numpy.typing as npt
 import optax
 from flax import struct
 
+from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
@@ -239,7 +240,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
 
         def logits(params: Params, inputs: Array) -> Array:
             prepared, _ = problem.prepare((inputs[None], jnp.zeros(1, "int32")))
-            return problem.model.apply(problem.parameters(params), prepared)[0]
+            return outputs_of(problem.model, problem.parameters(params), prepared)[0]
 
     else:
         allowed = "a Classification or a Logistic; make others with from_logdensity"

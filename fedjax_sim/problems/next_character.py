@@ -115,9 +115,10 @@ def make_next_characters(
         per_client=per_client,
         test_block=EVALUATED_AT_ONCE,
     )
+    problem = with_start(problem, start, frozen)
     found = check_shapes(problem)
     if found[1:] != (length, dataset.num_classes):
         allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
         raise ConfigError("model", type(model).__name__, allowed)
     tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
-    return assign_examples(with_start(problem, start, frozen), partitions, tests)
+    return assign_examples(problem, partitions, tests)
