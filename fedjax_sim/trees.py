@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.types import Params
 
@@ -130,16 +131,21 @@ def join(part: Params, other: Params) -> Params:
 def in_32_bits(tree: Any) -> Any:
     """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
 
+    Whole numbers of fewer than 8 bits, which files do not know, become int32.
+
     Args:
-      tree: A pytree of arrays.
+      tree: A pytree of arrays and numbers.
 
     Returns:
       The tree; its other leaves are as they were.
     """
 
     def widen(leaf: Any) -> Any:
-        dtype = jnp.result_type(leaf)
-        is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-        return jnp.asarray(leaf, "float32") if is_narrow else leaf
+        dtype = getattr(leaf, "dtype", np.dtype(bool))
+        if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+            return jnp.asarray(leaf, "float32")
+        if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+            return jnp.asarray(leaf, "int32")
+        return leaf
 
     return jax.tree.map(widen, tree)
