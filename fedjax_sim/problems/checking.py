@@ -56,7 +56,7 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
             pair = jax.eval_shape(_prepared, problem.prepare, getattr(problem, kind), rows)
             found.append(pair)
         except (TypeError, ValueError) as error:
-            allowed = f"such that it can be prepared ({_first_line(error)})"
+            allowed = f"such that it can be prepared ({first_line(error)})"
             raise ConfigError(kind, form_of(getattr(problem, kind)), allowed) from error
     if form_of(found[0]) != form_of(found[1]):
         raise ConfigError("examples of test", form_of(found[1]), f"{form_of(found[0])}, as of data")
@@ -67,10 +67,10 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
         raise
     except InvalidRngError as error:
         allowed = "one that draws in local steps alone, where it is told by " + ", ".join(SWITCHES)
-        allowed += f", and from the streams dropout and quantize ({_first_line(error)})"
+        allowed += f", and from the streams dropout and quantize ({first_line(error)})"
         raise ConfigError("model", type(problem.model).__name__, allowed) from error
     except Exception as error:  # Whatever a network raises.
-        allowed = f"a network that takes inputs {form_of(inputs)} ({_first_line(error)})"
+        allowed = f"a network that takes inputs {form_of(inputs)} ({first_line(error)})"
         raise ConfigError("model", type(problem.model).__name__, allowed) from error
     counted: tuple[int, ...] = (CHECKED,)
     if problem.mask_of is not None:
@@ -170,7 +170,7 @@ def _traced(name: str, function: PerExample, outputs: Any, targets: Any) -> Any:
     except Exception as error:  # Whatever a user's function raises.
         given = f"outputs {form_of(outputs)} and targets {form_of(targets)}"
         label = getattr(function, "__name__", type(function).__name__)
-        raise ConfigError(name, label, f"a function of {given} ({_first_line(error)})") from error
+        raise ConfigError(name, label, f"a function of {given} ({first_line(error)})") from error
 
 
 def _prepared(prepare: Any, data: Any, rows: Array) -> tuple[Any, Any]:
@@ -189,6 +189,7 @@ class _Text(str):
     __repr__ = str.__str__
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error says in its first line, or else its type."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".")[:200]

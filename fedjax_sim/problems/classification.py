@@ -18,6 +18,7 @@ from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.building import assign_examples, check_classes, with_start
+from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
 from fedjax_sim.settings import ConfigError
@@ -244,8 +245,8 @@ def make_classifications(
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
     problem = Classification(
-        data=(jnp.asarray(dataset.train_images), _labels(dataset.train_labels)),
-        test_data=(jnp.asarray(dataset.test_images), _labels(dataset.test_labels)),
+        data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
+        test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
         index=jnp.zeros((1, 1), "int32"),
         counts=jnp.ones(1, "int32"),
         model=model,

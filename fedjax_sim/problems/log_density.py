@@ -32,6 +32,7 @@ from flax import struct
 
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
+from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.client_losses import ClientLosses
@@ -274,9 +275,4 @@ def _partition_of(split: Any, num: int) -> Partition:
     if clients.shape != (num,) or not np.issubdtype(clients.dtype, np.integer) or clients.min() < 0:
         allowed = f"a partition, or whole numbers from 0 of the clients of all {num} examples"
         raise ConfigError("split", f"of shape {clients.shape} and type {clients.dtype}", allowed)
-    counts = np.bincount(clients)
-    order = np.argsort(clients, kind="stable")
-    place = np.arange(num) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.zeros((len(counts), counts.max()), "int32")
-    index[clients[order], place] = order
-    return Partition(index, counts)
+    return gather_by_owner(np.arange(num), clients, int(clients.max()) + 1)
