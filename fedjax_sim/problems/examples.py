@@ -128,13 +128,13 @@ def read_arrays(name: str, data: Any) -> tuple[Any, int]:
     lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
-    paths = trees.paths_of(read)
-    arrays = [on_device(f"{name}/{path}", leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    for path, leaf, found in zip(paths, leaves, arrays, strict=True):
+    names = [f"{name}/{path}" if path else name for path in trees.paths_of(read)]
+    arrays = [on_device(place, leaf) for place, leaf in zip(names, leaves, strict=True)]
+    for place, leaf, found in zip(names, leaves, arrays, strict=True):
         if found.dtype != leaf.dtype and jnp.issubdtype(found.dtype, jnp.integer):
-            _check_range(f"{name}/{path}", leaf, found.dtype)
+            _check_range(place, leaf, found.dtype)
         if jnp.issubdtype(found.dtype, jnp.floating) and not bool(_is_finite(found)):
-            raise ConfigError(f"{name}/{path}", "an array with nan or inf", "finite")
+            raise ConfigError(place, "an array with nan or inf", "finite")
     return jax.tree.unflatten(structure, arrays), lengths.pop()
 
 
@@ -189,12 +189,15 @@ def _read_data_set(name: str, data: Any, num: int, first: Any) -> Any:
     Returns:
       A pytree of arrays `[n, ...]`.
     """
-    like = _read_example(f"example 0 of {name}", first)
-    needed, free = num * sum(leaf.nbytes for leaf in jax.tree.leaves(like)), free_on_host()
+    like, structure = _read_example(f"example 0 of {name}", first)
+    form = form_of(jax.tree.unflatten(structure, like))
+    if not like or not all(map(_is_real, like)):
+        raise ConfigError(f"example 0 of {name}", form, "numbers")
+    needed, free = num * sum(leaf.nbytes for leaf in like), free_on_host()
     if needed > free:
         allowed = f"at most {write_bytes(free)}, what is free"
         raise ConfigError(f"size of {name}", write_bytes(needed), allowed)
-    rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(like)]
+    rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in like]
     numbers: Iterable[int] = range(num)
     if sys.stderr is not None and sys.stderr.isatty():
         console = Console(file=sys.stderr)
@@ -206,37 +209,32 @@ def _read_data_set(name: str, data: Any, num: int, first: Any) -> Any:
         except Exception as error:  # Whatever a user's class raises.
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError(place, "missing", f"there, as there are {num} ({reason})") from error
-        found = _read_example(place, example)
-        leaves = jax.tree.leaves(found)
-        shapes = [leaf.shape for leaf in leaves]
-        if shapes != [row.shape[1:] for row in rows] or (
-            jax.tree.structure(found) != jax.tree.structure(like)
+        leaves, found = _read_example(place, example)
+        if found != structure or any(
+            leaf.shape != row.shape[1:] for leaf, row in zip(leaves, rows, strict=True)
         ):
-            raise ConfigError(place, form_of(found), f"{form_of(like)}, as example 0")
+            raise ConfigError(
+                place, form_of(jax.tree.unflatten(found, leaves)), f"{form}, as example 0"
+            )
         for i, leaf in enumerate(leaves):
-            # A number may be whole in some examples only.
-            rows[i] = rows[i].astype(np.result_type(rows[i], leaf), copy=False)
+            if leaf.dtype != rows[i].dtype:  # A number may be whole in some examples only.
+                rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype), copy=False)
             rows[i][number] = leaf
-    return jax.tree.unflatten(jax.tree.structure(like), rows)
+    return jax.tree.unflatten(structure, rows)
 
 
-def _read_example(place: str, example: Any) -> Any:
-    """Read one example of a data set: a pytree of arrays."""
+def _read_example(place: str, example: Any) -> tuple[list[np.ndarray], Any]:
+    """Read one example of a data set: its arrays, and the structure that they have."""
     if isinstance(example, Mapping):
         example = dict(example)
     elif isinstance(example, list) and not all(isinstance(x, int | float) for x in example):
         example = tuple(example)  # As of inputs and targets.
+    leaves, structure = jax.tree.flatten(example, is_leaf=lambda leaf: isinstance(leaf, list))
     try:
-        read = jax.tree.map(
-            lambda leaf: np.asarray(leaf if isinstance(leaf, list) else _read(place, leaf)),
-            example,
-            is_leaf=lambda leaf: isinstance(leaf, list),
-        )
+        read = [leaf if isinstance(leaf, list) else _read(place, leaf) for leaf in leaves]
+        return [np.asarray(leaf) for leaf in read], structure
     except ValueError as error:  # Lists of different lengths in a list.
         raise ConfigError(place, type(example).__name__, f"numbers ({error})") from error
-    if not jax.tree.leaves(read) or not all(map(_is_real, jax.tree.leaves(read))):
-        raise ConfigError(place, form_of(read), "numbers")
-    return read
 
 
 def _check_length(name: str, found: int, num: int) -> None:

@@ -39,6 +39,7 @@ from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key, Params
 
 LogLikelihood = Callable[[Params, Any], Array]
@@ -122,7 +123,7 @@ class LogDensity(ClientLosses):
           `f[m]`, in nats.
         """
         examples = self.data if examples is None else examples
-        return jax.vmap(self.log_likelihood, (None, 0))(params, examples)
+        return in_32_bits(jax.vmap(self.log_likelihood, (None, 0))(params, examples))
 
     def log_density(self, params: Params) -> Array:
         """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats."""

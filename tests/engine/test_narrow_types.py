@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import Algorithm, Event, Plan, System, problems
+from fedjax_sim import Algorithm, Event, Plan, System, datasets, partition, problems
 from fedjax_sim.batching import map_slots, weighted_sum
 from fedjax_sim.engine.held_models import client_variance
 from fedjax_sim.problems.losses import is_right
@@ -68,6 +68,39 @@ def test_means_are_those_of_64_bits(dtype: str) -> None:
     whole = jax.jit(problem.client_loss)(params, jnp.int32(0), KEY)
     np.testing.assert_allclose(whole, losses[:51].mean(), rtol=1e-6)
     assert {leaf.dtype for leaf in jax.tree.leaves((found, whole))} == {np.dtype("float32")}
+
+
+def bfloat16(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: leaf.astype("bfloat16") if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf,
+        tree,
+    )
+
+
+def test_other_problems_measure_in_32_bits() -> None:
+    centers = RANDOM.normal(size=(6, 3)).astype("float32")
+    data = datasets.load("breast_cancer")
+    split = partition.iid(data.train_labels, num_clients=3, seed=0)
+    logistic = problems.make_logistic(data, split, dtype="bfloat16")
+    for problem in (
+        logistic,
+        bfloat16(problems.Quadratic.of(centers)),
+        bfloat16(problems.GaussianClients.of(np.eye(3), centers)),
+        problems.from_logdensity(
+            lambda w, x: -jnp.square(w - x).sum() / 2,
+            lambda w: -jnp.square(w).sum() / 2,
+            jnp.asarray(centers, "bfloat16"),
+            np.arange(6) % 2,
+            jnp.ones(3, "bfloat16"),
+        ),
+    ):
+        params = problem.init(KEY) + 1
+        assert params.dtype == jnp.bfloat16
+        assert {value.dtype for value in problem.evaluate(params).values()} == {
+            jnp.dtype("float32")
+        }
+    num_right = 143 * float(logistic.evaluate(logistic.init(KEY) + 1)["accuracy"])
+    np.testing.assert_allclose(num_right, round(num_right), atol=1e-4)
 
 
 def test_sums_of_whole_numbers_do_not_overflow() -> None:
@@ -169,10 +202,9 @@ def test_a_run_in_bfloat16_can_be_saved(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     favano = fedjax_sim.SYSTEMS["favano"]
-    problem = jax.tree.map(
-        lambda leaf: leaf.astype("bfloat16") if leaf.dtype == jnp.float32 else leaf, regression()
+    run = fedjax_sim.simulate(
+        favano, bfloat16(regression()), small(favano), num_ticks=4, client_variance=True
     )
-    run = fedjax_sim.simulate(favano, problem, small(favano), num_ticks=4, client_variance=True)
     run.save(tmp_path)
     assert fedjax_sim.load(tmp_path).curves.identical(run.curves)
     assert run.curves.loss.dtype == run.curves.client_variance.dtype == np.float32
