@@ -94,5 +94,12 @@ def free_addresses() -> float:
 
 
 def write_bytes(number: float) -> str:
-    """Write a number of bytes for people: 1.5 GB, or 20 MB."""
+    """Write a number of bytes for people.
+
+    Args:
+      number: The bytes.
+
+    Returns:
+      Three digits and a unit, such as "1.5 GB" or "20 MB".
+    """
     return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
