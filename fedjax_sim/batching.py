@@ -295,17 +295,27 @@ def weighted_sum(weight: Array, models: Params) -> Params:
       models: Leaves `[S, ...]`.
 
     Returns:
-      Leaves `[...]`.
+      Leaves `[...]` in the models' types. They are summed in at least 32 bits, and so are the
+      weights: rounded to bfloat16, those of a mean would not sum to 1.
     """
     chex.assert_tree_shape_prefix(models, weight.shape)
-    return jax.tree.map(
-        lambda leaf: jnp.tensordot(weight.astype(leaf.dtype), leaf, 1, precision="highest"), models
-    )
+
+    def total(leaf: Array) -> Array:
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, "float32"))
+        found = jnp.tensordot(weight.astype(wide.dtype), wide, 1, precision="highest")
+        return found.astype(leaf.dtype)
+
+    return jax.tree.map(total, models)
 
 
 def _times(weight: Array, model: Params) -> Params:
-    """Multiply a model by a weight, `f[]`."""
-    return jax.tree.map(lambda leaf: weight.astype(leaf.dtype) * leaf, model)
+    """Multiply a model by a weight, `f[]`, in at least 32 bits."""
+
+    def product(leaf: Array) -> Array:
+        wide = jnp.promote_types(leaf.dtype, "float32")
+        return (weight.astype(wide) * leaf).astype(leaf.dtype)
+
+    return jax.tree.map(product, model)
 
 
 def _split(tree: Any, num: int) -> Any:

@@ -10,7 +10,9 @@ settings struct. `check` turns a bad value into one sentence before anything is 
 
 import dataclasses
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -44,6 +46,24 @@ class DefaultTime(float):
     A number that a user gives is of another class, even if it is equal. Where a file says how long
     work takes, in a unit of its own, a setting that still has its default is in another unit.
     """
+
+
+def check_file(field: str, path: str | Path) -> None:
+    """Refuse a pipe, a device or a socket in the place of a file: reading it might never end.
+
+    Args:
+      field: What error messages call it.
+      path: The file. Whether it exists is left to those who read it.
+
+    Raises:
+      ConfigError: If it is something else than a file or a folder.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ConfigError(field, str(path), "a file on disk, not a pipe or a device")
 
 
 def real(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.types import Params
 
@@ -124,3 +126,26 @@ def join(part: Params, other: Params) -> Params:
     return jax.tree.map(
         lambda a, b: b if a is None else a, part, other, is_leaf=lambda leaf: leaf is None
     )
+
+
+def in_32_bits(tree: Any) -> Any:
+    """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
+
+    Whole numbers of fewer than 8 bits, which files do not know, become int32.
+
+    Args:
+      tree: A pytree of arrays and numbers.
+
+    Returns:
+      The tree; its other leaves are as they were.
+    """
+
+    def widen(leaf: Any) -> Any:
+        dtype = getattr(leaf, "dtype", np.dtype(bool))
+        if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+            return jnp.asarray(leaf, "float32")
+        if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+            return jnp.asarray(leaf, "int32")
+        return leaf
+
+    return jax.tree.map(widen, tree)

@@ -499,8 +499,10 @@ class Tracker(Protocol):
 class Model(Protocol):
     """A network: anything with `init` and `apply`, such as a flax module.
 
-    If its calls (`__call__` of a flax module, otherwise `apply`) have a parameter `train`, local
-    steps pass `train=True` and `rngs`, a mapping from stream names to keys.
+    If its calls (`__call__` of a flax module, otherwise `apply`) have a parameter `train`,
+    `training`, `is_training`, `deterministic` or `inference`, it says whether this is a local step.
+    Local steps then pass `rngs` too, a mapping from stream names to keys. A flax module may have
+    such an attribute instead.
     """
 
     def init(self, key: Key, x: Array, /) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check_file
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
@@ -121,6 +121,7 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
       ConfigError: If the file is missing, damaged or incomplete, or holds Python objects, or if
         `from_arrays` refuses its arrays.
     """
+    check_file("npz file", path)
     if not zipfile.is_zipfile(path):
         raise ConfigError(
             "npz file", str(path), "an existing file, complete and written by numpy.savez"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedjax_sim.datasets.text import make_encoder, pack_clients
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check_file
 
 T = TypeVar("T")
 
@@ -503,6 +503,7 @@ def _require(names: Iterable[str], members: Collection[str], archive: Path) -> N
 @contextlib.contextmanager
 def _report_damage(path: Path, member: str = "") -> Iterator[None]:
     """Turn the errors of a damaged file into a ConfigError that says which file and why."""
+    check_file("raw file", path)
     try:
         yield
     except ConfigError:

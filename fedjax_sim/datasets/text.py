@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check_file
 
 PADDING = 0
 """Code that fills the end of a sequence."""
@@ -177,6 +177,7 @@ def from_file(path: Path, name: str | None = None) -> Text:
     Raises:
       ConfigError: If the file cannot be read as UTF-8, or if `from_text` refuses its text.
     """
+    check_file("text file", path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -262,6 +263,7 @@ def from_npz(path: Path, name: str) -> Text:
     Raises:
       ConfigError: If the file is damaged or incomplete.
     """
+    check_file("npz file", path)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays: Any = {field: file[field] for field in Text._fields[:6]}

@@ -321,8 +321,8 @@ class Checkpoint:
         """Write an array file. Its content says to which run it belongs, its name its digest."""
         # NumPy's files do not know the types that JAX adds to it, such as bfloat16.
         entries = {
-            f"{name}@{values.dtype.name}" if values.dtype.kind == "V" else name: (
-                values.view(f"u{values.dtype.itemsize}") if values.dtype.kind == "V" else values
+            f"{name}@{values.dtype.name}" if values.dtype.isbuiltin == 2 else name: (
+                values.view(f"u{values.dtype.itemsize}") if values.dtype.isbuiltin == 2 else values
             )
             for name, values in arrays.items()
         }

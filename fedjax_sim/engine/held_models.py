@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.store import round_up, store_rows
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import EMPTY, Array, Leaf, Params
 
 
@@ -99,6 +100,7 @@ def client_variance(models: Params, holders: Array, server: Params) -> Array:
       holders: `[R]`, number of clients that hold each model. Models without holders are ignored.
       server: Leaves `[...]`.
     """
+    models, server = in_32_bits((models, server))
     per_leaf = jax.tree.map(
         lambda a, w: jnp.sum(jnp.square(a - w[None]), axis=tuple(range(1, a.ndim))), models, server
     )

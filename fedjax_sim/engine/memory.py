@@ -9,9 +9,6 @@ own host, so there all of it comes out of one memory.
 Dimension letters: those of `fedjax_sim.types`; `H` rows of the store behind `client_variance`.
 """
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +17,8 @@ import numpy as np
 
 from fedjax_sim import lifecycle
 from fedjax_sim.engine import processes
+from fedjax_sim.lifecycle import free_on_host
 from fedjax_sim.settings import ConfigError
-
-try:
-    import resource
-except ImportError:  # Windows has no limits on a process.
-    resource = None  # type: ignore[assignment]
 
 SHARE = 0.8
 """Share of the free memory that a sweep is planned for. Compilers and estimates need the rest."""
@@ -86,88 +79,6 @@ def free_here() -> Free:
         if (stats := device.memory_stats()) and "bytes_limit" in stats
     ]
     return Free(host, min(on_devices, default=float("inf")))
-
-
-def free_on_host() -> float:
-    """Measure the bytes that this process may still take on the host.
-
-    It is the least of what the machine has left, what the process's control group may still take,
-    and what its limit of address space (`ulimit -v`) leaves.
-    """
-    limits = (
-        free_on_machine(Path("/proc/meminfo")),
-        free_in_group(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
-        free_addresses(),
-    )
-    return min(limits)
-
-
-def free_on_machine(meminfo: Path) -> float:
-    """Read the bytes that are available on the machine; its whole memory where it does not say."""
-    with contextlib.suppress(OSError):
-        for line in meminfo.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return 1024.0 * int(value.split()[0])
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return float("inf")
-
-
-def free_in_group(membership: Path, mount: Path) -> float:
-    """Read the bytes that the control groups of this process leave it.
-
-    Files that are only cached count as free, because the kernel gives them back.
-
-    Args:
-      membership: The file that names the groups, `/proc/self/cgroup`.
-      mount: Folder in which the groups are mounted: version 2, or version 1 with a folder `memory`.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return float("inf")
-    free = float("inf")
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file")
-            free = min([free, *_free_upwards(mount, path, names)])
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            free = min([free, *_free_upwards(mount / "memory", path, names)])
-    return free
-
-
-def _free_upwards(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[float]:
-    """Read what a group and every group above it leave. In a container only some are mounted."""
-    limit, usage, cached = names
-    folder = mount / path.strip("/")
-    for group in (folder, *folder.parents):
-        with contextlib.suppress(OSError, ValueError):
-            # Without a limit the first version has a huge number, and the second "max".
-            most = int((group / limit).read_text())
-            used = int((group / usage).read_text())
-            for line in (group / "memory.stat").read_text().splitlines():
-                if line.split()[0] == cached:
-                    used -= int(line.split()[1])
-            yield float(max(0, most - used))
-        if group == mount:
-            return
-
-
-def free_addresses() -> float:
-    """Read the bytes of address space that this process has left under `ulimit -v`."""
-    if resource is None:
-        return float("inf")
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if most == resource.RLIM_INFINITY:
-        return float("inf")
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        return float(most)
-    return float(max(0, most - pages * resource.getpagesize()))
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:
@@ -243,11 +154,6 @@ def even_pieces(num_lanes: int, most: int) -> int:
     most = max(1, min(most, num_lanes))
     divisors = (n for n in range(most, most // 2, -1) if num_lanes % n == 0)
     return next(divisors, -(-num_lanes // -(-num_lanes // most)))
-
-
-def write_bytes(number: float) -> str:
-    """Write a number of bytes for people: 1.5 GB, or 20 MB."""
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
 
 
 def say(sentence: str) -> None:

@@ -24,9 +24,10 @@ from fedjax_sim.engine.curves import Part
 from fedjax_sim.engine.drawing import PlanSize, count_ticks, measure_plan
 from fedjax_sim.engine.groups import Planned, run_group, schedules_of
 from fedjax_sim.engine.lanes import Lane, groups_of
-from fedjax_sim.engine.memory import Needs, OutOfMemoryError, count_bytes, write_bytes
+from fedjax_sim.engine.memory import Needs, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.options import Options
 from fedjax_sim.engine.replay import Replay
+from fedjax_sim.lifecycle import write_bytes
 from fedjax_sim.types import EMPTY, System
 
 

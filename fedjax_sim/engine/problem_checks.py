@@ -15,6 +15,9 @@ import numpy as np
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import System
 
+STATISTICS = "batch_stats"
+"""The collection of a flax module's variables with batch normalisation's running statistics."""
+
 
 def check_problem(system: System, problem: Any) -> None:
     """Check that an object can be what a system learns, without calling it.
@@ -78,8 +81,12 @@ def check_model(model: Any) -> None:
     """Check that all leaves of a model can be learnt. It may be described or traced.
 
     Raises:
-      ConfigError: If a leaf does not hold real or complex numbers, or there is no leaf.
+      ConfigError: If a leaf does not hold real or complex numbers, or there is no leaf, or flax's
+        running statistics are among them.
     """
+    if isinstance(model, Mapping) and jax.tree.leaves(model.get(STATISTICS)):
+        allowed = "left out or frozen: they are no parameters, and their gradient means nothing"
+        raise ConfigError("statistics in the model that init returns", STATISTICS, allowed)
     leaves = jax.tree_util.tree_leaves_with_path(model)
     if not leaves:
         raise ConfigError("model that init returns", model, "a pytree with at least one array")

@@ -35,6 +35,7 @@ from fedjax_sim.events import noting_changes
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -557,7 +558,7 @@ def _observe(
     found = [read_metrics(problem.evaluate(model)), algorithm.metrics(carry.state)]
     further = {*fields(program.system.Hyper), *counted}
     check_metrics([pair for each in found for pair in each.items()], further)
-    metrics = {**found[0], **found[1]}
+    metrics = in_32_bits({**found[0], **found[1]})
     if holders is not None:
         models = carry.versions
         if algorithm.client_models is not None:

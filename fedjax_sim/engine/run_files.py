@@ -235,7 +235,7 @@ def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
         values = np.asarray(leaf)
         attributes = {}
-        if values.dtype.kind == "V":
+        if values.dtype.isbuiltin == 2:  # A type that JAX adds to NumPy's.
             attributes = {TYPE: values.dtype.name}
             values = values.view(f"u{values.dtype.itemsize}")
         values = values.reshape(*sizes, *values.shape[1:]) if sizes else values

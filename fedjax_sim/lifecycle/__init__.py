@@ -2,8 +2,9 @@
 
 `endings` turns every way in which a command ends into an exit code and at most one sentence, and
 lets a running sweep save before it stops. `folders` writes files that are either whole or absent,
-and lets one process at a time write to a folder. The command line, the experiments and everything
-that starts processes share them. This room loads neither JAX nor NumPy.
+and lets one process at a time write to a folder. `free_memory` measures what a process may still
+take. The command line, the experiments and everything that starts processes share them. This room
+loads neither JAX nor NumPy.
 """
 
 from fedjax_sim.lifecycle.endings import (
@@ -34,6 +35,7 @@ from fedjax_sim.lifecycle.folders import (
     remove_scratch,
     write_whole,
 )
+from fedjax_sim.lifecycle.free_memory import free_on_host, write_bytes
 
 __all__ = [
     "BAD_INPUT",
@@ -53,11 +55,13 @@ __all__ = [
     "cache_folder",
     "deferring_stops",
     "exit_code_of",
+    "free_on_host",
     "is_terminal",
     "nearest",
     "open_own",
     "remove_scratch",
     "say",
     "tell",
+    "write_bytes",
     "write_whole",
 ]

@@ -2,7 +2,8 @@
 
 flax linen modules need no adapter. Each library is imported when its adapter is called. What a
 network remembers from call to call, such as the running statistics of batch normalisation, is
-refused: it would be averaged with the parameters without being trained.
+refused: it would be averaged with the parameters without being trained. Calls that take a switch
+between training and evaluation, a name in `fedjax_sim.models.calls.SWITCHES`, are given it.
 
 Dimension letters: `B` examples of a mini-batch.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.models.calls import check_switches, switches_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Key, Model, Params
 
@@ -55,8 +57,8 @@ def from_equinox(make: Callable[[Key], Any]) -> Model:
 
     Returns:
       A network whose parameters are the module's floating-point arrays. Mini-batches are mapped
-      over by `vmap`. In local steps a module that takes `key` gets one for each example; in
-      evaluations it is in inference mode.
+      over by `vmap`. In local steps it is in training mode, and a module that takes `key` gets one
+      for each example; in evaluations it is in inference mode.
 
     Raises:
       ConfigError: If a state comes with the module.
@@ -66,6 +68,9 @@ def from_equinox(make: Callable[[Key], Any]) -> Model:
     module = make(jax.random.key(0))
     if isinstance(module, tuple):  # What `eqx.nn.make_with_state` returns.
         raise ConfigError("equinox module", type(module).__name__, "one without a state")
+    for index in jax.tree.leaves(module, is_leaf=lambda leaf: isinstance(leaf, eqx.nn.StateIndex)):
+        if isinstance(index, eqx.nn.StateIndex):
+            raise ConfigError("equinox module", type(module).__name__, "one without a state")
     fixed = eqx.partition(module, eqx.is_inexact_array)[1]
     takes_key = "key" in inspect.signature(module).parameters
     return _Equinox(make, takes_key, fixed)
@@ -77,14 +82,22 @@ def from_haiku(function: Callable[..., Any]) -> Model:
     Example: `from_haiku(lambda x: hk.nets.MLP([32, 1])(x))`.
 
     Args:
-      function: From inputs with examples first to outputs, as `hk.transform` takes it. If it has
-        a parameter `train`, this is True in local steps and False in evaluations.
+      function: From inputs with examples first to outputs, as `hk.transform` takes it.
 
     Returns:
       A network whose parameters are haiku's. In local steps there is a random key for
-      `hk.next_rng_key`; in evaluations there is none.
+      `hk.next_rng_key`; in evaluations there is none. It is refused when it is first called if it
+      has a state, as `hk.BatchNorm` has.
+
+    Raises:
+      ConfigError: If it is no function, or has a switch of another name: dropout could then be off
+        in local steps.
     """
-    return _Haiku(function, "train" in inspect.signature(function).parameters)
+    if not callable(function):  # Such as what `hk.transform` returns.
+        allowed = "a function that calls haiku modules, which is not transformed"
+        raise ConfigError("haiku function", type(function).__name__, allowed)
+    check_switches(function)
+    return _Haiku(function)
 
 
 def _dropout_key(train: bool, rngs: Any) -> Key | None:
@@ -127,7 +140,7 @@ class _Nnx:
             module.train()
         else:
             module.eval()
-        return module(x)
+        return module(x, **switches_of(module.__call__, train=train))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +161,13 @@ class _Equinox:
         """Compute the outputs of `[B, ...]`."""
         import equinox as eqx
 
-        module = eqx.combine(params, self.fixed)
+        module = eqx.nn.inference_mode(eqx.combine(params, self.fixed), value=not train)
+        options = switches_of(module, train=train)
         key = _dropout_key(train, rngs)
-        if key is None:
-            return jax.vmap(eqx.nn.inference_mode(module))(x)
-        if not self.takes_key:
-            return jax.vmap(module)(x)
+        if key is None or not self.takes_key:
+            return jax.vmap(lambda x: module(x, **options))(x)
         keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
-        return jax.vmap(lambda x, key: module(x, key=key))(x, keys)
+        return jax.vmap(lambda x, key: module(x, key=key, **options))(x, keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,18 +175,23 @@ class _Haiku:
     """See `from_haiku`."""
 
     function: Callable[..., Any]
-    takes_train: bool
-
-    def _transformed(self) -> Any:
-        import haiku as hk
-
-        return hk.transform(self.function)
 
     def init(self, key: Key, x: Any) -> Params:
         """Draw the parameters."""
-        return self._transformed().init(key, x)
+        import haiku as hk
+
+        with_state = hk.transform_with_state(self.function)
+        options = switches_of(self.function, train=True)
+        _, state = jax.eval_shape(lambda key: with_state.init(key, x, **options), key)
+        if state:
+            raise ConfigError("state of the haiku function", ", ".join(state), "empty")
+        options = switches_of(self.function, train=False)
+        return hk.transform(self.function).init(key, x, **options)
 
     def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
         """Compute the outputs of `[B, ...]`."""
-        options = {"train": train} if self.takes_train else {}
-        return self._transformed().apply(params, _dropout_key(train, rngs), x, **options)
+        import haiku as hk
+
+        options = switches_of(self.function, train=train)
+        key = _dropout_key(train, rngs)
+        return hk.transform(self.function).apply(params, key, x, **options)

@@ -1,20 +1,120 @@
-"""Tell whether a model takes the argument `train`, as models with dropout do."""
+"""Call networks in training and in evaluation, whatever they call the switch between the two.
 
+A network with dropout has a switch under one of the names in `SWITCHES`: an argument of its calls,
+or an attribute of a flax module.
+"""
+
+import dataclasses
 import inspect
+from typing import Any
 
 from flax import linen as nn
 
-from fedjax_sim.types import Model
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import in_32_bits
+from fedjax_sim.types import Key, Model, Params
+
+SWITCHES = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "inference": False,
+}
+"""Names of the switch, with its value in training."""
 
 
-def takes_train(model: Model) -> bool:
-    """Tell whether a model behaves differently in training, for example because it has dropout.
+def switches_of(call: Any, *, train: bool) -> dict[str, bool]:
+    """Return the switches among the arguments of a call, with their values.
+
+    Args:
+      call: Something that can be called.
+      train: Whether the values are those of training.
+    """
+    names = inspect.signature(call).parameters
+    return {name: train is value for name, value in SWITCHES.items() if name in names}
+
+
+def check_switches(call: Any) -> None:
+    """Refuse an unknown switch, with which dropout could be off in local steps without a word.
+
+    Args:
+      call: A call of a network that cannot be seen to use dropout.
+
+    Raises:
+      ConfigError: If an argument with a bool as its default is not in `SWITCHES`.
+    """
+    for name, argument in inspect.signature(call).parameters.items():
+        if isinstance(argument.default, bool) and name not in SWITCHES:
+            allowed = "one of " + ", ".join(SWITCHES)
+            raise ConfigError("switch of the network", name, allowed)
+
+
+def knows_training(model: Model) -> bool:
+    """Tell whether a network behaves differently in training, for example because it has dropout.
 
     Args:
       model: A flax module, or another object with `init` and `apply`.
 
     Returns:
-      Whether calls of the model take the arguments `train` and `rngs`.
+      Whether it has a switch. It is then given random streams in training.
     """
-    call = model.__call__ if isinstance(model, nn.Module) else model.apply
-    return "train" in inspect.signature(call).parameters
+    return bool(_arguments_of(model, train=True) or _attributes_of(model, train=True))
+
+
+def draw_params(model: Model, key: Key, x: Any) -> Params:
+    """Draw a network's parameters.
+
+    Args:
+      model: The network.
+      key: A random key.
+      x: Inputs like those that it will be given, leaves `[B, ...]`.
+    """
+    options = _arguments_of(model, train=False) if isinstance(model, nn.Module) else {}
+    return _switched(model, train=False).init(key, x, **options)
+
+
+def outputs_of(
+    model: Model, params: Params, x: Any, *, train: bool = False, rngs: Any = None
+) -> Any:
+    """Compute a network's outputs.
+
+    Args:
+      model: The network.
+      params: Its parameters.
+      x: Inputs, leaves `[B, ...]`.
+      train: Whether this is a local step.
+      rngs: In training, random streams by name.
+
+    Returns:
+      The outputs, leaves `[B, ...]`. Floating-point ones are of at least 32 bits, so that losses,
+      metrics and their sums are too.
+    """
+    options: dict[str, Any] = _arguments_of(model, train=train)
+    if train and knows_training(model):
+        options["rngs"] = rngs
+    return in_32_bits(_switched(model, train=train).apply(params, x, **options))
+
+
+def _arguments_of(model: Any, *, train: bool) -> dict[str, bool]:
+    """Return the switches among the arguments of a network's calls, with their values."""
+    return switches_of(model.__call__ if isinstance(model, nn.Module) else model.apply, train=train)
+
+
+def _attributes_of(model: Any, *, train: bool) -> dict[str, bool]:
+    """Return the switches among the attributes of a flax module, with their values."""
+    if not isinstance(model, nn.Module):
+        return {}
+    arguments = _arguments_of(model, train=train)
+    names = {field.name for field in dataclasses.fields(model)} - {*arguments}
+    return {
+        name: train is value
+        for name, value in SWITCHES.items()
+        if name in names and isinstance(getattr(model, name), bool | None)
+    }
+
+
+def _switched(model: Any, *, train: bool) -> Any:
+    """Return a network whose attributes say whether it is in training."""
+    attributes = _attributes_of(model, train=train)
+    return model.clone(**attributes) if attributes else model

@@ -34,7 +34,7 @@ import numpy as np
 from flax import linen as nn
 
 from fedjax_sim.compression import luq
-from fedjax_sim.models.calls import takes_train
+from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params, full_precision_bits
 
@@ -225,7 +225,7 @@ class LowBit:
 
     def init(self, key: Key, x: Array) -> Params:
         """Draw the model's parameters, in full precision, for inputs like x."""
-        return self.model.init(key, x)
+        return draw_params(self.model, key, x)
 
     def apply(
         self,
@@ -251,8 +251,7 @@ class LowBit:
         """
         streams = dict(rngs or {})
         key = streams.pop("quantize", None)
-        options: dict[str, Any] = {"train": train} if takes_train(self.model) else {}
-        call: Callable[..., Any] = partial(self.model.apply, rngs=streams, **options)
+        call: Callable[..., Any] = partial(outputs_of, self.model, train=train, rngs=streams)
         if not (train or self.evaluate_quantized):
             return call(params, x)
         call_numbers = itertools.count()

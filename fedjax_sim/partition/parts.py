@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.settings import ConfigError
 
 DIRICHLET_TRIES = 1000
@@ -181,9 +182,20 @@ def gather_by_owner(examples: np.ndarray, owner: np.ndarray, num_clients: int) -
 
     Returns:
       The partition. A client's examples keep their order.
+
+    Raises:
+      ConfigError: If there is no memory for as many places for every client as the largest needs.
     """
     order = np.argsort(owner, kind="stable")
     counts = np.bincount(owner, minlength=num_clients)
-    index = np.zeros((num_clients, counts.max()), np.int32)
-    index[np.arange(counts.max()) < counts[:, None]] = examples[order]
+    most, free = int(counts.max()), free_on_host()
+    if (needed := 5 * num_clients * most) > free:
+        raise ConfigError(
+            "table of the clients' examples",
+            f"{num_clients} x {most}, {write_bytes(needed)}",
+            f"at most {write_bytes(free)}, what is free; every client has places for as many "
+            "examples as the largest has",
+        )
+    index = np.zeros((num_clients, most), np.int32)
+    index[np.arange(most) < counts[:, None]] = examples[order]
     return Partition(index, counts.astype(np.int32))

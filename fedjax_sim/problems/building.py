@@ -97,6 +97,8 @@ def supervised(
         a mask, one for each of its entries. `fedjax_sim.problems` has the usual ones.
       data: The examples: a pair of inputs and targets, each a pytree of arrays `[n, ...]`;
         `Examples`, which may name clients; or with `prepare` any pytree of arrays `[n, ...]`.
+        Tensors of other libraries serve as arrays. A data set with `__len__` and `__getitem__`,
+        such as PyTorch's, is read once; its examples are pairs, or with `prepare` any pytree.
       split: Who holds which example: a partition, such as those of `fedjax_sim.partition`, or a
         list of several, for a sweep with one per seed. Leave it out if clients are named.
       clients: The client of each of the n examples: strings, or any other hashable ids.
@@ -143,7 +145,7 @@ def supervised(
     else:
         test_data, num_tests = read_arrays("test", test)
         if test_clients is not None:
-            owned = [owners_of_tests(names, list(test_clients), num_tests)]
+            owned = [owners_of_tests(names, test_clients, num_tests)]
     problem = Supervised(
         data=data,
         test_data=test_data,
@@ -160,7 +162,8 @@ def supervised(
         client_ids=names,
         test_block=test_block,
     )
-    made = assign_examples(with_start(problem, start, frozen), partitions, owned)
+    problem = with_start(problem, start, frozen)
+    made = assign_examples(problem, partitions, owned)
     _check_targets(problem)
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])

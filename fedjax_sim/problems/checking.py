@@ -4,18 +4,25 @@ They are traced with a mini-batch of `CHECKED` examples.
 """
 
 import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
+from flax.errors import InvalidRngError
 
+from fedjax_sim.models.calls import SWITCHES, check_switches, outputs_of
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.problems.supervision import Supervised
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Array
 
+PARAMETERS = "params"
+"""The collection in which a flax module keeps its parameters."""
 CHECKED = 2
 """Examples of the mini-batch with which shapes are checked."""
 
@@ -49,23 +56,21 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
             pair = jax.eval_shape(_prepared, problem.prepare, getattr(problem, kind), rows)
             found.append(pair)
         except (TypeError, ValueError) as error:
-            allowed = f"such that it can be prepared ({_first_line(error)})"
+            allowed = f"such that it can be prepared ({first_line(error)})"
             raise ConfigError(kind, form_of(getattr(problem, kind)), allowed) from error
     if form_of(found[0]) != form_of(found[1]):
         raise ConfigError("examples of test", form_of(found[1]), f"{form_of(found[0])}, as of data")
     inputs, targets = found[0]
     try:
-        params = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problem)
-        outputs = jax.eval_shape(
-            lambda problem, params, x: problem.model.apply(problem.parameters(params), x),
-            problem,
-            params,
-            inputs,
-        )
+        outputs = _outputs_for(problem, inputs)
     except ConfigError:
         raise
+    except InvalidRngError as error:
+        allowed = "one that draws in local steps alone, where it is told by " + ", ".join(SWITCHES)
+        allowed += f", and from the streams dropout and quantize ({first_line(error)})"
+        raise ConfigError("model", type(problem.model).__name__, allowed) from error
     except Exception as error:  # Whatever a network raises.
-        allowed = f"a network that takes inputs {form_of(inputs)} ({_first_line(error)})"
+        allowed = f"a network that takes inputs {form_of(inputs)} ({first_line(error)})"
         raise ConfigError("model", type(problem.model).__name__, allowed) from error
     counted: tuple[int, ...] = (CHECKED,)
     if problem.mask_of is not None:
@@ -80,6 +85,58 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
             raise ConfigError("name of a metric", name, "another one, without brackets")
         _check_values(f"metric {name}", metric, outputs, targets, counted)
     return getattr(outputs, "shape", ())
+
+
+def _outputs_for(problem: Supervised, inputs: Any) -> Any:
+    """Describe the outputs of a network, and check that it can be trained and evaluated.
+
+    Raises:
+      ConfigError: If it has variables that are not parameters, or dropout is off in local steps.
+    """
+    model = problem.model
+    if not isinstance(getattr(model.apply, "__self__", None), nn.Module):
+        check_switches(model.apply)
+    params = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problem)
+    if isinstance(params, Mapping) and (PARAMETERS in params or isinstance(model, nn.Module)):
+        for name in params.keys() - {PARAMETERS}:
+            if jax.tree.leaves(params[name]):
+                allowed = "params or frozen; a network's state is neither kept nor averaged"
+                raise ConfigError("collection of the network's variables", name, allowed)
+
+    def outputs_in(train: bool) -> Any:
+        key = jax.random.key(0)
+        rngs = {"dropout": key, "quantize": key} if train else None
+        return jax.eval_shape(
+            lambda problem, params, x: outputs_of(
+                model, problem.parameters(params), x, train=train, rngs=rngs
+            ),
+            problem,
+            params,
+            inputs,
+        )
+
+    outputs = outputs_in(train=False)
+    # Without a switch local steps and evaluations make the same call.
+    with nn.intercept_methods(_refuse_idle_dropout):
+        outputs_in(train=True)
+    return outputs
+
+
+def _refuse_idle_dropout(
+    compute: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: Any
+) -> Any:
+    """Compute what a method of a flax module does, unless it is a dropout that is switched off."""
+    module = context.module
+    if isinstance(module, nn.Dropout | nn.MultiHeadDotProductAttention):
+        rate = module.rate if isinstance(module, nn.Dropout) else module.dropout_rate
+        given = inspect.signature(compute).bind(*args, **kwargs).arguments
+        if rate > 0 and (module.deterministic or given.get("deterministic")):
+            allowed = (
+                "random in local steps: the network takes none of "
+                f"{', '.join(SWITCHES)}, or does not pass it on; or else of rate 0"
+            )
+            raise ConfigError(f"dropout {'/'.join(module.path)}", "off", allowed)
+    return compute(*args, **kwargs)
 
 
 def _check_values(
@@ -113,7 +170,7 @@ def _traced(name: str, function: PerExample, outputs: Any, targets: Any) -> Any:
     except Exception as error:  # Whatever a user's function raises.
         given = f"outputs {form_of(outputs)} and targets {form_of(targets)}"
         label = getattr(function, "__name__", type(function).__name__)
-        raise ConfigError(name, label, f"a function of {given} ({_first_line(error)})") from error
+        raise ConfigError(name, label, f"a function of {given} ({first_line(error)})") from error
 
 
 def _prepared(prepare: Any, data: Any, rows: Array) -> tuple[Any, Any]:
@@ -132,6 +189,7 @@ class _Text(str):
     __repr__ = str.__str__
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error says in its first line, or else its type."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".")[:200]

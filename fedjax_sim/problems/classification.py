@@ -14,9 +14,11 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.datasets.arrays import Dataset
+from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.problems.building import assign_examples, check_classes, with_start
+from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
 from fedjax_sim.settings import ConfigError
@@ -121,10 +123,12 @@ class Classification(Supervised):
             rows = order[first + (client * CLIENT_TESTS + places) % jnp.maximum(number, 1)]
             is_tested = (number > 0).any()
             weight = (number > 0) / jnp.maximum((number > 0).sum(), 1)
-            logits = self.model.apply(self.parameters(model_of(client)), self._tested(rows)[0])
+            whole = self.parameters(model_of(client))
+            logits = outputs_of(self.model, whole, self._tested(rows)[0])
             right = is_right(logits, labels).astype(weight.dtype)
             losses = jnp.where(number > 0, inf_for_nan(cross_entropy(logits, labels)), 0)
-            means = {"accuracy": weight @ right, "loss": weight @ losses}
+            # Not products of matrices, whose precision may be lower.
+            means = {"accuracy": (weight * right).sum(), "loss": (weight * losses).sum()}
             return {name: jnp.where(is_tested, mean, jnp.nan) for name, mean in means.items()}
 
         return self._map_clients(of_client)
@@ -241,8 +245,8 @@ def make_classifications(
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
     problem = Classification(
-        data=(jnp.asarray(dataset.train_images), _labels(dataset.train_labels)),
-        test_data=(jnp.asarray(dataset.test_images), _labels(dataset.test_labels)),
+        data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
+        test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
         index=jnp.zeros((1, 1), "int32"),
         counts=jnp.ones(1, "int32"),
         model=model,
@@ -254,7 +258,8 @@ def make_classifications(
         per_client=per_client,
     )
     tests = None if test_partition is None else [test_partition]
-    made = assign_examples(with_start(problem, start, frozen), partitions, tests)
+    problem = with_start(problem, start, frozen)
+    made = assign_examples(problem, partitions, tests)
     for name in ("train_labels", "test_labels"):
         check_classes(problem, name, np.asarray(getattr(dataset, name)))
     return made

@@ -8,16 +8,21 @@ Dimension letters: `N` clients, `M` places for examples of a client (the rest is
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array
 
+LOOKED_AT = 10**8
+"""Bytes from which on an array is compared with the memory that is free."""
 ROUNDING = 1e-9
 """What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
 
@@ -93,7 +98,8 @@ def pad_partitions(partitions: Sequence[Partition], num_examples: int) -> list[t
     for partition in partitions:
         padding = ((0, 0), (0, width - partition.index.shape[1]))
         index = np.pad(np.asarray(partition.index, "int32"), padding)
-        padded.append((jnp.asarray(index), jnp.asarray(partition.counts, "int32")))
+        counts = jnp.asarray(partition.counts, "int32")
+        padded.append((on_device("table of the clients' examples", index), counts))
     return padded
 
 
@@ -155,8 +161,32 @@ def hold_out(partition: Partition, share: float, seed: int) -> tuple[Partition, 
 
 def _padded(rows: Sequence[np.ndarray]) -> Partition:
     """Make a partition of the examples of each client."""
-    counts = np.array([len(row) for row in rows], "int32")
-    index = np.zeros((len(rows), counts.max()), "int32")
-    for place, row in enumerate(rows):
-        index[place, : len(row)] = row
-    return Partition(index, counts)
+    owner = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    return gather_by_owner(np.concatenate(rows), owner, len(rows))
+
+
+def on_device(name: str, array: Any) -> Array:
+    """Put an array on the device that computes.
+
+    Args:
+      name: What error messages call it.
+      array: The array.
+
+    Returns:
+      The array, in a type of JAX.
+
+    Raises:
+      ConfigError: If it does not fit in the memory that is free.
+    """
+    needed = np.size(array) * jax.dtypes.canonicalize_dtype(array.dtype).itemsize
+    device = jax.local_devices()[0]
+    try:
+        # A CPU would take memory until the process is killed.
+        if device.platform == "cpu" and needed > LOOKED_AT and needed > free_on_host():
+            raise MemoryError
+        return jnp.asarray(array).block_until_ready()
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        allowed = "such that it fits in the free memory of the device"
+        if device.platform == "cpu":
+            allowed += f", {write_bytes(free_on_host())}"
+        raise ConfigError(f"size of {name}", write_bytes(needed), allowed) from error

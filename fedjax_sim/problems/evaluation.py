@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.problems.losses import Metric
 from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Params
 
 LARGEST = 2**28
@@ -61,7 +62,9 @@ def sums_over_examples(
     counted = is_there if mask is None else mask & along(is_there, mask)
     sums = {}
     for name, metric in metrics:
-        values, among = metric.values(outputs, targets), counted
+        values, among = in_32_bits(metric.values(outputs, targets)), counted
+        if jnp.issubdtype(values.dtype, jnp.integer):
+            values = values.astype("float32")  # Long sums of whole numbers could overflow.
         if metric.dims:
             among = along(counted, values)
         if metric.among is not None:
@@ -82,7 +85,7 @@ def means_over_examples(sums: Mapping[str, Any], num: Any) -> dict[str, Array]:
       sums: What `sums_over_examples` returned for all blocks, added up.
       num: Number of examples, by which sums are divided that name no number.
     """
-    dtype = sums["loss"][0].dtype
+    dtype = jnp.promote_types(sums["loss"][0].dtype, "float32")
     return {
         name: total.astype(dtype) / (num if number is None else number)
         for name, (total, number) in sums.items()

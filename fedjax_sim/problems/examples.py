@@ -1,20 +1,27 @@
-"""Read a user's examples: arrays or a DataFrame, and the clients whose they are.
+"""Read a user's examples: arrays, data sets or a DataFrame, and the clients whose they are.
 
 Dimension letters: those of `supervision`; `F` features, `D` numbers that are predicted.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from fedjax_sim import trees
+from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems.checking import form_of
-from fedjax_sim.problems.client_data import check_partition, partition_by_ids
+from fedjax_sim.partition.parts import gather_by_owner
+from fedjax_sim.problems.checking import first_line, form_of
+from fedjax_sim.problems.client_data import check_partition, on_device, partition_by_ids
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array
 
 
 class Examples(NamedTuple):
@@ -95,36 +102,139 @@ def _numbers(table: Any, name: str) -> np.ndarray:
 
 
 def read_arrays(name: str, data: Any) -> tuple[Any, int]:
-    """Put a user's pytree of arrays on the device.
+    """Put a user's data on the device.
 
     Args:
       name: What error messages call it.
-      data: The pytree, leaves `[n, ...]`.
+      data: A pytree with leaves `[n, ...]`: arrays, tensors (what has `__array__` or
+        `__dlpack__`), or data sets of n examples (what has `__len__` and `__getitem__`). The
+        examples of a data set are pytrees; they are read once, one after another.
 
     Returns:
-      The pytree, and the number of examples.
+      A pytree of arrays, and the number of examples.
 
     Raises:
-      ConfigError: If an array is not of finite numbers, has whole numbers that do not fit 32 bits
-        where 64 are not enabled, or lengths differ.
+      ConfigError: If something cannot be read as numbers, an array is not of finite numbers, has
+        whole numbers that do not fit 32 bits where 64 are not enabled, does not fit the device's
+        memory, or lengths differ.
     """
-    given, structure = jax.tree.flatten(data)
-    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in given]
+    # JAX would warn of iterators.
+    read = jax.tree.map(partial(_read, name), data, is_leaf=lambda x: isinstance(x, Iterator))
+    leaves, structure = jax.tree.flatten(read)
     for leaf in leaves:
-        if np.ndim(leaf) < 1 or np.dtype(leaf.dtype).kind not in "biuf":
-            raise ConfigError(f"an array of {name}", form_of(leaf), "numbers, with examples first")
+        if np.ndim(leaf) < 1 or not _is_real(leaf):
+            allowed = "numbers, with examples first; numpy.stack makes an array of a list"
+            raise ConfigError(f"an array of {name}", form_of(leaf), allowed)
     lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise ConfigError(f"examples in the arrays of {name}", sorted(lengths), "equally many")
-    arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
-    for path, leaf, found in zip(
-        trees.paths_of(arrays), leaves, jax.tree.leaves(arrays), strict=True
-    ):
+    names = [f"{name}/{path}" if path else name for path in trees.paths_of(read)]
+    arrays = [on_device(place, leaf) for place, leaf in zip(names, leaves, strict=True)]
+    for place, leaf, found in zip(names, leaves, arrays, strict=True):
         if found.dtype != leaf.dtype and jnp.issubdtype(found.dtype, jnp.integer):
-            _check_range(f"{name}/{path}", leaf, found.dtype)
-        if jnp.issubdtype(found.dtype, jnp.floating) and not bool(jnp.isfinite(found).all()):
-            raise ConfigError(f"{name}/{path}", "an array with nan or inf", "finite")
-    return arrays, lengths.pop()
+            _check_range(place, leaf, found.dtype)
+        if jnp.issubdtype(found.dtype, jnp.floating) and not bool(_is_finite(found)):
+            raise ConfigError(place, "an array with nan or inf", "finite")
+    return jax.tree.unflatten(structure, arrays), lengths.pop()
+
+
+@jax.jit
+def _is_finite(array: Array) -> Array:
+    """Tell whether all numbers of an array are finite, without another array of its size."""
+    return jnp.isfinite(array).all()
+
+
+def _is_real(array: Any) -> bool:
+    """Tell whether an array is of real numbers or bools."""
+    return any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+
+
+def _read(name: str, leaf: Any) -> Any:
+    """Read an array, a tensor or a number as an array, and a data set as a pytree of arrays."""
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array):
+        return leaf
+    if isinstance(leaf, bool | int | float | complex | str | bytes):
+        return np.asarray(leaf)
+    if any(hasattr(leaf, form) for form in ("__array__", "__array_interface__", "__dlpack__")):
+        return _read_tensor(name, leaf)
+    try:
+        num, first = len(leaf), leaf[0]
+    except Exception as error:  # Whatever a user's class raises.
+        allowed = "arrays, tensors, or a data set with __len__ and __getitem__"
+        raise ConfigError(name, type(leaf).__name__, f"{allowed} ({first_line(error)})") from error
+    return _read_data_set(name, leaf, num, first)
+
+
+def _read_tensor(name: str, tensor: Any) -> Any:
+    """Read a tensor of another library, without what it keeps for gradients."""
+    tensor, reasons = tensor.detach() if hasattr(tensor, "detach") else tensor, []
+    for convert in (np.asarray, jnp.from_dlpack):  # NumPy knows no bfloat16 and no accelerator.
+        try:
+            return convert(tensor)
+        except Exception as error:  # Whatever a library raises.
+            reasons.append(first_line(error))
+    allowed = f"a tensor that NumPy can read ({reasons[0]})"
+    raise ConfigError(name, type(tensor).__name__, allowed)
+
+
+def _read_data_set(name: str, data: Any, num: int, first: Any) -> Any:
+    """Read the examples of a data set, with a progress bar on a terminal.
+
+    Args:
+      name: What error messages call it.
+      data: From a number below n to a pytree of numbers, arrays, tensors, and lists of numbers.
+      num: Number of examples, n.
+      first: Example 0.
+
+    Returns:
+      A pytree of arrays `[n, ...]`.
+    """
+    like, structure = _read_example(f"example 0 of {name}", first)
+    form = form_of(jax.tree.unflatten(structure, like))
+    if not like or not all(map(_is_real, like)):
+        raise ConfigError(f"example 0 of {name}", form, "numbers")
+    needed, free = num * sum(leaf.nbytes for leaf in like), free_on_host()
+    if needed > free:
+        allowed = f"at most {write_bytes(free)}, what is free"
+        raise ConfigError(f"size of {name}", write_bytes(needed), allowed)
+    rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in like]
+    numbers: Iterable[int] = range(num)
+    if sys.stderr is not None and sys.stderr.isatty():
+        console = Console(file=sys.stderr)
+        numbers = track(numbers, f"reading {name}", console=console, transient=True)
+    for number in numbers:
+        place = f"example {number} of {name}"
+        try:
+            example = data[number]
+        except Exception as error:  # Whatever a user's class raises.
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(place, "missing", f"there, as there are {num} ({reason})") from error
+        leaves, found = _read_example(place, example)
+        if found != structure or any(
+            leaf.shape != row.shape[1:] for leaf, row in zip(leaves, rows, strict=True)
+        ):
+            raise ConfigError(
+                place, form_of(jax.tree.unflatten(found, leaves)), f"{form}, as example 0"
+            )
+        for i, leaf in enumerate(leaves):
+            if leaf.dtype != rows[i].dtype:  # A number may be whole in some examples only.
+                rows[i] = rows[i].astype(np.result_type(rows[i].dtype, leaf.dtype), copy=False)
+            rows[i][number] = leaf
+    return jax.tree.unflatten(structure, rows)
+
+
+def _read_example(place: str, example: Any) -> tuple[list[np.ndarray], Any]:
+    """Read one example of a data set: its arrays, and the structure that they have."""
+    if isinstance(example, Mapping):
+        example = dict(example)
+    elif isinstance(example, list) and not all(isinstance(x, int | float) for x in example):
+        example = tuple(example)  # As of inputs and targets.
+    leaves, structure = jax.tree.flatten(example, is_leaf=lambda leaf: isinstance(leaf, list))
+    try:
+        read = [leaf if isinstance(leaf, list) else _read(place, leaf) for leaf in leaves]
+        return [np.asarray(leaf) for leaf in read], structure
+    except ValueError as error:  # Lists of different lengths in a list.
+        raise ConfigError(place, type(example).__name__, f"numbers ({error})") from error
 
 
 def _check_length(name: str, found: int, num: int) -> None:
@@ -132,14 +242,25 @@ def _check_length(name: str, found: int, num: int) -> None:
         raise ConfigError(f"length of {name}", found, f"{num}, the number of examples")
 
 
-def owners_of_tests(
-    names: tuple[Hashable, ...] | None, ids: Sequence[Hashable], num: int
-) -> Partition:
+def _ids_of(name: str, clients: Any) -> list[Hashable]:
+    """List the clients of examples, of which a tensor has tensors."""
+    try:
+        ids = list(clients)
+    except TypeError as error:
+        allowed = f"the client of each example ({first_line(error)})"
+        raise ConfigError(name, type(clients).__name__, allowed) from error
+    is_tensor = any(hasattr(each, "__array__") and np.ndim(each) == 0 for each in ids[:1])
+    if is_tensor and not isinstance(ids[0], np.generic):
+        return np.asarray(_read_tensor(name, clients)).tolist()
+    return ids
+
+
+def owners_of_tests(names: tuple[Hashable, ...] | None, clients: Any, num: int) -> Partition:
     """Give test examples to the clients that they name.
 
     Args:
       names: The clients, in the order of their numbers; None if they have no names.
-      ids: The client of each test example.
+      clients: The client of each test example.
       num: Number of test examples.
 
     Raises:
@@ -147,18 +268,13 @@ def owners_of_tests(
     """
     if names is None:
         raise ConfigError("test_clients", "given", "left out, unless `clients` names the clients")
+    ids = _ids_of("test_clients", clients)
     _check_length("test_clients", len(ids), num)
-    own, found = partition_by_ids(ids)
-    unknown = [name for name in found if name not in set(names)]
+    number = {name: i for i, name in enumerate(names)}
+    unknown = [name for name in partition_by_ids(ids)[1] if name not in number]
     if unknown:
         raise ConfigError("client in test_clients", unknown[0], "one that has training examples")
-    place = {name: row for row, name in enumerate(found)}
-    index = np.zeros((len(names), own.index.shape[1]), "int32")
-    counts = np.zeros(len(names), "int32")
-    for number, name in enumerate(names):
-        if name in place:
-            index[number], counts[number] = own.index[place[name]], own.counts[place[name]]
-    return Partition(index, counts)
+    return gather_by_owner(np.arange(num), np.array([number[name] for name in ids]), len(names))
 
 
 def read_owners(
@@ -178,7 +294,7 @@ def read_owners(
       ConfigError: If not exactly one of both is given, or it does not fit the examples.
     """
     if clients is not None and split is None:
-        ids = list(clients)
+        ids = _ids_of("clients", clients)
         _check_length("clients", len(ids), num)
         partition, names = partition_by_ids(ids)
         return [partition], names

@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
@@ -263,6 +264,7 @@ class GaussianClients(ClientLosses):
         Returns:
           A mapping with "loss", `f[]`, and with `per_client` "client_loss[client]", `f[N]`.
         """
+        params = in_32_bits(params)
         losses = jax.vmap(lambda client: self.client_loss(params, client, None))(
             jnp.arange(self.counts.shape[0])
         )

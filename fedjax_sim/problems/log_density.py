@@ -30,13 +30,16 @@ import numpy.typing as npt
 import optax
 from flax import struct
 
+from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
+from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key, Params
 
 LogLikelihood = Callable[[Params, Any], Array]
@@ -120,7 +123,7 @@ class LogDensity(ClientLosses):
           `f[m]`, in nats.
         """
         examples = self.data if examples is None else examples
-        return jax.vmap(self.log_likelihood, (None, 0))(params, examples)
+        return in_32_bits(jax.vmap(self.log_likelihood, (None, 0))(params, examples))
 
     def log_density(self, params: Params) -> Array:
         """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats."""
@@ -239,7 +242,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
 
         def logits(params: Params, inputs: Array) -> Array:
             prepared, _ = problem.prepare((inputs[None], jnp.zeros(1, "int32")))
-            return problem.model.apply(problem.parameters(params), prepared)[0]
+            return outputs_of(problem.model, problem.parameters(params), prepared)[0]
 
     else:
         allowed = "a Classification or a Logistic; make others with from_logdensity"
@@ -273,9 +276,4 @@ def _partition_of(split: Any, num: int) -> Partition:
     if clients.shape != (num,) or not np.issubdtype(clients.dtype, np.integer) or clients.min() < 0:
         allowed = f"a partition, or whole numbers from 0 of the clients of all {num} examples"
         raise ConfigError("split", f"of shape {clients.shape} and type {clients.dtype}", allowed)
-    counts = np.bincount(clients)
-    order = np.argsort(clients, kind="stable")
-    place = np.arange(num) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.zeros((len(counts), counts.max()), "int32")
-    index[clients[order], place] = order
-    return Partition(index, counts)
+    return gather_by_owner(np.arange(num), clients, int(clients.max()) + 1)

@@ -17,6 +17,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import check_data
 from fedjax_sim.problems.client_data import check_tests, pad_partitions
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
 
@@ -122,7 +123,7 @@ class Logistic:
           "client_loss[client]": `f[N]`.
         """
         chex.assert_shape(params, self.inputs.shape[1:])
-        logits = self.test_inputs @ params
+        logits = in_32_bits(self.test_inputs @ params)
         is_right = (logits > 0) == (self.test_labels == 1)
         values = {
             "accuracy": is_right.astype(logits.dtype),
@@ -141,7 +142,7 @@ class Logistic:
     def _losses(self, params: Array, rows: Array) -> Array:
         """Compute the cross-entropy of training examples `i32[B]`: `f[B]`."""
         chex.assert_shape(params, self.inputs.shape[1:])
-        logits = self.inputs[rows] @ params
+        logits = in_32_bits(self.inputs[rows] @ params)
         return jax.nn.softplus(logits) - self.labels[rows] * logits
 
     def _penalty(self, params: Array) -> Array:

@@ -18,7 +18,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import losses
 from fedjax_sim.problems.building import assign_examples, with_start
 from fedjax_sim.problems.checking import check_shapes
-from fedjax_sim.problems.client_data import check_partition
+from fedjax_sim.problems.client_data import check_partition, on_device
 from fedjax_sim.problems.losses import Metric, cross_entropy
 from fedjax_sim.problems.supervision import Preparation, Supervised
 from fedjax_sim.settings import ConfigError
@@ -103,8 +103,8 @@ def make_next_characters(
     length = dataset.train_sequences.shape[1] - 1
     chex.assert_shape([dataset.train_sequences, dataset.test_sequences], (None, length + 1))
     problem = NextCharacter(
-        data=jnp.asarray(dataset.train_sequences),
-        test_data=jnp.asarray(dataset.test_sequences),
+        data=on_device("train_sequences", dataset.train_sequences),
+        test_data=on_device("test_sequences", dataset.test_sequences),
         index=jnp.zeros((1, 1), "int32"),
         counts=jnp.ones(1, "int32"),
         model=model,
@@ -115,9 +115,10 @@ def make_next_characters(
         per_client=per_client,
         test_block=EVALUATED_AT_ONCE,
     )
+    problem = with_start(problem, start, frozen)
     found = check_shapes(problem)
     if found[1:] != (length, dataset.num_classes):
         allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
         raise ConfigError("model", type(model).__name__, allowed)
     tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
-    return assign_examples(with_start(problem, start, frozen), partitions, tests)
+    return assign_examples(problem, partitions, tests)

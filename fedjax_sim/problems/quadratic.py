@@ -13,6 +13,7 @@ import numpy.typing as npt
 from flax import struct
 
 from fedjax_sim.problems.client_losses import ClientLosses
+from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
 
@@ -111,7 +112,7 @@ class Quadratic(ClientLosses):
           A mapping with "loss", `f[]`, and with `per_client` "client_loss[client]", `f[N]`.
         """
         chex.assert_equal_shape([params, self.start])
-        away = params[None] - self.centers
+        away = in_32_bits(params)[None] - self.centers
         loss = jnp.mean(self.curvature / 2 * jnp.sum(jnp.square(away), axis=1))
         return {"loss": loss, **self.losses_of_clients(params, self.counts.shape[0])}
 
@@ -126,5 +127,5 @@ class Quadratic(ClientLosses):
         Returns:
           `f[]`.
         """
-        away = params - self.centers[client]
+        away = in_32_bits(params) - self.centers[client]
         return self.curvature[client] / 2 * jnp.sum(jnp.square(away))

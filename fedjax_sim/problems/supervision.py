@@ -5,14 +5,18 @@ images with classes (`classification`) and texts (`next_character`) are cases of
 
 The data are a pytree of arrays that stay on the device as they are. A mini-batch is gathered,
 changed at random (in local steps only), and prepared: split into inputs and targets, and scaled.
-In local steps a model whose calls take `train` is called with `train=True` and with random streams
-named "dropout" and "quantize".
+In local steps a network that has a switch between training and evaluation (see
+`fedjax_sim.models.calls`) is in training, with random streams named "dropout" and "quantize".
+
+Outputs, losses and metrics of fewer than 32 bits, such as bfloat16, are converted to float32 before
+they are summed.
 
 Dimension letters: `N` clients, `M` places for examples of a client and `U` for its test examples
 (the rest is padding), `B` examples of a mini-batch, `n` training and `m` test examples.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import chex
@@ -22,7 +26,7 @@ import optax
 from flax import struct
 
 from fedjax_sim import trees
-from fedjax_sim.models.calls import takes_train
+from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.problems.evaluation import (
     along,
     evaluated_at_once,
@@ -144,7 +148,7 @@ class Supervised:
     def init(self, key: Key) -> Params:
         """Return the model to start from: what `start` gives, and the rest drawn by the network."""
         rows = jax.tree.map(lambda leaf: leaf[:1], self.data)
-        params = self.model.init(key, self.prepare(rows)[0])
+        params = draw_params(self.model, key, self.prepare(rows)[0])
         if self.start is not None:
             params = trees.join(self.start, params)
         if self.frozen is not None:
@@ -235,7 +239,7 @@ class Supervised:
         """
         num, whole = self._num_examples, self.parameters(params)
         outputs = jax.lax.map(
-            lambda rows: self.model.apply(whole, self._tested(rows)[0]),
+            lambda rows: outputs_of(self.model, whole, self._tested(rows)[0]),
             jnp.minimum(self._test_places(whole, num), num - 1),
         )
         return outputs.reshape(-1, *outputs.shape[2:])[:num]
@@ -320,7 +324,8 @@ class Supervised:
     def _test_places(self, whole: Params, num: int) -> Array:
         """List places of test examples, `i32[batches, batch]`; those from `num` on are padding."""
         example, _ = self._tested(jnp.zeros(1, "int32"))
-        at_once = evaluated_at_once(self.model.apply, whole, example, on_cpu=self.test_block)
+        apply = partial(outputs_of, self.model)
+        at_once = evaluated_at_once(apply, whole, example, on_cpu=self.test_block)
         batch = min(num, at_once)
         num_batches = -(-num // batch)
         return jnp.arange(num_batches * batch).reshape(num_batches, batch)
@@ -335,11 +340,11 @@ class Supervised:
         if self.augmentation is not None:
             batch = self.augmentation(stream(key, "augmentation"), batch)
         rngs = {"dropout": stream(key, "dropout"), "quantize": stream(key, "quantize")}
-        options: dict[str, Any] = {"train": True, "rngs": rngs} if takes_train(self.model) else {}
         inputs, targets = self.prepare(batch)
-        outputs = self.model.apply(self.parameters(params), inputs, **options)
+        whole = self.parameters(params)
+        outputs = outputs_of(self.model, whole, inputs, train=True, rngs=rngs)
         mask = None if self.mask_of is None else self.mask_of(targets)
-        losses = self.loss_of(outputs, targets)
+        losses = trees.in_32_bits(self.loss_of(outputs, targets))
         chex.assert_shape(losses, rows.shape if mask is None else mask.shape)
         return losses, mask
 
@@ -356,7 +361,7 @@ class Supervised:
           these are; None for the latter if it is the number of examples.
         """
         inputs, targets = self._tested(rows)
-        outputs = self.model.apply(whole, inputs)
+        outputs = outputs_of(self.model, whole, inputs)
         mask = None if self.mask_of is None else self.mask_of(targets)
         named = (*self.metrics, ("loss", Metric(self.loss_of)))
         return sums_over_examples(named, outputs, targets, is_there, mask)
@@ -366,7 +371,7 @@ class Supervised:
         if self.prior_precision is None:
             return 0.0
         per_example = self.prior_precision / (2 * self.counts.sum())
-        return per_example * optax.tree.norm(params, squared=True)
+        return per_example * optax.tree.norm(trees.in_32_bits(params), squared=True)
 
 
 _OF_CLIENTS = ("client_", "personal_", "personal_client_")

@@ -26,7 +26,12 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
     """
     total = weighted_sum(is_present, reports)
     share = 1 / (1 + is_present.sum())
-    return jax.tree.map(lambda w, u: (w + u) * share.astype(w.dtype), server, total)
+
+    def mean(w: Array, u: Array) -> Array:
+        wide = jnp.promote_types(w.dtype, "float32")
+        return ((w + u) * share.astype(wide)).astype(w.dtype)
+
+    return jax.tree.map(mean, server, total)
 
 
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:

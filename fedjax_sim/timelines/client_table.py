@@ -55,7 +55,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check_file
 
 Windows = Sequence[tuple[float, float]]
 """Beginnings and ends of one client's windows, in order, in units of virtual time."""
@@ -235,6 +235,7 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
+    check_file("client_table", path)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check_file
 
 
 class Trace:
@@ -158,6 +158,7 @@ def read_trace(path: str | Path) -> Trace:
     Raises:
       ConfigError: If the file cannot be read, or holds values that are not allowed.
     """
+    check_file("trace", path)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

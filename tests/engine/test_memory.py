@@ -15,11 +15,13 @@ from fedjax_sim.engine.memory import (
     count_bytes,
     drop_programs_near_the_limit,
     even_pieces,
+    is_out_of_memory,
+)
+from fedjax_sim.lifecycle.free_memory import (
     free_addresses,
     free_in_group,
     free_on_host,
     free_on_machine,
-    is_out_of_memory,
     write_bytes,
 )
 
@@ -77,7 +79,7 @@ def test_a_limit_of_address_space_counts() -> None:
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         assert free_addresses() == np.inf
     code = (
-        "import resource; from fedjax_sim.engine.memory import free_addresses as free\n"
+        "import resource; from fedjax_sim.lifecycle.free_memory import free_addresses as free\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36)); before = free()\n"
         "held = bytearray(2**30); print(2**36 - before, before - free())"
     )

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, check_file
 
 KINDS: dict[str, tuple[type, type]] = {
     "GaussianMixture": (gaussian_mixture.GaussianMixture, gaussian_mixture.Mixture),
@@ -221,6 +221,7 @@ def load_fit(path: str | Path) -> Fitted:
     Raises:
       ConfigError: If the file is missing, damaged or of another kind.
     """
+    check_file("file of the fit", path)
     try:
         with np.load(path, allow_pickle=False) as file:
             entries = {name: file[name] for name in file.files}

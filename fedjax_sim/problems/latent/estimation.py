@@ -21,6 +21,7 @@ from flax import struct
 
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.client_data import pad_partitions
+from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, LatentModel, Params
 
@@ -209,7 +210,7 @@ def make_estimation(
       model: The latent-variable model, without data.
       data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
         leaf is that of the problem; 64 bits are kept where `jax.enable_x64` is on. If it is of
-        whole numbers or bools, all leaves become float32.
+        whole numbers, of bools, or of fewer than 32 bits, all leaves become float32.
       partition: Who holds which example, as the functions of `fedjax_sim.partition` return it.
       weighting: "pooled" gives every example the same weight, so that the share of client i is
         N counts_i / sum(counts); "equal" gives every client the same weight.
@@ -244,7 +245,7 @@ def make_estimations(
       model: The latent-variable model, without data.
       data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
         leaf is that of the problems; 64 bits are kept where `jax.enable_x64` is on. If it is of
-        whole numbers or bools, all leaves become float32.
+        whole numbers, of bools, or of fewer than 32 bits, all leaves become float32.
       partitions: Partitions of the examples, from the functions of `fedjax_sim.partition`.
       weighting: "pooled" gives every example the same weight, so that the share of client i is
         N counts_i / sum(counts); "equal" gives every client the same weight.
@@ -260,19 +261,11 @@ def make_estimations(
     """
     if weighting not in ("pooled", "equal"):
         raise ConfigError("weighting", weighting, "one of pooled, equal")
-    sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
-    if len(sizes) != 1:
-        raise ConfigError(
-            "data", f"arrays of {sorted(sizes)} examples", "arrays of one number of examples"
-        )
-    for leaf in jax.tree.leaves(data):
-        if not np.isfinite(leaf).all():
-            raise ConfigError("data", "an array with nan or inf", "finite")
-    examples = jax.tree.map(jnp.asarray, data)
+    examples, num = read_arrays("data", data)
     dtype = jax.tree.leaves(examples)[0].dtype
-    if not jnp.issubdtype(dtype, jnp.floating):
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         dtype = jnp.dtype("float32")
-        examples = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), data)
+        examples = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), examples)
     # The model's numbers become arrays of the data's dtype, so that lanes with different numbers
     # share a compiled program.
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
@@ -280,7 +273,7 @@ def make_estimations(
     if given is not None:
         chex.assert_rank(given, 1)
     problems = []
-    clients = pad_partitions(partitions, min(sizes))
+    clients = pad_partitions(partitions, num)
     for partition, (index, device_counts) in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
         share = np.ones(len(counts))
