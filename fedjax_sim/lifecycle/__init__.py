@@ -2,8 +2,9 @@
 
 `endings` turns every way in which a command ends into an exit code and at most one sentence, and
 lets a running sweep save before it stops. `folders` writes files that are either whole or absent,
-and lets one process at a time write to a folder. The command line, the experiments and everything
-that starts processes share them. This room loads neither JAX nor NumPy.
+and lets one process at a time write to a folder. `seals` lets files carry their own digest. The
+command line, the experiments and everything that starts processes share them. This room loads
+neither JAX nor NumPy.
 """
 
 from fedjax_sim.lifecycle.endings import (
@@ -25,6 +26,7 @@ from fedjax_sim.lifecycle.endings import (
     say,
 )
 from fedjax_sim.lifecycle.folders import LOCK, FolderLock, remove_scratch, write_whole
+from fedjax_sim.lifecycle.seals import check_seal, digest_of, read_json, seal_json, write_sealed
 
 __all__ = [
     "BAD_INPUT",
@@ -41,10 +43,15 @@ __all__ = [
     "Stopped",
     "StorageError",
     "asked_to_stop",
+    "check_seal",
     "deferring_stops",
+    "digest_of",
     "exit_code_of",
     "nearest",
+    "read_json",
     "remove_scratch",
     "say",
+    "seal_json",
+    "write_sealed",
     "write_whole",
 ]

@@ -20,6 +20,7 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.engine.records import to_json
 from fedjax_sim.engine.run_files import SETTINGS
 from fedjax_sim.engine.summaries import summary
+from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting.results import load
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
@@ -28,7 +29,7 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
 
 class Pair(NamedTuple):
-    """A container that only a pickle can name."""
+    """A container of a module that is imported."""
 
     half: jax.Array
     rest: list[Any]
@@ -186,8 +187,5 @@ def test_what_is_no_saved_run_is_one_sentence(run: fedjax_sim.Run, tmp_path: Pat
         mixed = tmp_path / f"mixed {name}"
         shutil.copytree(tmp_path / "other", mixed)
         shutil.copy(tmp_path / name, mixed)
-        with pytest.raises(ConfigError, match="one whose files are all of one run"):
+        with pytest.raises(InputError, match=f"{name} is not the file that config.json in its"):
             fedjax_sim.load(mixed)
-    (tmp_path / SETTINGS).write_bytes(b"cno_such_module\nThing\n.")
-    with pytest.raises(ConfigError, match=r"environment can read .No module named"):
-        fedjax_sim.load(tmp_path)

@@ -67,7 +67,7 @@ def test_parts_take_two_rounds_and_give_the_whole(
     merging = ExperimentPart(out, None, 2)
     assert "part 0/2 is at an end for now: tuning waits for parts 1/2" in round_of(0)
     ran = {path.relative_to(out / "parts").as_posix() for path in merging.files()}
-    assert ran == {"one lane of /0-of-2.pkl", "tuning/0-of-2.pkl"}
+    assert ran == {"one lane of /0-of-2.json", "tuning/0-of-2.json"}
     with pytest.raises(ConfigError, match=r"complete, but .* waits for parts 1/2"):
         merge_parts("x/y", tuned, arguments, 2)
     assert "final waits for parts 0/2" in round_of(1)
@@ -127,7 +127,7 @@ def test_parts_may_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Path, "write_bytes", write_and_be_overtaken)
     ExperimentPart(tmp_path, 0, 2).open(identity)
-    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["experiment.pkl"]
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["experiment.json"]
 
 
 def test_the_command_line_runs_and_merges_parts(

@@ -82,12 +82,16 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
     with jax.enable_x64(True):
         whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
         run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
-        again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
+        again = launch.sweep(
+            FAVANO, problem, small(FAVANO), **options, **given, resume=True, trust=True
+        )
         longer = options | {"num_ticks": 10}
-        here: dict[str, Any] = given | {"launcher": Here(2), "resume": True}
+        here: dict[str, Any] = given | {"launcher": Here(2), "resume": True, "trust": True}
         further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **here)
         with pytest.raises(ConfigError, match="num_ticks is 6, but must be at least 10, as in "):
-            launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, resume=True)
+            launch.sweep(
+                FAVANO, problem, small(FAVANO), **options, **given, resume=True, trust=True
+            )
         whole_longer = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **longer | {"num_evals": 5})
     assert run.models.dtype == np.float64
     assert (run.samples[:, 0] == 0.5).all()
@@ -107,11 +111,11 @@ def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> Non
     run = launch.sweep(FAVANO, problem, **what, seeds=3, launcher=first)
     assert first.names == ["part 0/2", "part 1/2"]
     (tmp_path / "study" / "1-of-2" / "run.pkl").unlink()
-    again = launch.sweep(FAVANO, problem, **what, launcher=second, resume=True)
+    again = launch.sweep(FAVANO, problem, **what, launcher=second, resume=True, trust=True)
     assert second.names == ["part 1/2"]
     assert_equal_runs(again, run)
     with pytest.raises(ConfigError, match="parts is 4, but must be from 1 to 3"):
-        launch.sweep(FAVANO, problem, **what, parts=4, launcher=second, resume=True)
+        launch.sweep(FAVANO, problem, **what, parts=4, launcher=second, resume=True, trust=True)
 
 
 @pytest.fixture
@@ -133,7 +137,7 @@ def test_a_part_whose_result_is_damaged_runs_again(
     run, again = study(Here(2)), Here(2)
     damaged = tmp_path / "study" / "0-of-2" / "run.pkl"
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    assert_equal_runs(study(again, resume=True), run)
+    assert_equal_runs(study(again, resume=True, trust=True), run)
     assert again.names == ["part 0/2"]
 
 
@@ -152,18 +156,18 @@ def test_a_longer_budget_that_is_refused_leaves_the_sweep(
     with monkeypatch.context() as patch:
         patch.setattr(worker, "sweep", refuse)
         with pytest.raises(launch.PartError, match="part 0/2 failed with exit code 2"):
-            study(Here(2), resume=True, num_ticks=4)
-        assert_equal_runs(study(again, resume=True), run)
+            study(Here(2), resume=True, trust=True, num_ticks=4)
+        assert_equal_runs(study(again, resume=True, trust=True), run)
         assert not again.names
         refusing.remove("0-of-2")
         with pytest.raises(launch.PartError, match=r"^part 1/2 failed with exit code 2"):
-            study(Here(2), resume=True, num_ticks=4)
+            study(Here(2), resume=True, trust=True, num_ticks=4)
     with pytest.raises(launch.PartError, match=r"^part 0/2 failed with exit code 2"):
-        study(again, resume=True)
+        study(again, resume=True, trust=True)
     assert again.names == ["part 0/2"]
-    assert study(longer, resume=True, num_ticks=4).curves.ticks.max() == 4
+    assert study(longer, resume=True, trust=True, num_ticks=4).curves.ticks.max() == 4
     assert longer.names == ["part 1/2"]
-    study(longer, resume=True, num_ticks=None)
+    study(longer, resume=True, trust=True, num_ticks=None)
     assert longer.names == ["part 1/2"]
 
 

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from fedjax_sim.cli.tables import failures
-from fedjax_sim.lifecycle import InputError, StorageError
+from fedjax_sim.lifecycle import InputError, StorageError, read_json
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
@@ -221,11 +221,11 @@ def test_a_failed_write_keeps_the_older_file(tmp_path, monkeypatch):
     folder.write_json("summary.json", {"old": 1})
     before = listing(folder.path)
 
-    def full(self, text):
-        Path.write_bytes(self, text[:3].encode())
+    def full(self, content):
+        Path.write_text(self, content[:3].decode())
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match="No space left"):
         folder.write_json("summary.json", {"new": 2})
     assert listing(folder.path) == before
@@ -353,7 +353,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
             "d": np.bool_(True),
         },
     )
-    assert json.loads((tmp_path / "x.json").read_text()) == {
+    assert read_json(tmp_path / "x.json") == {
         "a": None,
         "b": [3, None],
         "c": [0, 1],
