@@ -7,12 +7,14 @@
     {"name": "optax:sgd"}                                   a function or class, by its module
     {"partial": [function, arguments, named arguments]}     of `functools.partial`
     {"struct": "module:Class", "fields": {...}}             a dataclass or a named tuple
+    {"object": 0}                                           number in a table of further objects:
+                                                            traces and tables of clients
     {"pickle": 0}                                           number in a table of pickles
 
-Equal arrays, and objects that several lanes share, are in the tables once. A pickle is written only
-for what has no other form, such as a lambda or a class that was made in a function, and is read
-only if the reader trusts the file: reading a pickle can run any code. Names are looked up in this
-package and in modules that are imported already. Nothing is called: structs get their fields
+Equal arrays, and objects that several lanes share, are in their table once. A pickle is written
+only for what has no other form, such as a lambda or a class that was made in a function, and is
+read only if the reader trusts the file: reading a pickle can run any code. Names are looked up in
+this package and in modules that are imported already. Nothing is called: structs get their fields
 without their constructors.
 """
 
@@ -33,6 +35,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.timelines import ClientTable, Trace
+
+PLAIN: tuple[type, ...] = (ClientTable, Trace)
+"""Classes that are no dataclasses, and consist of their attributes."""
 OWN = __name__.partition(".")[0]
 """This package, whose modules a name may import."""
 PARTIAL = ("optax", "jax", "flax")
@@ -48,13 +54,11 @@ class Writer:
     """Turns values into JSON.
 
     Attributes:
-      arrays: The table of arrays: kind, type, shape and bytes of each.
-      pickles: The table of pickles.
+      tables: The tables of arrays (kind, type, shape and bytes of each), objects and pickles.
     """
 
     def __init__(self) -> None:
-        self.arrays: list[dict[str, Any]] = []
-        self.pickles: list[str] = []
+        self.tables: dict[str, list[Any]] = {"array": [], "object": [], "pickle": []}
         self._places: dict[Any, int] = {}
         self._held: list[Any] = []
 
@@ -79,21 +83,23 @@ class Writer:
             return self._array(value)
         if kind is functools.partial:
             return {"partial": [self.plain(x) for x in (value.func, value.args, value.keywords)]}
-        if (fields := _fields_of(value)) is not None and (name := _name_of(kind)):
-            return {"struct": name, "fields": {key: self.plain(x) for key, x in fields.items()}}
+        if kind in PLAIN:
+            return self._object("object", value)
+        if (fields := _fields_of(value)) is not None and _name_of(kind):
+            return self._struct(value, fields)
         if name := _name_of(value):
             return {"name": name}
-        return self._pickle(value)
+        return self._object("pickle", value)
 
     def _array(self, value: Any) -> Any:
         kind = "scalar" if isinstance(value, np.generic) else "numpy"
         if isinstance(value, jax.Array):
             kind = "jax"
             if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-                return self._pickle(value)
+                return self._object("pickle", value)
         values = np.asarray(value)
         if values.dtype.hasobject or values.dtype.names:
-            return self._pickle(value)
+            return self._object("pickle", value)
         # Types that JAX adds to NumPy, such as bfloat16, have names alone.
         dtype = values.dtype.name if values.dtype.kind == "V" else values.dtype.str
         entry = {
@@ -103,36 +109,39 @@ class Writer:
             "bytes": base64.b64encode(values.tobytes()).decode(),
         }
         key = (kind, dtype, values.shape, hashlib.sha256(values.tobytes()).digest())
-        return {"array": self._place(key, self.arrays, entry)}
+        if key not in self._places:
+            self._places[key] = len(self.tables["array"])
+            self.tables["array"].append(entry)
+        return {"array": self._places[key]}
 
-    def _pickle(self, value: Any) -> Any:
+    def _object(self, table: str, value: Any) -> Any:
+        """Put an object into a table unless it is there."""
         if id(value) not in self._places:
             self._held.append(value)  # Its id must not become another object's.
-            content = base64.b64encode(cloudpickle.dumps(value)).decode()
-            self._place(id(value), self.pickles, content)
-        return {"pickle": self._places[id(value)]}
+            if table == "pickle":
+                entry: Any = base64.b64encode(cloudpickle.dumps(value)).decode()
+            else:
+                entry = self._struct(value, vars(value))
+            self._places[id(value)] = len(self.tables[table])
+            self.tables[table].append(entry)
+        return {table: self._places[id(value)]}
 
-    def _place(self, key: Any, table: list, entry: Any) -> int:
-        """Put an entry into a table unless it is there, and return its place."""
-        if key not in self._places:
-            self._places[key] = len(table)
-            table.append(entry)
-        return self._places[key]
+    def _struct(self, value: Any, fields: Mapping[str, Any]) -> Any:
+        written = {name: self.plain(each) for name, each in fields.items()}
+        return {"struct": _name_of(type(value)), "fields": written}
 
 
 class Reader:
     """Reads what a `Writer` wrote."""
 
-    def __init__(self, arrays: Sequence[Any], pickles: Sequence[Any], *, trust: bool):
+    def __init__(self, tables: Mapping[str, Sequence[Any]], *, trust: bool):
         """Take the tables.
 
         Args:
-          arrays: The table of arrays.
-          pickles: The table of pickles.
+          tables: The tables of the writer.
           trust: Whether pickles are read, and modules imported that are not yet.
         """
-        self._trust = trust
-        self._tables: dict[str, Sequence[Any]] = {"array": arrays, "pickle": pickles}
+        self._trust, self._tables = trust, tables
         self._made: dict[tuple[str, int], Any] = {}
 
     def value(self, content: Any, place: str) -> Any:
@@ -172,16 +181,23 @@ class Reader:
                 f"keeps {place} as a pickle, which can run any code when it is read: {TRUST}"
             )
         if (kind, inner) not in self._made:
-            make = _array_of if kind == "array" else _unpickled
-            self._made[kind, inner] = make(entry)
+            if kind == "object":
+                self._made[kind, inner] = self.value(entry, place)
+            else:
+                self._made[kind, inner] = (_array_of if kind == "array" else _unpickled)(entry)
         return self._made[kind, inner]
 
     def _struct(self, kind: Any, fields: Mapping[str, Any]) -> Any:
-        """Make a dataclass or a named tuple of its fields, without calling its constructor."""
+        """Make a struct of its fields, without calling its constructor."""
+        if hasattr(kind, "__del__"):
+            raise UnreadableError(f"names {kind.__qualname__}, which does something at its end")
         values = {name: self.value(each, name) for name, each in fields.items()}
         is_tuple = issubclass(kind, tuple)
         # A field that is new in this version has its default, which the class holds.
-        known = kind._fields if is_tuple else [field.name for field in dataclasses.fields(kind)]
+        if kind in PLAIN:
+            known = [*values]
+        else:
+            known = kind._fields if is_tuple else [x.name for x in dataclasses.fields(kind)]
         needed = {name for name in known if is_tuple or not hasattr(kind, name)}
         if changed := ({*values} - {*known}) | (needed - {*values}):
             raise UnreadableError(

@@ -118,7 +118,6 @@ def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
     Returns:
       Functions that write a file to the given path and return its SHA-256, by the file's name.
     """
-    import xarray as xr
 
     groups = {CURVES: {name: run.curves for name, run in runs.items()}, **_arrays_of(runs)}
     files: dict[str, Callable[[Path], str]] = {
@@ -198,7 +197,7 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
       trust: Whether files that carry no SHA-256 are taken as they are.
 
     Returns:
-      The content of config.json. Its entry `files` is a mapping also if an earlier version wrote it.
+      The content of config.json. Its entry `files` is a mapping, also in an earlier version's.
 
     Raises:
       InputError: If one is damaged, or of another run.
@@ -332,8 +331,7 @@ def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:
         }
         for name, run in runs.items()
     }
-    tables = {"arrays": writer.arrays, "pickles": writer.pickles}
-    content = seal_json({"systems": systems, **tables})
+    content = seal_json({"systems": systems, "tables": writer.tables})
     write_whole(path, lambda path: path.write_bytes(content))
     return hashlib.sha256(content).hexdigest()
 
@@ -343,7 +341,7 @@ def _read_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
     path = folder / SETTINGS
     content = read_json(path, trust=trust)
     try:
-        reader = Reader(content["arrays"], content["pickles"], trust=trust)
+        reader = Reader(content["tables"], trust=trust)
         return {
             name: {
                 "hypers": [reader.value(hyper, "settings") for hyper in each["hypers"]],

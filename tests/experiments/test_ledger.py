@@ -35,6 +35,7 @@ from experiments.harness.statistics import (
     spread_of,
     unless_collapsed,
 )
+from fedjax_sim.lifecycle import seal_json
 from fedjax_sim.reporting.results import to_json
 
 ENTRIES = ledger.entries()

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.lifecycle import InputError, check_seal, write_sealed
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
-from fedjax_sim.lifecycle import InputError, check_seal, write_sealed
 from fedjax_sim.settings import ConfigError
 
 KINDS: dict[str, tuple[type, type]] = {
