@@ -346,7 +346,8 @@ class Checkpoint:
             digest = content.pop("sha256")
         except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
             return None
-        return content if digest == _digest_of(content) else None
+        is_sound = digest == _digest_of(content) and content.keys() == {"asked", "planned"}
+        return content if is_sound else None
 
     def _compare(
         self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()

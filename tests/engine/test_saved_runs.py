@@ -238,6 +238,7 @@ def test_a_killed_writer_leaves_one_run_or_a_sentence(
     run: fedjax_sim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs with equal lanes and labels differ in numbers alone: half of each is no run."""
+    run = run.lane(num_selected=2, lr=0.02, seed=5)
     other = dataclasses.replace(run, models=jax.tree.map(lambda leaf: leaf + 1, run.models))
     other = dataclasses.replace(other, curves=run.curves.assign(loss=run.curves.loss + 1))
     replace, found = Path.replace, []
@@ -308,6 +309,7 @@ def test_a_folder_of_an_earlier_version_is_read_with_trust(
     run: fedjax_sim.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = tmp_path / "old", str(tmp_path / "out")
+    run = run.lane(num_selected=2, lr=0.02, seed=5)
     run.save(folder)
     as_earlier_version(folder, run.hypers)
     with pytest.raises(InputError, match=r"settings\.pkl is a pickle .* use trust=True"):
@@ -316,7 +318,7 @@ def test_a_folder_of_an_earlier_version_is_read_with_trust(
     assert "config.json does not end with its SHA-256" in capsys.readouterr().err
     found = fedjax_sim.load(folder, trust=True)
     assert_equal_runs(found, run)
-    assert main(["plot", str(folder), "--out", out, "--trust"]) == 0
+    assert main(["plot", str(folder), "--out", out, "--plot", "loss", "--trust"]) == 0
     for content in (b"", b"x", cloudpickle.dumps([]), cloudpickle.dumps({"fedavg": 3})):
         (folder / "settings.pkl").write_bytes(content)
         with pytest.raises(ConfigError, match=r"one whose settings\.pkl this version"):
@@ -335,7 +337,7 @@ def test_a_folder_of_an_earlier_version_is_read_with_trust(
 def test_settings_of_another_form_are_one_sentence(
     run: fedjax_sim.Run, tmp_path: Path, content: dict
 ) -> None:
-    run.save(tmp_path)
+    run.lane(num_selected=2, lr=0.02, seed=5).save(tmp_path)
     (tmp_path / SETTINGS).write_bytes(seal_json(content))
     config = read_json(tmp_path / "config.json")
     config["files"][SETTINGS] = digest_of(tmp_path / SETTINGS)
