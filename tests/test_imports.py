@@ -36,11 +36,12 @@ ALLOWED = {
     "clients": "types settings trees streams batching privacy",
     "server": "types settings streams batching timelines compression privacy clients",
     "models": "types settings targets streams compression",
-    "datasets": "settings",
+    "datasets": "lifecycle settings",
     "partition": "settings",
     "diagnostics": "types settings",
     "problems": (
-        "types settings targets trees streams models datasets partition compression diagnostics"
+        "types lifecycle settings targets trees streams models datasets partition compression "
+        "diagnostics"
     ),
     "systems": "types settings trees streams batching timelines compression clients server",
     "engine": "types lifecycle settings targets trees streams batching diagnostics",

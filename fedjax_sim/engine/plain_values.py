@@ -35,12 +35,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.timelines import ClientTable, Trace
-
-PLAIN: tuple[type, ...] = (ClientTable, Trace)
-"""Classes that are no dataclasses, and consist of their attributes."""
 OWN = __name__.partition(".")[0]
 """This package, whose modules a name may import."""
+ATTRIBUTES = "made_of_attributes"
+"""What a class has that is no dataclass, and whose objects consist of their attributes."""
 PARTIAL = ("optax", "jax", "flax")
 """Packages whose functions may have arguments without trust: with some, a function can do much."""
 TRUST = "if you trust whoever wrote it, use trust=True, on the command line --trust"
@@ -83,7 +81,7 @@ class Writer:
             return self._array(value)
         if kind is functools.partial:
             return {"partial": [self.plain(x) for x in (value.func, value.args, value.keywords)]}
-        if kind in PLAIN:
+        if hasattr(kind, ATTRIBUTES) and _name_of(kind):
             return self._object("object", value)
         if (fields := _fields_of(value)) is not None and _name_of(kind):
             return self._struct(value, fields)
@@ -194,7 +192,7 @@ class Reader:
         values = {name: self.value(each, name) for name, each in fields.items()}
         is_tuple = issubclass(kind, tuple)
         # A field that is new in this version has its default, which the class holds.
-        if kind in PLAIN:
+        if hasattr(kind, ATTRIBUTES):
             known = [*values]
         else:
             known = kind._fields if is_tuple else [x.name for x in dataclasses.fields(kind)]

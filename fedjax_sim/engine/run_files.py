@@ -106,7 +106,7 @@ def write_tables(
     listed = {**files, "config.json": None, "summary.json": hashlib.sha256(last).hexdigest()}
     first = seal_json({**config, "files": listed}, to_json)
     for name, content in (("config.json", first), ("summary.json", last)):
-        write_whole(folder / name, lambda path, content=content: path.write_bytes(content))
+        write_whole(folder / name, partial(Path.write_bytes, data=content))
 
 
 def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:

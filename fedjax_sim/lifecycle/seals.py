@@ -133,6 +133,10 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Args:
+      path: The file.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
