@@ -258,7 +258,7 @@ def _earlier(arguments: Arguments, facts: Mapping[str, Any]) -> results.Results 
     """
     if arguments.results is None:
         return None
-    found = results.load(arguments.results)
+    found = results.load(arguments.results, trust=arguments.trust)
     differing = [name for name in SHARED if found.config.get(name) != facts[name]]
     if differing:
         allowed = f"the folder of a run with the same {differing[0]}, {facts[differing[0]]!r}"

@@ -79,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
     )
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
+    for command in (run, report):
+        command.add_argument(
+            "--trust",
+            action="store_true",
+            help="also read files that end without their SHA-256, as those of earlier versions",
+        )
     for command in (every, run, report, merge):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return top
@@ -109,7 +115,7 @@ def _run(given: argparse.Namespace) -> None:
         return
     if given.command == "report":
         for folder in given.keep:
-            print(f"kept {ledger.keep(Path(folder))}")
+            print(f"kept {ledger.keep(Path(folder), trust=given.trust)}")
         counts = report.write_report(Path(given.out or "results-report"))
         print(to_json(counts) if given.json else report.told(counts), end="")
         return
@@ -128,6 +134,7 @@ def _run(given: argparse.Namespace) -> None:
         reduced=given.reduced,
         dataset=given.dataset,
         resume=given.resume,
+        trust=given.trust,
     )
     part, launcher = read_part(given.part), read_launcher(given)
     if part is not None:

@@ -56,6 +56,7 @@ class Arguments(NamedTuple):
       resume: Continue the unfinished run in the results folder, if there is one.
       checkpoints: Folder for checkpoints of sweeps, or None to keep none.
       share: The part to run of an experiment that runs in parts, or None.
+      trust: Whether files in `results` that carry no SHA-256 are taken as they are.
     """
 
     smoke: bool = False
@@ -68,6 +69,7 @@ class Arguments(NamedTuple):
     resume: bool = False
     checkpoints: Path | None = None
     share: "ExperimentPart | None" = None
+    trust: bool = False
 
     def kept(self, name: str) -> dict[str, Any]:
         """Return the options of a sweep by which it can be resumed, and can run in parts.

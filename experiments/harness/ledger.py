@@ -28,6 +28,7 @@ from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdic
 from experiments.harness.drawn import arrays_of
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.statistics import NOT_RUN_WORDS, PARTLY, VERDICTS, rule
+from fedjax_sim.lifecycle import read_json
 from fedjax_sim.reporting.results import to_json
 from fedjax_sim.settings import ConfigError
 
@@ -195,20 +196,22 @@ def picture_of(name: str, file: str) -> str:
     return f"{paper}_{file}" if file.startswith(short) else f"{paper}_{short}_{file}"
 
 
-def keep(folder: Path) -> str:
+def keep(folder: Path, *, trust: bool = False) -> str:
     """Copy the entry and the pictures of a results folder to the repository.
 
     Args:
       folder: A results folder of `python -m experiments run`.
+      trust: Whether an entry that carries no SHA-256 is taken as it is.
 
     Returns:
       The name under which the entry is committed.
 
     Raises:
       ConfigError: If the folder has no entry, or one of a smoke run.
+      InputError: If the entry is damaged.
     """
     try:
-        entry = json.loads((folder / FILE).read_text())
+        entry = read_json(folder / FILE, trust=trust)
     except OSError:
         raise ConfigError("folder to keep", str(folder), "one of a finished run") from None
     if entry["size"] == "smoke":

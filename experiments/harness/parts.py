@@ -6,25 +6,24 @@ without the other parts' lanes, until the experiment looks at what a sweep retur
 complete: there the part ends, and is run again when the others have run. An experiment that looks
 at its sweeps last needs one round; one that tunes a step size first needs two.
 
-    out/parts/SWEEP/0-of-2.pkl      what identifies a sweep, and those of its lanes that have run
+    out/parts/SWEEP/0-of-2.json     what identifies a sweep whose lanes of a part have run
+    out/parts/SWEEP/0-of-2/         those lanes, if the part has any, as `Run.save` writes them
     out/parts/checkpoints/0-of-2/   checkpoints of a part
 """
 
-import pickle
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import cloudpickle
-
 from experiments.harness.experiment import Arguments
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.engine.runs import Run, join_runs
+from fedjax_sim.engine.runs import Run, join_runs, load
 from fedjax_sim.launch.parts import FOLDER
-from fedjax_sim.lifecycle import write_whole
+from fedjax_sim.lifecycle import read_json, seal_json, write_whole
 from fedjax_sim.settings import ConfigError
 
-IDENTITY = "experiment.pkl"
+IDENTITY = "experiment.json"
 """File that says which experiment the folder is of, and in how many parts."""
 
 
@@ -86,13 +85,14 @@ class ExperimentPart:
 
         Raises:
           ConfigError: If the folder is of another experiment, or cannot be written.
+          InputError: If the file that says which it is of is damaged.
         """
         file, ours = self.folder / IDENTITY, {**identity, "parts": self.num_parts}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not file.exists():
                 _write(file, ours)
-            theirs = pickle.loads(file.read_bytes())
+            theirs = read_json(file)
         except OSError as error:
             allowed = f"a folder that can be written ({error.strerror})"
             raise ConfigError("results folder", str(self.folder.parent), allowed) from None
@@ -109,8 +109,8 @@ class ExperimentPart:
         write_whole(file, lambda path: path.write_text(words, encoding="utf-8"), lasts=False)
 
     def files(self) -> set[Path]:
-        """List the files of lanes that have run."""
-        return set(self.folder.glob("*/*.pkl"))
+        """List the files that say which lanes have run."""
+        return set(self.folder.glob("*/*-of-*.json"))
 
     def of_sweep(self, name: str) -> "SweepShare":
         """Return the part's share of the next sweep.
@@ -143,8 +143,8 @@ class SweepShare:
             if file.exists():
                 self._check(file, asked)
         if not missing:
-            runs = [_read(file, 2)[1] for file in files]
-            return join_runs([run for run in runs if run is not None])
+            ran = [file.with_suffix("") for file in files if read_json(file)["has_lanes"]]
+            return join_runs([load(folder) for folder in ran])
         if self._part.number in missing:
             return None
         names = [f"{number}/{self._part.num_parts}" for number in missing]
@@ -162,7 +162,10 @@ class SweepShare:
     def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
         """Keep what ran, and return the whole sweep or what stands for it."""
         assert self._part.number is not None
-        _write(self._file(self._part.number), asked, run)
+        file = self._file(self._part.number)
+        if run is not None:
+            run.save(file.with_suffix(""))
+        _write(file, {"asked": _plain(asked), "has_lanes": run is not None})
         num_lanes = 0 if run is None else run.curves.sizes["lane"]
         self._part.say(f"{self._name}: {num_lanes} lanes have run")
         found = self.find(asked)
@@ -171,10 +174,9 @@ class SweepShare:
 
     def _check(self, file: Path, asked: Mapping[str, Any]) -> None:
         """Check that lanes are of the sweep that is asked for."""
-        (known,) = _read(file, 1)
-        known = known if isinstance(known, dict) else {}
-        names = sorted({*known, *asked})
-        changed = ", ".join(name for name in names if known.get(name) != asked.get(name))
+        known, ours = read_json(file)["asked"], _plain(asked)
+        names = sorted({*known, *ours})
+        changed = ", ".join(name for name in names if known.get(name) != ours.get(name))
         if changed:
             allowed = (
                 f"of the same sweep as in this run, which differs in {changed}, or removed "
@@ -183,9 +185,9 @@ class SweepShare:
             raise ConfigError(f"file with kept lanes of {self._name}", str(file), allowed)
 
     def _file(self, number: int) -> Path:
-        """Return the file of a part's lanes."""
+        """Return the file that says which lanes of a part have run."""
         name = self._name.replace("/", " of ")
-        return self._part.folder / name / f"{number}-of-{self._part.num_parts}.pkl"
+        return self._part.folder / name / f"{number}-of-{self._part.num_parts}.json"
 
 
 def read_identity(out: Path) -> tuple[str, Arguments, int]:
@@ -199,23 +201,23 @@ def read_identity(out: Path) -> tuple[str, Arguments, int]:
 
     Raises:
       ConfigError: If there are no parts in the folder.
+      InputError: If the file that says so is damaged.
     """
     try:
-        identity = pickle.loads((out / FOLDER / IDENTITY).read_bytes())
+        identity = read_json(out / FOLDER / IDENTITY)
     except OSError:
         raise ConfigError("folder to merge", str(out), "one of runs with --part") from None
     name, num_parts = identity.pop("experiment"), identity.pop("parts")
     return name, Arguments(out=str(out), **identity), num_parts
 
 
-def _write(file: Path, *contents: Any) -> None:
-    """Write pickles to a file, whole, in a folder that other parts may be making."""
+def _plain(asked: Mapping[str, Any]) -> Any:
+    """Return what identifies a sweep as JSON has it."""
+    return json.loads(json.dumps(asked, default=str))
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON to a file, whole, in a folder that other parts may be making."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = b"".join(map(cloudpickle.dumps, contents))
-    write_whole(file, lambda scratch: scratch.write_bytes(content))
-
-
-def _read(file: Path, num: int) -> list[Any]:
-    """Read the first pickles of a file."""
-    with file.open("rb") as content:
-        return [pickle.load(content) for _ in range(num)]
+    text = seal_json(content)
+    write_whole(file, lambda scratch: scratch.write_bytes(text))

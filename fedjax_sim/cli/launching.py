@@ -2,12 +2,12 @@
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fedjax_sim.cli.arguments import check_name, read_whole
+from fedjax_sim.engine.run_files import check_run
 from fedjax_sim.engine.runs import Run
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
@@ -16,6 +16,7 @@ from fedjax_sim.launch.parts import FOLDER, check_begun, parts_in
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
+from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting.results import UNFINISHED, Folder
 from fedjax_sim.settings import ConfigError
 
@@ -134,12 +135,12 @@ def launch_parts(
 
 
 def _is_done(folder: Path, time_budget: float) -> bool:
-    """Tell whether a part has run to its end, and for this budget."""
+    """Tell whether a part has run to its end, for this budget, and its files are undamaged."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        config = check_run(folder, trust=False)
+    except (OSError, InputError):
         return False
-    return (folder / "summary.json").is_file() and config["time_budget"] == time_budget
+    return (folder / "summary.json").is_file() and config.get("time_budget") == time_budget
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: If the parts do not belong together, or one is missing or unfinished.
     """
     folder = comparison.find_folder(arguments, "results", resume=False)
-    runs, config = read_parts(arguments.folders)
+    runs, config = read_parts(arguments.folders, trust=arguments.trust)
     folder.open()
     curves = {name: run.curves for name, run in runs.items()}
     from fedjax_sim.reporting import plots  # Slow to import.

@@ -104,6 +104,10 @@ FLAGS = {
         "--against AXIS,...": "horizontal axes of pictures: time, rounds, steps or bits (default: "
         "time)",
     },
+    "plot merge": {
+        "--trust": "also read files that end without their SHA-256, as those of earlier versions, "
+        "and (merge) settings that were pickled, which can run any code",
+    },
     "run plot merge timeline": {
         "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
         "number appended if that is in use)",

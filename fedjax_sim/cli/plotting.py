@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: For a folder without curves, or an unknown metric.
     """
     axes = read_axes(arguments.against)
-    curves = read_folders(arguments.folders)
+    curves = read_folders(arguments.folders, trust=arguments.trust)
     drawn = list(dict.fromkeys(name for data in curves.values() for name in plots.drawable(data)))
     metrics = check_metrics(arguments.plot, drawn)
     folder = comparison.find_folder(arguments, "results-plot", resume=False)
@@ -43,11 +43,12 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
 
-def read_folders(paths: Sequence[str]) -> dict[str, xr.Dataset]:
+def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:
     """Read the curves of results folders.
 
     Args:
       paths: The folders.
+      trust: As in `fedjax_sim.reporting.results.load`.
 
     Returns:
       The curves by system; with several folders, each system is named together with its folder.
@@ -57,7 +58,7 @@ def read_folders(paths: Sequence[str]) -> dict[str, xr.Dataset]:
     """
     if len({Path(path).resolve() for path in paths}) < len(paths):
         raise ConfigError("results folders", " ".join(paths), "named once each")
-    curves = {path: _curves_in(path) for path in paths}
+    curves = {path: _curves_in(path, trust=trust) for path in paths}
     if len(paths) == 1:
         return dict(curves[paths[0]])
     names = {path: Path(path).resolve().name for path in paths}
@@ -69,9 +70,9 @@ def read_folders(paths: Sequence[str]) -> dict[str, xr.Dataset]:
     }
 
 
-def _curves_in(path: str) -> Mapping[str, xr.Dataset]:
+def _curves_in(path: str, *, trust: bool) -> Mapping[str, xr.Dataset]:
     """Read the curves of one folder, and refuse schedules and parts, which have none to draw."""
-    found = results.load(path)
+    found = results.load(path, trust=trust)
     if found.config.get("part") is not None:
         raise ConfigError("results folder", path, "one of a whole run: merge its parts first")
     needed = {"failed", *results.AXES.values()}

@@ -1,9 +1,9 @@
 """Data sets that are fetched: downloaded or read from a folder of raw files, then cached.
 
 tensorflow-datasets prepares a set in its standard format, without TensorFlow. The decoded arrays
-are then written next to it into one .npz file (a play into one .txt file), which all later calls
-read. Texts by clients go straight into an .npz file. Raw files, downloaded or given, are read only
-if they have the digests noted here.
+are then written next to it into one .npz file, which all later calls read. Texts by clients go
+straight into an .npz file. Raw files, downloaded or given, are read only if they have the digests
+noted here. The .npz file ends with its own digest, which is checked.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import shutil
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -33,9 +32,9 @@ from fedjax_sim.datasets.raw_files import (
     read_stackoverflow,
     read_tiny_imagenet,
 )
-from fedjax_sim.datasets.text import Text, from_file
+from fedjax_sim.datasets.text import Text, from_text
 from fedjax_sim.datasets.text import from_npz as text_from_npz
-from fedjax_sim.lifecycle import is_terminal
+from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_sealed
 from fedjax_sim.settings import ConfigError
 
 
@@ -248,7 +247,7 @@ def fetch(name: str, data_dir: Path | None, cache: Path) -> Dataset:
       ConfigError: If raw files are missing, damaged or not the registered ones, if a download
         fails, or if the cache cannot be written to.
     """
-    return from_npz(_find_or_prepare(SOURCES, name, data_dir, cache / f"{name}.npz"), name)
+    return from_npz(_find_or_prepare(SOURCES, name, data_dir, cache), name)
 
 
 def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
@@ -266,15 +265,19 @@ def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
       ConfigError: As `fetch`.
     """
     if name in CLIENT_TEXTS:
-        decoded = _find_or_prepare(CLIENT_TEXTS, name, data_dir, cache / f"{name}.npz")
-        return text_from_npz(decoded, name)
-    return from_file(_find_or_prepare(TEXTS, name, data_dir, cache / f"{name}.txt"), name)
+        return text_from_npz(_find_or_prepare(CLIENT_TEXTS, name, data_dir, cache), name)
+    with np.load(_find_or_prepare(TEXTS, name, data_dir, cache), allow_pickle=False) as file:
+        return from_text(file["text"].tobytes().decode(), name=name)
 
 
 def _find_or_prepare(
-    sources: Mapping[str, Source], name: str, data_dir: Path | None, decoded: Path
+    sources: Mapping[str, Source], name: str, data_dir: Path | None, cache: Path
 ) -> Path:
-    """Return the cache's file of a set, after writing it if it does not exist."""
+    """Return the cache's file of a set, after writing it if it does not exist.
+
+    Raises:
+      ConfigError: As `fetch`, or if the file is damaged or of an earlier version.
+    """
     missing = [
         file for file in sources[name].raw_files if data_dir and not (data_dir / file).is_file()
     ]
@@ -284,24 +287,31 @@ def _find_or_prepare(
             str(data_dir),
             f"a folder with the raw files of {name} ({missing[0]} is missing)",
         )
-    cache = decoded.parent
-    if not decoded.is_file():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            # The file is moved into place when it is complete, so no reader sees half of it.
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                complete = Path(scratch) / decoded.name
-                if name in TEXTS:
-                    text = _prepare_text(name, data_dir, cache)
-                    complete.write_text(text, encoding="utf-8", newline="")
-                else:
-                    prepare = _prepare_sequences if name in CLIENT_TEXTS else _prepare_images
-                    np.savez(complete, allow_pickle=False, **prepare(name, data_dir, cache))
-                complete.replace(decoded)
-        except OSError as error:
-            raise ConfigError(
-                "cache_dir", str(cache), f"a folder that can be written to ({error})"
-            ) from None
+    decoded = cache / f"{name}.npz"
+    prepare = _prepare_images
+    if name in TEXTS or name in CLIENT_TEXTS:
+        prepare = _prepare_text if name in TEXTS else _prepare_sequences
+    try:
+        if decoded.exists():
+            check_seal(decoded)
+            return decoded
+        cache.mkdir(parents=True, exist_ok=True)
+        arrays = prepare(name, data_dir, cache)
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+
+        write_sealed(decoded, write)
+    except ConfigError:
+        raise
+    except InputError:
+        allowed = "an undamaged one of this version: remove it, and it is prepared again"
+        raise ConfigError("file in the cache", str(decoded), allowed) from None
+    except OSError as error:
+        raise ConfigError(
+            "cache_dir", str(cache), f"a folder that can be written to ({error})"
+        ) from None
     return decoded
 
 
@@ -330,7 +340,7 @@ def _prepare_images(name: str, data_dir: Path | None, cache: Path) -> dict[str, 
     return arrays
 
 
-def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> str:
+def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
     """Prepare a text and join the splits that tensorflow-datasets cuts it into."""
     import tensorflow_datasets as tfds
 
@@ -354,9 +364,8 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> str:
         name, source, partial(Builder, data_dir=cache / "tensorflow_datasets"), data_dir, cache
     )
     splits = builder.as_data_source()
-    return "".join(
-        splits[split][0]["text"].decode("utf-8") for split in ("train", "validation", "test")
-    )
+    whole = b"".join(splits[split][0]["text"] for split in ("train", "validation", "test"))
+    return {"text": np.frombuffer(whole, np.uint8)}
 
 
 def _prepare_sequences(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:

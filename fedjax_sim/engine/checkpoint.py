@@ -62,7 +62,7 @@ def count_lanes(folder: Path) -> int | None:
     """Count the lanes of an unfinished run in a folder; None if there is none, or it is damaged."""
     try:
         return len(json.loads((folder / CONFIGURATION).read_text())["asked"]["seeds"]) or None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -363,9 +363,10 @@ class Checkpoint:
         try:
             content = json.loads((self._folder / CONFIGURATION).read_text())
             digest = content.pop("sha256")
-        except (OSError, ValueError, AttributeError, KeyError):
+        except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
             return None
-        return content if digest == _digest_of(content) else None
+        is_sound = digest == _digest_of(content) and content.keys() == {"asked", "planned"}
+        return content if is_sound else None
 
     def _compare(
         self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()

@@ -4,39 +4,51 @@
     models.nc      final models, one variable for each array, named by its place in the model
     samples.nc     models of all evaluations, if they were kept
     timelines.nc   schedules, one after another; lanes of one schedule share it
-    settings.pkl   each lane's settings, and of what containers its models consist
-    config.json    settings, seeds, versions, commit, device, and the names of these files
+    settings.json  each lane's settings, and of what containers its models consist, see
+                   `fedjax_sim.engine.plain_values`
+    config.json    settings, seeds, versions, commit, device, and these files with their SHA-256
     summary.json   final values, see `fedjax_sim.engine.summaries.summary`
 
 The first four are netCDF with one group for each system, labelled by the swept settings and the
-seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`. Settings may be
-functions, and models any pytree, so settings.pkl is a pickle. `fedjax-sim run` adds pictures, and
-says more in config.json.
+seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`. `fedjax-sim run`
+adds pictures, and says more in config.json.
 
-Each file is written under another name in its folder and then renamed.
+Each file is written under another name in its folder and then renamed. It ends with its SHA-256,
+see `fedjax_sim.lifecycle.seals`, and config.json has those of all others: files of different runs,
+such as those of a writer that was killed while it replaced an older run, are not read as one run.
 """
 
-import json
+import hashlib
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import cloudpickle
 import jax
 import numpy as np
 
 from fedjax_sim.engine.curves import label_of_value
+from fedjax_sim.engine.plain_values import TRUST, Reader, UnreadableError, Writer
 from fedjax_sim.engine.records import environment, to_json
 from fedjax_sim.engine.summaries import is_part, summary
-from fedjax_sim.lifecycle import write_whole
+from fedjax_sim.lifecycle import (
+    InputError,
+    check_seal,
+    read_json,
+    seal_json,
+    write_sealed,
+    write_whole,
+)
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
     import xarray as xr
 
-CURVES, SETTINGS = "results.nc", "settings.pkl"
+CURVES, SETTINGS = "results.nc", "settings.json"
+EARLIER_SETTINGS = "settings.pkl"
+"""What earlier versions wrote in place of `SETTINGS`, a pickle."""
 TYPE = "jax_dtype"
 """Attribute of a variable whose type netCDF does not know, such as bfloat16: its bits are kept."""
 
@@ -70,15 +82,11 @@ def write_files(folder: Path, run: Kept) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     system = run.curves.attrs["system"]
     runs = {system: run}
-    files = files_of(runs)
-    if "samples.nc" in files_in(folder) - {*files}:
-        (folder / "samples.nc").unlink()
-    config = {**_described(run), **environment(), "files": [*files, "config.json", "summary.json"]}
-    content = summary({system: run.curves})
-    files["config.json"] = lambda path: path.write_text(to_json(config))
-    files["summary.json"] = lambda path: path.write_text(to_json(content))
-    for name, write in files.items():
-        write_whole(folder / name, write)
+    earlier = files_in(folder)
+    files = {name: write(folder / name) for name, write in files_of(runs).items()}
+    write_tables(folder, {**_described(run), **environment()}, summary({system: run.curves}), files)
+    for name in {"samples.nc", EARLIER_SETTINGS} & (earlier - files.keys()):
+        (folder / name).unlink(missing_ok=True)
 
 
 def files_in(folder: Path) -> set[str]:
@@ -91,36 +99,92 @@ def files_in(folder: Path) -> set[str]:
       The names in the list of its config.json; none if that is missing or of another program.
     """
     try:
-        listed = json.loads((folder / "config.json").read_text(encoding="utf-8"))["files"]
-        is_ours = {"config.json", "summary.json"} <= set(listed)
-        here = [name for name in listed if Path(name).name == name] if is_ours else []
-        return {name for name in here if (folder / name).is_file()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        listed = read_json(folder / "config.json", trust=True).get("files")
+    except (InputError, OSError):
         return set()
+    names = {name for name in listed if isinstance(name, str)} if listed else set()
+    if not {"config.json", "summary.json"} <= names:
+        return set()
+    return {name for name in names if Path(name).name == name and (folder / name).is_file()}
 
 
-def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], Any]]:
+def write_tables(
+    folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any], files: Mapping[str, str]
+) -> None:
+    """Write config.json, and then summary.json, after the other files of a folder.
+
+    Args:
+      folder: The folder.
+      config: The content of config.json, to which the list of files is added.
+      summary: The content of summary.json.
+      files: The SHA-256 of each other file, by its name.
+
+    Raises:
+      StorageError: If the disk refuses. Older files are then kept.
+    """
+    last = seal_json(summary, to_json)
+    listed = {**files, "config.json": None, "summary.json": hashlib.sha256(last).hexdigest()}
+    first = seal_json({**config, "files": listed}, to_json)
+    for name, content in (("config.json", first), ("summary.json", last)):
+        write_whole(folder / name, partial(Path.write_bytes, data=content))
+
+
+def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
     """List the files with what runs returned.
 
     Args:
       runs: The runs, whole or of some lanes, by system.
 
     Returns:
-      Functions that write a file of the given path, by the file's name.
+      Functions that write a file to the given path and return its SHA-256, by the file's name.
     """
-    import xarray as xr
 
     groups = {CURVES: {name: run.curves for name, run in runs.items()}, **_arrays_of(runs)}
-    files: dict[str, Callable[[Path], Any]] = {
-        name: _writer(xr.DataTree.from_dict(dict(each))) for name, each in groups.items()
+    files: dict[str, Callable[[Path], str]] = {
+        name: partial(write_arrays, groups=each) for name, each in groups.items()
     }
-    files[SETTINGS] = lambda path: path.write_bytes(_settings_of(runs))
+    files[SETTINGS] = partial(_write_settings, runs=runs)
     return files
 
 
-def _writer(tree: "xr.DataTree") -> Callable[[Path], Any]:
-    """Return a function that writes a tree as netCDF."""
-    return lambda path: tree.to_netcdf(path, engine="h5netcdf")
+def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
+    """Write a netCDF file.
+
+    Args:
+      path: The file.
+      groups: The content, by name of the group.
+
+    Returns:
+      The file's SHA-256.
+
+    Raises:
+      StorageError: If the disk refuses. An older file is then kept.
+    """
+    import xarray as xr
+
+    tree = xr.DataTree.from_dict(dict(groups))
+    return write_sealed(path, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+
+
+def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
+    """Read a netCDF file that was checked: the content by name of the group.
+
+    Args:
+      path: The file.
+
+    Raises:
+      InputError: If it carried no SHA-256 and is no such file.
+      OSError: If it cannot be read.
+    """
+    import xarray as xr
+
+    try:
+        with xr.open_datatree(path, engine="h5netcdf") as tree:
+            return {str(key): node.to_dataset().load() for key, node in tree.children.items()}
+    except Exception as error:  # Of a damaged file HDF5 raises errors of many kinds.
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
 
 
 def _described(run: Kept) -> dict[str, Any]:
@@ -144,29 +208,100 @@ def _plain(value: Any) -> Any:
     return None if value is None else label_of_value(value)
 
 
-def read_files(folder: Path) -> dict[str, dict[str, Any]]:
+def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
+    """Check that files of a folder are as they were written, all for one run.
+
+    Args:
+      folder: The folder.
+      names: Names of files, apart from config.json.
+      trust: Whether files that carry no SHA-256 are taken as they are.
+
+    Returns:
+      The content of config.json. Its entry `files` is a mapping, also in an earlier version's.
+
+    Raises:
+      InputError: If one is damaged, or of another run.
+      OSError: If one cannot be read.
+    """
+    config = read_json(folder / "config.json", trust=trust)
+    listed = config.get("files")
+    if not isinstance(listed, dict):
+        if not trust:
+            raise InputError(f"{folder / 'config.json'} lists no files with their SHA-256.")
+        config["files"] = listed = dict.fromkeys(
+            [name for name in listed if isinstance(name, str)]
+            if isinstance(listed, list)
+            else names
+        )
+    for name in names:
+        digest, known = check_seal(folder / name, trust=trust), listed.get(name, "")
+        if known is not None and digest != known:
+            raise InputError(
+                f"{folder / name} is not the file that config.json in its folder lists: it is of "
+                "another run, or its writer was killed. Write all files again, or use another "
+                "folder."
+            )
+    return config
+
+
+def check_run(folder: Path, *, trust: bool) -> dict[str, Any]:
+    """Check all files that `read_files` reads.
+
+    Args:
+      folder: The folder.
+      trust: Whether files that carry no SHA-256 are taken as they are.
+
+    Returns:
+      The content of config.json, as `check_files`.
+
+    Raises:
+      InputError: As `check_files`.
+      OSError: As `check_files`.
+    """
+    names = [CURVES, "models.nc", "timelines.nc"]
+    if not (trust and _is_of_earlier_version(folder)):
+        names.append(SETTINGS)
+    config = check_files(folder, *names, trust=trust)
+    if "samples.nc" in config["files"]:
+        check_files(folder, "samples.nc", trust=trust)
+    return config
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Tell whether an earlier version wrote a folder."""
+    return (folder / EARLIER_SETTINGS).exists() and not (folder / SETTINGS).exists()
+
+
+def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
     """Read a folder: the attributes of the runs of all systems, by name of the system.
+
+    Args:
+      folder: The folder.
+      trust: Whether pickles are read, and files that carry no SHA-256 are taken as they are.
 
     Raises:
       ConfigError: If it is no such folder, or its files are of different runs.
+      InputError: If a file is damaged, or cannot be read without trust.
     """
-    import xarray as xr
-
-    def read(name: str) -> dict[str, xr.Dataset]:
-        with xr.open_datatree(folder / name, engine="h5netcdf") as tree:
-            return {str(key): node.to_dataset().load() for key, node in tree.children.items()}
-
+    if _is_of_earlier_version(folder) and not trust:
+        raise InputError(
+            f"{folder / EARLIER_SETTINGS} is a pickle that an earlier version wrote, which can run "
+            f"any code when it is read: {TRUST}."
+        )
     try:
-        curves, models, timelines = (read(name) for name in (CURVES, "models.nc", "timelines.nc"))
-        samples = read("samples.nc") if (folder / "samples.nc").exists() else {}
-        settings = pickle.loads((folder / SETTINGS).read_bytes())
-    except (OSError, ValueError) as error:
-        allowed = f"one of a saved run, with results.nc, models.nc, timelines.nc and {SETTINGS}"
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError("folder", str(folder), f"{allowed} ({reason})") from None
-    except (AttributeError, ImportError, TypeError, pickle.UnpicklingError) as error:
-        allowed = f"one whose {SETTINGS} this version and environment can read ({error})"
+        listed = check_run(folder, trust=trust)["files"]
+        curves, models, timelines = (
+            read_arrays(folder / name) for name in (CURVES, "models.nc", "timelines.nc")
+        )
+        samples = read_arrays(folder / "samples.nc") if "samples.nc" in listed else {}
+    except OSError as error:
+        allowed = (
+            f"one of a saved run, with {CURVES}, models.nc, timelines.nc, {SETTINGS} and "
+            f"config.json ({error.strerror or error})"
+        )
         raise ConfigError("folder", str(folder), allowed) from None
+    read = _read_earlier_settings if _is_of_earlier_version(folder) else _read_settings
+    settings = read(folder, trust=trust)
     for name in {*curves, *models, *timelines, *settings}:
         if any(name not in each for each in (curves, models, timelines, settings)) or (
             len(settings[name]["hypers"]) != curves[name]["failed"].size
@@ -206,12 +341,51 @@ def _arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
     return files
 
 
-def _settings_of(runs: Mapping[str, Kept]) -> bytes:
-    """Write the content of settings.pkl."""
-    content = {
-        name: {"hypers": run.hypers, "model": _names_of(run.models)} for name, run in runs.items()
+def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:
+    """Write settings.json, and return its SHA-256."""
+    writer = Writer()
+    systems = {
+        name: {
+            "hypers": [writer.plain(hyper) for hyper in run.hypers],
+            "model": writer.plain(_names_of(run.models)),
+        }
+        for name, run in runs.items()
     }
-    return cloudpickle.dumps(content)
+    content = seal_json({"systems": systems, "tables": writer.tables})
+    write_whole(path, lambda path: path.write_bytes(content))
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
+    """Read settings.json: settings and the names of the model's arrays, by system."""
+    path = folder / SETTINGS
+    content = read_json(path, trust=trust)
+    try:
+        reader = Reader(content["tables"], trust=trust)
+        return {
+            name: {
+                "hypers": [reader.value(hyper, "settings") for hyper in each["hypers"]],
+                "model": reader.value(each["model"], "the containers of the model"),
+            }
+            for name, each in content["systems"].items()
+        }
+    except UnreadableError as error:
+        raise InputError(f"{path} {error}.") from None
+    except Exception as error:  # Whatever else may be written in JSON.
+        raise InputError(
+            f"{path} is not of the form in which settings are kept: {error!r}"
+        ) from None
+
+
+def _read_earlier_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
+    """Read settings.pkl of an earlier version."""
+    assert trust
+    try:
+        settings: dict[str, dict[str, Any]] = pickle.loads((folder / EARLIER_SETTINGS).read_bytes())
+        return {name: {"hypers": x["hypers"], "model": x["model"]} for name, x in settings.items()}
+    except Exception as error:  # Pickles raise errors of every kind.
+        allowed = f"one whose {EARLIER_SETTINGS} this version and environment can read ({error})"
+        raise ConfigError("folder", str(folder), allowed) from None
 
 
 def _names_of(model: Any) -> Any:

@@ -133,22 +133,28 @@ class Run(Generic[HyperT]):
         write_files(Path(folder), self)
 
 
-def load(folder: str | Path, system: str | None = None) -> Run:
+def load(folder: str | Path, system: str | None = None, *, trust: bool = False) -> Run:
     """Read a run from a folder: what `sweep` or `simulate` returned.
 
-    Only read folders that you trust: settings are kept as a pickle, which can run any code.
+    Reading runs no code of the folder, unless it is trusted. Settings are data: functions and
+    classes are named, and found among this package's and what is imported already.
 
     Args:
       folder: A folder that `Run.save` or `fedjax-sim run` wrote.
       system: Name of the system; may be left out if the folder has only one.
+      trust: Whether you trust whoever wrote the folder to run code here. It is needed for settings
+        that have no name, such as a lambda, which are kept as a pickle; for names in modules that
+        are not imported; and for folders of earlier versions, whose files carry no SHA-256.
 
     Returns:
       The run: curves, final models, schedules, settings, and samples if they were kept.
 
     Raises:
       ConfigError: If it is no such folder, or lacks the system.
+      InputError: If a file is damaged, or is of another run than the others, or needs trust. The
+        sentence names the file.
     """
-    runs = load_runs(folder)
+    runs = load_runs(folder, trust=trust)
     if system is None and len(runs) == 1:
         return next(iter(runs.values()))
     if system not in runs:
@@ -156,9 +162,9 @@ def load(folder: str | Path, system: str | None = None) -> Run:
     return runs[system]
 
 
-def load_runs(folder: str | Path) -> dict[str, Run]:
+def load_runs(folder: str | Path, *, trust: bool = False) -> dict[str, Run]:
     """Read the runs of all systems from a folder; as `load`, by name of the system."""
-    return {name: Run(**kept) for name, kept in read_files(Path(folder)).items()}
+    return {name: Run(**kept) for name, kept in read_files(Path(folder), trust=trust).items()}
 
 
 def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Put the results folders of parts together: the folder that the whole run would have written."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,17 @@ from fedjax_sim.settings import ConfigError
 
 OWN = ("part", "files", "device")
 """What config.json says about a part alone."""
+NEEDED = ("systems", "commit", "device")
+"""What config.json of a part must have."""
+MOST_NAMED = 8
+"""Missing parts that a message names."""
 CHANGED = "-dirty"
 """How the commit ends if some file of the repository differs from it, be it only the README."""
 
 
-def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, Any]]:
+def read_parts(
+    paths: Sequence[str | Path], *, trust: bool = False
+) -> tuple[dict[str, Run], dict[str, Any]]:
     """Read the results folders of all parts of a study, and put their lanes together.
 
     If files of the repository differed from the commit in a part, a sentence on the error stream
@@ -24,6 +31,7 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, A
 
     Args:
       paths: The folders, in any order.
+      trust: As in `fedjax_sim.load`.
 
     Returns:
       The runs of the whole by system, and the content of config.json.
@@ -31,10 +39,11 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Run], dict[str, A
     Raises:
       ConfigError: If a folder is not that of a finished part, or if parts do not belong together or
         are missing.
+      InputError: If a file is damaged, or needs trust.
     """
-    parts = [load(path) for path in paths]
+    parts = [load(path, trust=trust) for path in paths]
     _check([*map(str, paths)], parts)
-    known = [load_runs(path) for path in paths]
+    known = [load_runs(path, trust=trust) for path in paths]
     runs = {}
     for name in parts[0].config["systems"]:
         lanes = [part[name] for part in known if name in part]
@@ -60,7 +69,7 @@ def _check(paths: Sequence[str], parts: Sequence[Results]) -> None:
     numbers: dict[tuple[int, int], str] = {}
     for path, part in zip(paths, parts, strict=True):
         where = read_part(part.config.get("part"))
-        if where is None:
+        if where is None or not {*NEEDED} <= {*part.config}:
             raise ConfigError("part folder", path, "one that was written with --part")
         if where in numbers:
             text = "{}/{}".format(*where)
@@ -74,9 +83,11 @@ def _check(paths: Sequence[str], parts: Sequence[Results]) -> None:
     counts = sorted({num_parts for _, num_parts in numbers})
     if len(counts) > 1:
         raise ConfigError("numbers of parts", counts, "the same in all part folders")
-    missing = [i for i in range(counts[0]) if (i, counts[0]) not in numbers]
-    if missing:
-        names = ", ".join(f"{i}/{counts[0]}" for i in missing)
+    if len(numbers) < counts[0]:
+        missing = (f"{i}/{counts[0]}" for i in range(counts[0]) if (i, counts[0]) not in numbers)
+        names = ", ".join(itertools.islice(missing, MOST_NAMED))
+        more = counts[0] - len(numbers) - MOST_NAMED
+        names += f" and {more} more" if more > 0 else ""
         raise ConfigError("list of part folders", list(paths), f"complete (missing: {names})")
 
 

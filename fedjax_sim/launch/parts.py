@@ -5,12 +5,12 @@ A part's folder is a results folder (`fedjax_sim.reporting.results`) with these 
 seeds, its `summary.json` counts lanes, and it has no pictures.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.lifecycle import say, write_whole
+from fedjax_sim.lifecycle import InputError, read_json, say, seal_json, write_whole
 from fedjax_sim.settings import ConfigError
 
 FOLDER = "parts"
@@ -19,7 +19,7 @@ LANES = "lanes.json"
 """Name of the file, next to its checkpoints, in which a part keeps the numbers of its lanes."""
 
 
-def read_part(text: str | None) -> tuple[int, int] | None:
+def read_part(text: Any) -> tuple[int, int] | None:
     """Read a part such as "0/4", the first of four; None gives None.
 
     Raises:
@@ -29,7 +29,7 @@ def read_part(text: str | None) -> tuple[int, int] | None:
         return None
     try:
         number, num_parts = (int(word) for word in text.split("/"))
-    except ValueError:
+    except (ValueError, AttributeError):  # No text, as it may be in a file.
         number, num_parts = 0, 0
     if not 0 <= number < num_parts:
         raise ConfigError("part", text, "i/n with whole numbers i from 0 to n - 1, such as 0/4")
@@ -82,14 +82,14 @@ def keep_lanes(
       ConfigError: If there are more parts than lanes.
     """
     try:
-        known = json.loads(path.read_text())
+        known = read_json(path)
     except FileNotFoundError:
-        known = None
-    except (OSError, ValueError):
+        known = {}
+    except (OSError, InputError):
         say(f"{path} is damaged, and the division among the parts is worked out again.")
-        known = None
-    if known is not None and tuple(known["part"]) == part:
-        return known["lanes"]
+        known = {}
+    if known.get("part") == list(part):
+        return dict(known["lanes"])
     return lanes_of_part(part, survey())
 
 
@@ -100,7 +100,8 @@ def parts_in(folder: Path) -> int | None:
       folder: The folder that holds the parts' folders.
     """
     found = {path.name.rpartition("-of-")[2] for path in folder.glob("*-of-*") if path.is_dir()}
-    return int(found.pop()) if len(found) == 1 else None
+    count = found.pop() if len(found) == 1 else ""
+    return int(count) if count.isdecimal() else None
 
 
 def check_begun(checkpoints: Sequence[Path], name: str, before: float) -> None:
@@ -126,5 +127,5 @@ def write_lanes(path: Path, part: tuple[int, int], lanes: Mapping[str, Sequence[
     Raises:
       StorageError: If the disk refuses.
     """
-    content = json.dumps({"part": part, "lanes": lanes})
-    write_whole(path, lambda scratch: scratch.write_text(content))
+    content = seal_json({"part": part, "lanes": lanes})
+    write_whole(path, lambda scratch: scratch.write_bytes(content))

@@ -1,6 +1,5 @@
 """Run a sweep in parts from Python."""
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ LONGER = "longer.pkl"
 because they may refuse it."""
 RUN = "run.pkl"
 """File in a part's folder with the budget of its sweep and what this returned."""
+BUDGETS = ("time_budget", "num_ticks")
+"""Arguments that may be larger in a resumed sweep."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 """JAX's switches that change results. Parts set them as they are here."""
 
@@ -47,6 +48,7 @@ def sweep(
     keep_models: bool = False,
     checkpoint_every: float = 20.0,
     resume: bool = False,
+    trust: bool = False,
     progress: bool = True,
     precision: str = "float32",
     start: "Run | Params | None" = None,
@@ -76,7 +78,9 @@ def sweep(
       checkpoint_every: As in `fedjax_sim.sweep`.
       resume: Whether to run only those parts that have not ended well, with the arguments of the
         first call. If `time_budget` or `num_ticks` is longer than there, all parts go on from their
-        ends.
+        ends. The call and what parts returned are kept as pickles, which can run any code when
+        they are read: this needs `trust`.
+      trust: Whether you trust whoever wrote the folder that is resumed to run code here.
       progress: Whether to show the progress of all parts.
       precision: As in `fedjax_sim.sweep`.
       start: As in `fedjax_sim.sweep`.
@@ -89,12 +93,11 @@ def sweep(
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
-        a resumed sweep is to end earlier than before.
+        a resumed sweep is to end earlier than before, or its folder is not trusted.
+      InputError: If the folder's file of the call is damaged.
       PartError: If a part failed, such as for input that is not allowed; or if the launcher cannot
         start any, in which case no folder is made.
     """
-    import cloudpickle
-
     from fedjax_sim.engine.bad_lanes import warn_of_lanes
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import join_runs
@@ -108,7 +111,10 @@ def sweep(
     if resume:
         if not call.is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
-        known, _ = cloudpickle.loads(call.read_bytes())
+        if not trust:
+            allowed = f"True to resume from {folder}: its pickles can run any code when read"
+            raise ConfigError("trust", trust, allowed)
+        known, switches = read_call(call, trust=True)
         num_lanes, usual = _count_lanes(known["seeds"], known["settings"]), parts_in(where)
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
@@ -116,7 +122,7 @@ def sweep(
     if resume:
         jobs = [_job(call, i, num_parts) for i in range(num_parts)]
         asked = {"time_budget": time_budget, "num_ticks": num_ticks}
-        call, arguments = _lengthen(call, jobs, asked)
+        call, arguments = _lengthen(call, known, switches, jobs, asked)
     else:
         if where.exists() and any(where.iterdir()):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
@@ -143,27 +149,64 @@ def sweep(
     unfinished = [job for job in jobs if not _is_done(job.folder, arguments)]
     finish_jobs(launcher, unfinished, where, show=progress)
     call.replace(where / CALL)
-    run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes())[1] for job in jobs])
+    run = join_runs([_read_pickle(job.folder / RUN)[1] for job in jobs])
     warn_of_lanes(run.curves)
     return run
 
 
 def budgets_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return how long a sweep of these arguments is: its time budget and its number of ticks."""
-    return arguments["time_budget"], arguments["num_ticks"]
+    first, second = (arguments[name] for name in BUDGETS)
+    return first, second
 
 
 def _is_done(folder: Path, arguments: Mapping[str, Any]) -> bool:
     """Tell whether a part has run to its end, and for the budget of these arguments."""
     try:
-        budgets, _ = pickle.loads((folder / RUN).read_bytes())
-    except Exception:  # Damaged files raise errors of many kinds. The part returns at once.
+        budgets, _ = _read_pickle(folder / RUN)
+    except Exception:  # Of other things, or missing. The part returns at once.
         return False
     return budgets == budgets_of(arguments)
 
 
+def read_call(call: Path, *, trust: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the arguments of a sweep, and JAX's switches.
+
+    Args:
+      call: The file. Whoever wrote it is trusted.
+      trust: Whether a file of an earlier version, which carries no SHA-256, is taken as it is.
+
+    Raises:
+      InputError: If it is damaged, or holds anything else.
+    """
+    from fedjax_sim.lifecycle import InputError
+
+    arguments, switches = _read_pickle(call, trust=trust)
+    if not isinstance(arguments, dict) or not {"seeds", "settings", *BUDGETS} <= {*arguments}:
+        raise InputError(f"{call} does not hold the arguments of a sweep.")
+    return arguments, switches
+
+
+def _read_pickle(path: Path, *, trust: bool = False) -> tuple[Any, Any]:
+    """Read a pair from a sealed pickle of which it is known who wrote it."""
+    import cloudpickle
+
+    from fedjax_sim.lifecycle import InputError, check_seal
+
+    check_seal(path, trust=trust)
+    try:
+        first, second = cloudpickle.loads(path.read_bytes())
+    except Exception as error:  # Pickles raise errors of every kind.
+        raise InputError(f"{path} cannot be read here ({error}).") from None
+    return first, second
+
+
 def _lengthen(
-    call: Path, jobs: Sequence[Job], asked: Mapping[str, Any]
+    call: Path,
+    known: Mapping[str, Any],
+    switches: Mapping[str, Any],
+    jobs: Sequence[Job],
+    asked: Mapping[str, Any],
 ) -> tuple[Path, dict[str, Any]]:
     """Let parts go on if a budget is longer than that of the first call.
 
@@ -176,23 +219,20 @@ def _lengthen(
     import cloudpickle
 
     from fedjax_sim.launch.parts import check_begun
-    from fedjax_sim.lifecycle import write_whole
+    from fedjax_sim.lifecycle import write_sealed
     from fedjax_sim.settings import ConfigError
 
-    arguments, switches = cloudpickle.loads(call.read_bytes())
-    longer = {
-        name: budget for name, budget in asked.items() if budget not in (None, arguments[name])
-    }
+    longer = {name: budget for name, budget in asked.items() if budget not in (None, known[name])}
     for name, budget in longer.items():
-        known = arguments[name]
-        if known is None or budget < known:
-            allowed = "left out" if known is None else f"at least {known}"
+        before = known[name]
+        if before is None or budget < before:
+            allowed = "left out" if before is None else f"at least {before}"
             raise ConfigError(name, budget, f"{allowed}, as in {call.parent}")
-        check_begun([job.folder / "checkpoint" for job in jobs], name, known)
+        check_begun([job.folder / "checkpoint" for job in jobs], name, before)
+    arguments = {**known, **longer}
     if longer:
-        arguments |= longer
-        content = cloudpickle.dumps((arguments, switches))
-        call = write_whole(call.with_name(LONGER), lambda path: path.write_bytes(content))
+        call, content = call.with_name(LONGER), cloudpickle.dumps((arguments, switches))
+        write_sealed(call, lambda path: path.write_bytes(content))
     return call, arguments
 
 
@@ -209,7 +249,7 @@ def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
     import cloudpickle
     import jax
 
-    from fedjax_sim.lifecycle import write_whole
+    from fedjax_sim.lifecycle import write_sealed
     from fedjax_sim.settings import ConfigError
 
     switches = {name: getattr(jax.config, name) for name in SWITCHES}
@@ -219,7 +259,7 @@ def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
         allowed = f"something that can be carried to another process ({error})"
         raise ConfigError("problem", type(arguments["problem"]).__name__, allowed) from None
     call.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(call, lambda path: path.write_bytes(content))
+    write_sealed(call, lambda path: path.write_bytes(content))
 
 
 def _job(call: Path, number: int, num_parts: int) -> Job:

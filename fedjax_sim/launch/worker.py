@@ -17,8 +17,8 @@ from fedjax_sim.engine.placement import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
 from fedjax_sim.launch.jobs import RESUME
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
-from fedjax_sim.launch.sweeps import RUN, budgets_of
-from fedjax_sim.lifecycle import exit_code_of, write_whole
+from fedjax_sim.launch.sweeps import RUN, budgets_of, read_call
+from fedjax_sim.lifecycle import exit_code_of, write_sealed
 
 SURVEYED = (
     *("system", "problem", "hyper", "seeds", "settings", "time_budget", "num_ticks", "max_lanes"),
@@ -41,7 +41,8 @@ def main(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> None:
     call, part, folder = words[0], read_part(words[1]), Path(words[2])
     assert part is not None
-    arguments, switches = cloudpickle.loads(Path(call).read_bytes())
+    # Whoever launched this process has written the file, or trusts it.
+    arguments, switches = read_call(Path(call), trust=True)
     for name, value in switches.items():
         jax.config.update(name, value)
     keep_compiled()
@@ -69,7 +70,7 @@ def _run(words: Sequence[str]) -> None:
         progress=folder.with_name(f"{folder.name}.progress"),
     )
     content = cloudpickle.dumps((budgets_of(arguments), run))
-    write_whole(folder / RUN, lambda path: path.write_bytes(content))
+    write_sealed(folder / RUN, lambda path: path.write_bytes(content))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 `endings` turns every way in which a command ends into an exit code and at most one sentence, and
 lets a running sweep save before it stops. `folders` writes files that are either whole or absent,
-and lets one process at a time write to a folder. `free_memory` measures what a process may still
-take. The command line, the experiments and everything that starts processes share them. This room
-loads neither JAX nor NumPy.
+and lets one process at a time write to a folder. `seals` lets files carry their own digest.
+`free_memory` measures what a process may still take. The command line, the experiments and
+everything that starts processes share them. This room loads neither JAX nor NumPy.
 """
 
 from fedjax_sim.lifecycle.endings import (
@@ -36,6 +36,7 @@ from fedjax_sim.lifecycle.folders import (
     write_whole,
 )
 from fedjax_sim.lifecycle.free_memory import free_on_host, write_bytes
+from fedjax_sim.lifecycle.seals import check_seal, digest_of, read_json, seal_json, write_sealed
 
 __all__ = [
     "BAD_INPUT",
@@ -53,15 +54,20 @@ __all__ = [
     "StorageError",
     "asked_to_stop",
     "cache_folder",
+    "check_seal",
     "deferring_stops",
+    "digest_of",
     "exit_code_of",
     "free_on_host",
     "is_terminal",
     "nearest",
     "open_own",
+    "read_json",
     "remove_scratch",
     "say",
+    "seal_json",
     "tell",
     "write_bytes",
+    "write_sealed",
     "write_whole",
 ]

@@ -3,16 +3,17 @@
     results.nc     all curves, one netCDF group per system: systems differ in evaluations, swept
                    settings and metrics, so that shared dimensions would be mostly padding;
                    `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
-    models.nc, samples.nc, timelines.nc, settings.pkl
+    models.nc, samples.nc, timelines.nc, settings.json
                    the rest of what `sweep` returned; `fedjax_sim.load(folder, "fedavg")` reads all
     summary.json   final values, see `fedjax_sim.engine.summaries.summary`
-    config.json    resolved settings, versions, commit, device
+    config.json    resolved settings, versions, commit, device, and the SHA-256 of all other files
     *.png          pictures
     checkpoint/    from which an unfinished run is resumed, and a longer one goes on
 
 Each file is written under another name in its folder and then renamed. A file under its final name
-is therefore complete, and an older one is replaced only by a complete newer one. `summary.json`
-comes last. One process at a time writes to a folder.
+is therefore complete, and an older one is replaced only by a complete newer one. Arrays and tables
+end with their SHA-256 and are checked when they are read, see `fedjax_sim.lifecycle.seals`.
+`summary.json` comes last. One process at a time writes to a folder.
 """
 
 import contextlib
@@ -26,9 +27,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from fedjax_sim.engine.records import environment, to_json
-from fedjax_sim.engine.run_files import Kept, files_in, files_of
+from fedjax_sim.engine.run_files import (
+    CURVES,
+    Kept,
+    check_files,
+    files_in,
+    files_of,
+    read_arrays,
+    write_arrays,
+    write_tables,
+)
 from fedjax_sim.engine.summaries import summary
-from fedjax_sim.lifecycle import LOCK, FolderLock, remove_scratch, say, write_whole
+from fedjax_sim.lifecycle import (
+    LOCK,
+    FolderLock,
+    digest_of,
+    read_json,
+    remove_scratch,
+    say,
+    seal_json,
+    write_whole,
+)
 from fedjax_sim.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +66,8 @@ SUFFIXES = {".nc", ".json", ".pkl", ".png", ".csv"}
 DPI = 160
 """Pixels of an inch of a picture."""
 LEAST_FREE_BYTES = 2**24
+SUFFIXES = (".nc", ".json", ".png")
+"""How names of files end that are written into a results folder."""
 
 
 class Results(NamedTuple):
@@ -85,8 +106,7 @@ class Folder:
             the name of a file of results.
         """
         self.path = Path(path)
-        self._overwrite = overwrite
-        self._written: list[str] = []
+        self._written: dict[str, str] = {}
         self._identity: Mapping[str, Any] | None = None
         self._adds_record = False
         self._lock: FolderLock | None = None
@@ -102,6 +122,10 @@ class Folder:
             self._resumes = resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
             if self.path.exists() and not is_folder:
                 raise ConfigError(FIELD, str(path), "a folder, not a file")
+            for each in self.path.iterdir() if is_folder else ():
+                if each.suffix in SUFFIXES and each.is_dir():
+                    raise ConfigError(FIELD, str(path), f"one in which {each.name} is a file")
+            self._replaced = files_in(self.path) if overwrite or self._resumes else set()
         except OSError as error:
             raise _unwritable(self.path, error) from None
         if resume and in_use and not self._resumes:
@@ -112,10 +136,6 @@ class Folder:
                 str(path),
                 "new or empty, unless an unfinished run in it is resumed or it is overwritten",
             )
-        for path in self.path.iterdir() if in_use else ():
-            if path.suffix in SUFFIXES and path.is_dir() and not path.is_symlink():
-                allowed = "a file or absent, where results are written"
-                raise ConfigError(f"{path.name} in the {FIELD}", "a folder", allowed)
         if in_use and overwrite and self.checkpoints.exists() and not self._has_checkpoints():
             raise ConfigError(
                 f"{self.checkpoints.name} in the {FIELD} to overwrite",
@@ -271,7 +291,9 @@ class Folder:
         Raises:
           StorageError: If the disk refuses. An older file is then kept. This holds for all files.
         """
-        self._put(name, lambda path: path.write_text(to_json(content)))
+        is_sealed = isinstance(content, Mapping) and Path(name).name == name
+        text = seal_json(content, to_json) if is_sealed else to_json(content).encode()
+        self._put(name, lambda path: path.write_bytes(text))
 
     def write_arrays(self, name: str, groups: Mapping[str, xr.Dataset]) -> None:
         """Write a netCDF file.
@@ -280,8 +302,7 @@ class Folder:
           name: Name of the file.
           groups: The content, by name of the group.
         """
-        tree = xr.DataTree.from_dict(dict(groups))
-        self._put(name, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+        self._written[name] = write_arrays(self.path / name, groups)
 
     def write_runs(self, runs: Mapping[str, Kept]) -> None:
         """Write what runs returned, for `fedjax_sim.load`.
@@ -290,7 +311,7 @@ class Folder:
           runs: The runs, whole or of some lanes, by system.
         """
         for name, write in files_of(runs).items():
-            self._put(name, write)
+            self._written[name] = write(self.path / name)
 
     def write_figure(self, name: str, figure: "Figure") -> None:
         """Write a figure as a PNG file of the given name.
@@ -314,13 +335,10 @@ class Folder:
           summary: The content of summary.json.
           can_go_on: Whether checkpoints are kept, for a longer run.
         """
-        files = [*self._written, "config.json", "summary.json"]
-        old = files_in(self.path) if self._overwrite or self._resumes else set()
         # Before their list is replaced: a run that is killed here is resumed, and reads it again.
-        for name in old - set(files):
+        for name in self._replaced - {*self._written, "config.json", "summary.json"}:
             (self.path / name).unlink(missing_ok=True)
-        self.write_json("config.json", {**config, "files": files})
-        self.write_json("summary.json", summary)
+        write_tables(self.path, config, summary, self._written)
         if can_go_on:
             self.write_json(str(UNFINISHED), self._identity)
             (self.path / UNFINISHED).replace(self.path / ENDED)
@@ -332,8 +350,8 @@ class Folder:
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
         """Write a file, complete or not at all."""
         target = write_whole(self.path / name, write)
-        if target.parent == self.path:
-            self._written.append(name)
+        if target.parent == self.path and not name.startswith("."):
+            self._written[name] = digest_of(target)
 
 
 def save(
@@ -374,28 +392,31 @@ def save(
     return content
 
 
-def load(path: str | Path) -> Results:
+def load(path: str | Path, *, trust: bool = False) -> Results:
     """Read the results folder of a finished run.
 
     Args:
       path: The folder.
+      trust: Whether files that carry no SHA-256, as those of earlier versions, are taken as they
+        are.
 
     Returns:
       Curves, summary and settings of the run.
 
     Raises:
       ConfigError: If it is no results folder, or its run is unfinished.
+      InputError: If a file is damaged, or is of another run than the others.
     """
     path = Path(path)
     try:
-        tables = [json.loads((path / name).read_text()) for name in ("summary.json", "config.json")]
-        with xr.open_datatree(path / "results.nc", engine="h5netcdf") as tree:
-            curves = {name: node.to_dataset().load() for name, node in tree.children.items()}
-    except (OSError, ValueError):
+        config = check_files(path, "summary.json", CURVES, trust=trust)
+        return Results(
+            read_arrays(path / CURVES), read_json(path / "summary.json", trust=trust), config
+        )
+    except OSError:
         raise ConfigError(
             FIELD, str(path), "one of a finished run, with results.nc, summary.json and config.json"
         ) from None
-    return Results(curves, *tables)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

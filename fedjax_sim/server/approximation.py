@@ -15,10 +15,24 @@ from fedjax_sim.settings import choice, real, static, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
 
+
+def constant(tick: Array) -> Array:
+    """Return the factor 1 at every tick."""
+    return jnp.ones_like(tick)
+
+
+def inverse_sqrt(tick: Array) -> Array:
+    """Return the factor (k + 1)^(-1/2) at tick k."""
+    return (tick + 1) ** -0.5
+
+
+def inverse(tick: Array) -> Array:
+    """Return the factor 1 / (k + 1) at tick k."""
+    return 1 / (tick + 1)
+
+
 STEP_FACTORS: dict[str, Callable[[Array], Array]] = {
-    "constant": lambda k: jnp.ones_like(k),
-    "inverse_sqrt": lambda k: (k + 1) ** -0.5,
-    "inverse": lambda k: 1 / (k + 1),
+    each.__name__: each for each in (constant, inverse_sqrt, inverse)
 }
 """Step-size factors by their names on the command line."""
 

@@ -92,6 +92,8 @@ class ClientTable:
       windows: When clients are available; None if that is not from the table.
     """
 
+    made_of_attributes = True  # Files keep it by these.
+
     def __init__(
         self,
         rate: Any = None,

@@ -31,6 +31,8 @@ class Trace:
       rows: The row, counted from 1, in which each text first appears.
     """
 
+    made_of_attributes = True  # Files keep it by these.
+
     def __init__(self, client: Any, start: Any, finish: Any):
         """Check the rows and sort them by finish, and by client where finishes are equal.
 

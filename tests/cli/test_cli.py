@@ -27,7 +27,7 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.parser import make_parser
 from fedjax_sim.cli.tables import print_table
-from fedjax_sim.lifecycle import BAD_INPUT, EXIT_CODES
+from fedjax_sim.lifecycle import BAD_INPUT, EXIT_CODES, read_json
 from fedjax_sim.settings import ConfigError, fields
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
@@ -182,7 +182,7 @@ def test_a_reader_that_stops_early_ends_it_in_silence(words, environment):
 def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys):
     pictures = ["--plot", "accuracy", "--against", "rounds,bits"]
     first = json.loads(call("run", "fedavg", *QUICK, *pictures, "--json", "--out", "a"))
-    assert first == {"folder": "a"} | json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert first == {"folder": "a"} | read_json(tmp_path / "a" / "summary.json")
     assert {path.name for path in (tmp_path / "a").glob("*.png")} == {
         *("accuracy_rounds.png", "accuracy_bits.png")
     }
@@ -223,10 +223,10 @@ def test_run_without_a_system_is_the_main_job(call, tmp_path):
     pictures = {"accuracy.png", "loss.png", "client_variance.png"}
     pictures |= {"client_accuracy.png", "client_loss.png"}
     assert {path.name for path in folder.iterdir()} == {
-        *("results.nc", "models.nc", "timelines.nc", "settings.pkl"),
+        *("results.nc", "models.nc", "timelines.nc", "settings.json"),
         *("summary.json", "config.json", "checkpoint"),
     } | pictures
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_json(folder / "summary.json")
     assert set(summary) == {
         *("lanes", "failed_lanes", "collapsed_lanes", "flagged", "seconds", "systems")
     }
@@ -293,7 +293,7 @@ def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_pa
     )
     assert out.startswith("digits, partition iid, model gaussian_mixture")
     assert "final objective" in out
-    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    summary = read_json(tmp_path / "results" / "summary.json")
     assert (summary["lanes"], summary["failed_lanes"]) == (6, 0)
     slow, fast = (
         entry["final"]["objective"]["mean"] for entry in summary["systems"]["fedem"]["settings"]
@@ -337,7 +337,7 @@ def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
         "run", "favano", "fedbuff", *QUICK, *single, "--set", "server_wait=2,4", "--out", "mine"
     )
     assert "favano server_wait=2" in out
-    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    summary = read_json(tmp_path / "mine" / "summary.json")
     assert [entry["set"] for entry in summary["systems"]["favano"]["settings"]] == [
         {"server_wait": 2.0},
         {"server_wait": 4.0},
@@ -383,9 +383,7 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
 def test_the_swept_local_steps_are_not_the_steps_received(call, tmp_path):
     sizes = [word.replace("local_steps=2", "local_steps=1,2") for word in QUICK]
     call("run", "fedavg", *sizes)
-    entries = json.loads((tmp_path / "results" / "summary.json").read_text())["systems"]["fedavg"][
-        "settings"
-    ]
+    entries = read_json(tmp_path / "results" / "summary.json")["systems"]["fedavg"]["settings"]
     assert [entry["set"] for entry in entries] == [{"local_steps": 1}, {"local_steps": 2}]
     data = groups(tmp_path / "results")["fedavg"]
     assert data["accuracy"].dims == ("local_steps_setting", "seed", "eval")
@@ -399,7 +397,7 @@ def test_diverged_lanes_are_reported_and_everything_is_kept(call, tmp_path):
     kept = ["--tracker", "csv,tensorboard", "--keep-samples"]
     out = call("run", "fedavg", *words, *kept, "--seeds", "3,7", "--set", "lr=0.1,1e38")
     assert "fedavg lr=1e+38: 2 of 2 lanes diverged (seeds 3, 7)" in out
-    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    summary = read_json(tmp_path / "results" / "summary.json")
     assert (summary["lanes"], summary["failed_lanes"]) == (4, 2)
     good, bad = summary["systems"]["fedavg"]["settings"]
     assert set(bad["final"]["accuracy"].values()) == {None}
@@ -509,7 +507,7 @@ def test_timeline_needs_no_training(call, tmp_path, monkeypatch):
         "timeline.png",
         "influence.png",
     }
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_json(folder / "summary.json")
     assert (
         summary["systems"]["favano server_wait=2"]["time_per_tick"],
         summary["systems"]["favano server_wait=4"]["ticks"],
@@ -540,7 +538,7 @@ def test_groups_are_drawn_and_swept(call, tmp_path):
     )
     out = call("timeline", "hierarchical", *words, "--out", "when")
     assert "hierarchical shift=(1.0, 7.0)" in out
-    summary = json.loads((tmp_path / "when" / "summary.json").read_text())["systems"]
+    summary = read_json(tmp_path / "when" / "summary.json")["systems"]
     assert summary["hierarchical shift=0.85"]["reports_per_tick"] == 2
     assert summary["hierarchical shift=0.85"]["jain_index"] == pytest.approx(1)
     assert (

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.datasets.small_files import (
     write_cifar10,
     write_idx,
 )
+from tests.kept_files import NUM_FLIPS, count_refusals, without_seal
 
 EVERY_SOURCE = fetched.SOURCES | fetched.TEXTS | fetched.CLIENT_TEXTS
 RAW_DATA = os.environ.get("FEDJAX_SIM_RAW_DATA")
@@ -235,6 +237,31 @@ def test_damaged_cache_is_named_and_not_replaced_in_silence(tmp_path):
     (tmp_path / "mnist.npz").write_bytes(b"PK not really")
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "mnist.npz"))):
         datasets.load("mnist", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist", "tiny_shakespeare"])
+def test_no_flipped_bit_in_the_cache_gives_other_data(tmp_path, monkeypatch, name):
+    """Nor is what an earlier version left there taken as it is."""
+    images = {f"{split}_images": np.arange(4 * 9, dtype="uint8") for split in ("train", "test")}
+    images = {key: each.reshape(4, 3, 3) for key, each in images.items()}
+    labels = {f"{split}_labels": np.arange(4) % 2 for split in ("train", "test")}
+    play = "".join(f"{who}:\n{'To be or not to be. ' * 20}\n\n" for who in "AB").encode()
+    text = {"text": np.frombuffer(play, np.uint8)}
+    monkeypatch.setattr(fetched, "_prepare_images", lambda *_: images | labels)
+    monkeypatch.setattr(fetched, "_prepare_text", lambda *_: text)
+    load = datasets.load if name == "mnist" else datasets.load_text
+    sound, path = load(name, cache_dir=tmp_path), tmp_path / f"{name}.npz"
+
+    def is_as_before(found):
+        return all(np.array_equal(a, b) for a, b in zip(found[:4], sound[:4], strict=True))
+
+    read = partial(load, name, cache_dir=tmp_path)
+    assert count_refusals(path, read, is_as_before) == NUM_FLIPS and is_as_before(read())
+    path.write_bytes(without_seal(path.read_bytes()))
+    with pytest.raises(ConfigError, match="remove it, and it is prepared again"):
+        read()
+    path.unlink()
+    assert is_as_before(read())
 
 
 REAL = {

@@ -3,7 +3,9 @@
 A checkpoint of another run is refused, a damaged one is passed over, and a folder has one writer.
 """
 
+import hashlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -248,6 +250,17 @@ def test_damage_heals_or_is_one_sentence(
             said = capsys.readouterr().err.splitlines()
             assert len(said) == bool(says), name
             assert says in "".join(said), name
+
+
+def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.CONFIGURATION
+    others = ("", "[]", "3", '"x"', "null", "{}", "[" * 100_000, "\xff")
+    digest = hashlib.sha256(b"{}").hexdigest()[:16]
+    for content in (*others, json.dumps({"sha256": digest})):
+        path.write_text(content, encoding="latin-1")
+        assert checkpoint.count_lanes(tmp_path) is None
+        known = Checkpoint(tmp_path, {"time_budget": 1}, resume=True, every=1.0)
+        assert known.decided() == {} and known.finished() is None
 
 
 def test_a_signal_stops_a_run_after_saving(

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,15 +22,17 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.engine.records import to_json
 from fedjax_sim.engine.run_files import SETTINGS
 from fedjax_sim.engine.summaries import summary
+from fedjax_sim.lifecycle import InputError, digest_of, read_json, seal_json
 from fedjax_sim.reporting.results import load
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
+from tests.kept_files import NUM_FLIPS, Touch, count_refusals, without_seal
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
 
 class Pair(NamedTuple):
-    """A container that only a pickle can name."""
+    """A container of a module that is imported."""
 
     half: jax.Array
     rest: list[Any]
@@ -186,8 +190,157 @@ def test_what_is_no_saved_run_is_one_sentence(run: fedjax_sim.Run, tmp_path: Pat
         mixed = tmp_path / f"mixed {name}"
         shutil.copytree(tmp_path / "other", mixed)
         shutil.copy(tmp_path / name, mixed)
-        with pytest.raises(ConfigError, match="one whose files are all of one run"):
+        with pytest.raises(InputError, match=f"{name} is not the file that config.json in its"):
             fedjax_sim.load(mixed)
-    (tmp_path / SETTINGS).write_bytes(b"cno_such_module\nThing\n.")
-    with pytest.raises(ConfigError, match=r"environment can read .No module named"):
+
+
+def same(run: fedjax_sim.Run, folder: Path) -> bool:
+    """Tell whether a folder gives the run back; any other numbers fail."""
+    found = fedjax_sim.load(folder)
+    assert_equal_runs(found, run)
+    return found.curves.identical(run.curves)
+
+
+@pytest.mark.parametrize(
+    "name", ["results.nc", "models.nc", "samples.nc", "timelines.nc", SETTINGS, "config.json"]
+)
+def test_no_flipped_bit_gives_other_numbers(run: fedjax_sim.Run, tmp_path: Path, name: str) -> None:
+    """Neither does a file that is cut, empty, missing or a folder."""
+    run.save(tmp_path)
+    path = tmp_path / name
+    refused = count_refusals(path, lambda: same(run, tmp_path), lambda is_same: is_same)
+    assert refused == NUM_FLIPS
+    sound = path.read_bytes()
+    for content in (b"", b"[]", sound[: len(sound) // 2], sound[:-1], sound + b"x"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=re.escape(str(path))):
+            fedjax_sim.load(tmp_path)
+    path.unlink()
+    with pytest.raises(ConfigError, match="one of a saved run"):
+        fedjax_sim.load(tmp_path)
+    path.mkdir()
+    with pytest.raises(InputError, match=f"{name} is not a file"):
+        fedjax_sim.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.nc", "summary.json", "config.json"])
+def test_what_plot_reads_is_checked(run: fedjax_sim.Run, tmp_path: Path, name: str) -> None:
+    run.save(tmp_path)
+    sound = load(tmp_path)
+
+    def is_sound(found: Any) -> bool:
+        return found.curves["fedavg"].identical(sound.curves["fedavg"]) and found[1:] == sound[1:]
+
+    assert count_refusals(tmp_path / name, lambda: load(tmp_path), is_sound) == NUM_FLIPS
+
+
+def test_a_killed_writer_leaves_one_run_or_a_sentence(
+    run: fedjax_sim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with equal lanes and labels differ in numbers alone: half of each is no run."""
+    run = run.lane(num_selected=2, lr=0.02, seed=5)
+    other = dataclasses.replace(run, models=jax.tree.map(lambda leaf: leaf + 1, run.models))
+    other = dataclasses.replace(other, curves=run.curves.assign(loss=run.curves.loss + 1))
+    replace, found = Path.replace, []
+    run.save(tmp_path / "first")
+    num_files = len([*(tmp_path / "first").iterdir()])
+    for num_written in range(num_files + 1):
+        folder = tmp_path / str(num_written)
+        shutil.copytree(tmp_path / "first", folder)
+        left = iter(range(num_written))
+
+        def replace_some(path: Path, target: Path, left: Iterator[int] = left) -> Path:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return replace(path, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace_some)
+            if num_written < num_files:
+                with pytest.raises(KeyboardInterrupt):
+                    other.save(folder)
+            else:
+                other.save(folder)
+        try:
+            loss = fedjax_sim.load(folder).curves.loss
+            found.append("old" if loss.identical(run.curves.loss) else "new")
+        except InputError as error:
+            assert "its writer was killed" in str(error)
+            found.append("refused")
+    assert found[0] == "old" and found[-1] == "new" and {*found[1:-2]} == {"refused"}
+
+
+def test_reading_runs_no_code_without_trust(run: fedjax_sim.Run, tmp_path: Path) -> None:
+    """Neither what this version wrote nor what an earlier one did; with trust, both are read."""
+    marker = tmp_path / "marker"
+    one = run.lane(num_selected=2, lr=0.02, seed=5)
+    strange = dataclasses.replace(one, hypers=[one.hypers[0].replace(optimizer=Touch(marker))])
+    strange.save(tmp_path / "new")
+    one.save(tmp_path / "old")
+    as_earlier_version(tmp_path / "old", strange.hypers)
+    for folder, word in (("new", "keeps optimizer as a pickle"), ("old", "an earlier version")):
+        for words in ([], ["merge"]):
+            if words:
+                assert main([*words, str(tmp_path / folder), "--out", str(tmp_path / "out")]) == 2
+            else:
+                with pytest.raises(InputError, match=word):
+                    fedjax_sim.load(tmp_path / folder)
+            assert not marker.exists()
+        fedjax_sim.load(tmp_path / folder, trust=True)
+        assert marker.exists()
+        marker.unlink()
+
+
+def as_earlier_version(folder: Path, hypers: list[Any]) -> None:
+    """Turn a saved run into what earlier versions wrote: without digests, and with a pickle."""
+    names = json.loads((folder / "config.json").read_text())["files"]
+    for path in folder.iterdir():
+        path.write_bytes(without_seal(path.read_bytes()))
+    (folder / SETTINGS).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["files"] = [name.replace(SETTINGS, "settings.pkl") for name in names]
+    (folder / "config.json").write_text(json.dumps(config))
+    model = {"layer/w": Pair("layer|w.half", ["layer|w.rest.0", None]), "layer|w": {}}
+    content = {"fedavg": {"hypers": hypers, "model": model}}
+    (folder / "settings.pkl").write_bytes(cloudpickle.dumps(content))
+
+
+def test_a_folder_of_an_earlier_version_is_read_with_trust(
+    run: fedjax_sim.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "old", str(tmp_path / "out")
+    run = run.lane(num_selected=2, lr=0.02, seed=5)
+    run.save(folder)
+    as_earlier_version(folder, run.hypers)
+    with pytest.raises(InputError, match=r"settings\.pkl is a pickle .* use trust=True"):
+        fedjax_sim.load(folder)
+    assert main(["plot", str(folder), "--out", out]) == 2
+    assert "config.json does not end with its SHA-256" in capsys.readouterr().err
+    found = fedjax_sim.load(folder, trust=True)
+    assert_equal_runs(found, run)
+    assert main(["plot", str(folder), "--out", out, "--plot", "loss", "--trust"]) == 0
+    for content in (b"", b"x", cloudpickle.dumps([]), cloudpickle.dumps({"fedavg": 3})):
+        (folder / "settings.pkl").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"one whose settings\.pkl this version"):
+            fedjax_sim.load(folder, trust=True)
+    for content in (b"", b"x", b"\x89HDF"):
+        (folder / "models.nc").write_bytes(content)
+        with pytest.raises(InputError, match=r"models\.nc is damaged, or no netCDF file"):
+            fedjax_sim.load(folder, trust=True)
+    # A run that is saved there replaces all of it.
+    run.save(folder)
+    assert_equal_runs(fedjax_sim.load(folder), run)
+    assert not (folder / "settings.pkl").exists()
+
+
+@pytest.mark.parametrize("content", [{}, {"systems": 3}, {"systems": {"fedavg": {}}, "tables": {}}])
+def test_settings_of_another_form_are_one_sentence(
+    run: fedjax_sim.Run, tmp_path: Path, content: dict
+) -> None:
+    run.lane(num_selected=2, lr=0.02, seed=5).save(tmp_path)
+    (tmp_path / SETTINGS).write_bytes(seal_json(content))
+    config = read_json(tmp_path / "config.json")
+    config["files"][SETTINGS] = digest_of(tmp_path / SETTINGS)
+    (tmp_path / "config.json").write_bytes(seal_json(config))
+    with pytest.raises(InputError, match="not of the form in which settings are kept"):
         fedjax_sim.load(tmp_path)

@@ -35,6 +35,7 @@ from experiments.harness.statistics import (
     spread_of,
     unless_collapsed,
 )
+from fedjax_sim.lifecycle import seal_json
 from fedjax_sim.reporting.results import to_json
 
 ENTRIES = ledger.entries()
@@ -169,17 +170,17 @@ def test_kept_results_come_from_runs_that_are_evidence(
     (tmp_path / "root" / entry["experiment"].split("/")[0]).mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.png").write_bytes(b"picture")
-    (tmp_path / "run" / ledger.FILE).write_text(json.dumps(entry))
+    (tmp_path / "run" / ledger.FILE).write_bytes(seal_json(entry))
     assert ledger.keep(tmp_path / "run") == entry["experiment"]
     assert json.loads(ledger.file_of(entry["experiment"]).read_text()) == entry
     assert (tmp_path / ledger.picture_of(entry["experiment"], "a.png")).read_bytes() == b"picture"
     panel = {**entry, "panel": "images"}
-    (tmp_path / "run" / ledger.FILE).write_text(json.dumps(panel))
+    (tmp_path / "run" / ledger.FILE).write_bytes(seal_json(panel))
     assert ledger.keep(tmp_path / "run") == f"{entry['experiment']}_images"
     assert json.loads(ledger.file_of(entry["experiment"]).read_text()) == entry
     assert json.loads(ledger.file_of(ledger.name_of(panel)).read_text()) == panel
     assert (tmp_path / ledger.picture_of(ledger.name_of(panel), "a.png")).exists()
-    (tmp_path / "run" / ledger.FILE).write_text(json.dumps({**entry, "size": "smoke"}))
+    (tmp_path / "run" / ledger.FILE).write_bytes(seal_json({**entry, "size": "smoke"}))
     for folder, word in ((tmp_path / "run", "smoke"), (tmp_path / "none", "finished run")):
         assert main(["report", "--keep", str(folder)]) == 2
         assert word in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Experiments in parts: the parts meet in a folder, in as many rounds as the experiment needs."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from experiments.harness import Arguments, Outcome, main, run_experiment
 from experiments.harness.command import merge_parts, run_part
 from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Layout
+from fedjax_sim.lifecycle import read_json
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.reporting.results import load
 from fedjax_sim.settings import ConfigError
+from tests.engine.test_division import assert_equal_runs
+from tests.kept_files import NUM_FLIPS, Touch, count_refusals
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 PINNED = Layout(slots_at_once=4, lanes_at_once=False, client_devices=1)
@@ -67,7 +71,7 @@ def test_parts_take_two_rounds_and_give_the_whole(
     merging = ExperimentPart(out, None, 2)
     assert "part 0/2 is at an end for now: tuning waits for parts 1/2" in round_of(0)
     ran = {path.relative_to(out / "parts").as_posix() for path in merging.files()}
-    assert ran == {"one lane of /0-of-2.pkl", "tuning/0-of-2.pkl"}
+    assert ran == {"one lane of /0-of-2.json", "tuning/0-of-2.json"}
     with pytest.raises(ConfigError, match=r"complete, but .* waits for parts 1/2"):
         merge_parts("x/y", tuned, arguments, 2)
     assert "final waits for parts 0/2" in round_of(1)
@@ -107,9 +111,37 @@ def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path)
         round_of(1)
     lrs[:] = [0.1, 0.2]
     assert "and so are the others" in round_of(1)
+    share = ExperimentPart(tmp_path, None, 2).of_sweep("tuning")
+    asked = read_json(tmp_path / "parts" / "tuning" / "0-of-2.json")["asked"]
+    whole = share.find(asked)
+    assert whole is not None
+
+    def is_as_before(found: fedjax_sim.Run | None) -> bool:
+        assert_equal_runs(found, whole)
+        return True
+
+    for name in ("0-of-2.json", "0-of-2/models.nc"):
+        path = tmp_path / "parts" / "tuning" / name
+        assert count_refusals(path, lambda: share.find(asked), is_as_before) == NUM_FLIPS
     options["num_ticks"] = 6
     with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in num_ticks"):
         merge_parts("x/y", run, Arguments(out=str(tmp_path)), 2)
+
+
+def test_parts_of_a_stranger_run_no_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is damaged, or of another form, is one sentence that names the file."""
+    (tmp_path / "parts").mkdir()
+    touch = pickle.dumps(Touch(tmp_path / "marker"))
+    for name in ("experiment.pkl", "experiment.json"):
+        (tmp_path / "parts" / name).write_bytes(touch)
+        assert main(["merge", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "marker").exists()
+    for content in (b"", b"[]", b"{}", b"3"):
+        (tmp_path / "parts" / "experiment.json").write_bytes(content)
+        assert main(["merge", str(tmp_path)]) == 2
+        assert "experiment.json" in capsys.readouterr().err
 
 
 def test_parts_may_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +159,7 @@ def test_parts_may_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Path, "write_bytes", write_and_be_overtaken)
     ExperimentPart(tmp_path, 0, 2).open(identity)
-    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["experiment.pkl"]
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["experiment.json"]
 
 
 def test_the_command_line_runs_and_merges_parts(

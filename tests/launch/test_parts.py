@@ -25,7 +25,7 @@ from fedjax_sim.engine.runs import load_runs
 from fedjax_sim.launch.jobs import Job
 from fedjax_sim.launch.merge import read_parts
 from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
-from fedjax_sim.lifecycle import PartError, Stopped
+from fedjax_sim.lifecycle import PartError, Stopped, read_json, seal_json
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.settings import ConfigError
 
@@ -60,6 +60,13 @@ def parts(folder: Path) -> list[Path]:
     for i, path in enumerate(paths):
         assert main(["run", *STUDY, "--part", f"{i}/3", "--out", str(path)]) == 0
     return paths
+
+
+def change_config(folder: Path, change: Callable[[dict], None]) -> None:
+    """Write the config.json of a folder as another run would have written it."""
+    config = read_json(folder / "config.json")
+    change(config)
+    (folder / "config.json").write_bytes(seal_json(config))
 
 
 def without_times(found: Results) -> tuple[dict[str, xr.Dataset], dict, dict]:
@@ -143,12 +150,11 @@ def test_parts_that_do_not_belong_together_are_refused(
     def changed(name: str, change: Callable[[dict], None]) -> str:
         copy = tmp_path / name
         shutil.copytree(parts[1], copy)
-        config = json.loads((copy / "config.json").read_text())
-        change(config)
-        (copy / "config.json").write_text(json.dumps(config))
+        change_config(copy, change)
         return str(copy)
 
     first, second, third = map(str, parts)
+    of_many = changed("of-many", lambda config: config.update(part="0/99999999999"))
     of_four = changed("of-four", lambda config: config.update(part="1/4"))
     other_commit = changed("commit", lambda config: config.update(commit="f00"))
     slower = changed("slower", lambda config: config["systems"]["favano"].update(lr=[0.1, 0.2]))
@@ -156,8 +162,11 @@ def test_parts_that_do_not_belong_together_are_refused(
     other_jax = changed("jax", lambda config: config["versions"].update(jax="0.1"))
     whole_run = changed("whole", lambda config: config.pop("part"))
     wrong_lanes = changed("lanes", lambda config: None)
-    for name in ("results.nc", "models.nc", "samples.nc", "timelines.nc", "settings.pkl"):
-        shutil.copy(parts[0] / name, Path(wrong_lanes) / name)
+    for path in parts[0].glob("*.*"):
+        shutil.copy(path, wrong_lanes)
+    change_config(Path(wrong_lanes), lambda config: config.update(part="1/3"))
+    mixed = changed("mixed", lambda config: None)
+    shutil.copy(parts[0] / "models.nc", mixed)
     (tmp_path / "unfinished").mkdir()
     for folders, words in (
         ([first, third], "complete (missing: 1/3)"),
@@ -168,6 +177,8 @@ def test_parts_that_do_not_belong_together_are_refused(
         ([first, other_jax, third], f"versions.jax of {other_jax} is '0.1'"),
         ([first, other_commit, third], f"commit of {other_commit} is 'f00'"),
         ([whole_run], "one that was written with --part"),
+        ([of_many], "1/99999999999, 2/99999999999"),
+        ([first, mixed, third], "models.nc is not the file that config.json in its folder lists"),
         ([first, wrong_lanes, third], "what the parts have of "),
         ([first, str(tmp_path / "unfinished"), third], "one of a finished run"),
         ([first, str(tmp_path / "nowhere"), third], "one of a finished run"),
@@ -184,11 +195,9 @@ def test_parts_of_changed_files_are_merged_with_a_word(
     """Their commit says that files differed from it, but not which changes each part had."""
     copies = [Path(shutil.copytree(path, tmp_path / path.name)) for path in parts]
     for commit, is_told in (("f00", False), ("f00-dirty", True)):
-        config = json.loads((copies[1] / "config.json").read_text())
-        (copies[1] / "config.json").write_text(json.dumps(config | {"commit": commit}))
+        change_config(copies[1], lambda config, commit=commit: config.update(commit=commit))
         for path in (copies[0], copies[2]):
-            config = json.loads((path / "config.json").read_text())
-            (path / "config.json").write_text(json.dumps(config | {"commit": "f00"}))
+            change_config(path, lambda config: config.update(commit="f00"))
         capsys.readouterr()
         assert read_parts(copies)[1]["commit"] == commit
         said = capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from fedjax_sim.cli.tables import failures
-from fedjax_sim.lifecycle import InputError, StorageError
+from fedjax_sim.lifecycle import InputError, StorageError, read_json, seal_json
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
@@ -221,11 +221,11 @@ def test_a_failed_write_keeps_the_older_file(tmp_path, monkeypatch):
     folder.write_json("summary.json", {"old": 1})
     before = listing(folder.path)
 
-    def full(self, text):
-        Path.write_bytes(self, text[:3].encode())
+    def full(self, content):
+        Path.write_text(self, content[:3].decode())
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match="No space left"):
         folder.write_json("summary.json", {"new": 2})
     assert listing(folder.path) == before
@@ -250,6 +250,46 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_is_done(tmp_path):
     # The old picture is gone with its run; files that are not of the run stay.
     assert set(listing(new.path)) == {"results.nc", "summary.json", "config.json", "notes.txt"}
     assert results.load(new.path).summary["systems"]["a"]["final"]["accuracy"]["mean"] == 0.9
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"files": [1, [], {}, None, "", ".", "..", "../notes.txt", "inner", "checkpoint"]},
+        {"files": {"inner": 1, "..": 2}},
+        {"files": "notes"},
+        {"files": 3},
+        {},
+        [],
+        3,
+        "",
+    ],
+)
+def test_an_odd_config_is_overwritten(tmp_path, content, is_sealed):
+    """Whatever it lists, nothing is removed that is no file of the folder."""
+    out = tmp_path / "out"
+    (out / "inner").mkdir(parents=True)
+    for path in (tmp_path / "notes.txt", *(out / name for name in "notes"), out / "inner" / "a"):
+        path.write_text("mine")
+    text = json.dumps(content) if content != "" else ""
+    is_object = is_sealed and isinstance(content, dict)
+    (out / "config.json").write_bytes(seal_json(content) if is_object else text.encode())
+    new = Folder(out, overwrite=True)
+    new.open({"seeds": [1]})
+    results.save(new, {"a": curves([[0.1, 0.9]])}, {})
+    assert results.load(out).summary["lanes"] == 1
+    kept = {"results.nc", "summary.json", "config.json", "inner/a", *"notes"}
+    assert set(listing(out)) == kept and (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.nc", "accuracy.png"])
+@pytest.mark.parametrize("flag", ["overwrite", "resume"])
+def test_a_folder_in_the_place_of_a_file_is_found_before_the_run(tmp_path, name, flag):
+    Folder(tmp_path).open({"seeds": [1]})
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"one in which {name} is a file"):
+        Folder(tmp_path, **{flag: True})
 
 
 def test_an_overwriting_run_that_is_resumed_removes_the_old_files(tmp_path):
@@ -353,7 +393,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
             "d": np.bool_(True),
         },
     )
-    assert json.loads((tmp_path / "x.json").read_text()) == {
+    assert read_json(tmp_path / "x.json") == {
         "a": None,
         "b": [3, None],
         "c": [0, 1],

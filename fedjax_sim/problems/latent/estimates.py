@@ -14,7 +14,6 @@ Letters: `n` examples, `D` coordinates of an example, `G` components.
 """
 
 import dataclasses
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.lifecycle import InputError, check_seal, write_sealed
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
 from fedjax_sim.settings import ConfigError, check_file
@@ -131,6 +131,9 @@ class Fitted(NamedTuple):
 
         Args:
           path: The file.
+
+        Raises:
+          StorageError: If the disk refuses. An older file is then kept.
         """
         entries: dict[str, Any] = {"kind": type(self.model).__name__}
         for part, owner in (("model", self.model), ("params", self.params)):
@@ -139,8 +142,12 @@ class Fitted(NamedTuple):
                 if (value := getattr(owner, name)) is not None:
                     entries[f"{part}.{name}"] = np.asarray(value)
         entries |= {name: np.asarray(getattr(self, name)) for name in self._fields[2:]}
-        with Path(path).open("wb") as file:
-            np.savez(file, allow_pickle=False, **entries)
+
+        def write(scratch: Path) -> None:
+            with scratch.open("wb") as file:
+                np.savez(file, allow_pickle=False, **entries)
+
+        write_sealed(Path(path), write)
 
     def _apply(self, function: Callable[[Any, Any], jax.Array], examples: Any) -> np.ndarray:
         """Apply a function of parameters and examples in the precision of the parameters."""
@@ -209,20 +216,24 @@ def fitted(
     )
 
 
-def load_fit(path: str | Path) -> Fitted:
+def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     """Read a fitted model that `Fitted.save` wrote.
 
     Args:
       path: The file.
+      trust: Whether a file that carries no SHA-256, as those of earlier versions, is taken as it
+        is.
 
     Returns:
       The fitted model.
 
     Raises:
-      ConfigError: If the file is missing, damaged or of another kind.
+      ConfigError: If the file is missing, or of another kind.
+      InputError: If it is damaged.
     """
     check_file("file of the fit", path)
     try:
+        check_seal(Path(path), trust=trust)
         with np.load(path, allow_pickle=False) as file:
             entries = {name: file[name] for name in file.files}
         model_type, params_type = KINDS[entries["kind"].item()]
@@ -234,7 +245,9 @@ def load_fit(path: str | Path) -> Fitted:
         params = {name: entries[f"params.{name}"] for name in params_type._fields}  # type: ignore[attr-defined]
         rest = [entries[name].item() for name in Fitted._fields[2:]]
         return Fitted(model_type(**model), params_type(**params), *rest)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except InputError:
+        raise
+    except Exception as error:  # Archives without SHA-256 raise errors of many kinds.
         allowed = f"an undamaged file that Fitted.save wrote ({error})"
         raise ConfigError("file of the fit", str(path), allowed) from None
 

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +17,13 @@ import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.engine import summaries
+from fedjax_sim.lifecycle import InputError
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent import factor_analysis, mixtures
 from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES, Mixture
 from fedjax_sim.systems import fedem
+from tests.kept_files import NUM_FLIPS, count_refusals, without_seal
 
 IRIS = load_iris().data
 COUNTS = np.array([70, 10, 40, 30])
@@ -171,9 +174,20 @@ def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any
     again = latent.load_fit(tmp_path / "fit.npz")
     np.testing.assert_array_equal(again.predict_proba(y), found.predict_proba(y))
     assert again[2:] == found[2:] and again.bic(y) == found.bic(y)
-    (tmp_path / "fit.npz").write_bytes((tmp_path / "fit.npz").read_bytes()[:-50])
+    sound = (path := tmp_path / "fit.npz").read_bytes()
+
+    def is_as_before(read: latent.Fitted) -> bool:
+        chex.assert_trees_all_equal((read.model, read.params), (again.model, again.params))
+        return read[2:] == again[2:]
+
+    assert count_refusals(path, lambda: latent.load_fit(path), is_as_before) == NUM_FLIPS
+    path.write_bytes(without_seal(sound))
+    with pytest.raises(InputError, match=r"fit\.npz does not end with its SHA-256"):
+        latent.load_fit(path)
+    assert is_as_before(latent.load_fit(path, trust=True))
+    path.write_bytes(sound[:-150])
     with pytest.raises(ConfigError, match=r"file of the fit is .*fit\.npz"):
-        latent.load_fit(tmp_path / "fit.npz")
+        latent.load_fit(path, trust=True)
     for lane, words in ((2, "lane is 2, but must be from 0 to 1"), (-1, "lane is -1")):
         with pytest.raises(ConfigError, match=words):
             latent.fitted(run, given, lane=lane)

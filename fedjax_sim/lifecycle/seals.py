@@ -1,0 +1,142 @@
+"""Files that end with their own SHA-256, so that damage shows when they are read.
+
+A sealed file ends with the line `"sha256": "..."`, the digest of all bytes before it. Programs that
+read netCDF or NumPy's archives ignore what follows after their content. In a JSON file the line is
+the last entry of the object. Content and digest are renamed into place together, so that no file
+is without its digest, whenever its writer is killed.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.lifecycle.endings import InputError
+from fedjax_sim.lifecycle.folders import write_whole
+
+DIGEST = "sha256"
+"""Name of the entry in a JSON file."""
+SEAL = re.compile(rb'\n *"sha256": "([0-9a-f]{64})"\n(?:}\n)?\Z')
+LONGEST = 100
+"""Bytes at the end of a file that hold its seal."""
+PIECE = 2**20
+"""Bytes that are read at a time."""
+
+
+def write_sealed(path: Path, write: Callable[[Path], Any]) -> str:
+    """Write a file whole, and its SHA-256 at its end.
+
+    Args:
+      path: The file, which is no JSON.
+      write: Writes the content to the path that it is given.
+
+    Returns:
+      The SHA-256 of the whole file.
+
+    Raises:
+      StorageError: If the disk or the folder refuses. An older file is then kept.
+    """
+
+    def write_and_seal(scratch: Path) -> None:
+        write(scratch)
+        with scratch.open("ab") as file:
+            file.write(f'\n"{DIGEST}": "'.encode())
+        seal = f'{digest_of(scratch)}"\n'.encode()
+        with scratch.open("ab") as file:
+            file.write(seal)
+
+    return digest_of(write_whole(path, write_and_seal))
+
+
+def seal_json(content: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> bytes:
+    """Write an object as JSON whose last entry is its SHA-256.
+
+    Args:
+      content: The object, without an entry `sha256`.
+      write: Writes it as JSON; the form of the text is kept.
+
+    Returns:
+      The content of a file.
+    """
+    body = write(content).rstrip()[:-1].rstrip()
+    start = f'{body}{"," if content else ""}\n "{DIGEST}": "'.encode()
+    return start + f'{hashlib.sha256(start).hexdigest()}"\n}}\n'.encode()
+
+
+def check_seal(path: Path, *, trust: bool = False) -> str:
+    """Check that a file is as it was written.
+
+    Args:
+      path: The file.
+      trust: Whether a file that carries no SHA-256 is taken as it is.
+
+    Returns:
+      The SHA-256 of the whole file.
+
+    Raises:
+      InputError: If it is not, or is no file.
+      OSError: If it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file.")
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        tail = size - file.seek(max(0, size - LONGEST))
+        found = SEAL.search(file.read())
+        if found is None:
+            if trust:
+                return digest_of(path)
+            raise InputError(
+                f"{path} does not end with its SHA-256: an earlier version wrote it, or it is "
+                "damaged or was changed. If you trust it as it is, read it with trust=True, on the "
+                "command line --trust."
+            )
+        left, digest = size - tail + found.start(1), hashlib.sha256()
+        file.seek(0)
+        while left > 0 and (piece := file.read(min(left, PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+        if digest.hexdigest().encode() != found[1]:
+            raise InputError(
+                f"{path} is damaged or was changed: its SHA-256 is not the one that it ends with."
+            )
+        digest.update(file.read())
+    return digest.hexdigest()
+
+
+def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
+    """Read a sealed JSON file.
+
+    Args:
+      path: The file.
+      trust: Whether a file that carries no SHA-256 is taken as it is.
+
+    Returns:
+      The object in it, without its SHA-256.
+
+    Raises:
+      InputError: If it is damaged, or holds anything else.
+      OSError: If it cannot be read.
+    """
+    check_seal(path, trust=trust)
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged or was changed: it is not one JSON object.")
+    content.pop(DIGEST, None)
+    return content
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Args:
+      path: The file.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
