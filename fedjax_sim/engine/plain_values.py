@@ -2,6 +2,7 @@
 
     null, booleans, whole and real numbers, text, lists     as JSON has them
     {"real": "nan"}                                         a real number that JSON lacks
+    {"default": 3.0}                                        a default in units of time
     {"tuple": [...]}, {"dict": [[key, value], ...]}
     {"array": 0}                                            number in a table of arrays
     {"name": "optax:sgd"}                                   a function or class, by its module
@@ -34,6 +35,8 @@ import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fedjax_sim.settings import DefaultTime
 
 OWN = __name__.partition(".")[0]
 """This package, whose modules a name may import."""
@@ -71,6 +74,8 @@ class Writer:
             return value
         if kind is float:
             return {"real": repr(value)}
+        if kind is DefaultTime:
+            return {"default": float(value)}
         if kind is list:
             return [self.plain(each) for each in value]
         if kind is tuple:
@@ -160,8 +165,8 @@ class Reader:
         if "struct" in content:
             return self._struct(_find(content["struct"], self._trust), content["fields"])
         ((kind, inner),) = content.items()
-        if kind == "real":
-            return float(inner)
+        if kind in ("real", "default"):
+            return (float if kind == "real" else DefaultTime)(inner)
         if kind == "tuple":
             return tuple(self.value(each, place) for each in inner)
         if kind == "dict":
