@@ -9,7 +9,6 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 """
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -156,7 +155,7 @@ class Replay:
         chex.assert_equal_shape([lanes.row, lanes.seed])
         self._is_described = is_described or program.placement.is_described
         self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
-        self._lowered: jax.stages.Lowered | None = None
+        self._lowered: dict[str, jax.stages.Lowered] = {}
         self._begin = _begin_soon if program.begins_quickly else _begin_well
         placement, row = program.placement, np.asarray(lanes.row)
         lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
@@ -174,6 +173,7 @@ class Replay:
         if not self._is_described:
             processes.check_equal((repr(program.plan), lanes, schedule.stored, schedule.held))
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
+        self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
         self.lanes = self._placed(lanes, lane_of)
         self._lane_of = lane_of
         self._starts = self._put(jax.tree.map(lambda leaf: leaf[lane_of], starts), self._split)
@@ -291,17 +291,25 @@ class Replay:
         """
         if not begins:
             return [self.lower().compile()]
-        begin = self._begin.lower(self.program, self.lanes, self.first_holders(), self._starts)
+        begin = self._lower_begin()
         with ThreadPoolExecutor(1) as worker:
             begun = worker.submit(begin.compile)
             return [self.lower().compile(), begun.result()]
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the program of a chunk."""
-        if self._lowered is None:
+        if "advance" not in self._lowered:
             inputs = self.tables(0), self._place(0, 0), self._running(None)
-            self._lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
-        return self._lowered
+            lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
+            self._lowered["advance"] = lowered
+        return self._lowered["advance"]
+
+    def _lower_begin(self) -> jax.stages.Lowered:
+        """Lower the program of the beginning."""
+        if "begin" not in self._lowered:
+            inputs = self.lanes, self.first_holders(), self._starts
+            self._lowered["begin"] = self._begin.lower(self.program, *inputs)
+        return self._lowered["begin"]
 
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
@@ -338,19 +346,20 @@ class Replay:
         return jax.tree.map(lambda leaf: processes.fetch(leaf)[self.place_of], models)
 
     def digests(self) -> dict[str, str]:
-        """Hash the program and the schedules.
+        """Hash the programs and the schedules.
 
         Runs of equal problems and settings for which these are equal have equal bits on one
         machine.
         """
         schedule = self._schedule
-        rows = (self.lanes.seed, self.lanes.row, self._rows)
-        inputs = processes.hash_arrays((rows, schedule.stored, schedule.held))
-        return {"program": self.program_digest(), "inputs": inputs.hexdigest()}
+        drawn = (self._dealt, schedule.stored, schedule.held, schedule.ticks)
+        found = processes.hash_arrays(drawn).hexdigest()
+        return {"program": self.program_digest(), "schedule": found}
 
     def program_digest(self) -> str:
-        """Hash the text of the program of a chunk."""
-        return hashlib.sha256(self.lower().as_text().encode()).hexdigest()
+        """Hash the texts of all programs: the beginning, a chunk, and the final models."""
+        final = _final_models.lower(self.program, self.lanes, self.carries())
+        return processes.hash_programs(self._lower_begin(), self.lower(), final)
 
 
 def _begin(

@@ -23,7 +23,7 @@ from fedjax_sim.engine.identities import asked_of
 from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes, listed
 from fedjax_sim.engine.lanes import Lane, groups_of
 from fedjax_sim.engine.metric_names import describe_metrics
-from fedjax_sim.engine.options import Options
+from fedjax_sim.engine.options import Options, Resume
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
 from fedjax_sim.engine.runs import Run, join_lanes_of_trees
@@ -80,7 +80,7 @@ def simulate(
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 20.0,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | str | Path | None = None,
     precision: str = "float32",
     start: Run | Params | None = None,
@@ -159,7 +159,7 @@ def sweep(
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 20.0,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | str | Path | None = None,
     precision: str = "float32",
     start: Run | Params | None = None,
@@ -205,10 +205,13 @@ def sweep(
         samples).
       checkpoint: Folder for checkpoints; None writes none. One process at a time writes to it.
       checkpoint_every: Least seconds between two checkpoints.
-      resume: Whether to continue from the newest checkpoint. A run that ended goes on if the budget
-        is now longer, with evaluations as far apart as before whatever `num_evals` would give; its
-        bits are those of a run of this length from the start. It is an error if the run would have
-        begun differently.
+      resume: Whether to continue from the newest checkpoint. A run that ended returns its result
+        again, or goes on if the budget is now longer, with evaluations as far apart as before
+        whatever `num_evals` would give; its bits are those of a run of this length from the start.
+        It is an error if anything has changed that decides what the run returns: settings, data,
+        the code of the problem, the system or a function among the settings, the schedule, or the
+        version of this package or of JAX. "any_jax" accepts another version of JAX. The program is
+        then not compared.
       progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
         also as lines in a pipe. False: nowhere. Or a file that is to hold one line.
       precision: Precision of matrix products on accelerators: "float32", "tensorfloat32" (about

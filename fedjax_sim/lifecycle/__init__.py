@@ -24,7 +24,14 @@ from fedjax_sim.lifecycle.endings import (
     nearest,
     say,
 )
-from fedjax_sim.lifecycle.folders import LOCK, FolderLock, remove_scratch, write_whole
+from fedjax_sim.lifecycle.folders import (
+    LOCK,
+    FolderLock,
+    read_record,
+    remove_scratch,
+    write_record,
+    write_whole,
+)
 
 __all__ = [
     "BAD_INPUT",
@@ -44,7 +51,9 @@ __all__ = [
     "deferring_stops",
     "exit_code_of",
     "nearest",
+    "read_record",
     "remove_scratch",
     "say",
+    "write_record",
     "write_whole",
 ]

@@ -3,10 +3,12 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,39 @@ def write_whole(
         # If even this fails, the folder is gone or cannot be written, and the error above says so.
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
+
+
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object together with its digest, for `read_record`.
+
+    Args:
+      path: The file.
+      content: What JSON can hold.
+
+    Raises:
+      StorageError: If the disk refuses. An older file is then kept.
+    """
+    text = json.dumps({"sha256": _digest_of(content), **content}, indent=1)
+    write_whole(path, lambda scratch: scratch.write_text(text))
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file is missing or damaged.
+
+    Args:
+      path: A file of `write_record`.
+    """
+    try:
+        content = json.loads(path.read_text())
+        digest = content.pop("sha256")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return None
+    return content if digest == _digest_of(content) else None
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    """Hash a JSON object: 16 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def remove_scratch(folder: Path) -> None:
