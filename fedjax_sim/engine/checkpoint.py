@@ -100,6 +100,7 @@ class Checkpoint:
         """
         self._folder, self._resume, self._any_jax = folder.absolute(), resume, any_jax
         self._asked = json.loads(json.dumps(configuration, sort_keys=True, default=str))
+        self._versions = self._asked["versions"]
         self._identity = ""
         self._every, self._last = every, time.monotonic()
         self._all_run = 0
@@ -385,7 +386,8 @@ class Checkpoint:
         self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()
     ) -> None:
         """Refuse a folder of another configuration."""
-        theirs, ours = old.get("versions", {}), new["versions"]
+        theirs, ours = old.get("versions", {}), self._versions
+        new = {**new, "versions": ours}
         versions = [name for name in ours if theirs.get(name) != ours[name]]
         if self._any_jax and versions and {*versions} <= {*JAX}:
             apart_from = (*apart_from, "versions", *TEXTS)
@@ -396,12 +398,12 @@ class Checkpoint:
             return
         if "versions" in changed:
             pairs = (f"{name} {theirs.get(name, 'unknown')}, not {ours[name]}" for name in versions)
+            words = f"versions ({'; '.join(pairs)})"
+            if {*versions} <= {*JAX}:
+                words += ', of which resume="any_jax" (--any-jax) accepts any'
             # Other versions may write the same program in another way.
-            changed = [name for name in changed if name not in ("versions", *TEXTS)]
-            changed.append(f"versions ({'; '.join(pairs)})")
+            changed = [name for name in changed if name not in ("versions", *TEXTS)] + [words]
         words = ", ".join(changed)
-        if versions and {*versions} <= {*JAX}:
-            words += ' (resume="any_jax" or --any-jax accepts other versions of JAX)'
         allowed = (
             f"of the same configuration as this run, which differs in {words}, or removed to start "
             "anew"

@@ -223,7 +223,8 @@ def sweep(
       on_evaluation: Called on the host after each evaluation but the initial one, with a
         `Progress`: everything known so far. What it returns stops lanes: True all, a list of bools
         some, None or False none. It may be called again with the same progress in a resumed run,
-        and should decide by that alone. A stopped lane stays stopped in a resumed run.
+        and should decide by that alone. A stopped lane stays stopped in a resumed run, also if the
+        function is another one by then.
       trackers: What keeps metrics while lanes run, see `fedjax_sim.reporting.trackers`.
       part: A part i (from 0) of n parts to run, as (i, n); see `fedjax_sim.engine.division`.
       lanes: Numbers of the lanes to run, in the order of the flattened grid; all if None.
@@ -261,7 +262,7 @@ def sweep(
     )
     grid = grid_of(seeds, settings)
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
-    asked = {} if share is None else asked_of(system, whole, options)
+    asked = {} if share is None else _asked_of_all(system, whole, options)
     if share is not None and (found := share.find(asked)) is not None:
         return found
     keep_by_default()
@@ -329,6 +330,24 @@ def survey_lanes(
     options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
     lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
     return _units_of_all(system, lanes, options)
+
+
+def _asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:
+    """Collect what identifies a sweep whose parts may run on machines of several kinds.
+
+    Programs are therefore those of one lane and one tick on a CPU.
+    """
+    short = dataclasses.replace(
+        options,
+        time_budget=None,
+        num_ticks=1,
+        layout=Layout(lane_devices=1, client_devices=1),
+        checkpoint=None,
+        devices=tuple(jax.local_devices(backend="cpu")[:1]),
+    )
+    planned = [plan_group(system, group[:1], short) for group in groups_of(lanes)]
+    programs = [each.on_devices().program_digest() for each in planned]
+    return {**asked_of(system, lanes, options), "program": programs}
 
 
 def _units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:
