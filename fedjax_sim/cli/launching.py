@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -101,8 +100,8 @@ def launch_parts(
 ) -> tuple[dict[str, Run], dict[str, Any]]:
     """Run a command in parts, and read the results of the whole.
 
-    Parts that ended well in an earlier attempt are not run again, unless the time budget is now
-    longer: then each goes on from its end.
+    Parts that ended well in an earlier attempt find their results again, after they have checked
+    that nothing has changed. If the time budget is now longer, each goes on from its end.
 
     Args:
       launcher: What starts the parts.
@@ -125,18 +124,8 @@ def launch_parts(
     if before not in (None, identity["time_budget"]):
         check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
     folder.open(identity)
-    unfinished = [job for job in jobs if not _is_done(job.folder, identity["time_budget"])]
-    finish_jobs(launcher, unfinished, within)
+    finish_jobs(launcher, jobs, within)
     return read_parts([job.folder for job in jobs])
-
-
-def _is_done(folder: Path, time_budget: float) -> bool:
-    """Tell whether a part has run to its end, and for this budget."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return (folder / "summary.json").is_file() and config["time_budget"] == time_budget
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

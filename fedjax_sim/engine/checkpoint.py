@@ -396,6 +396,9 @@ class Checkpoint:
         )
         if not changed:
             return
+        if "placement" in changed:
+            # Programs and the order of lanes follow from it.
+            changed = [name for name in changed if name not in ("program", "schedule")]
         if "versions" in changed:
             pairs = (f"{name} {theirs.get(name, 'unknown')}, not {ours[name]}" for name in versions)
             words = f"versions ({'; '.join(pairs)})"

@@ -5,12 +5,11 @@ A part's folder is a results folder (`fedjax_sim.reporting.results`) with these 
 seeds, its `summary.json` counts lanes, and it has no pictures.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.lifecycle import say, write_whole
+from fedjax_sim.lifecycle import read_record, say, write_record
 from fedjax_sim.settings import ConfigError
 
 FOLDER = "parts"
@@ -81,13 +80,9 @@ def keep_lanes(
     Raises:
       ConfigError: If there are more parts than lanes.
     """
-    try:
-        known = json.loads(path.read_text())
-    except FileNotFoundError:
-        known = None
-    except (OSError, ValueError):
+    known = read_record(path)
+    if known is None and path.exists():
         say(f"{path} is damaged, and the division among the parts is worked out again.")
-        known = None
     if known is not None and tuple(known["part"]) == part:
         return known["lanes"]
     return lanes_of_part(part, survey())
@@ -126,5 +121,4 @@ def write_lanes(path: Path, part: tuple[int, int], lanes: Mapping[str, Sequence[
     Raises:
       StorageError: If the disk refuses.
     """
-    content = json.dumps({"part": part, "lanes": lanes})
-    write_whole(path, lambda scratch: scratch.write_text(content))
+    write_record(path, {"part": part, "lanes": lanes})

@@ -1,6 +1,5 @@
 """Run a sweep in parts from Python."""
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
+    from fedjax_sim.engine.options import Resume
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import Run
     from fedjax_sim.engine.sweeps import ProblemT
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
-LONGER = "longer.pkl"
-"""The same with a longer budget. It takes the place of `CALL` when all parts have run to its end,
-because they may refuse it."""
+RESUMED = "resumed.pkl"
+"""The same of a call that resumes the sweep. It takes the place of `CALL` when all parts have run
+to its end, because they may refuse it."""
 RUN = "run.pkl"
-"""File in a part's folder with the budget of its sweep and what this returned."""
+"""File in a part's folder with what its sweep returned."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 """JAX's switches that change results. Parts set them as they are here."""
 
@@ -46,7 +46,7 @@ def sweep(
     client_variance: bool = False,
     keep_models: bool = False,
     checkpoint_every: float = 20.0,
-    resume: bool = False,
+    resume: "Resume" = False,
     progress: bool = True,
     precision: str = "float32",
     start: "Run | Params | None" = None,
@@ -74,9 +74,9 @@ def sweep(
       client_variance: As in `fedjax_sim.sweep`.
       keep_models: As in `fedjax_sim.sweep`.
       checkpoint_every: As in `fedjax_sim.sweep`.
-      resume: Whether to run only those parts that have not ended well, with the arguments of the
-        first call. If `time_budget` or `num_ticks` is longer than there, all parts go on from their
-        ends.
+      resume: As in `fedjax_sim.sweep`, for every part. Parts that have ended well only check that
+        nothing has changed. Without `time_budget` and `num_ticks` the budget is that of the first
+        call; if one of them is longer, all parts go on from their ends.
       progress: Whether to show the progress of all parts.
       precision: As in `fedjax_sim.sweep`.
       start: As in `fedjax_sim.sweep`.
@@ -89,8 +89,9 @@ def sweep(
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
-        a resumed sweep is to end earlier than before.
-      PartError: If a part failed, such as for input that is not allowed.
+        a resumed sweep has another number of lanes or is to end earlier than before.
+      PartError: If a part failed, such as for input that is not allowed, or because something has
+        changed since the part began.
     """
     import cloudpickle
 
@@ -102,96 +103,81 @@ def sweep(
 
     where = Path(folder).absolute()
     call = where / CALL
-    num_lanes, usual = _count_lanes(seeds, settings), None
+    arguments = {
+        "system": system,
+        "problem": problem,
+        "hyper": hyper,
+        "seeds": seeds,
+        "settings": settings,
+        "time_budget": time_budget,
+        "num_ticks": num_ticks,
+        "num_evals": num_evals,
+        "layout": layout or Layout(),
+        "max_lanes": max_lanes,
+        "client_variance": client_variance,
+        "keep_models": keep_models,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume or True,
+        "precision": precision,
+        "start": start,
+        "on_evaluation": on_evaluation,
+    }
+    num_lanes, usual, known = _count_lanes(seeds, settings), None, None
     if resume:
         if not call.is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
         known, _ = cloudpickle.loads(call.read_bytes())
-        num_lanes, usual = _count_lanes(known["seeds"], known["settings"]), parts_in(where)
+        before = _count_lanes(known["seeds"], known["settings"])
+        if num_lanes != before:
+            words = f"{before} lanes, as in {where}"
+            raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
+        usual, call = parts_in(where), call.with_name(RESUMED)
+    elif where.exists() and any(where.iterdir()):
+        raise ConfigError("folder", str(folder), "new or empty, or else resumed")
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
         raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
-    if resume:
-        jobs = [_job(call, i, num_parts) for i in range(num_parts)]
-        asked = {"time_budget": time_budget, "num_ticks": num_ticks}
-        call, arguments = _lengthen(call, jobs, asked)
-    else:
-        if where.exists() and any(where.iterdir()):
-            raise ConfigError("folder", str(folder), "new or empty, or else resumed")
-        arguments = {
-            "system": system,
-            "problem": problem,
-            "hyper": hyper,
-            "seeds": seeds,
-            "settings": settings,
-            "time_budget": time_budget,
-            "num_ticks": num_ticks,
-            "num_evals": num_evals,
-            "layout": layout or Layout(),
-            "max_lanes": max_lanes,
-            "client_variance": client_variance,
-            "keep_models": keep_models,
-            "checkpoint_every": checkpoint_every,
-            "precision": precision,
-            "start": start,
-            "on_evaluation": on_evaluation,
-        }
-        _write_call(call, arguments)
     jobs = [_job(call, i, num_parts) for i in range(num_parts)]
-    unfinished = [job for job in jobs if not _is_done(job.folder, arguments)]
-    finish_jobs(launcher, unfinished, where, show=progress)
+    if known is not None:
+        arguments |= _lengthened(known, arguments, jobs)
+    _write_call(call, arguments)
+    finish_jobs(launcher, jobs, where, show=progress)
     call.replace(where / CALL)
-    run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes())[1] for job in jobs])
+    run = join_runs([cloudpickle.loads((job.folder / RUN).read_bytes()) for job in jobs])
     warn_of_lanes(run.curves)
     return run
 
 
-def budgets_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return how long a sweep of these arguments is: its time budget and its number of ticks."""
-    return arguments["time_budget"], arguments["num_ticks"]
+def _lengthened(
+    known: Mapping[str, Any], asked: Mapping[str, Any], jobs: Sequence[Job]
+) -> dict[str, Any]:
+    """Find the budgets of a resumed sweep.
 
-
-def _is_done(folder: Path, arguments: Mapping[str, Any]) -> bool:
-    """Tell whether a part has run to its end, and for the budget of these arguments."""
-    try:
-        budgets, _ = pickle.loads((folder / RUN).read_bytes())
-    except Exception:  # Damaged files raise errors of many kinds. The part returns at once.
-        return False
-    return budgets == budgets_of(arguments)
-
-
-def _lengthen(
-    call: Path, jobs: Sequence[Job], asked: Mapping[str, Any]
-) -> tuple[Path, dict[str, Any]]:
-    """Let parts go on if a budget is longer than that of the first call.
+    Args:
+      known: The arguments of the first call.
+      asked: Those of this call.
+      jobs: The parts.
 
     Returns:
-      The file of arguments for the parts, and the arguments.
+      What both budgets are; those of the first call if this one names none.
 
     Raises:
-      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
+      ConfigError: If one is shorter, or of the other kind, or if a part has not begun.
     """
-    import cloudpickle
-
     from fedjax_sim.launch.parts import check_begun
-    from fedjax_sim.lifecycle import write_whole
     from fedjax_sim.settings import ConfigError
 
-    arguments, switches = cloudpickle.loads(call.read_bytes())
-    longer = {
-        name: budget for name, budget in asked.items() if budget not in (None, arguments[name])
-    }
-    for name, budget in longer.items():
-        known = arguments[name]
-        if known is None or budget < known:
-            allowed = "left out" if known is None else f"at least {known}"
-            raise ConfigError(name, budget, f"{allowed}, as in {call.parent}")
-        check_begun([job.folder / "checkpoint" for job in jobs], name, known)
-    if longer:
-        arguments |= longer
-        content = cloudpickle.dumps((arguments, switches))
-        call = write_whole(call.with_name(LONGER), lambda path: path.write_bytes(content))
-    return call, arguments
+    budgets = {name: known[name] for name in ("time_budget", "num_ticks")}
+    for name, before in budgets.items():
+        budget = asked[name]
+        if budget in (None, before):
+            continue
+        if before is None or budget < before:
+            allowed = "left out" if before is None else f"at least {before}"
+            raise ConfigError(name, budget, f"{allowed}, as in {jobs[0].folder.parent}")
+        check_begun([job.folder / "checkpoint" for job in jobs], name, before)
+        budgets[name] = budget
+    return budgets
 
 
 def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:

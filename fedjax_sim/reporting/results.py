@@ -27,7 +27,15 @@ import xarray as xr
 from fedjax_sim.engine.records import environment, to_json
 from fedjax_sim.engine.run_files import Kept, files_of
 from fedjax_sim.engine.summaries import summary
-from fedjax_sim.lifecycle import LOCK, FolderLock, remove_scratch, say, write_whole
+from fedjax_sim.lifecycle import (
+    LOCK,
+    FolderLock,
+    read_record,
+    remove_scratch,
+    say,
+    write_record,
+    write_whole,
+)
 from fedjax_sim.settings import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +155,7 @@ class Folder:
 
     def recorded(self) -> dict[str, Any] | None:
         """Read what the run in the folder gave to `open`; None if that is missing or damaged."""
-        found = (_read_json(self.path / name) for name in (UNFINISHED, ENDED))
+        found = (read_record(self.path / name) for name in (UNFINISHED, ENDED))
         return next((known for known in found if known is not None), None)
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
@@ -186,7 +194,7 @@ class Folder:
                     shutil.rmtree(self.checkpoints, ignore_errors=True)
                 self.checkpoints.mkdir(exist_ok=True)
                 self._adds_record = not (self.path / UNFINISHED).exists()
-                self.write_json(str(UNFINISHED), self.recorded() or identity)
+                self._write_identity(self.recorded() or identity)
         except OSError as error:
             self._release()
             _remove_empty(missing)
@@ -221,6 +229,10 @@ class Folder:
             shutil.rmtree(self.checkpoints)
             with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
+
+    def _write_identity(self, identity: Mapping[str, Any]) -> None:
+        """Record to which run the checkpoints belong."""
+        write_record(self.path / UNFINISHED, json.loads(to_json(identity)))
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file.
@@ -288,7 +300,8 @@ class Folder:
         self.write_json("config.json", {**config, "files": files})
         self.write_json("summary.json", summary)
         if can_go_on:
-            self.write_json(str(UNFINISHED), self._identity)
+            assert self._identity is not None
+            self._write_identity(self._identity)
             (self.path / UNFINISHED).replace(self.path / ENDED)
         else:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -361,15 +374,6 @@ def load(path: str | Path) -> Results:
             FIELD, str(path), "one of a finished run, with results.nc, summary.json and config.json"
         ) from None
     return Results(curves, *tables)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:

@@ -100,18 +100,42 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
 
 
 def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> None:
-    """On a machine with more cores too, and whatever seeds the second call names."""
+    """On a machine with more cores too. A part without its result finds it again."""
     problem, first, second = Quadratic.of(np.arange(21.0).reshape(7, 3)), Here(2), Here(3)
     what: dict[str, Any] = {"hyper": small(FAVANO), "folder": tmp_path / "study", "num_ticks": 2}
     what |= {"num_evals": 1, "progress": False}
     run = launch.sweep(FAVANO, problem, **what, seeds=3, launcher=first)
     assert first.names == ["part 0/2", "part 1/2"]
     (tmp_path / "study" / "1-of-2" / "run.pkl").unlink()
-    again = launch.sweep(FAVANO, problem, **what, launcher=second, resume=True)
-    assert second.names == ["part 1/2"]
+    what |= {"seeds": 3, "launcher": second, "resume": True}
+    again = launch.sweep(FAVANO, problem, **what)
+    assert second.names == ["part 0/2", "part 1/2"]
     assert_equal_runs(again, run)
-    with pytest.raises(ConfigError, match="parts is 4, but must be from 1 to 3"):
-        launch.sweep(FAVANO, problem, **what, parts=4, launcher=second, resume=True)
+    for other, words in (({"parts": 4}, "from 1 to 3"), ({"seeds": 4}, "3 lanes, as in ")):
+        with pytest.raises(ConfigError, match=f"but must be {words}"):
+            launch.sweep(FAVANO, problem, **what | other)
+
+
+def test_a_resumed_sweep_notices_what_has_changed(
+    study: Callable[..., fedjax_sim.Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Though both parts had ended. The kept results are as before."""
+    run = study(Here(2))
+
+    def frozen(*what: Any) -> fedjax_sim.Algorithm:
+        bound = FAVANO.algorithm(*what)
+        return bound._replace(
+            step=lambda key, state, event: (state, bound.step(key, state, event)[1])
+        )
+
+    for change, words in (
+        ({"system": FAVANO._replace(algorithm=frozen)}, "differs in program"),
+        ({"seeds": [0, 1, 3]}, "differs in seeds"),
+    ):
+        with pytest.raises(launch.PartError, match="failed with exit code 2"):
+            study(Here(2), resume=True, **change)
+        assert words in capfd.readouterr().err
+    assert_equal_runs(study(Here(2), resume=True), run)
 
 
 @pytest.fixture
@@ -121,8 +145,8 @@ def study(small: Callable, tmp_path: Path) -> Callable[..., fedjax_sim.Run]:
 
     def launched(launcher: Here, **further: Any) -> fedjax_sim.Run:
         what: dict[str, Any] = {"folder": tmp_path / "study", "launcher": launcher, "num_ticks": 2}
-        what |= {"num_evals": 1, "progress": False, "seeds": 3, **further}
-        return launch.sweep(FAVANO, problem, small(FAVANO), **what)
+        what |= {"num_evals": 1, "progress": False, "seeds": 3, "system": FAVANO, **further}
+        return launch.sweep(problem=problem, hyper=small(FAVANO), **what)
 
     return launched
 
@@ -134,7 +158,7 @@ def test_a_part_whose_result_is_damaged_runs_again(
     damaged = tmp_path / "study" / "0-of-2" / "run.pkl"
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert_equal_runs(study(again, resume=True), run)
-    assert again.names == ["part 0/2"]
+    assert damaged.stat().st_size > 9
 
 
 def test_a_longer_budget_that_is_refused_leaves_the_sweep(
@@ -144,7 +168,7 @@ def test_a_longer_budget_that_is_refused_leaves_the_sweep(
     refusing, go_on = ["0-of-2", "1-of-2"], worker.sweep
 
     def refuse(*, checkpoint: Path, **options: Any) -> fedjax_sim.Run:
-        if checkpoint.parent.name in refusing:
+        if checkpoint.parent.name in refusing and options["num_ticks"] == 4:
             raise ConfigError("num_ticks", 4, "2")
         return go_on(checkpoint=checkpoint, **options)
 
@@ -154,17 +178,14 @@ def test_a_longer_budget_that_is_refused_leaves_the_sweep(
         with pytest.raises(launch.PartError, match="part 0/2 failed with exit code 2"):
             study(Here(2), resume=True, num_ticks=4)
         assert_equal_runs(study(again, resume=True), run)
-        assert not again.names
         refusing.remove("0-of-2")
         with pytest.raises(launch.PartError, match=r"^part 1/2 failed with exit code 2"):
             study(Here(2), resume=True, num_ticks=4)
     with pytest.raises(launch.PartError, match=r"^part 0/2 failed with exit code 2"):
         study(again, resume=True)
-    assert again.names == ["part 0/2"]
-    assert study(longer, resume=True, num_ticks=4).curves.ticks.max() == 4
-    assert longer.names == ["part 1/2"]
-    study(longer, resume=True, num_ticks=None)
-    assert longer.names == ["part 1/2"]
+    whole = study(longer, resume=True, num_ticks=4)
+    assert whole.curves.ticks.max() == 4
+    assert_equal_runs(study(longer, resume=True, num_ticks=None), whole)
 
 
 def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> None:
