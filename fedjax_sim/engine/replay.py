@@ -128,6 +128,7 @@ class Replay:
       num_evals: Evaluations of all chunks, V.
       lanes: The lanes, each on its device.
       place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
+      is_in_order: Whether lanes stand there in their order, each once.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Replay:
         if not self._is_described:
             processes.check_equal((repr(program.plan), lanes, schedule.stored, schedule.held))
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
+        self.is_in_order = np.array_equal(lane_of, np.arange(len(lanes.seed)))
         self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
         self.lanes = self._placed(lanes, lane_of)
         self._lane_of = lane_of
@@ -186,7 +188,7 @@ class Replay:
                 lambda leaf: jax.ShapeDtypeStruct((len(lane_of), *leaf.shape[1:]), leaf.dtype),
                 dealt,
             )
-        elif not np.array_equal(lane_of, np.arange(len(lanes.seed))):
+        elif not self.is_in_order:
             dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
         seed, hypers, problems, row = self._put((*dealt, lanes.row), self._split)
         shared = self._share((lanes.hyper.shared, lanes.problem.shared))
@@ -214,12 +216,17 @@ class Replay:
         if self._is_described or placement.platform != "cpu":
             return self._put(tree, self._whole)
 
+        known: dict[int, jax.Array] = {}
+
         def share(leaf: Any) -> Any:
-            if not isinstance(leaf, jax.Array) or jax.dtypes.issubdtype(
+            if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
                 leaf.dtype, jax.dtypes.prng_key
             ):
                 return self._put(leaf, self._whole)
-            view = np.asarray(leaf)
+            # An array of NumPy is copied once, as its owner may write into it.
+            if id(leaf) not in known:
+                known[id(leaf)] = jnp.array(leaf, copy=not isinstance(leaf, jax.Array))
+            view = np.asarray(known[id(leaf)])
             copies = [
                 jax.device_put(view, device, may_alias=True)
                 for device in self._whole.addressable_devices
@@ -401,11 +408,13 @@ def _received(algorithm: Algorithm, state: Any) -> Params:
     return (algorithm.received or algorithm.model)(state)
 
 
-_begin_well = jax.jit(_begin, static_argnums=0)
-_begin_soon = jax.jit(_begin, static_argnums=0, compiler_options=COMPILED_QUICKLY)
+_begin_well = jax.jit(_begin, static_argnums=0, keep_unused=True)
+_begin_soon = jax.jit(
+    _begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY
+)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
 def _advance(
     program: Program,
     lanes: Lanes,
