@@ -91,7 +91,7 @@ def unpack_curves(arrays: Mapping[str, np.ndarray], model: Any) -> Curves:
         kind, name = entry.split(":", 1)
         kinds[kind][name] = values
     models, samples = (
-        jax.tree.structure(model).unflatten([leaves[str(i)] for i in range(len(leaves))])
+        jax.tree.unflatten(jax.tree.structure(model), [leaves[str(i)] for i in range(len(leaves))])
         if leaves
         else None
         for leaves in (kinds["model"], kinds["sample"])

@@ -10,7 +10,7 @@ from fedjax_sim.engine.watching import OnEvaluation
 from fedjax_sim.settings import plain
 from fedjax_sim.types import Tracker
 
-ANY_JAX = "any_jax"
+ANY_JAX: Literal["any_jax"] = "any_jax"
 """Value of `resume` that accepts a checkpoint of another version of JAX."""
 Resume = bool | Literal["any_jax"]
 

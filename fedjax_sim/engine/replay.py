@@ -409,9 +409,7 @@ def _received(algorithm: Algorithm, state: Any) -> Params:
 
 
 _begin_well = jax.jit(_begin, static_argnums=0, keep_unused=True)
-_begin_soon = jax.jit(
-    _begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY
-)
+_begin_soon = jax.jit(_begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)

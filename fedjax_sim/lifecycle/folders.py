@@ -68,10 +68,13 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing or damaged.
+    """Read a JSON object that `write_record` wrote.
 
     Args:
-      path: A file of `write_record`.
+      path: The file.
+
+    Returns:
+      The object; None if the file is missing or damaged.
     """
     try:
         content = json.loads(path.read_text())

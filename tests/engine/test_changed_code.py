@@ -149,18 +149,19 @@ def test_changed_code_is_noticed(checkpoints: tuple[Path, tuple, fedjax_sim.Run]
     assert_same_bits(resumed(folder, what[0], what[1], again, resume=True), whole)
 
 
-def test_constants_are_a_part_of_the_program(checkpoints: tuple) -> None:
+def test_constants_are_a_part_of_the_program(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
     """Also arrays that a function of the problem takes from around it."""
-    folder, (system, problem, hyper), _ = checkpoints
-    folder = folder.with_name(f"{folder.name}-constants")
 
     def scaled(scales: np.ndarray) -> Any:
         known = jnp.asarray(scales)
-        return with_method(problem, "init", lambda model: model * known)
+        return with_method(regression(), "init", lambda model: model * known)
 
-    resumed(folder, system, scaled(np.arange(3.0, dtype="float32")), hyper)
+    run = partial(resumed, tmp_path, QUAFL, hyper=small(QUAFL))
+    run(problem=scaled(np.arange(3.0, dtype="float32")))
     with pytest.raises(ConfigError, match="differs in program, or"):
-        resumed(folder, system, scaled(np.ones(3, "float32")), hyper, resume=True)
+        run(problem=scaled(np.ones(3, "float32")), resume=True)
 
 
 def test_another_layout_of_the_schedule_is_noticed(

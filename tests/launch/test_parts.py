@@ -290,6 +290,10 @@ def test_a_launched_study_goes_on_to_a_longer_budget(
     with monkeypatch.context() as patch:
         patch.delattr(groups, "replay_schedule")
         assert main(["run", *LONGER, *out, "--resume"]) == 0
+        patch.setattr(jax, "__version__", "9.9")
+        assert main(["run", *LONGER, *out, "--resume"]) == 2
+        assert "not 9.9), of which resume=" in capsys.readouterr().err
+        assert main(["run", *LONGER, *out, "--resume", "--any-jax"]) == 0
     assert main(["run", *STUDY, *out, "--resume"]) == 2
     assert "time_budget of the checkpoint in" in capsys.readouterr().err
 
