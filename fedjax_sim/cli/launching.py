@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fedjax_sim.cli.arguments import check_name, read_whole
-from fedjax_sim.engine.run_files import check_run
 from fedjax_sim.engine.runs import Run
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
@@ -16,7 +15,6 @@ from fedjax_sim.launch.parts import FOLDER, check_begun, parts_in
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
-from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting.results import UNFINISHED, Folder
 from fedjax_sim.settings import ConfigError
 
@@ -105,8 +103,8 @@ def launch_parts(
 ) -> tuple[dict[str, Run], dict[str, Any]]:
     """Run a command in parts, and read the results of the whole.
 
-    Parts that ended well in an earlier attempt are not run again, unless the time budget is now
-    longer: then each goes on from its end.
+    Parts that ended well in an earlier attempt find their results again, after they have checked
+    that nothing has changed. If the time budget is now longer, each goes on from its end.
 
     Args:
       launcher: What starts the parts.
@@ -129,18 +127,8 @@ def launch_parts(
     if before not in (None, identity["time_budget"]):
         check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
     folder.open(identity)
-    unfinished = [job for job in jobs if not _is_done(job.folder, identity["time_budget"])]
-    finish_jobs(launcher, unfinished, within)
+    finish_jobs(launcher, jobs, within)
     return read_parts([job.folder for job in jobs])
-
-
-def _is_done(folder: Path, time_budget: float) -> bool:
-    """Tell whether a part has run to its end, for this budget, and its files are undamaged."""
-    try:
-        config = check_run(folder, trust=False)
-    except (OSError, InputError):
-        return False
-    return (folder / "summary.json").is_file() and config.get("time_budget") == time_budget
 
 
 def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:

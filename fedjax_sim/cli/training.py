@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import xarray as xr
 
-from fedjax_sim import __version__
 from fedjax_sim.cli import comparison, samples
 from fedjax_sim.cli.arguments import (
     check_name,
@@ -27,6 +26,7 @@ from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.bad_lanes import LaneWarning
 from fedjax_sim.engine.division import Unit
+from fedjax_sim.engine.options import ANY_JAX
 from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
 from fedjax_sim.engine.processes import join_processes, on_first
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
     check_precision(precision)
     axes = read_axes(arguments.against)
     part, launcher = read_part(arguments.part), read_launcher(arguments)
+    if arguments.any_jax and not arguments.resume and part is None:
+        raise ConfigError("any_jax", True, "given together with --resume")
     tracker_names = _read_trackers(arguments)
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
@@ -90,7 +92,8 @@ def run(arguments: argparse.Namespace) -> None:
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
         num_parts = str(count_parts(launcher, arguments, folder, num_lanes))
-    identity = _identity(config) | {"part": arguments.part, "parts": num_parts}
+    # Versions and programs are compared for every system.
+    identity = config | {"part": arguments.part, "parts": num_parts}
     is_known = (
         arguments.resume
         and folder is not None
@@ -157,7 +160,7 @@ def run(arguments: argparse.Namespace) -> None:
                     precision=precision,
                     checkpoint=folder.checkpoints / name if folder and is_saved else None,
                     checkpoint_every=checkpoint_every,
-                    resume=arguments.resume,
+                    resume=ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
                     progress=arguments.progress,
                     trackers=tracking,
                     lanes=None if lanes is None else lanes[name],
@@ -302,9 +305,3 @@ def _join(arguments: argparse.Namespace) -> None:
         None if number is None else read_whole("process_id", number, 0, least=0),
     )
     use_cores()
-
-
-def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect what must be equal for a run to resume another and end with the same bits."""
-    versions = {"fedjax_sim": __version__, "jax": jax.__version__}
-    return {**config, "versions": versions}

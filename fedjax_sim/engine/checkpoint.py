@@ -4,8 +4,12 @@ The folder of a group of lanes holds
 
     configuration.json        what must be equal for a run to continue this one; written once
     state-TICKS-DIGEST.npz    what lanes carry after so many ticks, and the curves so far
-    plan-0-DIGEST.npz         the schedules, so that a resumed run need not draw and plan them again
-    result-0-DIGEST.npz       what a finished group returned, in place of the plan
+    drawn-0-DIGEST.npz        the timelines, so that a resumed run need not draw them again
+    result-0-DIGEST.npz       what a finished group's replay returned
+
+A run goes on from a checkpoint, and a finished one returns its result, only if nothing has changed
+that the result depends on: the versions of this package and of JAX, the settings and data, and the
+digests of the programs (`Replay.digests`, `timeline_digest`) and of the schedules.
 
 Each file is written under another name and renamed. The name of an array file ends with the
 SHA-256 of its content, so any damage shows when it is read. The newest two states are kept: if one
@@ -31,7 +35,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.lifecycle import InputError, remove_scratch, say, write_whole
+from fedjax_sim.engine.records import JAX
+from fedjax_sim.lifecycle import (
+    InputError,
+    read_record,
+    remove_scratch,
+    say,
+    write_record,
+    write_whole,
+)
 from fedjax_sim.settings import ConfigError
 
 CONFIGURATION = "configuration.json"
@@ -41,6 +53,10 @@ KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
 BUDGETS = ("time_budget", "num_ticks")
 """Entries of a configuration that a longer run changes."""
+TIMELINE = "program of the schedule"
+"""Entry with the digest of the program that draws timelines."""
+TEXTS = ("program", TIMELINE)
+"""Entries that another version of JAX may change although the code is the same."""
 Arrays = dict[str, np.ndarray]
 
 
@@ -60,10 +76,8 @@ class Saved(NamedTuple):
 
 def count_lanes(folder: Path) -> int | None:
     """Count the lanes of an unfinished run in a folder; None if there is none, or it is damaged."""
-    try:
-        return len(json.loads((folder / CONFIGURATION).read_text())["asked"]["seeds"]) or None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    known = _read_configuration(folder)
+    return None if known is None else len(known["asked"]["seeds"])
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -85,7 +99,13 @@ class Checkpoint:
     """The checkpoints of one group of lanes, in one folder that the caller has locked."""
 
     def __init__(
-        self, folder: Path, configuration: Mapping[str, Any], *, resume: bool, every: float
+        self,
+        folder: Path,
+        configuration: Mapping[str, Any],
+        *,
+        resume: bool,
+        every: float,
+        any_jax: bool = False,
     ):
         """Describe the checkpoints; nothing is written yet.
 
@@ -95,36 +115,38 @@ class Checkpoint:
             known without planning; becomes JSON.
           resume: Whether to continue; otherwise `open` removes older checkpoints.
           every: Least seconds between two writes.
+          any_jax: Whether to continue a run of another version of JAX.
         """
-        self._folder, self._resume = folder.absolute(), resume
+        self._folder, self._resume, self._any_jax = folder.absolute(), resume, any_jax
         self._asked = json.loads(json.dumps(configuration, sort_keys=True, default=str))
+        self._versions = self._asked["versions"]
         self._identity = ""
         self._every, self._last = every, time.monotonic()
         self._all_run = 0
 
-    def finished(self) -> Arrays | None:
-        """Read what the group returned, if it is finished.
+    def has_result(self) -> bool:
+        """Tell whether the folder has what a finished group returned, perhaps of another run."""
+        return self._resume and bool(self._files("result"))
+
+    def finished(self, planned: Mapping[str, Any]) -> Arrays | None:
+        """Read what the replay of the group returned, if it is finished.
+
+        Args:
+          planned: As in `open`.
 
         Returns:
-          The arrays given to `finish`; None if the group is not finished, or if it ran for another
-          budget.
+          The arrays given to `finish`; None if all of them are damaged.
 
         Raises:
           ConfigError: If the folder belongs to another run.
         """
-        if not self._resume:
-            return None
-        known = self._read_configuration()
-        if known is not None:
-            self._compare(known["asked"], self._asked, apart_from=BUDGETS)
-        for _, arrays in self._sound("result", _digest_of(self._asked)):
-            return arrays
-        return None
+        identity = self._identify(planned)
+        return next((arrays for _, arrays in self._sound("result", identity)), None)
 
-    def planned(self) -> Arrays | None:
-        """Read the plan that was given to `open`; None if there is none, or for another budget."""
-        plans = self._sound("plan", _digest_of(self._asked)) if self._resume else iter(())
-        return next((arrays for _, arrays in plans), None)
+    def drawn(self) -> Arrays | None:
+        """Read the timelines that were given to `open`; None if there are none of this run."""
+        drawn = self._sound("drawn", _digest_of(self._asked)) if self._resume else iter(())
+        return next((arrays for _, arrays in drawn), None)
 
     def decided(self) -> Mapping[str, Any]:
         """Read what planning decided for the run in the folder; empty if none is resumed."""
@@ -132,21 +154,25 @@ class Checkpoint:
         return {} if known is None else known["planned"]
 
     def shorter_budget(self) -> dict[str, Any] | None:
-        """Return the budget in the folder if a longer one is asked for.
+        """Check the folder as far as possible before planning, and find out if the run is longer.
 
         Returns:
-          The entries `BUDGETS` of the run in the folder; None if this run does not go on from it.
+          The entries `BUDGETS` of the run in the folder, if a longer budget is asked for; None if
+          this run does not go on from it.
 
         Raises:
-          ConfigError: If the budget in the folder is longer, or of another kind.
+          ConfigError: If the folder belongs to another run, or if the budget in it is longer, or of
+            another kind.
         """
         known = self._read_configuration() if self._resume else None
         if known is None:
             return None
+        self._compare(known["asked"], self._asked, apart_from=BUDGETS)
         theirs, ours = (
             {name: each[name] for name in BUDGETS} for each in (known["asked"], self._asked)
         )
         if theirs == ours:
+            self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
             return None
         for name in BUDGETS:
             if None not in (theirs[name], ours[name]) and ours[name] > theirs[name]:
@@ -154,13 +180,31 @@ class Checkpoint:
         self._compare(known["asked"], self._asked)
         return None
 
-    def open(self, planned: Mapping[str, Any], *, all_run: int, plan: Arrays | None = None) -> None:
+    def _identify(self, planned: Mapping[str, Any]) -> str:
+        """Check that the folder belongs to this run, and return the digest of what identifies it.
+
+        Args:
+          planned: As in `open`.
+
+        Raises:
+          ConfigError: If it belongs to another run.
+        """
+        known = self._read_configuration()
+        if known is not None:
+            old = {**known["asked"], **known["planned"]}
+            self._compare(old, {**self._asked, **planned})
+            self._asked, planned = known["asked"], known["planned"]
+        return _digest_of({**self._asked, **planned})
+
+    def open(
+        self, planned: Mapping[str, Any], *, all_run: int, drawn: Arrays | None = None
+    ) -> None:
         """Make the folder, or check that it belongs to the same run.
 
         Args:
           planned: The rest of the configuration, which planning decides, by name.
           all_run: Ticks of the shortest lane.
-          plan: The plan, to be written; None if it was read, or if none shall be written.
+          drawn: The timelines, to be written; None if they were read, or if none shall be written.
 
         Raises:
           ConfigError: If the folder belongs to another run or cannot be written.
@@ -175,22 +219,19 @@ class Checkpoint:
         except OSError as error:
             allowed = f"a folder that can be written ({error.strerror})"
             raise ConfigError("checkpoint", str(self._folder), allowed) from None
-        self._identity, self._all_run = _digest_of({**self._asked, **planned}), all_run
-        known = self._read_configuration()
-        if known is None:
+        self._identity, self._all_run = self._identify(planned), all_run
+        if self._read_configuration() is None:
             self._heal_configuration(planned)
-        else:
-            self._compare({**known["asked"], **known["planned"]}, {**self._asked, **planned})
-        if plan is not None:
-            self._remove(self._files("plan"))
-            self._write("plan", 0, _digest_of(self._asked), plan)
+        if drawn is not None:
+            self._remove(self._files("drawn"))
+            self._write("drawn", 0, _digest_of(self._asked), drawn)
 
     def _heal_configuration(self, planned: Mapping[str, Any]) -> None:
         """Write a configuration that is missing or damaged, unless states are of another run."""
         where = f"{CONFIGURATION} in {self._folder}"
-        if next(self._sound("state", self._identity), None) is not None:
+        if any(next(self._sound(kind, self._identity), None) for kind in ("state", "result")):
             say(f"{where} was damaged or missing and was written again: the checkpoints fit.")
-        elif self._files("state"):
+        elif self._files("state") or self._files("result"):
             raise InputError(
                 f"{where} is damaged or missing, and no checkpoint there is an undamaged one of "
                 "this run: remove the folder to start anew."
@@ -200,9 +241,7 @@ class Checkpoint:
         self._write_configuration(planned)
 
     def _write_configuration(self, planned: Mapping[str, Any]) -> None:
-        content = {"asked": self._asked, "planned": dict(planned)}
-        text = json.dumps({"sha256": _digest_of(content), **content}, indent=1)
-        write_whole(self._folder / CONFIGURATION, lambda path: path.write_text(text))
+        write_record(self._folder / CONFIGURATION, {"asked": self._asked, "planned": planned})
 
     def load(self, states: Any) -> Saved | None:
         """Read the newest undamaged state. Damaged ones are reported.
@@ -262,8 +301,8 @@ class Checkpoint:
 
     def finish(self, arrays: Arrays) -> None:
         """Write what the group returned. Of the states, only the one for a longer run is kept."""
-        written = self._write("result", 0, _digest_of(self._asked), arrays)
-        kept = {written, *self._for_a_longer_run()}
+        written = self._write("result", 0, self._identity, arrays)
+        kept = {written, *self._files("drawn"), *self._for_a_longer_run()}
         self._remove(path for path in self._files() if path not in kept)
 
     def go_on(
@@ -360,26 +399,38 @@ class Checkpoint:
 
     def _read_configuration(self) -> dict[str, Any] | None:
         """Read the configuration; None if it is missing or damaged."""
-        try:
-            content = json.loads((self._folder / CONFIGURATION).read_text())
-            digest = content.pop("sha256")
-        except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            return None
-        is_sound = digest == _digest_of(content) and content.keys() == {"asked", "planned"}
-        return content if is_sound else None
+        return _read_configuration(self._folder)
 
     def _compare(
         self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()
     ) -> None:
         """Refuse a folder of another configuration."""
-        names = sorted({*old, *new} - {*apart_from})
-        changed = ", ".join(name for name in names if old.get(name) != new.get(name))
-        if changed:
-            allowed = (
-                "of the same configuration as this run, which differs in "
-                f"{changed}, or removed to start anew"
-            )
-            raise ConfigError("checkpoint", str(self._folder), allowed)
+        theirs, ours = old.get("versions", {}), self._versions
+        new = {**new, "versions": ours}
+        versions = [name for name in ours if theirs.get(name) != ours[name]]
+        if self._any_jax and versions and {*versions} <= {*JAX}:
+            apart_from = (*apart_from, "versions", *TEXTS)
+        changed = sorted(
+            name for name in {*old, *new} - {*apart_from} if old.get(name) != new.get(name)
+        )
+        if not changed:
+            return
+        if "placement" in changed:
+            # Programs and the order of lanes follow from it.
+            changed = [name for name in changed if name not in ("program", "schedule")]
+        if "versions" in changed:
+            pairs = (f"{name} {theirs.get(name, 'unknown')}, not {ours[name]}" for name in versions)
+            words = f"versions ({'; '.join(pairs)})"
+            if {*versions} <= {*JAX}:
+                words += ', of which resume="any_jax" (--any-jax) accepts any'
+            # Other versions may write the same program in another way.
+            changed = [name for name in changed if name not in ("versions", *TEXTS)] + [words]
+        words = ", ".join(changed)
+        allowed = (
+            f"of the same configuration as this run, which differs in {words}, or removed to start "
+            "anew"
+        )
+        raise ConfigError("checkpoint", str(self._folder), allowed)
 
 
 def _ticks_of(path: Path) -> int:
@@ -418,3 +469,9 @@ def _placed(values: np.ndarray, like: Any) -> Any:
             like.sharding,
         )
     return jax.device_put(values, like.sharding)
+
+
+def _read_configuration(folder: Path) -> dict[str, Any] | None:
+    """Read the configuration of a folder; None if it is missing or damaged."""
+    content = read_record(folder / CONFIGURATION)
+    return content if content is not None and content.keys() == {"asked", "planned"} else None

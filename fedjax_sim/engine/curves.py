@@ -63,59 +63,40 @@ class Part(NamedTuple):
     timelines: list[Timeline]
     told: dict[str, np.ndarray]
 
-    def packed(self) -> dict[str, np.ndarray]:
-        """Turn the part into arrays by name, for a file."""
-        metrics, infos, models, samples, _ = self.curves
-        arrays = {"places": np.asarray(self.places)}
-        leaves = {"model": jax.tree.leaves(models), "sample": jax.tree.leaves(samples)}
-        kinds = {"metric": metrics, "info": infos, "fact": self.facts, "told": self.told}
-        for kind, named in kinds.items():
-            arrays |= {f"{kind}:{name}": values for name, values in named.items()}
-        for kind, each in leaves.items():
-            arrays |= {f"{kind}:{i}": leaf for i, leaf in enumerate(each)}
-        # Lanes with the same schedule have the same timeline.
-        distinct = {id(timeline): timeline for timeline in self.timelines}
-        number = {key: i for i, key in enumerate(distinct)}
-        arrays["row"] = np.array([number[id(timeline)] for timeline in self.timelines])
-        for i, timeline in enumerate(distinct.values()):
-            for name, leaf in timeline._asdict().items():
-                # What is the same at all ticks takes the room of one tick.
-                is_constant = len(leaf) > 1 and bool((leaf == leaf[:1]).all())
-                arrays[f"timeline:{i}:{name}"] = leaf[:1] if is_constant else leaf
-        return arrays
 
-    @staticmethod
-    def unpacked(arrays: Mapping[str, np.ndarray], structure: Any) -> "Part":
-        """Make a part of the arrays of `packed`. structure: that of one model."""
-        kinds: dict[str, dict[str, np.ndarray]] = {
-            kind: {
-                entry.removeprefix(f"{kind}:"): values
-                for entry, values in arrays.items()
-                if entry.startswith(f"{kind}:")
-            }
-            for kind in ("metric", "info", "fact", "told", "model", "sample", "timeline")
-        }
+def pack_curves(curves: Curves) -> dict[str, np.ndarray]:
+    """Turn what a replay returned into arrays by name, for a file; see `unpack_curves`."""
+    trees = {"model": curves.models, "sample": curves.samples}
+    kinds = {"metric": curves.metrics, "info": curves.infos} | {
+        kind: {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+        for kind, tree in trees.items()
+    }
+    kinds["stop"] = {} if curves.stopped_at is None else {"at": curves.stopped_at}
+    return {
+        f"{kind}:{name}": values for kind, named in kinds.items() for name, values in named.items()
+    }
 
-        def tree_of(kind: str) -> Any:
-            leaves = kinds[kind]
-            if not leaves:
-                return None
-            return jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))])
 
-        curves = Curves(kinds["metric"], kinds["info"], tree_of("model"), tree_of("sample"))
-        timelines: dict[int, Timeline] = {}
-        for i in {int(row) for row in arrays["row"]}:
-            leaves = {name: kinds["timeline"][f"{i}:{name}"] for name in Timeline._fields}
-            num_ticks = len(leaves["time"])
-            timelines[i] = Timeline(
-                **{
-                    name: np.broadcast_to(leaf, (num_ticks, *leaf.shape[1:]))
-                    for name, leaf in leaves.items()
-                }
-            )
-        lanes = [timelines[int(row)] for row in arrays["row"]]
-        places = [int(place) for place in arrays["places"]]
-        return Part(places, curves, kinds["fact"], lanes, kinds["told"])
+def unpack_curves(arrays: Mapping[str, np.ndarray], model: Any) -> Curves:
+    """Make curves of what `pack_curves` returned.
+
+    Args:
+      arrays: The arrays.
+      model: A tree of the structure of one model.
+    """
+    kinds: dict[str, dict[str, np.ndarray]] = {
+        kind: {} for kind in ("metric", "info", "model", "sample", "stop")
+    }
+    for entry, values in arrays.items():
+        kind, name = entry.split(":", 1)
+        kinds[kind][name] = values
+    models, samples = (
+        jax.tree.unflatten(jax.tree.structure(model), [leaves[str(i)] for i in range(len(leaves))])
+        if leaves
+        else None
+        for leaves in (kinds["model"], kinds["sample"])
+    )
+    return Curves(kinds["metric"], kinds["info"], models, samples, kinds["stop"].get("at"))
 
 
 def lengthen(leaf: np.ndarray, num_evals: int) -> np.ndarray:

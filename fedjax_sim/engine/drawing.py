@@ -22,6 +22,7 @@ from fedjax_sim.engine.memory import (
     free_on_host,
     is_out_of_memory,
 )
+from fedjax_sim.engine.processes import hash_programs
 from fedjax_sim.engine.timeline_checks import INTEGERS, check_form, check_values, check_whole
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
@@ -382,6 +383,14 @@ def settings_read(system: System, hyper: Any) -> list[bool]:
     A setting is read if the timeline's program has a path from it to a result.
     """
     return _traced(system, hyper).reads
+
+
+def timeline_digest(system: System, hyper: Any) -> str:
+    """Hash the program that draws schedules with these settings, or with others of equal parts."""
+    settings = stack_settings([hyper])
+    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
+        program = _draw_well.lower(system.timeline, LEAST[1], np.zeros(1, "int32"), settings)
+    return hash_programs(program)
 
 
 class _Traced(NamedTuple):

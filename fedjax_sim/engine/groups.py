@@ -16,11 +16,11 @@ import numpy as np
 from fedjax_sim.engine import step_cost
 from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.chunks import replay_schedule
-from fedjax_sim.engine.curves import Part, collapsed_at, facts_of
+from fedjax_sim.engine.curves import Part, collapsed_at, facts_of, pack_curves, unpack_curves
 from fedjax_sim.engine.division import Unit
 from fedjax_sim.engine.drawing import request_timelines, settings_read
 from fedjax_sim.engine.early_stops import end_stopped_lanes
-from fedjax_sim.engine.identities import checkpoint_of, planned_of
+from fedjax_sim.engine.identities import checkpoint_of
 from fedjax_sim.engine.lanes import (
     Lane,
     Lanes,
@@ -40,9 +40,9 @@ from fedjax_sim.engine.schedule import (
     Schedule,
     as_happened,
     lay_out,
-    pack_plan,
+    pack_timelines,
     pad_evaluations,
-    unpack_plan,
+    unpack_timelines,
 )
 from fedjax_sim.engine.starts import stack_starts
 from fedjax_sim.engine.watching import Watch
@@ -91,9 +91,15 @@ class Planned(NamedTuple):
     model: Any
     told: list[dict[str, np.ndarray]]
 
-    def packed(self) -> dict[str, np.ndarray]:
-        """Turn the plan into arrays by name."""
-        return pack_plan(self.timelines, self.ticks, self.schedule)
+    def decided(self, replay: Replay) -> dict[str, Any]:
+        """Collect what planning decides, for `_plan_again` and to compare with a resumed run.
+
+        Args:
+          replay: The lanes on their devices, or described.
+        """
+        placement = self.program.placement.layout()
+        evaluations = list(self.schedule.shape[1:])
+        return {"evaluations": evaluations, "placement": placement, **replay.digests()}
 
     def with_rows(self, rows: int) -> Replay:
         """Describe the same lanes with another number of rows of the store of old models."""
@@ -144,7 +150,7 @@ def plan_group(
     *,
     longest: int = 0,
     per_eval: int | None = None,
-    known: Mapping[str, np.ndarray] | None = None,
+    drawn: tuple[Timeline, np.ndarray] | None = None,
 ) -> Planned:
     """Draw the group's timelines, lay them out and choose a layout.
 
@@ -154,31 +160,28 @@ def plan_group(
       options: The options of the sweep.
       longest: As in `lay_out`.
       per_eval: Ticks between two evaluations, in place of their number.
-      known: The plan of an earlier run of the same group, as `pack_plan` gives it.
+      drawn: The timelines and their ticks, if they are known.
     """
     hypers = [lane.hyper for lane in group]
     firsts, row = schedules_of(system, group)
-    if known is not None:
-        timelines, ticks, schedule = unpack_plan(known)
-    else:
-        timelines, ticks = request_timelines(
-            system,
-            [group[i].seed for i in firsts],
-            [hypers[i] for i in firsts],
-            time_budget=options.time_budget,
-            num_ticks=options.num_ticks,
-            goes_on=options.checkpoint is not None,
-        )
-        schedule = lay_out(
-            timelines,
-            ticks,
-            num_clients=system.messages.num_senders(hypers[0]) or group[0].problem.counts.shape[0],
-            num_evals=options.num_evals,
-            per_eval=per_eval,
-            client_variance=options.client_variance,
-            longest=longest,
-            goes_on=options.checkpoint is not None,
-        )
+    timelines, ticks = drawn or request_timelines(
+        system,
+        [group[i].seed for i in firsts],
+        [hypers[i] for i in firsts],
+        time_budget=options.time_budget,
+        num_ticks=options.num_ticks,
+        goes_on=options.checkpoint is not None,
+    )
+    schedule = lay_out(
+        timelines,
+        ticks,
+        num_clients=system.messages.num_senders(hypers[0]) or group[0].problem.counts.shape[0],
+        num_evals=options.num_evals,
+        per_eval=per_eval,
+        client_variance=options.client_variance,
+        longest=longest,
+        goes_on=options.checkpoint is not None,
+    )
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
@@ -291,14 +294,14 @@ def run_group(
     longest: Callable[[], int] = lambda: 0,
     accept: Callable[[Planned], bool] = lambda planned: True,
 ) -> Part | None:
-    """Plan a group and replay it, or load what it returned if it is finished.
+    """Plan a group and replay it, or load what its replay returned if it is finished.
 
     Args:
       system: The system.
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`; called if the group is planned.
-      accept: Called with the plan, to decide whether it is run.
+      accept: Called with the plan of a group that is not finished, to decide whether it is run.
 
     Returns:
       What the lanes returned; None if the plan was not accepted.
@@ -309,32 +312,28 @@ def run_group(
             return None
         return replay_group(planned, planned.on_devices(), options, None)
     saved = checkpoint_of(system, group, options)
-    if (known := saved.finished()) is not None:
-        model = jax.eval_shape(group[0].problem.init, jax.random.key(0))
-        part = Part.unpacked(known, jax.tree.structure(model))
-        if options.trackers and is_first():
-            _track_finished(system, group, part, options)
-        return part
     shorter = saved.shorter_budget()
     if shorter is None:
-        plan = saved.planned()
-        most = longest() if plan is None else 0
-        planned = _plan_again(system, group, options, saved.decided(), longest=most, known=plan)
+        found, decided = saved.drawn(), saved.decided()
+        drawn = None if found is None else unpack_timelines(found)
+        most = 0 if decided else longest()
+        planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
+        if saved.has_result():
+            same = planned.decided(planned.on_devices(is_described=True))
+            if (known := saved.finished(same)) is not None:
+                part = _part_of(planned, unpack_curves(known, planned.model), options)
+                if options.trackers and is_first():
+                    _track_finished(system, planned.group, part, options)
+                return part
         if not accept(planned):
             return None
-        replay, new = planned.on_devices(), planned.packed() if plan is None else None
-        saved.open(_decided_by(planned, replay), all_run=replay.all_run, plan=new)
+        replay = planned.on_devices()
+        new = pack_timelines(planned.timelines, planned.ticks) if found is None else None
+        saved.open(planned.decided(replay), all_run=replay.all_run, drawn=new)
     else:
         earlier = dataclasses.replace(options, **shorter)
         planned, replay = _go_on(system, group, earlier, options, saved, longest())
-    part = replay_group(planned, replay, options, saved)
-    saved.finish(part.packed())
-    return part
-
-
-def _decided_by(planned: Planned, replay: Replay) -> dict[str, Any]:
-    """Collect what a plan decides, for `_plan_again` and for comparison with a resumed run."""
-    return {"evaluations": list(planned.schedule.shape[1:]), **planned_of(replay)}
+    return replay_group(planned, replay, options, saved)
 
 
 def _plan_again(
@@ -344,7 +343,7 @@ def _plan_again(
     decided: Mapping[str, Any],
     *,
     longest: int = 0,
-    known: Mapping[str, np.ndarray] | None = None,
+    drawn: tuple[Timeline, np.ndarray] | None = None,
 ) -> Planned:
     """Plan lanes with the evaluations and the layout that were decided when they began.
 
@@ -354,20 +353,21 @@ def _plan_again(
       system: The system.
       group: The lanes.
       options: The options of the sweep.
-      decided: What `_decided_by` collected; empty if the lanes begin now.
+      decided: What `Planned.decided` collected; empty if the lanes begin now.
       longest: As in `plan_group`.
-      known: As in `plan_group`.
+      drawn: As in `plan_group`.
     """
     num_evals, per_eval = decided.get("evaluations", (0, None))
     longest = max(longest, num_evals * (per_eval or 0))
-    planned = plan_group(system, group, options, longest=longest, per_eval=per_eval, known=known)
+    planned = plan_group(system, group, options, longest=longest, per_eval=per_eval, drawn=drawn)
     layout = decided.get("placement", {})
     if not decided or planned.program.placement.layout() == layout:
         return planned
     fixed = Layout(**{name: ast.literal_eval(layout[name]) for name in Layout._fields})
     try:
         as_before = dataclasses.replace(options, layout=fixed)
-        return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, known=known)
+        known = planned.timelines, planned.ticks
+        return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, drawn=known)
     except ConfigError:  # It asks for more devices than there are; the checkpoint will say so.
         return planned
 
@@ -399,7 +399,7 @@ def _go_on(
     before = _plan_again(system, group, earlier, decided)
     old = before.on_devices()
     known = checkpoint_of(system, group, earlier)
-    known.open(_decided_by(before, old), all_run=old.all_run)
+    known.open(before.decided(old), all_run=old.all_run)
     per_eval = before.schedule.shape[2]
     as_before = {**decided, "evaluations": (0, per_eval)}
     planned = _plan_again(system, group, options, as_before, longest=longest)
@@ -439,9 +439,10 @@ def _go_on(
         rows = rows_at(done)
         return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
 
-    found = _decided_by(planned, new)
+    found = planned.decided(new)
     known.go_on(saved, found, old.all_run, turn)
-    saved.open(found, all_run=new.all_run, plan=planned.packed())
+    drawn = pack_timelines(planned.timelines, planned.ticks)
+    saved.open(found, all_run=new.all_run, drawn=drawn)
     return planned, new
 
 
@@ -468,6 +469,15 @@ def replay_group(
         curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
+    if saved is not None:
+        saved.finish(pack_curves(curves))
+    return _part_of(planned, curves, options)
+
+
+def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
+    """Add to what a replay returned what the schedules and the settings say of its lanes."""
+    group, schedule, row = planned.group, planned.schedule, planned.row
+    num_evals, system = schedule.shape[1], planned.program.system
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
@@ -511,9 +521,8 @@ def _changed(timeline: Timeline, clients: np.ndarray, steps: np.ndarray) -> Time
 
 def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:
     """Give trackers what lanes returned that finished in an earlier process."""
-    lane_at = {lane.place: lane for lane in group}
-    lanes, facts = [lane_at[place] for place in part.places], part.facts
-    watch = Watch(system.name, lanes, facts["ticks"], facts["time"], trackers=options.trackers)
+    facts = part.facts
+    watch = Watch(system.name, group, facts["ticks"], facts["time"], trackers=options.trackers)
     num_evals = facts["ticks"].shape[1] - 1
     watch.track(num_evals, part.curves.metrics, facts.get("stopped_at"))
 

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.engine.checkpoint import Checkpoint
-from fedjax_sim.engine.lanes import Lane
-from fedjax_sim.engine.options import Options
-from fedjax_sim.engine.replay import Replay
+from fedjax_sim.engine.checkpoint import TIMELINE, Checkpoint
+from fedjax_sim.engine.drawing import timeline_digest
+from fedjax_sim.engine.lanes import Lane, groups_of
+from fedjax_sim.engine.options import ANY_JAX, Options
+from fedjax_sim.engine.records import versions
 from fedjax_sim.settings import fields, plain
 from fedjax_sim.types import System
 
@@ -22,23 +23,27 @@ from fedjax_sim.types import System
 def checkpoint_of(system: System, group: list[Lane], options: Options) -> Checkpoint:
     """Describe the checkpoints of a group by what must not change until it is resumed.
 
-    `planned_of` tells the rest, which is known after planning only.
+    The rest of it, such as the digest of the program, is known after planning only.
     """
     assert options.checkpoint is not None
     return Checkpoint(
         options.checkpoint,
         asked_of(system, group, options),
-        resume=options.resume,
+        resume=bool(options.resume),
+        any_jax=options.resume == ANY_JAX,
         every=options.checkpoint_every,
     )
 
 
 def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, Any]:
-    """Collect what was asked for that decides what lanes return."""
+    """Collect every input that affects the results of lanes, apart from the program itself."""
     distinct = {id(lane.problem): lane.problem for lane in group}
     problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
     configuration = {
+        "versions": versions(),
         "system": system.name,
+        TIMELINE: [timeline_digest(system, each[0].hyper) for each in groups_of(group)],
+        "overshoot": system.overshoot,
         "seeds": [lane.seed for lane in group],
         "settings": [
             {name: text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
@@ -59,11 +64,6 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, A
     if group[0].start is not None:
         configuration["start"] = [_digest_of_tree(lane.start) for lane in group]
     return configuration
-
-
-def planned_of(replay: Replay) -> dict[str, Any]:
-    """Collect what planning has decided and must not change until a run is resumed."""
-    return {"placement": replay.program.placement.layout(), **replay.digests()}
 
 
 def _digest_of_tree(tree: Any) -> str:

@@ -9,6 +9,7 @@ own host, so there all of it comes out of one memory.
 Dimension letters: those of `fedjax_sim.types`; `H` rows of the store behind `client_variance`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,15 +103,18 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
         jax.clear_caches()
 
 
-def program_needs(programs: list[jax.stages.Compiled], shared: Any, num_devices: int) -> Needs:
-    """Read from compiled programs what they take, the larger of them, in one memory.
+def program_needs(
+    programs: list[jax.stages.Compiled], arguments: int, added: int, num_devices: int
+) -> Needs:
+    """Return the memory that the larger of the programs needs beyond what is taken already.
 
     Args:
       programs: The programs, which run one after another.
-      shared: Arrays that all lanes share, which each device holds once.
+      arguments: Bytes of those arguments of a program on one device that are there already, or that
+        `added` counts.
+      added: Bytes that all lanes share and that are not there yet, see `bytes_to_share`.
       num_devices: Devices that share the memory.
     """
-    of_shared = count_bytes(shared)
     largest = Needs(0, 0)
     for program in programs:
         stats: Any = program.memory_analysis()
@@ -118,10 +122,33 @@ def program_needs(programs: list[jax.stages.Compiled], shared: Any, num_devices:
             continue
         arrays = stats.argument_size_in_bytes + stats.output_size_in_bytes
         arrays += stats.temp_size_in_bytes - stats.alias_size_in_bytes
-        fixed = of_shared + stats.generated_code_size_in_bytes
-        needs = Needs(num_devices * max(0, arrays - of_shared), num_devices * fixed)
+        fixed = added + stats.generated_code_size_in_bytes
+        needs = Needs(num_devices * max(0, arrays - arguments), fixed)
         largest = max(largest, needs, key=lambda each: each.total)
     return largest
+
+
+def bytes_to_share(tree: Any, devices: Sequence[Any]) -> int:
+    """Count the bytes that one memory takes when arrays are put on devices, one copy for each.
+
+    Devices that are cores of a CPU read one copy in their common memory. What lies on one of the
+    devices counts as there already: the others have so much more memory free.
+
+    Args:
+      tree: Arrays. Entries that are the same array are put once.
+      devices: The devices.
+    """
+    platform, total, known = devices[0].platform, 0, set()
+    for leaf in jax.tree.leaves(tree):
+        there = leaf.devices() if isinstance(leaf, jax.Array) else set()
+        if platform == "cpu":
+            is_there = any(device.platform == "cpu" for device in there)
+        else:
+            is_there = bool(there & {*devices})
+        if not is_there and id(leaf) not in known:
+            known.add(id(leaf))
+            total += leaf.nbytes
+    return total
 
 
 def count_bytes(tree: Any) -> int:

@@ -2,13 +2,17 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_sim.engine.placement import Layout
 from fedjax_sim.engine.progress import Shown, is_shown
 from fedjax_sim.engine.watching import OnEvaluation
 from fedjax_sim.settings import plain
 from fedjax_sim.types import Tracker
+
+ANY_JAX: Literal["any_jax"] = "any_jax"
+"""Value of `resume` that accepts a checkpoint of another version of JAX."""
+Resume = bool | Literal["any_jax"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Options:
     keep_models: bool = False
     checkpoint: Path | None = None
     checkpoint_every: float = 20.0
-    resume: bool = False
+    resume: Resume = False
     progress: Shown = False
     precision: str = "float32"
     on_evaluation: OnEvaluation | None = None

@@ -180,12 +180,16 @@ class _Pieces:
         num, plan = len(self._group), self._plan
         kept = plan.num * plan.kept_each
         of_lanes = plan.num * plan.bytes_each - kept
-        # Problems that differ are stacked, and then dealt to devices.
-        of_lanes += 2 * _bytes_that_differ([lane.problem for lane in self._group])
-        free = memory.SHARE * memory.free_memory().host - plan.bytes_fixed - kept
-        if of_lanes <= free:
-            return num
-        return memory.even_pieces(num, int(num * max(0.0, free) / of_lanes))
+        # Problems that differ are stacked on the device, and then dealt to all devices.
+        of_problems = 2 * _bytes_that_differ([lane.problem for lane in self._group])
+        free = memory.free_memory()
+        on_host = memory.SHARE * free.host - plan.bytes_fixed - kept
+        if jax.default_backend() == "cpu":
+            limits = [(on_host, of_lanes + of_problems)]
+        else:
+            limits = [(on_host, of_lanes), (memory.SHARE * free.device, of_problems)]
+        most = min(num * max(0.0, has) / needs if needs > has else num for has, needs in limits)
+        return num if most >= num else memory.even_pieces(num, int(most))
 
     def _lanes_that_fit(self, planned: Planned, num_left: int) -> int:
         """Count the lanes that fit, from their compiled programs.
@@ -196,13 +200,19 @@ class _Pieces:
         """
         num, placement = len(planned.group), planned.program.placement
         described = planned.on_devices(is_described=True)
-        shared = described.lanes.hyper.shared, described.lanes.problem.shared
+        shared = planned.lanes.hyper.shared, planned.lanes.problem.shared
+        devices = list(placement.mesh.devices.flat)
         here = 1
         if placement.platform == "cpu":
             # All devices of this process share one memory.
-            places = [device.process_index for device in placement.mesh.devices.flat]
+            places = [device.process_index for device in devices]
             here = places.count(jax.process_index())
-        needs = memory.program_needs(described.compile(), shared, here)
+        arguments = count_bytes((described.lanes.hyper.shared, described.lanes.problem.shared))
+        if len(devices) == 1 and described.is_in_order:
+            # A single device takes the stacked problems as they are.
+            arguments += count_bytes(described.lanes.problem.varying)
+        added = memory.bytes_to_share(shared, devices)
+        needs = memory.program_needs(described.compile(), arguments, added, here)
         free = memory.SHARE * memory.free_memory().device
         if placement.platform == "cpu":
             free -= self._bytes_to_keep(planned, num_left)

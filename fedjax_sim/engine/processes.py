@@ -129,3 +129,13 @@ def hash_arrays(tree: Any) -> Any:
         array = np.asarray(leaf)
         digest.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
     return digest
+
+
+def hash_programs(*programs: jax.stages.Lowered) -> str:
+    """Hash the texts of programs, which include their constants, by SHA-256.
+
+    The texts hold no addresses, lines of source files or numbers of devices, so equal code has
+    equal digests in all processes. What a program calls on the host is not in them.
+    """
+    texts = "\n".join(program.as_text() for program in programs)
+    return hashlib.sha256(texts.encode()).hexdigest()

@@ -13,18 +13,24 @@ from typing import Any
 import jax
 import numpy as np
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "xarray")
-"""Packages whose versions config.json records."""
+JAX = ("jax", "jaxlib")
+"""Packages of which a resumed run may be told to accept another version."""
+PACKAGES = ("flax", "optax", "numpy", "xarray")
+"""Further packages whose versions config.json records."""
+
+
+def versions() -> dict[str, str]:
+    """Collect the versions that a run must have in common with the run that resumes it."""
+    # The root of the package imports this room, which therefore must not import it.
+    return {name: sys.modules[name].__version__ for name in ("fedjax_sim", *JAX)}
 
 
 def environment() -> dict[str, Any]:
     """Collect versions, commit and device, for config.json."""
-    # The root of the package imports this room, which therefore must not import it.
-    own_version = sys.modules["fedjax_sim"].__version__
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    others = {name: importlib.metadata.version(name) for name in PACKAGES}
     device = jax.devices()[0]
     return {
-        "versions": {"fedjax_sim": own_version, "python": platform.python_version(), **versions},
+        "versions": {**versions(), "python": platform.python_version(), **others},
         "commit": _commit(),
         "device": {
             "platform": device.platform,

@@ -9,7 +9,6 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 """
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -148,6 +147,7 @@ class Replay:
       num_evals: Evaluations of all chunks, V.
       lanes: The lanes, each on its device.
       place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
+      is_in_order: Whether lanes stand there in their order, each once.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Replay:
         chex.assert_equal_shape([lanes.row, lanes.seed])
         self._is_described = is_described or program.placement.is_described
         self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
-        self._lowered: jax.stages.Lowered | None = None
+        self._lowered: dict[str, jax.stages.Lowered] = {}
         self._begin = _begin_soon if program.begins_quickly else _begin_well
         placement, row = program.placement, np.asarray(lanes.row)
         lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
@@ -195,6 +195,8 @@ class Replay:
                 (repr((program.plan, program.facts)), lanes, schedule.stored, schedule.held)
             )
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
+        self.is_in_order = np.array_equal(lane_of, np.arange(len(lanes.seed)))
+        self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
         self.lanes = self._placed(lanes, lane_of)
         self._lane_of = lane_of
         self._starts = self._put(jax.tree.map(lambda leaf: leaf[lane_of], starts), self._split)
@@ -207,7 +209,7 @@ class Replay:
                 lambda leaf: jax.ShapeDtypeStruct((len(lane_of), *leaf.shape[1:]), leaf.dtype),
                 dealt,
             )
-        elif not np.array_equal(lane_of, np.arange(len(lanes.seed))):
+        elif not self.is_in_order:
             dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
         seed, hypers, problems, row = self._put((*dealt, lanes.row), self._split)
         shared = self._share((lanes.hyper.shared, lanes.problem.shared))
@@ -235,12 +237,17 @@ class Replay:
         if self._is_described or placement.platform != "cpu":
             return self._put(tree, self._whole)
 
+        known: dict[int, jax.Array] = {}
+
         def share(leaf: Any) -> Any:
-            if not isinstance(leaf, jax.Array) or jax.dtypes.issubdtype(
+            if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
                 leaf.dtype, jax.dtypes.prng_key
             ):
                 return self._put(leaf, self._whole)
-            view = np.asarray(leaf)
+            # An array of NumPy is copied once, as its owner may write into it.
+            if id(leaf) not in known:
+                known[id(leaf)] = jnp.array(leaf, copy=not isinstance(leaf, jax.Array))
+            view = np.asarray(known[id(leaf)])
             copies = [
                 jax.device_put(view, device, may_alias=True)
                 for device in self._whole.addressable_devices
@@ -312,17 +319,25 @@ class Replay:
         """
         if not begins:
             return [self.lower().compile()]
-        begin = self._begin.lower(self.program, self.lanes, self.first_holders(), self._starts)
+        begin = self._lower_begin()
         with ThreadPoolExecutor(1) as worker:
             begun = worker.submit(begin.compile)
             return [self.lower().compile(), begun.result()]
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the program of a chunk."""
-        if self._lowered is None:
+        if "advance" not in self._lowered:
             inputs = self.tables(0), self._place(0, 0), self._running(None)
-            self._lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
-        return self._lowered
+            lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
+            self._lowered["advance"] = lowered
+        return self._lowered["advance"]
+
+    def _lower_begin(self) -> jax.stages.Lowered:
+        """Lower the program of the beginning."""
+        if "begin" not in self._lowered:
+            inputs = self.lanes, self.first_holders(), self._starts
+            self._lowered["begin"] = self._begin.lower(self.program, *inputs)
+        return self._lowered["begin"]
 
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
@@ -359,19 +374,20 @@ class Replay:
         return jax.tree.map(lambda leaf: processes.fetch(leaf)[self.place_of], models)
 
     def digests(self) -> dict[str, str]:
-        """Hash the program and the schedules.
+        """Hash the programs and the schedules.
 
         Runs of equal problems and settings for which these are equal have equal bits on one
         machine.
         """
         schedule = self._schedule
-        rows = (self.lanes.seed, self.lanes.row, self._rows)
-        inputs = processes.hash_arrays((rows, schedule.stored, schedule.held))
-        return {"program": self.program_digest(), "inputs": inputs.hexdigest()}
+        drawn = (self._dealt, schedule.stored, schedule.held, schedule.ticks)
+        found = processes.hash_arrays(drawn).hexdigest()
+        return {"program": self.program_digest(), "schedule": found}
 
     def program_digest(self) -> str:
-        """Hash the text of the program of a chunk."""
-        return hashlib.sha256(self.lower().as_text().encode()).hexdigest()
+        """Hash the texts of all programs: the beginning, a chunk, and the final models."""
+        final = _final_models.lower(self.program, self.lanes, self.carries())
+        return processes.hash_programs(self._lower_begin(), self.lower(), final)
 
 
 def _begin(
@@ -413,11 +429,11 @@ def _received(algorithm: Algorithm, state: Any) -> Params:
     return (algorithm.received or algorithm.model)(state)
 
 
-_begin_well = jax.jit(_begin, static_argnums=0)
-_begin_soon = jax.jit(_begin, static_argnums=0, compiler_options=COMPILED_QUICKLY)
+_begin_well = jax.jit(_begin, static_argnums=0, keep_unused=True)
+_begin_soon = jax.jit(_begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
 def _advance(
     program: Program,
     lanes: Lanes,

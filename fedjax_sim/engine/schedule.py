@@ -8,7 +8,7 @@ two evaluations.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -439,56 +439,24 @@ def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return result.reshape(clients.shape).astype(np.int32)
 
 
-def pack_plan(timelines: Timeline, ticks: np.ndarray, schedule: Schedule) -> dict[str, np.ndarray]:
-    """Turn what planning found into arrays by name, for a file; see `unpack_plan`."""
-    held = schedule.held
-    parts: dict[str, Any] = {
-        "timeline": timelines._asdict(),
-        "stored": schedule.stored._asdict(),
-        "held": {} if held is None else held._asdict(),
-        "schedule": {name: getattr(schedule, name) for name in _WHOLE},
-    }
+def pack_timelines(timelines: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
+    """Turn drawn timelines into arrays by name, for a file; see `unpack_timelines`."""
     arrays = {"length": np.array(timelines.time.shape[1]), "ends": ticks}
-    for part, leaves in parts.items():
-        for name, leaf in leaves.items():
-            if leaf is not None:
-                # What is the same at all ticks takes the room of one tick.
-                is_constant = part == "timeline" and leaf.strides[1] == 0
-                arrays[f"{part}:{name}"] = np.asarray(leaf[:, :1] if is_constant else leaf)
+    for name, leaf in timelines._asdict().items():
+        # What is the same at all ticks takes the room of one tick.
+        arrays[f"timeline:{name}"] = np.asarray(leaf[:, :1] if leaf.strides[1] == 0 else leaf)
     return arrays
 
 
-def unpack_plan(arrays: Mapping[str, np.ndarray]) -> tuple[Timeline, np.ndarray, Schedule]:
-    """Make timelines, leaves `[D, T, ...]`, their ticks and their schedule of `pack_plan`'s."""
-
-    def part(kind: str) -> dict[str, np.ndarray]:
-        return {
-            entry.removeprefix(f"{kind}:"): values
-            for entry, values in arrays.items()
-            if entry.startswith(f"{kind}:")
-        }
-
+def unpack_timelines(arrays: Mapping[str, np.ndarray]) -> tuple[Timeline, np.ndarray]:
+    """Make timelines, leaves `[D, T, ...]`, and their ticks of what `pack_timelines` returned."""
     length = int(arrays["length"])
-    timelines = Timeline(
-        **{
-            name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
-            for name, leaf in part("timeline").items()
-        }
-    )
-    whole = part("schedule")
-    num_schedules, num_evals, per_eval = (int(size) for size in whole.pop("shape"))
-    schedule = Schedule(
-        stored=Ticks(**{"offset": None, **part("stored")}),
-        shape=(num_schedules, num_evals, per_eval),
-        rows=int(whole.pop("rows")),
-        held=HeldVersions(**part("held")) if part("held") else None,
-        **whole,
-    )
-    return timelines, arrays["ends"], schedule
-
-
-_WHOLE = ("shape", "rows", "time", "ticks", "local_steps", "messages")
-"""Fields of a schedule that are no structs."""
+    leaves = {name: arrays[f"timeline:{name}"] for name in Timeline._fields}
+    whole = {
+        name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
+        for name, leaf in leaves.items()
+    }
+    return Timeline(**whole), arrays["ends"]
 
 
 def pad_evaluations(schedule: Schedule, num: int) -> Schedule:

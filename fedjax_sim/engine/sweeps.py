@@ -23,7 +23,7 @@ from fedjax_sim.engine.identities import asked_of
 from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes, listed
 from fedjax_sim.engine.lanes import Lane, groups_of
 from fedjax_sim.engine.metric_names import describe_metrics
-from fedjax_sim.engine.options import Options
+from fedjax_sim.engine.options import Options, Resume
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
 from fedjax_sim.engine.runs import Run, join_lanes_of_trees
@@ -80,7 +80,7 @@ def simulate(
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 20.0,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | str | Path | None = None,
     precision: str = "float32",
     start: Run | Params | None = None,
@@ -159,7 +159,7 @@ def sweep(
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 20.0,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | str | Path | None = None,
     precision: str = "float32",
     start: Run | Params | None = None,
@@ -205,10 +205,13 @@ def sweep(
         samples).
       checkpoint: Folder for checkpoints; None writes none. One process at a time writes to it.
       checkpoint_every: Least seconds between two checkpoints.
-      resume: Whether to continue from the newest checkpoint. A run that ended goes on if the budget
-        is now longer, with evaluations as far apart as before whatever `num_evals` would give; its
-        bits are those of a run of this length from the start. It is an error if the run would have
-        begun differently.
+      resume: Whether to continue from the newest checkpoint. A run that ended returns its result
+        again, or goes on if the budget is now longer, with evaluations as far apart as before
+        whatever `num_evals` would give; its bits are those of a run of this length from the start.
+        It is an error if anything has changed that decides what the run returns: settings, data,
+        the code of the problem, the system or a function among the settings, the schedule, or the
+        version of this package or of JAX. "any_jax" accepts another version of JAX. The program is
+        then not compared.
       progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
         also as lines in a pipe. False: nowhere. Or a file that is to hold one line.
       precision: Precision of matrix products on accelerators: "float32", "tensorfloat32" (about
@@ -220,7 +223,8 @@ def sweep(
       on_evaluation: Called on the host after each evaluation but the initial one, with a
         `Progress`: everything known so far. What it returns stops lanes: True all, a list of bools
         some, None or False none. It may be called again with the same progress in a resumed run,
-        and should decide by that alone. A stopped lane stays stopped in a resumed run.
+        and should decide by that alone. A stopped lane stays stopped in a resumed run, also if the
+        function is another one by then.
       trackers: What keeps metrics while lanes run, see `fedjax_sim.reporting.trackers`.
       part: A part i (from 0) of n parts to run, as (i, n); see `fedjax_sim.engine.division`.
       lanes: Numbers of the lanes to run, in the order of the flattened grid; all if None.
@@ -258,7 +262,7 @@ def sweep(
     )
     grid = grid_of(seeds, settings)
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
-    asked = {} if share is None else asked_of(system, whole, options)
+    asked = {} if share is None else _asked_of_all(system, whole, options)
     if share is not None and (found := share.find(asked)) is not None:
         return found
     keep_by_default()
@@ -326,6 +330,24 @@ def survey_lanes(
     options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
     lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
     return _units_of_all(system, lanes, options)
+
+
+def _asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:
+    """Collect what identifies a sweep whose parts may run on machines of several kinds.
+
+    Programs are therefore those of one lane and one tick on a CPU.
+    """
+    short = dataclasses.replace(
+        options,
+        time_budget=None,
+        num_ticks=1,
+        layout=Layout(lane_devices=1, client_devices=1),
+        checkpoint=None,
+        devices=tuple(jax.local_devices(backend="cpu")[:1]),
+    )
+    planned = [plan_group(system, group[:1], short) for group in groups_of(lanes)]
+    programs = [each.on_devices().program_digest() for each in planned]
+    return {**asked_of(system, lanes, options), "program": programs}
 
 
 def _units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:

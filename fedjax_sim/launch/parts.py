@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.lifecycle import InputError, read_json, say, seal_json, write_whole
+from fedjax_sim.lifecycle import read_record, say, write_record
 from fedjax_sim.settings import ConfigError
 
 FOLDER = "parts"
@@ -81,15 +81,11 @@ def keep_lanes(
     Raises:
       ConfigError: If there are more parts than lanes.
     """
-    try:
-        known = read_json(path)
-    except FileNotFoundError:
-        known = {}
-    except (OSError, InputError):
+    known = read_record(path)
+    if known is None and path.exists():
         say(f"{path} is damaged, and the division among the parts is worked out again.")
-        known = {}
-    if known.get("part") == list(part):
-        return dict(known["lanes"])
+    if known is not None and known.get("part") == list(part):
+        return known["lanes"]
     return lanes_of_part(part, survey())
 
 
@@ -127,5 +123,4 @@ def write_lanes(path: Path, part: tuple[int, int], lanes: Mapping[str, Sequence[
     Raises:
       StorageError: If the disk refuses.
     """
-    content = seal_json({"part": part, "lanes": lanes})
-    write_whole(path, lambda scratch: scratch.write_bytes(content))
+    write_record(path, {"part": part, "lanes": lanes})

@@ -10,6 +10,7 @@ from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
+    from fedjax_sim.engine.options import Resume
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import Run
     from fedjax_sim.engine.sweeps import ProblemT
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
-LONGER = "longer.pkl"
-"""The same with a longer budget. It takes the place of `CALL` when all parts have run to its end,
-because they may refuse it."""
 RUN = "run.pkl"
-"""File in a part's folder with the budget of its sweep and what this returned."""
+"""File in a part's folder with what its sweep returned."""
+RECORD = "sweep.json"
+"""File with the number of lanes and the budgets, for a call that resumes the sweep."""
 BUDGETS = ("time_budget", "num_ticks")
 """Arguments that may be larger in a resumed sweep."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
@@ -47,8 +47,7 @@ def sweep(
     client_variance: bool = False,
     keep_models: bool = False,
     checkpoint_every: float = 20.0,
-    resume: bool = False,
-    trust: bool = False,
+    resume: "Resume" = False,
     progress: bool = True,
     precision: str = "float32",
     start: "Run | Params | None" = None,
@@ -76,11 +75,9 @@ def sweep(
       client_variance: As in `fedjax_sim.sweep`.
       keep_models: As in `fedjax_sim.sweep`.
       checkpoint_every: As in `fedjax_sim.sweep`.
-      resume: Whether to run only those parts that have not ended well, with the arguments of the
-        first call. If `time_budget` or `num_ticks` is longer than there, all parts go on from their
-        ends. The call and what parts returned are kept as pickles, which can run any code when
-        they are read: this needs `trust`.
-      trust: Whether you trust whoever wrote the folder that is resumed to run code here.
+      resume: As in `fedjax_sim.sweep`, for every part. Parts that have ended well only check that
+        nothing has changed. Without `time_budget` and `num_ticks` the budget is that of the first
+        call; if one of them is longer, all parts go on from their ends.
       progress: Whether to show the progress of all parts.
       precision: As in `fedjax_sim.sweep`.
       start: As in `fedjax_sim.sweep`.
@@ -93,147 +90,120 @@ def sweep(
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
-        a resumed sweep is to end earlier than before, or its folder is not trusted.
-      InputError: If the folder's file of the call is damaged.
-      PartError: If a part failed, such as for input that is not allowed; or if the launcher cannot
-        start any, in which case no folder is made.
+        a resumed sweep has another number of lanes or is to end earlier than before.
+      PartError: If a part failed, such as for input that is not allowed, or because something has
+        changed since the part began; or if the launcher cannot start any, in which case no folder
+        is made.
     """
     from fedjax_sim.engine.bad_lanes import warn_of_lanes
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import join_runs
     from fedjax_sim.launch.parts import parts_in
-    from fedjax_sim.settings import ConfigError
+    from fedjax_sim.lifecycle import read_record, write_record
+    from fedjax_sim.settings import ConfigError, plain
 
     launcher.check()
     where = Path(folder).absolute()
     call = where / CALL
-    num_lanes, usual = _count_lanes(seeds, settings), None
+    arguments = {
+        "system": system,
+        "problem": problem,
+        "hyper": hyper,
+        "seeds": seeds,
+        "settings": settings,
+        "time_budget": time_budget,
+        "num_ticks": num_ticks,
+        "num_evals": num_evals,
+        "layout": layout or Layout(),
+        "max_lanes": max_lanes,
+        "client_variance": client_variance,
+        "keep_models": keep_models,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume or True,
+        "precision": precision,
+        "start": start,
+        "on_evaluation": on_evaluation,
+    }
+    num_lanes, usual, known = _count_lanes(seeds, settings), None, None
     if resume:
-        if not call.is_file():
-            raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
-        if not trust:
-            allowed = f"True to resume from {folder}: its pickles can run any code when read"
-            raise ConfigError("trust", trust, allowed)
-        known, switches = read_call(call, trust=True)
-        num_lanes, usual = _count_lanes(known["seeds"], known["settings"]), parts_in(where)
+        known = read_record(where / RECORD)
+        if known is None:
+            allowed = f"one with an unfinished sweep and an undamaged {RECORD}"
+            raise ConfigError("folder to resume", str(folder), allowed)
+        if num_lanes != known["lanes"]:
+            words = f"{known['lanes']} lanes, as in {where}"
+            raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
+        usual = parts_in(where)
+    elif where.exists() and any(where.iterdir()):
+        raise ConfigError("folder", str(folder), "new or empty, or else resumed")
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
         raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
-    if resume:
-        jobs = [_job(call, i, num_parts) for i in range(num_parts)]
-        asked = {"time_budget": time_budget, "num_ticks": num_ticks}
-        call, arguments = _lengthen(call, known, switches, jobs, asked)
-    else:
-        if where.exists() and any(where.iterdir()):
-            raise ConfigError("folder", str(folder), "new or empty, or else resumed")
-        arguments = {
-            "system": system,
-            "problem": problem,
-            "hyper": hyper,
-            "seeds": seeds,
-            "settings": settings,
-            "time_budget": time_budget,
-            "num_ticks": num_ticks,
-            "num_evals": num_evals,
-            "layout": layout or Layout(),
-            "max_lanes": max_lanes,
-            "client_variance": client_variance,
-            "keep_models": keep_models,
-            "checkpoint_every": checkpoint_every,
-            "precision": precision,
-            "start": start,
-            "on_evaluation": on_evaluation,
-        }
-        _write_call(call, arguments)
     jobs = [_job(call, i, num_parts) for i in range(num_parts)]
-    unfinished = [job for job in jobs if not _is_done(job.folder, arguments)]
-    finish_jobs(launcher, unfinished, where, show=progress)
-    call.replace(where / CALL)
-    run = join_runs([_read_pickle(job.folder / RUN)[1] for job in jobs])
+    if known is not None:
+        arguments |= _lengthened(known, arguments, jobs)
+    _write_call(call, arguments)
+    record = {"lanes": num_lanes} | {name: plain(arguments[name]) for name in BUDGETS}
+    if known is None:
+        write_record(where / RECORD, record)
+    finish_jobs(launcher, jobs, where, show=progress)
+    # Only now, because parts may refuse a longer budget.
+    write_record(where / RECORD, record)
+    run = join_runs([read_pickle(job.folder / RUN) for job in jobs])
     warn_of_lanes(run.curves)
     return run
 
 
-def budgets_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return how long a sweep of these arguments is: its time budget and its number of ticks."""
-    first, second = (arguments[name] for name in BUDGETS)
-    return first, second
-
-
-def _is_done(folder: Path, arguments: Mapping[str, Any]) -> bool:
-    """Tell whether a part has run to its end, and for the budget of these arguments."""
-    try:
-        budgets, _ = _read_pickle(folder / RUN)
-    except Exception:  # Of other things, or missing. The part returns at once.
-        return False
-    return budgets == budgets_of(arguments)
-
-
-def read_call(call: Path, *, trust: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the arguments of a sweep, and JAX's switches.
+def read_pickle(path: Path) -> Any:
+    """Read a sealed pickle that this sweep, or a part of it, has just written.
 
     Args:
-      call: The file. Whoever wrote it is trusted.
-      trust: Whether a file of an earlier version, which carries no SHA-256, is taken as it is.
+      path: The file.
 
     Raises:
-      InputError: If it is damaged, or holds anything else.
+      InputError: If it is damaged.
     """
-    from fedjax_sim.lifecycle import InputError
-
-    arguments, switches = _read_pickle(call, trust=trust)
-    if not isinstance(arguments, dict) or not {"seeds", "settings", *BUDGETS} <= {*arguments}:
-        raise InputError(f"{call} does not hold the arguments of a sweep.")
-    return arguments, switches
-
-
-def _read_pickle(path: Path, *, trust: bool = False) -> tuple[Any, Any]:
-    """Read a pair from a sealed pickle of which it is known who wrote it."""
     import cloudpickle
 
     from fedjax_sim.lifecycle import InputError, check_seal
 
-    check_seal(path, trust=trust)
+    check_seal(path)
     try:
-        first, second = cloudpickle.loads(path.read_bytes())
+        return cloudpickle.loads(path.read_bytes())
     except Exception as error:  # Pickles raise errors of every kind.
         raise InputError(f"{path} cannot be read here ({error}).") from None
-    return first, second
 
 
-def _lengthen(
-    call: Path,
-    known: Mapping[str, Any],
-    switches: Mapping[str, Any],
-    jobs: Sequence[Job],
-    asked: Mapping[str, Any],
-) -> tuple[Path, dict[str, Any]]:
-    """Let parts go on if a budget is longer than that of the first call.
+def _lengthened(
+    known: Mapping[str, Any], asked: Mapping[str, Any], jobs: Sequence[Job]
+) -> dict[str, Any]:
+    """Find the budgets of a resumed sweep.
+
+    Args:
+      known: What the record of the first call says.
+      asked: Those of this call.
+      jobs: The parts.
 
     Returns:
-      The file of arguments for the parts, and the arguments.
+      What both budgets are; those of the first call if this one names none.
 
     Raises:
-      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
+      ConfigError: If one is shorter, or of the other kind, or if a part has not begun.
     """
-    import cloudpickle
-
     from fedjax_sim.launch.parts import check_begun
-    from fedjax_sim.lifecycle import write_sealed
     from fedjax_sim.settings import ConfigError
 
-    longer = {name: budget for name, budget in asked.items() if budget not in (None, known[name])}
-    for name, budget in longer.items():
-        before = known[name]
+    budgets = {name: known[name] for name in BUDGETS}
+    for name, before in budgets.items():
+        budget = asked[name]
+        if budget in (None, before):
+            continue
         if before is None or budget < before:
             allowed = "left out" if before is None else f"at least {before}"
-            raise ConfigError(name, budget, f"{allowed}, as in {call.parent}")
+            raise ConfigError(name, budget, f"{allowed}, as in {jobs[0].folder.parent}")
         check_begun([job.folder / "checkpoint" for job in jobs], name, before)
-    arguments = {**known, **longer}
-    if longer:
-        call, content = call.with_name(LONGER), cloudpickle.dumps((arguments, switches))
-        write_sealed(call, lambda path: path.write_bytes(content))
-    return call, arguments
+        budgets[name] = budget
+    return budgets
 
 
 def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:

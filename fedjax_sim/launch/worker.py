@@ -17,7 +17,7 @@ from fedjax_sim.engine.placement import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import survey_lanes, sweep
 from fedjax_sim.launch.jobs import RESUME
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
-from fedjax_sim.launch.sweeps import RUN, budgets_of, read_call
+from fedjax_sim.launch.sweeps import RUN, read_pickle
 from fedjax_sim.lifecycle import exit_code_of, write_sealed
 
 SURVEYED = (
@@ -41,8 +41,7 @@ def main(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> None:
     call, part, folder = words[0], read_part(words[1]), Path(words[2])
     assert part is not None
-    # Whoever launched this process has written the file, or trusts it.
-    arguments, switches = read_call(Path(call), trust=True)
+    arguments, switches = read_pickle(Path(call))
     for name, value in switches.items():
         jax.config.update(name, value)
     keep_compiled()
@@ -52,6 +51,7 @@ def _run(words: Sequence[str]) -> None:
     checkpoints = folder / "checkpoint"
     # A part that goes on to a longer budget keeps its lanes.
     asked = {name: arguments[name] for name in SURVEYED}
+    arguments["resume"] = RESUME in words and arguments["resume"]
 
     def survey() -> dict[str, list[Unit[int]]]:
         return {"sweep": survey_lanes(**asked)}
@@ -66,10 +66,9 @@ def _run(words: Sequence[str]) -> None:
         **arguments,
         lanes=lanes["sweep"],
         checkpoint=checkpoints,
-        resume=RESUME in words,
         progress=folder.with_name(f"{folder.name}.progress"),
     )
-    content = cloudpickle.dumps((budgets_of(arguments), run))
+    content = cloudpickle.dumps(run)
     write_sealed(folder / RUN, lambda path: path.write_bytes(content))
 
 

@@ -36,7 +36,15 @@ from fedjax_sim.lifecycle.folders import (
     write_whole,
 )
 from fedjax_sim.lifecycle.free_memory import free_on_host, write_bytes
-from fedjax_sim.lifecycle.seals import check_seal, digest_of, read_json, seal_json, write_sealed
+from fedjax_sim.lifecycle.seals import (
+    check_seal,
+    digest_of,
+    read_json,
+    read_record,
+    seal_json,
+    write_record,
+    write_sealed,
+)
 
 __all__ = [
     "BAD_INPUT",
@@ -63,11 +71,13 @@ __all__ = [
     "nearest",
     "open_own",
     "read_json",
+    "read_record",
     "remove_scratch",
     "say",
     "seal_json",
     "tell",
     "write_bytes",
+    "write_record",
     "write_sealed",
     "write_whole",
 ]

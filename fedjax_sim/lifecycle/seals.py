@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,32 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
         raise InputError(f"{path} is damaged or was changed: it is not one JSON object.")
     content.pop(DIGEST, None)
     return content
+
+
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object for `read_record`.
+
+    Args:
+      path: The file.
+      content: What JSON can hold.
+
+    Raises:
+      StorageError: If the disk refuses. An older file is then kept.
+    """
+    sealed = seal_json(content, partial(json.dumps, indent=1))
+    write_whole(path, lambda scratch: scratch.write_bytes(sealed))
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file is missing or damaged.
+
+    Args:
+      path: A file of `write_record`.
+    """
+    try:
+        return read_json(path)
+    except (OSError, InputError):
+        return None
 
 
 def digest_of(path: Path) -> str:

@@ -43,9 +43,11 @@ from fedjax_sim.lifecycle import (
     FolderLock,
     digest_of,
     read_json,
+    read_record,
     remove_scratch,
     say,
     seal_json,
+    write_record,
     write_whole,
 )
 from fedjax_sim.settings import ConfigError
@@ -184,7 +186,7 @@ class Folder:
 
     def recorded(self) -> dict[str, Any] | None:
         """Read what the run in the folder gave to `open`; None if that is missing or damaged."""
-        found = (_read_json(self.path / name) for name in (UNFINISHED, ENDED))
+        found = (read_record(self.path / name) for name in (UNFINISHED, ENDED))
         return next((known for known in found if known is not None), None)
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
@@ -224,7 +226,7 @@ class Folder:
                     self._remove_checkpoints()
                 self.checkpoints.mkdir(exist_ok=True)
                 self._adds_record = not (self.path / UNFINISHED).exists()
-                self.write_json(str(UNFINISHED), self.recorded() or identity)
+                self._write_identity(self.recorded() or identity)
         except OSError as error:
             self._release()
             _remove_empty(missing)
@@ -280,6 +282,10 @@ class Folder:
             shutil.rmtree(self.checkpoints)
             with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
+
+    def _write_identity(self, identity: Mapping[str, Any]) -> None:
+        """Record to which run the checkpoints belong."""
+        write_record(self.path / UNFINISHED, json.loads(to_json(identity)))
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file.
@@ -340,7 +346,8 @@ class Folder:
             (self.path / name).unlink(missing_ok=True)
         write_tables(self.path, config, summary, self._written)
         if can_go_on:
-            self.write_json(str(UNFINISHED), self._identity)
+            assert self._identity is not None
+            self._write_identity(self._identity)
             (self.path / UNFINISHED).replace(self.path / ENDED)
         else:
             with contextlib.suppress(OSError):
@@ -417,15 +424,6 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
         raise ConfigError(
             FIELD, str(path), "one of a finished run, with results.nc, summary.json and config.json"
         ) from None
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:

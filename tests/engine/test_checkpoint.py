@@ -87,7 +87,7 @@ def kill_after(saves: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def kill_while_writing(saves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the run while it writes the checkpoint after a number of others."""
-    written, whole = itertools.count(-1), np.savez  # The plan is written before all states.
+    written, whole = itertools.count(-1), np.savez  # Timelines are written before all states.
 
     def savez(file: Any, **entries: Any) -> None:
         if next(written) == saves:
@@ -138,14 +138,15 @@ def test_a_killed_run_ends_with_the_same_bits(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_finished_run_is_neither_planned_nor_run_again(
+def test_a_finished_run_is_neither_drawn_nor_run_again(
     regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schedules are loaded too. If what it returned is damaged, its last ticks run again."""
+    """Timelines are loaded too. If what it returned is damaged, its last ticks run again."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
     whole = run(checkpoint=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(groups, "plan_group", refuse)
+        patch.setattr(groups, "request_timelines", refuse)
+        patch.setattr(groups, "replay_schedule", refuse)
         again = run(checkpoint=tmp_path, resume=True)
         assert_same_bits(again, whole)
         for ours, theirs in zip(again.timelines, whole.timelines, strict=True):
@@ -159,7 +160,7 @@ def test_a_finished_run_is_neither_planned_nor_run_again(
 
 def refuse(*arguments: Any, **options: Any) -> None:
     """Stand in for what must not be called."""
-    raise AssertionError("planned")
+    raise AssertionError("called")
 
 
 def flip(path: Path) -> None:
@@ -189,9 +190,9 @@ def configuration(damage: Callable[[Path], None]) -> Callable[[Path], None]:
     return lambda folder: damage(folder / checkpoint.CONFIGURATION)
 
 
-def plan(damage: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Damage the plan."""
-    return lambda folder: damage(next(folder.glob("plan-*")))
+def drawn(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Damage the timelines."""
+    return lambda folder: damage(next(folder.glob("drawn-*")))
 
 
 def everything(folder: Path) -> None:
@@ -206,8 +207,8 @@ DAMAGES = {
     "configuration empty": (configuration(EMPTY), 5, "written again"),
     "configuration half": (configuration(halve), 5, "written again"),
     "one bit of the configuration": (configuration(flip), 5, "written again"),
-    "plan missing": (plan(Path.unlink), 5, ""),
-    "plan half": (plan(halve), 5, "is damaged"),
+    "timelines missing": (drawn(Path.unlink), 5, ""),
+    "timelines half": (drawn(halve), 5, "is damaged"),
     "newest state missing": (newest(Path.unlink), 4, ""),
     "newest state empty": (newest(EMPTY), 4, "is damaged"),
     "newest state half": (newest(halve), 4, "is damaged"),
@@ -368,7 +369,7 @@ def test_a_longer_run_goes_on_from_the_end(
 def test_a_longer_run_goes_on_again(
     regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From 7 ticks to 11 and on to 23. There it is killed, and what it planned is lost."""
+    """From 7 ticks to 11 and on to 23. There it is killed, and what it drew is lost."""
     options = {**OPTIONS, "client_variance": False, "num_evals": 4, "checkpoint": tmp_path}
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL))
     for ticks in (7, 11):
@@ -378,8 +379,8 @@ def test_a_longer_run_goes_on_again(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after(1, patch)
         run(**options)
-    for plan in tmp_path.rglob("plan-*"):
-        plan.unlink()
+    for timelines in tmp_path.rglob("drawn-*"):
+        timelines.unlink()
     longest = run(**options)
     assert min(done) > 11
     assert_same_bits(longest, run(**{**options, "checkpoint": None, "num_evals": 12}))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
@@ -258,6 +259,134 @@ def test_a_large_store_of_old_models_is_named(
     ):
         assert line.startswith(f"fedjax-sim: {words}")
         assert "models of 0.004 MB because of 40 clients, whose work is up to " in line
+
+
+@struct.dataclass
+class Large:
+    """Least squares whose examples take 4 MB, and are the test examples too.
+
+    Attributes:
+      counts: `i32[N]`.
+      inputs: `f[N, M, P]`.
+      tests: The same array.
+      unused: An array that no program reads.
+    """
+
+    counts: jax.Array
+    inputs: Any
+    tests: Any
+    unused: Any = None
+
+    def init(self, key: jax.Array) -> jax.Array:
+        return jnp.zeros(self.inputs.shape[2])
+
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        return jnp.mean(jnp.square(jnp.asarray(self.inputs)[client, examples] @ params - 1))
+
+    def evaluate(self, params: jax.Array) -> dict[str, jax.Array]:
+        return {"loss": jnp.mean(jnp.square(self.tests[0] @ params - 1))}
+
+
+class MeasuredError(Exception):
+    """Ends a sweep once its memory has been measured."""
+
+
+@pytest.fixture
+def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., memory.Needs]:
+    """Return a function that measures what a sweep of four lanes on some devices needs."""
+    measured, system = memory.program_needs, fedjax_sim.SYSTEMS["fedavg"]
+
+    def listen(*given: Any) -> memory.Needs:
+        raise MeasuredError(measured(*given))
+
+    def needs(inputs: Any, lane_devices: int = 1, unused: Any = None) -> memory.Needs:
+        problem = Large(jnp.full(7, 2, "int32"), inputs, inputs, unused)
+        layout = Layout(1, False, lane_devices, 1)
+        with monkeypatch.context() as patch, pytest.raises(MeasuredError) as ended:
+            patch.setattr(memory, "program_needs", listen)
+            fedjax_sim.sweep(system, problem, small(system), seeds=4, num_ticks=1, layout=layout)
+        return ended.value.args[0]
+
+    return needs
+
+
+INPUTS = np.ones((7, 2, 75_000), "float32")
+
+
+@pytest.mark.parametrize("lane_devices", [1, 4])
+def test_data_on_the_devices_are_not_counted_again(
+    measure: Callable[..., memory.Needs], lane_devices: int
+) -> None:
+    """Neither for each core of a CPU nor for each entry that is the same array."""
+    there = measure(jnp.asarray(INPUTS), lane_devices)
+    assert there.fixed < 0.1 * INPUTS.nbytes
+    copied = measure(INPUTS, lane_devices)
+    assert copied == there._replace(fixed=there.fixed + INPUTS.nbytes)
+
+
+def test_data_that_no_program_reads_hide_no_other_need(
+    measure: Callable[..., memory.Needs],
+) -> None:
+    """Lanes take about two models each: what they carry, and a gradient."""
+    without = measure(jnp.asarray(INPUTS))
+    unused = measure(jnp.asarray(INPUTS), unused=jnp.zeros(10 * INPUTS.size, "float32"))
+    assert unused == without
+    assert without.lanes > 4 * INPUTS[0, 0].nbytes
+
+
+def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that belongs to NumPy, which is copied once."""
+    system, replays, replay_group = fedjax_sim.SYSTEMS["fedavg"], [], groups.replay_group
+
+    def listen(planned: Any, replay: Any, *given: Any) -> Any:
+        replays.append(replay)
+        return replay_group(planned, replay, *given)
+
+    monkeypatch.setattr(groups, "replay_group", listen)
+    for inputs in (jnp.asarray(INPUTS), INPUTS.copy()):
+        problem = Large(jnp.full(7, 2, "int32"), inputs, inputs)
+        layout = Layout(1, False, 4, 1)
+        fedjax_sim.sweep(system, problem, small(system), seeds=4, num_ticks=1, layout=layout)
+        _, ours, tests = replays.pop().lanes.problem.shared
+        copies = {
+            shard.data.unsafe_buffer_pointer()
+            for leaf in (ours, tests)
+            for shard in leaf.addressable_shards
+        }
+        assert len(ours.addressable_shards) == 4
+        assert len(copies) == 1
+        assert (inputs.ctypes.data if isinstance(inputs, np.ndarray) else None) not in copies
+
+
+def test_problems_of_lanes_take_the_memory_of_an_accelerator(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with little memory is no reason to plan fewer lanes there."""
+    monkeypatch.setattr(pieces, "_bytes_that_differ", lambda problems: 1e9 * len(problems))
+    for backend, free, most in (
+        ("cpu", Free(9e9, 9e9), 2),
+        ("gpu", Free(9e9, 40e9), 8),
+        ("gpu", Free(9e9, 9e9), 2),
+    ):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        assert _pieces_of(sweep, monkeypatch)._lanes_to_plan() == most
+
+
+def _pieces_of(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what runs the pieces of the eight lanes, before it does."""
+    found: list[Any] = []
+
+    def run(self: Any) -> Any:
+        found.append(self)
+        raise MeasuredError
+
+    with monkeypatch.context() as patch, pytest.raises(MeasuredError):
+        patch.setattr(pieces._Pieces, "run", run)
+        sweep()
+    return found[0]
 
 
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:

@@ -95,10 +95,17 @@ def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path)
     """The experiment was changed after one part had run."""
     problem = Quadratic.of(np.arange(21.0, dtype="float32").reshape(7, 3), noise=0.1)
     lrs, options = [0.1, 0.2], {"num_ticks": 4, "num_evals": 2, "layout": PINNED}
+    systems = [FEDAVG]
+
+    def frozen(*what: Any) -> fedjax_sim.Algorithm:
+        bound = FEDAVG.algorithm(*what)
+        return bound._replace(
+            step=lambda key, state, event: (state, bound.step(key, state, event)[1])
+        )
 
     def run(arguments: Arguments) -> Outcome:
         kept = {"settings": {"lr": lrs}, **options, **arguments.kept("tuning")}
-        ran = fedjax_sim.sweep(FEDAVG, problem, small(FEDAVG), **kept)
+        ran = fedjax_sim.sweep(systems[0], problem, small(FEDAVG), **kept)
         return Outcome({"tuning": ran.curves}, {}, [], {"loss": float(ran.curves.loss.sum())}, "")
 
     def round_of(number: int) -> str:
@@ -125,6 +132,10 @@ def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path)
         assert count_refusals(path, lambda: share.find(asked), is_as_before) == NUM_FLIPS
     options["num_ticks"] = 6
     with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in num_ticks"):
+        merge_parts("x/y", run, Arguments(out=str(tmp_path)), 2)
+    options["num_ticks"] = 4
+    systems[0] = FEDAVG._replace(algorithm=frozen)
+    with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in program"):
         merge_parts("x/y", run, Arguments(out=str(tmp_path)), 2)
 
 

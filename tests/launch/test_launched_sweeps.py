@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedjax_sim.launch import sweeps, worker
 from fedjax_sim.launch.jobs import Job
 from fedjax_sim.launch.parts import LANES, keep_lanes
 from fedjax_sim.launch.sweeps import SWITCHES
-from fedjax_sim.lifecycle import InputError, read_json
+from fedjax_sim.lifecycle import read_json, write_sealed
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from tests.engine.test_division import assert_equal_runs
@@ -26,7 +27,7 @@ from tests.kept_files import NUM_FLIPS, Touch, count_refusals, flipped
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 FAVANO = fedjax_sim.SYSTEMS["favano"]
-RESUMED: dict[str, Any] = {"resume": True, "trust": True}
+RESUMED: dict[str, Any] = {"resume": True}
 
 
 @pytest.fixture(autouse=True)
@@ -109,18 +110,42 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
 
 
 def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> None:
-    """On a machine with more cores too, and whatever seeds the second call names."""
+    """On a machine with more cores too. A part without its result finds it again."""
     problem, first, second = Quadratic.of(np.arange(21.0).reshape(7, 3)), Here(2), Here(3)
     what: dict[str, Any] = {"hyper": small(FAVANO), "folder": tmp_path / "study", "num_ticks": 2}
     what |= {"num_evals": 1, "progress": False}
     run = launch.sweep(FAVANO, problem, **what, seeds=3, launcher=first)
     assert first.names == ["part 0/2", "part 1/2"]
     (tmp_path / "study" / "1-of-2" / "run.pkl").unlink()
-    again = launch.sweep(FAVANO, problem, **what, launcher=second, **RESUMED)
-    assert second.names == ["part 1/2"]
+    what |= {"seeds": 3, "launcher": second, "resume": True}
+    again = launch.sweep(FAVANO, problem, **what)
+    assert second.names == ["part 0/2", "part 1/2"]
     assert_equal_runs(again, run)
-    with pytest.raises(ConfigError, match="parts is 4, but must be from 1 to 3"):
-        launch.sweep(FAVANO, problem, **what, parts=4, launcher=second, **RESUMED)
+    for other, words in (({"parts": 4}, "from 1 to 3"), ({"seeds": 4}, "3 lanes, as in ")):
+        with pytest.raises(ConfigError, match=f"but must be {words}"):
+            launch.sweep(FAVANO, problem, **what | other)
+
+
+def test_a_resumed_sweep_notices_what_has_changed(
+    study: Callable[..., fedjax_sim.Run], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Though both parts had ended. The kept results are as before."""
+    run = study(Here(2))
+
+    def frozen(*what: Any) -> fedjax_sim.Algorithm:
+        bound = FAVANO.algorithm(*what)
+        return bound._replace(
+            step=lambda key, state, event: (state, bound.step(key, state, event)[1])
+        )
+
+    for change, words in (
+        ({"system": FAVANO._replace(algorithm=frozen)}, "differs in program"),
+        ({"seeds": [0, 1, 3]}, "differs in seeds"),
+    ):
+        with pytest.raises(launch.PartError, match="failed with exit code 2"):
+            study(Here(2), resume=True, **change)
+        assert words in capfd.readouterr().err
+    assert_equal_runs(study(Here(2), resume=True), run)
 
 
 @pytest.fixture
@@ -130,8 +155,8 @@ def study(small: Callable, tmp_path: Path) -> Callable[..., fedjax_sim.Run]:
 
     def launched(launcher: Here, **further: Any) -> fedjax_sim.Run:
         what: dict[str, Any] = {"folder": tmp_path / "study", "launcher": launcher, "num_ticks": 2}
-        what |= {"num_evals": 1, "progress": False, "seeds": 3, **further}
-        return launch.sweep(FAVANO, problem, small(FAVANO), **what)
+        what |= {"num_evals": 1, "progress": False, "seeds": 3, "system": FAVANO, **further}
+        return launch.sweep(problem=problem, hyper=small(FAVANO), **what)
 
     return launched
 
@@ -142,8 +167,8 @@ def test_a_part_whose_result_is_damaged_runs_again(
     run, again = study(Here(2)), Here(2)
     damaged = tmp_path / "study" / "0-of-2" / "run.pkl"
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    assert_equal_runs(study(again, **RESUMED), run)
-    assert again.names == ["part 0/2"]
+    assert_equal_runs(study(again, resume=True), run)
+    assert damaged.stat().st_size > 9
 
 
 def test_a_longer_budget_that_is_refused_leaves_the_sweep(
@@ -153,7 +178,7 @@ def test_a_longer_budget_that_is_refused_leaves_the_sweep(
     refusing, go_on = ["0-of-2", "1-of-2"], worker.sweep
 
     def refuse(*, checkpoint: Path, **options: Any) -> fedjax_sim.Run:
-        if checkpoint.parent.name in refusing:
+        if checkpoint.parent.name in refusing and options["num_ticks"] == 4:
             raise ConfigError("num_ticks", 4, "2")
         return go_on(checkpoint=checkpoint, **options)
 
@@ -161,19 +186,16 @@ def test_a_longer_budget_that_is_refused_leaves_the_sweep(
     with monkeypatch.context() as patch:
         patch.setattr(worker, "sweep", refuse)
         with pytest.raises(launch.PartError, match="part 0/2 failed with exit code 2"):
-            study(Here(2), **RESUMED, num_ticks=4)
-        assert_equal_runs(study(again, **RESUMED), run)
-        assert not again.names
+            study(Here(2), resume=True, num_ticks=4)
+        assert_equal_runs(study(again, resume=True), run)
         refusing.remove("0-of-2")
         with pytest.raises(launch.PartError, match=r"^part 1/2 failed with exit code 2"):
             study(Here(2), **RESUMED, num_ticks=4)
     with pytest.raises(launch.PartError, match=r"^part 0/2 failed with exit code 2"):
-        study(again, **RESUMED)
-    assert again.names == ["part 0/2"]
-    assert study(longer, **RESUMED, num_ticks=4).curves.ticks.max() == 4
-    assert longer.names == ["part 1/2"]
-    study(longer, **RESUMED, num_ticks=None)
-    assert longer.names == ["part 1/2"]
+        study(again, resume=True)
+    whole = study(longer, resume=True, num_ticks=4)
+    assert whole.curves.ticks.max() == 4
+    assert_equal_runs(study(longer, resume=True, num_ticks=None), whole)
 
 
 def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> None:
@@ -190,39 +212,33 @@ def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> 
     assert not (tmp_path / "study").exists()
 
 
-def test_a_folder_is_resumed_with_trust_alone(
+def test_a_resumed_folder_runs_no_code_of_others(
     study: Callable[..., fedjax_sim.Run], tmp_path: Path
 ) -> None:
-    """Nothing in it runs code before; and what is no call of a sweep is one sentence."""
-    call, marker = tmp_path / "study" / "call.pkl", tmp_path / "marker"
-    call.parent.mkdir()
-    call.write_bytes(cloudpickle.dumps((Touch(marker), {})))
-    with pytest.raises(ConfigError, match="trust is False, but must be True to resume from"):
-        study(Here(2), resume=True)
+    """The pickles in it are written anew before they are read."""
+    run, marker = study(Here(2)), tmp_path / "marker"
+    for name in ("call.pkl", "0-of-2/run.pkl", "1-of-2/run.pkl"):
+        path = tmp_path / "study" / name
+        write_sealed(path, lambda scratch: scratch.write_bytes(cloudpickle.dumps(Touch(marker))))
+    assert_equal_runs(study(Here(2), **RESUMED), run)
     assert not marker.exists()
-    others = (3, (1, 2, 3), ({"seeds": 1}, {}), ([], 3))
-    for content in (b"", b"x", *map(cloudpickle.dumps, others)):
-        call.write_bytes(content)
-        with pytest.raises(InputError, match=r"call\.pkl (cannot be read here|does not hold)"):
-            study(Here(2), **RESUMED)
 
 
 def test_damage_in_a_launched_sweep_shows(
     study: Callable[..., fedjax_sim.Run], tmp_path: Path
 ) -> None:
-    """A damaged call is refused, and damaged results and lanes are worked out again."""
+    """A damaged call, result or record is refused, and damaged lanes are worked out again."""
     folder = tmp_path / "study"
     study(Here(2))
 
-    def read_result() -> bool:
-        return sweeps._is_done(folder / "0-of-2", {"time_budget": None, "num_ticks": 2})
-
-    call = folder / "call.pkl"
-    sound = cloudpickle.dumps(sweeps.read_call(call))
-    is_sound = lambda found: cloudpickle.dumps(found) == sound  # noqa: E731
-    assert count_refusals(call, lambda: sweeps.read_call(call), is_sound) == NUM_FLIPS
-    assert read_result()
-    assert not any(read_result() for _ in flipped(folder / "0-of-2" / "run.pkl"))
+    for path in (folder / "call.pkl", folder / "0-of-2" / "run.pkl"):
+        sound = cloudpickle.dumps(sweeps.read_pickle(path))
+        is_sound = lambda found, sound=sound: cloudpickle.dumps(found) == sound  # noqa: E731
+        read = partial(sweeps.read_pickle, path)
+        assert count_refusals(path, read, is_sound) == NUM_FLIPS
+    for _ in flipped(folder / sweeps.RECORD):
+        with pytest.raises(ConfigError, match=r"an undamaged sweep\.json"):
+            study(Here(2), **RESUMED)
     lanes = folder / "0-of-2" / "checkpoint" / LANES
     assert keep_lanes(lanes, (0, 2), dict) == read_json(lanes)["lanes"]
     surveyed = {"sweep": [Unit((0,), 1), Unit((1,), 1)]}

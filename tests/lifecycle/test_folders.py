@@ -13,7 +13,7 @@ import pytest
 from fedjax_sim import load, sweep
 from fedjax_sim.engine.progress import Display
 from fedjax_sim.launch.jobs import Job, start_job
-from fedjax_sim.lifecycle import FolderLock, InputError
+from fedjax_sim.lifecycle import FolderLock, InputError, read_record, write_record
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.settings import ConfigError
@@ -129,7 +129,7 @@ def test_overwriting_spares_what_no_run_made(tmp_path: Path) -> None:
 
 def test_a_folder_in_place_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "results.nc").mkdir()
-    with pytest.raises(ConfigError, match=r"results\.nc in the results folder is 'a folder'"):
+    with pytest.raises(ConfigError, match=r"one in which results\.nc is a file"):
         Folder(tmp_path, overwrite=True)
 
 
@@ -206,3 +206,24 @@ def test_files_of_an_older_run_are_still_removed(tmp_path: Path) -> None:
     second.open()
     second.finish({}, {})
     assert not (tmp_path / "old.json").exists()
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    """Every bit of a record is flipped once, and the record cut at every place."""
+    path = tmp_path / "run.json"
+    content: dict[str, Any] = {"seeds": [0, 12], "lr": 0.5, "part": None, "of": {"b": "ä", "a": 1}}
+    assert read_record(path) is None
+    write_record(path, content)
+    whole = path.read_bytes()
+    assert read_record(path) == content
+    for at in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            path.write_bytes(damaged)
+            assert read_record(path) in (None, content), (at, bit)
+        path.write_bytes(whole[:at])
+        assert read_record(path) is None
+    for other in ("[]", "3", "null", json.dumps(content), '{"sha256": 1}', "[" * 100_000):
+        path.write_text(other)
+        assert read_record(path) is None
