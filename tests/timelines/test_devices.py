@@ -244,6 +244,8 @@ def test_iterations_of_groups_take_transfers(draw: Callable) -> None:
         runtime_law="runtime_constant",
         bits_up=BITS_UP,
         bits_down=BITS_DOWN,
+        exchange_shift=2.0,
+        exchange_shift_per_group=4.0,
         exchange_mean=0.0,
         exchange_mean_per_group=0.0,
         **groups,
