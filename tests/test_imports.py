@@ -36,7 +36,7 @@ ALLOWED = {
     "clients": "types settings trees streams batching privacy",
     "server": "types settings streams batching timelines compression privacy clients",
     "models": "types settings targets streams compression",
-    "datasets": "settings",
+    "datasets": "lifecycle settings",
     "partition": "settings",
     "diagnostics": "types settings",
     "problems": (
