@@ -68,8 +68,6 @@ SUFFIXES = {".nc", ".json", ".pkl", ".png", ".csv"}
 DPI = 160
 """Pixels of an inch of a picture."""
 LEAST_FREE_BYTES = 2**24
-SUFFIXES = (".nc", ".json", ".png")
-"""How names of files end that are written into a results folder."""
 
 
 class Results(NamedTuple):
