@@ -238,7 +238,7 @@ def test_a_killed_writer_leaves_one_run_or_a_sentence(
     run: fedjax_sim.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs with equal lanes and labels differ in numbers alone: half of each is no run."""
-    run = run.lane(num_selected=2, lr=0.02, seed=5)
+    run = dataclasses.replace(run.lane(num_selected=2, lr=0.02, seed=5), samples=None)
     other = dataclasses.replace(run, models=jax.tree.map(lambda leaf: leaf + 1, run.models))
     other = dataclasses.replace(other, curves=run.curves.assign(loss=run.curves.loss + 1))
     replace, found = Path.replace, []
