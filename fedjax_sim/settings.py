@@ -23,6 +23,11 @@ HyperT = TypeVar("HyperT")
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
 
+MOST_SHOWN = 8
+"""Numbers of an array up to which a message shows them."""
+LONGEST = 200
+"""Characters of a value that a message shows."""
+
 
 class ConfigError(InputError):
     """Bad input, as one sentence that names the field, the value and what is allowed.
@@ -35,7 +40,7 @@ class ConfigError(InputError):
         known = allowed.removeprefix("one of ")
         if isinstance(value, str) and known != allowed:
             allowed += nearest(value, re.split(", (?:or )?", known))
-        super().__init__(f"{field} is {value!r}, but must be {allowed}.")
+        super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
 
 
 def real(
@@ -464,6 +469,21 @@ def check(hyper: Any) -> None:
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
 
+def check_known(value: Any) -> None:
+    """Check settings as `check` does, unless some of them are traced.
+
+    Args:
+      value: Settings; any other dataclass is accepted.
+
+    Raises:
+      ConfigError: If a value or a combination of values is not allowed.
+    """
+    if fields(type(value)) and not any(
+        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)
+    ):
+        check(value)
+
+
 def plain(value: Any) -> Any:
     """Return a number of NumPy or JAX as Python has it, and any other value as it is.
 
@@ -472,6 +492,14 @@ def plain(value: Any) -> Any:
     """
     is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     return value.item() if is_number else value
+
+
+def _shown(value: Any) -> str:
+    """Write a value in one line that is not long."""
+    if getattr(value, "size", 0) > MOST_SHOWN and hasattr(value, "dtype"):
+        return f"an array of shape {list(value.shape)} of {value.dtype}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
 
 
 def _field(

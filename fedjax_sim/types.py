@@ -14,11 +14,11 @@ statistic.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
-Key = jax.Array
+Key = Annotated[jax.Array, "a random key"]
 """One typed JAX random key."""
 Array = jax.Array
 Params = Any

@@ -7,16 +7,18 @@ example.
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.settings import ConfigError
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
 
 
+@checked
 class Dataset(NamedTuple):
     """A training set and a test set of labelled images.
 
@@ -34,22 +36,23 @@ class Dataset(NamedTuple):
         data has no clients.
     """
 
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
-    num_classes: int
+    train_images: Annotated[np.ndarray, shape("n ...")]
+    train_labels: Annotated[np.ndarray, shape("n")]
+    test_images: Annotated[np.ndarray, shape("m ...")]
+    test_labels: Annotated[np.ndarray, shape("m")]
+    num_classes: Count
     name: str
     train_clients: np.ndarray | None = None
 
 
+@checked
 def from_arrays(
     train_images: np.ndarray,
     train_labels: np.ndarray,
     test_images: np.ndarray,
     test_labels: np.ndarray,
     *,
-    num_classes: int | None = None,
+    num_classes: Count | None = None,
     name: str = "own",
     train_clients: np.ndarray | None = None,
 ) -> Dataset:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.engine.step_cost import StepCost
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import PRECISIONS
@@ -79,6 +80,7 @@ MOST_PADDED = 1.5
 """Trips run over trips needed, beyond which batched lanes are split into batches."""
 
 
+@checked
 class Layout(NamedTuple):
     """What a caller may fix; `None` leaves a choice to the measured rule of `choose`.
 
@@ -97,11 +99,11 @@ class Layout(NamedTuple):
         differ enough in their steps.
     """
 
-    slots_at_once: int | None = None
+    slots_at_once: Count | None = None
     lanes_at_once: bool | None = None
-    lane_devices: int | None = None
-    client_devices: int | None = None
-    lane_batches: int | None = None
+    lane_devices: Count | None = None
+    client_devices: Count | None = None
+    lane_batches: Count | None = None
     packed: bool | None = None
 
 
@@ -202,7 +204,8 @@ class Placement(NamedTuple):
         return max(1, -(-together // length)), max(1, -(-of_lane // length))
 
 
-def use_cores(num: int | None = None) -> int:
+@checked
+def use_cores(num: Count | None = None) -> int:
     """Make every CPU core a device, so that lanes run side by side.
 
     Call it before JAX does anything; later it changes nothing.
@@ -219,6 +222,7 @@ def use_cores(num: int | None = None) -> int:
     return jax.local_device_count()
 
 
+@checked
 def keep_compiled(is_wanted: bool = True) -> None:
     """Keep compiled programs on disk for the next process, or do not.
 

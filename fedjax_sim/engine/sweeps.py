@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import numpy as np
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Seed, checked
 from fedjax_sim.engine.bad_lanes import warn_of_lanes
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import label_curves, label_lanes
@@ -65,21 +66,22 @@ class Share(Protocol):
         """
 
 
+@checked
 def simulate(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
     hyper: HyperT | None = None,
     *,
-    seed: int = 0,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    num_evals: int = 25,
+    seed: Seed = 0,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    num_evals: Count = 25,
     layout: Layout = Layout(),
-    evals_per_chunk: int | None = None,
+    evals_per_chunk: Count | None = None,
     client_variance: bool = False,
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
-    checkpoint_every: float = 20.0,
+    checkpoint_every: AtLeast0 = 20.0,
     resume: bool = False,
     progress: bool | str | Path | None = None,
     precision: str = "float32",
@@ -142,6 +144,7 @@ def simulate(
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
 
+@checked
 def sweep(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
@@ -149,16 +152,16 @@ def sweep(
     *,
     seeds: int | Sequence[int] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    num_evals: int = 25,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    num_evals: Count = 25,
     layout: Layout = Layout(),
-    max_lanes: int | None = None,
-    evals_per_chunk: int | None = None,
+    max_lanes: Count | None = None,
+    evals_per_chunk: Count | None = None,
     client_variance: bool = False,
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
-    checkpoint_every: float = 20.0,
+    checkpoint_every: AtLeast0 = 20.0,
     resume: bool = False,
     progress: bool | str | Path | None = None,
     precision: str = "float32",

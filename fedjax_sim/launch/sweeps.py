@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, checked
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
@@ -28,6 +29,7 @@ SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionab
 """JAX's switches that change results. Parts set them as they are here."""
 
 
+@checked
 def sweep(
     system: "System[HyperT, StateT, InfoT]",
     problem: "ProblemT | list[ProblemT] | Callable[[int], ProblemT]",
@@ -35,17 +37,17 @@ def sweep(
     *,
     folder: str | Path,
     launcher: Launcher = Local(),
-    parts: int | None = None,
+    parts: Count | None = None,
     seeds: int | Sequence[int] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    num_evals: int = 25,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    num_evals: Count = 25,
     layout: "Layout | None" = None,
-    max_lanes: int | None = None,
+    max_lanes: Count | None = None,
     client_variance: bool = False,
     keep_models: bool = False,
-    checkpoint_every: float = 20.0,
+    checkpoint_every: AtLeast0 = 20.0,
     resume: bool = False,
     progress: bool = True,
     precision: str = "float32",

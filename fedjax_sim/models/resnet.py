@@ -14,6 +14,7 @@ Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 from flax import linen as nn
 from flax.typing import Dtype
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.models import convolution
 from fedjax_sim.models.cnn import conv, group_norm
 from fedjax_sim.models.convolution import Convolution
@@ -21,6 +22,7 @@ from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
 
+@checked
 class ResNet(nn.Module):
     """A stem, stages of basic blocks, the mean over space, and a dense layer.
 
@@ -37,9 +39,9 @@ class ResNet(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    num_classes: int
+    num_classes: Count
     stages: tuple[int, ...]
-    blocks: int
+    blocks: Count
     stem: str = "cifar"
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
@@ -83,8 +85,9 @@ class ResNet(nn.Module):
         return group_norm(x, 8, self.dtype)
 
 
+@checked
 def resnet20(
-    num_classes: int,
+    num_classes: Count,
     *,
     convolution: Convolution = convolution.auto,
     dtype: Dtype | None = None,
@@ -104,8 +107,9 @@ def resnet20(
     return ResNet(num_classes, (16, 32, 64), 3, convolution=convolution, dtype=dtype)
 
 
+@checked
 def resnet18(
-    num_classes: int,
+    num_classes: Count,
     *,
     convolution: Convolution = convolution.auto,
     dtype: Dtype | None = None,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import trees
+from fedjax_sim.checking import AtLeast0, Seed, Whole, checked
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.client_data import check_tests, hold_out, pad_partitions
@@ -40,6 +41,7 @@ class Options(TypedDict, total=False):
     seed: int
 
 
+@checked
 @overload
 def supervised(
     model: Model,
@@ -50,6 +52,7 @@ def supervised(
 ) -> list[Supervised]: ...
 
 
+@checked
 @overload
 def supervised(
     model: Model,
@@ -60,6 +63,7 @@ def supervised(
 ) -> Supervised: ...
 
 
+@checked
 def supervised(
     model: Model,
     loss: PerExample,
@@ -76,9 +80,9 @@ def supervised(
     per_client: bool = False,
     start: Params | None = None,
     frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: float | None = None,
-    test_block: int = EVALUATED_AT_ONCE,
-    seed: int = 0,
+    prior_precision: AtLeast0 | None = None,
+    test_block: Whole = EVALUATED_AT_ONCE,
+    seed: Seed = 0,
 ) -> Supervised | list[Supervised]:
     """Build a problem from a network, a loss and data.
 

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import trees
+from fedjax_sim.checking import checked
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.checking import form_of
 from fedjax_sim.problems.client_data import check_partition, partition_by_ids
 from fedjax_sim.settings import ConfigError
 
 
+@checked
 class Examples(NamedTuple):
     """Examples and whose they are.
 
@@ -31,6 +33,7 @@ class Examples(NamedTuple):
     clients: Sequence[Hashable] | None = None
 
 
+@checked
 def from_dataframe(
     table: Any,
     *,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
 
+from fedjax_sim.checking import checked
 from fedjax_sim.engine.records import environment, to_json
 from fedjax_sim.engine.run_files import Kept, files_of
 from fedjax_sim.engine.summaries import summary
@@ -58,6 +59,7 @@ class Results(NamedTuple):
     config: dict[str, Any]
 
 
+@checked
 class Folder:
     """A results folder to write to.
 
@@ -301,6 +303,7 @@ class Folder:
             self._written.append(name)
 
 
+@checked
 def save(
     folder: Folder,
     curves: Mapping[str, xr.Dataset],
@@ -339,6 +342,7 @@ def save(
     return content
 
 
+@checked
 def load(path: str | Path) -> Results:
     """Read the results folder of a finished run.
 

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
+from fedjax_sim.checking import checked
 from fedjax_sim.types import Array, Event, Params, Plan, StateT
 
 
+@checked
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:
     """Average the reports of the present clients and the server's model with equal weights.
 
@@ -29,6 +31,7 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
     return jax.tree.map(lambda w, u: (w + u) * share.astype(w.dtype), server, total)
 
 
+@checked
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     """Continue from start through end, `weight` times as far: start + weight (end - start).
 
@@ -43,6 +46,7 @@ def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     return jax.tree.map(lambda a, b: a + expand(weight, a) * (b - a), start, end)
 
 
+@checked
 def expand(weight: Array, leaf: Array) -> Array:
     """Give `weight[S]` trailing axes of length 1 to fit `leaf[S, ...]`, and the leaf's dtype.
 
@@ -56,6 +60,7 @@ def expand(weight: Array, leaf: Array) -> Array:
     return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim)).astype(leaf.dtype)
 
 
+@checked
 def keep_if_empty(plan: Plan, event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
 

@@ -16,6 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import choice, count, real, struct, switch
 from fedjax_sim.types import Array
 
@@ -76,8 +77,9 @@ class StalenessWeights:
     )
 
 
+@checked
 def staleness_weights(
-    clients: Array, staleness: Array, settings: StalenessWeights, *, num_clients: int
+    clients: Array, staleness: Array, settings: StalenessWeights, *, num_clients: Count
 ) -> Array:
     """Weight each update of every buffer by its staleness.
 
@@ -125,6 +127,7 @@ def _add_slot(total: Array, slot: Array) -> tuple[Array, None]:
     return total + slot, None
 
 
+@checked
 def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights) -> Array:
     """Average the staleness of each slot's client, as the server knows it when the buffer is full.
 

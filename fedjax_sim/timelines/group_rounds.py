@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.devices import draw_devices, finish_work
 from fedjax_sim.timelines.groups import (
@@ -221,6 +222,7 @@ def group_work(
     return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
+@checked
 def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
     """Compute the weights of the groups' progress in every round.
 
@@ -249,7 +251,8 @@ def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
     return shares / steps
 
 
-def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
+@checked
+def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline:
     """Schedule rounds of groups.
 
     A slot belongs to a group, and its client number is the group's number. All ticks of a round
@@ -300,7 +303,8 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
     )
 
 
-def group_rounds_within(hyper: Groups, time: float) -> float:
+@checked
+def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
     Args:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import AtLeast0, checked
 from fedjax_sim.settings import (
     ConfigError,
     choice,
@@ -362,6 +363,7 @@ class Groups(ClientDelays):
 GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
+@checked
 def complete_groups(hyper: GroupsT, problem: Problem | None) -> GroupsT:
     """Fill in what follows from the clients' numbers of examples. Runs on the host.
 
@@ -415,6 +417,7 @@ class Members(NamedTuple):
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
+@checked
 def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
@@ -468,6 +471,7 @@ def group_shares(groups: Groups) -> Leaf:
     return weight / weight.sum()
 
 
+@checked
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
@@ -481,8 +485,16 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
 
 
+@checked
 def paper_delays(
-    d: float, b: float, e: float, f: float, d_g: float, b_g: float, e_g: float, f_g: float
+    d: AtLeast0,
+    b: AtLeast0,
+    e: AtLeast0,
+    f: AtLeast0,
+    d_g: AtLeast0,
+    b_g: AtLeast0,
+    e_g: AtLeast0,
+    f_g: AtLeast0,
 ) -> dict[str, float]:
     """Translate the delay coefficients of the paper's experiments into settings of `Groups`.
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, fields, real, static, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.client_table import ClientTable, read_client_table
@@ -351,6 +352,7 @@ class Speeds(NamedTuple):
     spread: Array
 
 
+@checked
 def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
@@ -380,6 +382,7 @@ def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     )
 
 
+@checked
 def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
     """Draw every client's rate.
 
@@ -393,7 +396,8 @@ def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
     return draw_client_speeds(key, clients).rate
 
 
-def draw_runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
+@checked
+def draw_runtimes(key: Key, speeds: Speeds, num: Count, law: str) -> Array:
     """Draw running times of mean 1/rate.
 
     Args:

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError
 
 
+@checked
 class Trace:
     """Recorded work of clients, in order of finish.
 
@@ -145,6 +147,7 @@ class ClientRows(NamedTuple):
     finish: np.ndarray
 
 
+@checked
 def read_trace(path: str | Path) -> Trace:
     """Read a trace from a CSV file.
 

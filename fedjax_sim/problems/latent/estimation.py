@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import chex
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
+from fedjax_sim.checking import Limit, OneOf, checked, shape
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.settings import ConfigError
@@ -28,6 +29,7 @@ EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
 
 
+@checked
 @struct.dataclass
 class Estimation:
     """A latent-variable model and the examples of clients.
@@ -194,13 +196,14 @@ class Estimation:
         return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
 
 
+@checked
 def make_estimation(
     model: LatentModel,
     data: Any,
     partition: Partition,
     *,
-    weighting: str = "pooled",
-    start: npt.ArrayLike | None = None,
+    weighting: Annotated[str, OneOf(("pooled", "equal"))] = "pooled",
+    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None = None,
     per_client: bool = False,
 ) -> Estimation:
     """Build an estimation problem.
@@ -221,19 +224,19 @@ def make_estimation(
 
     Raises:
       ConfigError: If `weighting`, the data or the partition is not allowed.
-      AssertionError: If the shapes of the partition, of `start` or of the data are wrong.
     """
     options: dict[str, Any] = {"weighting": weighting, "start": start, "per_client": per_client}
     return make_estimations(model, data, [partition], **options)[0]
 
 
+@checked
 def make_estimations(
     model: LatentModel,
     data: Any,
     partitions: Sequence[Partition],
     *,
-    weighting: str = "pooled",
-    start: npt.ArrayLike | None = None,
+    weighting: Annotated[str, OneOf(("pooled", "equal"))] = "pooled",
+    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None = None,
     per_client: bool = False,
 ) -> list[Estimation]:
     """Build one estimation problem per partition, for a sweep with a partition per seed.
@@ -256,16 +259,15 @@ def make_estimations(
 
     Raises:
       ConfigError: If `weighting`, the data or a partition is not allowed.
-      AssertionError: If the shapes of a partition, of `start` or of the data are wrong.
     """
-    if weighting not in ("pooled", "equal"):
-        raise ConfigError("weighting", weighting, "one of pooled, equal")
-    sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
-    if len(sizes) != 1:
-        raise ConfigError(
-            "data", f"arrays of {sorted(sizes)} examples", "arrays of one number of examples"
-        )
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(sizes) != 1 or () in sizes:
+        numbers = [size[0] if size else None for size in sorted(sizes)]
+        allowed = "arrays of one number of examples"
+        raise ConfigError("data", f"arrays of {numbers} examples", allowed)
     for leaf in jax.tree.leaves(data):
+        if np.asarray(leaf).dtype.kind not in "biufV":
+            raise ConfigError("data", f"an array of {np.asarray(leaf).dtype}", "arrays of numbers")
         if not np.isfinite(leaf).all():
             raise ConfigError("data", "an array with nan or inf", "finite")
     examples = jax.tree.map(jnp.asarray, data)
@@ -277,10 +279,8 @@ def make_estimations(
     # share a compiled program.
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
-    if given is not None:
-        chex.assert_rank(given, 1)
     problems = []
-    clients = pad_partitions(partitions, min(sizes))
+    clients = pad_partitions(partitions, min(sizes)[0])
     for partition, (index, device_counts) in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
         share = np.ones(len(counts))

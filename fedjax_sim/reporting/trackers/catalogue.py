@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from fedjax_sim.checking import checked
 from fedjax_sim.reporting.trackers.csv_file import CSV
 from fedjax_sim.reporting.trackers.labels import load_extra
 from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
@@ -15,6 +16,7 @@ TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wa
 """Names on the command line, and the package behind each."""
 
 
+@checked
 def check_tracker(name: str) -> None:
     """Check that the package behind a tracker is installed.
 
@@ -27,6 +29,7 @@ def check_tracker(name: str) -> None:
     load_extra(name, TRACKERS[name])
 
 
+@checked
 def make_tracker(name: str, folder: str | Path) -> Tracker:
     """Make a tracker that writes into a results folder, and remove its older log there.
 
