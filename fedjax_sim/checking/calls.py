@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import sys
 import types
 import typing
@@ -72,15 +73,12 @@ def checked(target: TargetT) -> TargetT:
 
 def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`."""
-    signature: Signature | None = None
+    read = functools.cache(lambda: _signature_of(function, owner))
     first = 0 if owner is function else 1  # An object that is being made is not looked at.
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal signature
-        if signature is None:
-            signature = _signature_of(function, owner)
-        order, kinds, more, named = signature
+        order, kinds, more, named = read()
         lengths: Lengths = {}
         for place, value in enumerate(args[first:], first):
             if place < len(order):
@@ -91,16 +89,19 @@ def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
             _check(name, value, kinds.get(name, named), lengths)
         return function(*args, **kwargs)
 
-    call.__checked__ = True  # type: ignore[attr-defined]
+    call.__checked__ = read  # type: ignore[attr-defined]
     return call
 
 
 def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
     """Check one argument, and the settings in it."""
+    if kind is OPEN:
+        return
     if kind is not ANYTHING and not kind.accepts(value, lengths):
         from fedjax_sim.settings import ConfigError
 
-        known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in kind.words]
+        named = re.findall(r"[^\[\], ]+", "".join(re.findall(r"\[.*?\]", kind.words)))
+        known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
         raise ConfigError(name, value, kind.words + (f" with {', '.join(known)}" * bool(known)))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         from fedjax_sim.settings import check_known
@@ -158,8 +159,10 @@ def _kind_of(annotation: Any) -> Kind:
         allowed = "one of " + ", ".join(map(str, args))
         return Kind(lambda value, _: isinstance(value, str) and value in args, allowed)
     kind = origin or annotation
+    if isinstance(kind, TypeVar):
+        return OPEN
     if not isinstance(kind, type) or kind is object:
-        return ANYTHING  # Such as a TypeVar.
+        return ANYTHING
     if kind is type:
         return Kind(lambda value, _: isinstance(value, type), "a class")
     if kind.__module__.partition(".")[0] in ("numpy", "jax", "jaxlib") and hasattr(kind, "ndim"):
@@ -219,8 +222,9 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
     kinds = [_kind_of(each) for each in args if "numpy._typing" not in str(each)]
     alike = [SIMPLE[each] for each in (bool, int, float, complex, str, bytes)]
-    if ANYTHING in kinds:
-        return ANYTHING
+    for kind in (OPEN, ANYTHING):
+        if kind in kinds:
+            return kind
     if ARRAY in kinds or len(kinds) < len(args):
         kinds = [kind for kind in kinds if kind not in (*alike, ARRAY)] + [ARRAY]
     if any(kind.words == "a path" for kind in kinds):
@@ -335,6 +339,8 @@ def _accepts_path(value: Any, _: Lengths) -> bool:
     return isinstance(value, os.PathLike)
 
 
+OPEN = Kind(lambda value, _: True, "anything")
+"""What a type variable allows: the function itself checks the argument."""
 ANYTHING = Kind(lambda value, _: True, "anything")
 ARRAY = Kind(_accepts_array, "an array")
 SIMPLE: dict[Any, Kind] = {

@@ -127,6 +127,8 @@ Whole = Annotated[int, Limit(least=0)]
 """A whole number that may be 0."""
 Seed = Annotated[int, Limit(least=0)]
 """A seed of random numbers."""
+LaneSeed = Annotated[int, Limit(least=0, most=2**31 - 1)]
+"""A seed of a run, which lanes hold in 32 bits."""
 Above0 = Annotated[float, Limit(above=0)]
 """A finite number above 0, such as a time, a rate or a scale."""
 AtLeast0 = Annotated[float, Limit(least=0)]

@@ -247,15 +247,13 @@ def keep_by_default() -> None:
 
 
 def check_layout(layout: Layout) -> None:
-    """Check the counts of a layout.
+    """Check a layout as a whole.
 
     Raises:
-      ConfigError: If a count is below 1, or there are fewer devices than the layout asks for.
+      ConfigError: If there are fewer devices than the layout asks for, or its fields do not go
+        together.
     """
-    for name in ("slots_at_once", "lane_batches", "lane_devices", "client_devices"):
-        value = getattr(layout, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"layout.{name}", value, "at least 1")
+    Layout(*layout)  # Checks fields that were replaced.
     if layout.packed and layout.slots_at_once is not None:
         allowed = "false with slots_at_once, because packed slots share rows and not batches"
         raise ConfigError("layout.packed", True, allowed)

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fedjax_sim.settings import ConfigError
+
 Shown = bool | Path | None
 """None: on a terminal and in a notebook; True: also as lines elsewhere; False: nowhere; a path: in
 a file that always holds one line."""
@@ -113,6 +115,23 @@ class Display:
             self._cell = display(content, raw=True, display_id=True)
         else:
             self._cell.update(content, raw=True)
+
+
+def check_file(path: Path) -> None:
+    """Check that the file that is to hold the line can be written.
+
+    Raises:
+      ConfigError: If it cannot.
+    """
+    try:
+        scratch = path.with_name(f"{path.name}.tmp")
+        scratch.touch()
+        scratch.unlink()
+        is_file = not path.is_dir()
+    except (OSError, ValueError):
+        is_file = False
+    if not is_file:
+        raise ConfigError("progress", str(path), "a file in a folder that can be written")
 
 
 def is_shown(shown: Shown) -> bool:

@@ -7,24 +7,24 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, Seed, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked
 from fedjax_sim.engine.bad_lanes import warn_of_lanes
 from fedjax_sim.engine.compile_meter import CompileMeter
 from fedjax_sim.engine.curves import label_curves, label_lanes
 from fedjax_sim.engine.division import Unit, divide
 from fedjax_sim.engine.groups import plan_group, units_of
 from fedjax_sim.engine.identities import asked_of
-from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes, listed
+from fedjax_sim.engine.inputs import grid_of, list_lanes
 from fedjax_sim.engine.lanes import Lane, groups_of
 from fedjax_sim.engine.metric_names import describe_metrics
-from fedjax_sim.engine.options import Options
+from fedjax_sim.engine.options import Options, Precision
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
 from fedjax_sim.engine.runs import Run, join_lanes_of_trees
@@ -72,7 +72,7 @@ def simulate(
     problem: ProblemT,
     hyper: HyperT | None = None,
     *,
-    seed: Seed = 0,
+    seed: LaneSeed = 0,
     time_budget: Above0 | None = None,
     num_ticks: Count | None = None,
     num_evals: Count = 25,
@@ -84,7 +84,7 @@ def simulate(
     checkpoint_every: AtLeast0 = 20.0,
     resume: bool = False,
     progress: bool | str | Path | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     start: Run | Params | None = None,
     on_evaluation: OnEvaluation | None = None,
     trackers: Sequence[Tracker] = (),
@@ -150,7 +150,7 @@ def sweep(
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
     hyper: HyperT | None = None,
     *,
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
     time_budget: Above0 | None = None,
     num_ticks: Count | None = None,
@@ -164,12 +164,12 @@ def sweep(
     checkpoint_every: AtLeast0 = 20.0,
     resume: bool = False,
     progress: bool | str | Path | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     start: Run | Params | None = None,
     on_evaluation: OnEvaluation | None = None,
     trackers: Sequence[Tracker] = (),
-    part: tuple[int, int] | None = None,
-    lanes: Collection[int] | None = None,
+    part: tuple[Whole, Count] | None = None,
+    lanes: Collection[Whole] | None = None,
     share: Share | None = None,
 ) -> Run[HyperT]:
     """Run a system for every combination of settings and every seed.
@@ -208,10 +208,10 @@ def sweep(
         samples).
       checkpoint: Folder for checkpoints; None writes none. One process at a time writes to it.
       checkpoint_every: Least seconds between two checkpoints.
-      resume: Whether to continue from the newest checkpoint. A run that ended goes on if the budget
-        is now longer, with evaluations as far apart as before whatever `num_evals` would give; its
-        bits are those of a run of this length from the start. It is an error if the run would have
-        begun differently.
+      resume: Whether to continue from the newest checkpoint in the folder `checkpoint`. A run that
+        ended goes on if the budget is now longer, with evaluations as far apart as before whatever
+        `num_evals` would give; its bits are those of a run of this length from the start. It is an
+        error if the run would have begun differently.
       progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
         also as lines in a pipe. False: nowhere. Or a file that is to hold one line.
       precision: Precision of matrix products on accelerators: "float32", "tensorfloat32" (about
@@ -257,7 +257,7 @@ def sweep(
         progress if isinstance(progress, bool | None) else Path(progress),
         precision,
         on_evaluation,
-        tuple(listed("trackers", trackers)),
+        tuple(trackers),
     )
     grid = grid_of(seeds, settings)
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
@@ -295,16 +295,17 @@ def sweep(
     return run if share is None else share.exchange(run, asked)
 
 
+@checked
 def survey_lanes(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
     hyper: HyperT | None = None,
     *,
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    max_lanes: int | None = None,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    max_lanes: Count | None = None,
 ) -> list[Unit[int]]:
     """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
 
@@ -340,24 +341,23 @@ def _places_to_run(
     system: System,
     lanes: list[Lane],
     options: Options,
-    part: tuple[int, int] | None,
+    part: tuple[Whole, Count] | None,
     chosen: Collection[int] | None,
 ) -> list[int] | None:
     """List the places of the lanes to run, ascending; None for all lanes."""
     if part is not None:
         if chosen is not None:
             raise ConfigError("lanes", chosen, "left out for a part")
-        pair: Any = tuple(part) if isinstance(part, Iterable) else ()
-        if len(pair) != 2 or not all(is_whole(each, 0) for each in pair) or pair[0] >= pair[1]:
+        number, num_parts = map(int, part)
+        if number >= num_parts:
             raise ConfigError("part", part, "(i, n) with whole numbers i from 0 to n - 1")
-        return sorted(divide(_units_of_all(system, lanes, options), pair[1])[pair[0]])
+        return sorted(divide(_units_of_all(system, lanes, options), num_parts)[number])
     if chosen is None:
         return None
-    places = listed("lanes", chosen)
-    if not places or not all(is_whole(place, 0) and place < len(lanes) for place in places):
-        allowed = f"some of the numbers from 0 to {len(lanes) - 1}"
-        raise ConfigError("lanes", places, allowed)
-    return sorted(set(places))
+    places = sorted({int(place) for place in chosen})
+    if not places or places[-1] >= len(lanes):
+        raise ConfigError("lanes", chosen, f"some of the numbers from 0 to {len(lanes) - 1}")
+    return places
 
 
 @contextlib.contextmanager
@@ -381,18 +381,19 @@ def _locked(options: Options) -> Iterator[None]:
         lock.release()
 
 
+@checked
 def lower_sweep(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
     hyper: HyperT | None = None,
     *,
     devices: Sequence[Any],
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    num_ticks: int,
-    num_evals: int = 25,
+    num_ticks: Count,
+    num_evals: Count = 25,
     layout: Layout = Layout(),
-    precision: str = "float32",
+    precision: Precision = "float32",
 ) -> list[jax.stages.Lowered]:
     """Lower the programs of a sweep for devices that need not exist; nothing learns.
 

@@ -1,17 +1,19 @@
 """Run a sweep in parts from Python."""
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, checked
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
+    from fedjax_sim.engine.options import Precision
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import Run
     from fedjax_sim.engine.sweeps import ProblemT
@@ -38,7 +40,7 @@ def sweep(
     folder: str | Path,
     launcher: Launcher = Local(),
     parts: Count | None = None,
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
     time_budget: Above0 | None = None,
     num_ticks: Count | None = None,
@@ -50,7 +52,7 @@ def sweep(
     checkpoint_every: AtLeast0 = 20.0,
     resume: bool = False,
     progress: bool = True,
-    precision: str = "float32",
+    precision: "Precision" = "float32",
     start: "Run | Params | None" = None,
     on_evaluation: "OnEvaluation | None" = None,
 ) -> "Run[HyperT]":
@@ -97,6 +99,8 @@ def sweep(
     import cloudpickle
 
     from fedjax_sim.engine.bad_lanes import warn_of_lanes
+    from fedjax_sim.engine.inputs import check_call, grid_of, list_lanes
+    from fedjax_sim.engine.options import Options
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import join_runs
     from fedjax_sim.launch.parts import parts_in
@@ -104,12 +108,13 @@ def sweep(
 
     where = Path(folder).absolute()
     call = where / CALL
-    num_lanes, usual = _count_lanes(seeds, settings), None
+    grid, usual = grid_of(seeds, settings), None
     if resume:
         if not call.is_file():
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
         known, _ = cloudpickle.loads(call.read_bytes())
-        num_lanes, usual = _count_lanes(known["seeds"], known["settings"]), parts_in(where)
+        grid, usual = grid_of(known["seeds"], known["settings"]), parts_in(where)
+    num_lanes = len(grid.seeds) * math.prod(map(len, grid.settings.values()))
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
         raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
@@ -118,7 +123,20 @@ def sweep(
         asked = {"time_budget": time_budget, "num_ticks": num_ticks}
         call, arguments = _lengthen(call, jobs, asked)
     else:
-        if where.exists() and any(where.iterdir()):
+        options = Options(
+            time_budget,
+            num_ticks,
+            num_evals,
+            layout or Layout(),
+            max_lanes,
+            client_variance=client_variance,
+        )
+        if callable(problem) and not isinstance(problem, system.fit.learns):
+            # Problems are made in the parts.
+            check_call(system, hyper, grid, options)
+        else:
+            list_lanes(system, problem, hyper, grid, options)
+        if where.exists() and (not where.is_dir() or any(where.iterdir())):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
         arguments = {
             "system": system,
@@ -194,14 +212,6 @@ def _lengthen(
         content = cloudpickle.dumps((arguments, switches))
         call = write_whole(call.with_name(LONGER), lambda path: path.write_bytes(content))
     return call, arguments
-
-
-def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:
-    """Count the lanes of a sweep."""
-    num_lanes = seeds if isinstance(seeds, int) else len(seeds)
-    for values in (settings or {}).values():
-        num_lanes *= len(values)
-    return num_lanes
 
 
 def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
