@@ -8,6 +8,7 @@ settings struct. `check` turns a bad value into one sentence before anything is 
 `help(SomeHyper)` ends with a table of its settings: meaning, default and allowed values.
 """
 
+import contextvars
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from flax import struct as flax_struct
 from fedjax_sim.lifecycle import InputError, nearest
 
 HyperT = TypeVar("HyperT")
+_CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
 
@@ -448,6 +450,17 @@ def check(hyper: Any) -> None:
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
+    within = _CHECKING.set(True)
+    try:
+        _check_fields(hyper)
+        if hasattr(hyper, "check_together"):
+            hyper.check_together()
+    finally:
+        _CHECKING.reset(within)
+
+
+def _check_fields(hyper: Any) -> None:
+    """Check every field alone."""
     for name, field in fields(type(hyper)).items():
         value, allowed = getattr(hyper, name), field.metadata["allowed"]
         if field.metadata.get("is_single") and np.ndim(value) > 0:
@@ -458,8 +471,6 @@ def check(hyper: Any) -> None:
             raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
         if is_traced(field) and _accepts_numbers(value):
             _check_range(name, value, allowed)
-    if hasattr(hyper, "check_together"):
-        hyper.check_together()
     bases = [base for base in type(hyper).__mro__[1:] if dataclasses.is_dataclass(base)]
     for field in dataclasses.fields(hyper):
         is_fixed = "accepts" not in field.metadata and any(field.name in fields(b) for b in bases)
@@ -470,7 +481,7 @@ def check(hyper: Any) -> None:
 
 
 def check_known(value: Any) -> None:
-    """Check settings as `check` does, unless some of them are traced.
+    """Check settings as `check` does, unless some are traced or a check calls functions itself.
 
     Args:
       value: Settings; any other dataclass is accepted.
@@ -478,8 +489,10 @@ def check_known(value: Any) -> None:
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
-    if fields(type(value)) and not any(
-        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)
+    if (
+        not _CHECKING.get()
+        and fields(type(value))
+        and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
     ):
         check(value)
 
@@ -499,7 +512,10 @@ def _shown(value: Any) -> str:
     if getattr(value, "size", 0) > MOST_SHOWN and hasattr(value, "dtype"):
         return f"an array of shape {list(value.shape)} of {value.dtype}"
     text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+    if len(text) <= LONGEST:
+        return text
+    is_plain = isinstance(value, str | list | tuple | dict)
+    return f"{text[: LONGEST - 4]} ..." if is_plain else f"of type {type(value).__name__}"
 
 
 def _field(

@@ -30,7 +30,7 @@ ALLOWED = {
     "targets": "",
     "trees": "types",
     "streams": "types targets",
-    "batching": "types",
+    "batching": "types checking",
     "timelines": "types settings checking streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",

@@ -17,6 +17,8 @@ from fedjax_sim.checking.kinds import Limit, OneOf, Shape
 
 TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+NUMPYS = ("numpy._typing", "<class 'numpy._typing")
+"""How the types begin that NumPy's `ArrayLike` is a union of."""
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
 KEY = "a random key"
@@ -161,7 +163,7 @@ def _kind_of(annotation: Any) -> Kind:
     kind = origin or annotation
     if isinstance(kind, TypeVar):
         return OPEN
-    if not isinstance(kind, type) or kind is object:
+    if not isinstance(kind, type) or kind in (object, collections.abc.Hashable):
         return ANYTHING
     if kind is type:
         return Kind(lambda value, _: isinstance(value, type), "a class")
@@ -171,8 +173,6 @@ def _kind_of(annotation: Any) -> Kind:
         return Kind(_accepts_path, "a path")
     if kind is collections.abc.Callable:
         return Kind(lambda value, _: callable(value), "a function")
-    if kind is collections.abc.Hashable:
-        return Kind(lambda value, _: isinstance(value, kind), "something that can be a key")
     if issubclass(kind, Mapping):
         return _kind_of_mapping(*(args or (Any, Any)))
     if issubclass(kind, collections.abc.Iterable) and kind.__module__ in CONTAINERS:
@@ -201,6 +201,8 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
     """Narrow a kind by what an annotation says in addition to the type."""
     if isinstance(narrow, Limit):
         words = kind.words.replace("a number", "a finite number")
+        if "array" in words:
+            words += f" of {'whole' if narrow.is_whole else 'finite'} numbers"
         return Kind(
             lambda value, lengths: (
                 kind.accepts(value, lengths) and (_is_traced(value) or narrow.holds(value))
@@ -220,7 +222,7 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
 
 def _kind_of_union(args: Sequence[Any]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
-    kinds = [_kind_of(each) for each in args if "numpy._typing" not in str(each)]
+    kinds = [_kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
     alike = [SIMPLE[each] for each in (bool, int, float, complex, str, bytes)]
     for kind in (OPEN, ANYTHING):
         if kind in kinds:

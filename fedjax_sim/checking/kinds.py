@@ -27,13 +27,13 @@ class Limit(NamedTuple):
     may_be_nan: bool = False
 
     def __str__(self) -> str:
-        """Return the limits in words, such as "of at least 1"."""
+        """Return the limits in words, such as "of at least 1", "" for none."""
         words = {"least": "of at least", "most": "of at most", "above": "above", "below": "below"}
         limits = {name: getattr(self, name) for name in words if getattr(self, name) is not None}
         text = " and ".join(f"{words[name]} {limit:.10g}" for name, limit in limits.items())
         if limits.keys() == {"least", "most"}:
             text = f"from {self.least:.10g} to {self.most:.10g}"
-        return ("of whole numbers " * self.is_whole + text).rstrip()
+        return text
 
     def holds(self, value: Any) -> bool:
         """Tell whether numbers, known before tracing, are finite and within the limits."""
@@ -60,7 +60,11 @@ class Limit(NamedTuple):
         low, high = x.min().item(), x.max().item()
         low = self.least if self.least is not None and abs(low - self.least) <= slack else low
         high = self.most if self.most is not None and abs(high - self.most) <= slack else high
-        return self.holds(low) and self.holds(high) and not (self.is_whole and np.any(x % 1))
+        return (
+            self.holds(low)
+            and self.holds(high)
+            and not (self.is_whole and x.dtype.kind == "f" and np.any(x % 1))
+        )
 
 
 class Shape(NamedTuple):

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, ClientLosses, Key, Params, Problem
@@ -25,7 +24,7 @@ BatchGradient = Callable[[Params, Array], Params]
 @checked
 def batch_gradient(
     problem: Problem,
-    hyper: LocalTraining,
+    hyper: Any,
     key: Key,
     client: Array,
     offset: Array,
@@ -71,7 +70,7 @@ def batch_gradient(
 @checked
 def batch_loss(
     problem: Problem,
-    hyper: LocalTraining,
+    hyper: Any,
     key: Key,
     client: Array,
     offset: Array,
@@ -100,7 +99,7 @@ def batch_loss(
 
 def _draw_batches(
     problem: Any,
-    hyper: LocalTraining,
+    hyper: Any,
     key: Key,
     client: Array,
     offset: Array,

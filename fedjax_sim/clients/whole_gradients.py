@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead, map_slots
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
@@ -99,7 +98,7 @@ class GradientsAt(Protocol):
 
 
 @checked
-def gradients_at(problem: Any, hyper: LocalTraining, plan: Plan, *, is_exact: bool) -> GradientsAt:
+def gradients_at(problem: Any, hyper: Any, plan: Plan, *, is_exact: bool) -> GradientsAt:
     """Bind gradients of clients' losses.
 
     Args:

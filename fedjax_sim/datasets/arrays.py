@@ -17,6 +17,9 @@ from fedjax_sim.settings import ConfigError
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
 
+READING = (ValueError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+"""Errors of NumPy for a file that is damaged, encrypted, or promises too large an array."""
+
 
 @checked
 class Dataset(NamedTuple):
@@ -128,24 +131,20 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
         raise ConfigError(
             "npz file", str(path), "an existing file, complete and written by numpy.savez"
         )
-    with np.load(path, allow_pickle=False) as file:
-        for array in ARRAYS:
-            if array not in file:
-                raise ConfigError(
-                    "npz file",
-                    str(path),
-                    f"one with the arrays {', '.join(ARRAYS)} ({array} is missing)",
-                )
-        try:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [array for array in ARRAYS if array not in file]
             arrays = {
                 array: file[array]
                 for array in (*ARRAYS, "class_names", "train_clients")
                 if array in file
             }
-        except (ValueError, OSError, zipfile.BadZipFile, zlib.error):
-            raise ConfigError(
-                "npz file", str(path), "an undamaged file of plain arrays, without Python objects"
-            ) from None
+    except READING:
+        allowed = "an undamaged file of plain arrays, without Python objects or a password"
+        raise ConfigError("npz file", str(path), allowed) from None
+    if missing:
+        allowed = f"one with the arrays {', '.join(ARRAYS)} ({missing[0]} is missing)"
+        raise ConfigError("npz file", str(path), allowed)
     num_classes = len(np.atleast_1d(arrays.pop("class_names"))) if "class_names" in arrays else None
     return from_arrays(**arrays, num_classes=num_classes, name=name or path.stem)
 

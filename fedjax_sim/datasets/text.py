@@ -14,8 +14,6 @@ Letters: `n` sequences; `L` characters or words to predict in a sequence.
 """
 
 import re
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.checking import Count, Fraction, checked, shape
+from fedjax_sim.datasets.arrays import READING
 from fedjax_sim.settings import ConfigError
 
 PADDING = 0
@@ -265,7 +264,7 @@ def from_npz(path: Path, name: str) -> Text:
             for field in ("characters", "speakers"):
                 arrays[field] = tuple(arrays[field].tolist())
             return Text(**arrays, name=name)
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile, zlib.error):
+    except (KeyError, *READING):
         raise ConfigError(
             "npz file", str(path), "an undamaged file with the sequences of a text"
         ) from None

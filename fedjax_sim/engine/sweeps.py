@@ -242,6 +242,10 @@ def sweep(
     Warns:
       LaneWarning: Once if lanes diverged, and once if lanes collapsed to chance.
     """
+    if part is not None and part[0] >= part[1]:
+        raise ConfigError("part", part, "(i, n) with whole numbers i from 0 to n - 1")
+    if part is not None and lanes is not None:
+        raise ConfigError("lanes", lanes, "left out for a part")
     options = Options(
         time_budget,
         num_ticks,
@@ -346,11 +350,7 @@ def _places_to_run(
 ) -> list[int] | None:
     """List the places of the lanes to run, ascending; None for all lanes."""
     if part is not None:
-        if chosen is not None:
-            raise ConfigError("lanes", chosen, "left out for a part")
         number, num_parts = map(int, part)
-        if number >= num_parts:
-            raise ConfigError("part", part, "(i, n) with whole numbers i from 0 to n - 1")
         return sorted(divide(_units_of_all(system, lanes, options), num_parts)[number])
     if chosen is None:
         return None

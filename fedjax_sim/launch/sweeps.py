@@ -114,14 +114,6 @@ def sweep(
             raise ConfigError("folder to resume", str(folder), "one with an unfinished sweep")
         known, _ = cloudpickle.loads(call.read_bytes())
         grid, usual = grid_of(known["seeds"], known["settings"]), parts_in(where)
-    num_lanes = len(grid.seeds) * math.prod(map(len, grid.settings.values()))
-    num_parts = parts or usual or min(launcher.count(), num_lanes)
-    if not 1 <= num_parts <= num_lanes:
-        raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
-    if resume:
-        jobs = [_job(call, i, num_parts) for i in range(num_parts)]
-        asked = {"time_budget": time_budget, "num_ticks": num_ticks}
-        call, arguments = _lengthen(call, jobs, asked)
     else:
         options = Options(
             time_budget,
@@ -136,6 +128,15 @@ def sweep(
             check_call(system, hyper, grid, options)
         else:
             list_lanes(system, problem, hyper, grid, options)
+    num_lanes = len(grid.seeds) * math.prod(map(len, grid.settings.values()))
+    num_parts = parts or usual or min(launcher.count(), num_lanes)
+    if not 1 <= num_parts <= num_lanes:
+        raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
+    if resume:
+        jobs = [_job(call, i, num_parts) for i in range(num_parts)]
+        asked = {"time_budget": time_budget, "num_ticks": num_ticks}
+        call, arguments = _lengthen(call, jobs, asked)
+    else:
         if where.exists() and (not where.is_dir() or any(where.iterdir())):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
         arguments = {

@@ -65,7 +65,7 @@ class DoubleConvNet(nn.Module):
     """
 
     num_classes: Count
-    blocks: tuple[int, ...] = (32, 64)
+    blocks: tuple[Count, ...] = (32, 64)
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
 
@@ -148,7 +148,7 @@ def conv(
     """
     bound = (window**2 * x.shape[-1]) ** -0.5
 
-    def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:
+    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
         return jax.random.uniform(key, shape, param_dtype, -bound, bound)
 
     return nn.Conv(

@@ -46,7 +46,7 @@ class MLP(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    hidden: tuple[int, ...]
+    hidden: tuple[Count, ...]
     num_classes: Count
     dtype: Dtype | None = None
 
@@ -84,7 +84,7 @@ def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
     """
     bound = fan_in**-0.5
 
-    def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:
+    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
         return jax.random.uniform(key, shape, param_dtype, -bound, bound)
 
     return nn.Dense(

@@ -7,10 +7,12 @@ layer, whose weights start as U(+-1 / sqrt(fan-in)).
 Letters: `L` characters in a sequence.
 """
 
+from typing import Annotated
+
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count, OneOf, checked
 from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
@@ -35,8 +37,8 @@ class CharacterRNN(nn.Module):
 
     num_classes: Count
     embedding: Count = 8
-    hidden: tuple[int, ...] = (256, 256)
-    cell: str = "lstm"
+    hidden: tuple[Count, ...] = (256, 256)
+    cell: Annotated[str, OneOf(tuple(CELLS))] = "lstm"
     dtype: Dtype | None = None
 
     @nn.compact

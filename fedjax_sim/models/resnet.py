@@ -11,10 +11,12 @@ channels.
 Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 """
 
+from typing import Annotated
+
 from flax import linen as nn
 from flax.typing import Dtype
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count, OneOf, checked
 from fedjax_sim.models import convolution
 from fedjax_sim.models.cnn import conv, group_norm
 from fedjax_sim.models.convolution import Convolution
@@ -40,9 +42,9 @@ class ResNet(nn.Module):
     """
 
     num_classes: Count
-    stages: tuple[int, ...]
+    stages: tuple[Count, ...]
     blocks: Count
-    stem: str = "cifar"
+    stem: Annotated[str, OneOf(("cifar", "imagenet"))] = "cifar"
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
 

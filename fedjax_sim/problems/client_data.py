@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, Fraction, Seed, checked
+from fedjax_sim.checking import Count, Seed, checked
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
@@ -128,7 +128,7 @@ def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable
 
 
 @checked
-def hold_out(partition: Partition, share: Fraction, seed: Seed) -> tuple[Partition, Partition]:
+def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition, Partition]:
     """Keep a share of every client's examples for testing.
 
     Args:

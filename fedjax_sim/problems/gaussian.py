@@ -190,25 +190,24 @@ class GaussianClients(ClientLosses):
           ConfigError: If a Hessian is not symmetric, a count is no whole number, or an argument
             does not fit the shape of `centers`.
         """
-        centers = jnp.asarray(centers)
-        num, dim = centers.shape
-
-        def matrices(name: str, x: npt.ArrayLike) -> Array:
-            x = np.asarray(x, float)
-            if x.shape not in ((), (num,), (dim, dim), (num, dim, dim)):
+        num, dim = np.shape(centers)
+        for name, value in (("hessians", hessians), ("noise", noise)):
+            if np.shape(value) not in ((), (num,), (dim, dim), (num, dim, dim)):
                 allowed = f"(), ({num},), ({dim}, {dim}) or ({num}, {dim}, {dim}), as of centers"
-                raise ConfigError(f"shape of {name}", x.shape, allowed)
+                raise ConfigError(f"shape of {name}", np.shape(value), allowed)
+        centers = jnp.asarray(centers)
+
+        def matrices(x: npt.ArrayLike) -> Array:
+            x = np.asarray(x, float)
             x = x[..., None, None] * np.eye(dim) if x.ndim < 2 else x
             return jnp.asarray(np.broadcast_to(x, (num, dim, dim)), centers.dtype)
 
-        hessians = matrices("hessians", hessians)
+        hessians = matrices(hessians)
         if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
         counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
-        return cls(
-            hessians, centers, matrices("noise", noise), counts, start, per_client=per_client
-        )
+        return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 
     def init(self, key: Key) -> Array:
         """Return `start`, `f[P]`; the key is ignored."""

@@ -22,7 +22,7 @@ import optax
 from flax import struct
 
 from fedjax_sim import trees
-from fedjax_sim.checking import Whole, checked
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.models.calls import takes_train
 from fedjax_sim.problems.evaluation import (
     along,
@@ -112,7 +112,7 @@ class Supervised:
     test_counts: Array | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None)
-    test_block: Whole = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
+    test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
 
     def __repr__(self) -> str:
         """Say how much there is; arrays would fill the screen."""

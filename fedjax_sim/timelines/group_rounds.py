@@ -23,17 +23,17 @@ Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.devices import draw_devices, finish_work
 from fedjax_sim.timelines.groups import (
+    AGGREGATIONS,
     Groups,
     exchange_law,
     group_shares,
@@ -223,7 +223,11 @@ def group_work(
 
 
 @checked
-def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
+def aggregation_weights(
+    shares: Annotated[Array, shape("M", "U M")],
+    steps: Annotated[Array, shape("U M")],
+    aggregation: Annotated[str, OneOf(AGGREGATIONS)],
+) -> Array:
     """Compute the weights of the groups' progress in every round.
 
     With one step everywhere the weights are the shares, whatever the aggregation.
@@ -238,10 +242,8 @@ def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
       Weights, `f[U, M]`.
 
     Raises:
-      AssertionError: If the shapes do not fit together.
+      ConfigError: If the shapes do not fit together.
     """
-    chex.assert_rank([shares, steps], [{1, 2}, 2])
-    chex.assert_shape(steps, (None, shares.shape[-1]))
     shares, steps = jnp.broadcast_to(shares, steps.shape), steps.astype(shares.dtype)
     match aggregation:
         case "average":

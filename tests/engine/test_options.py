@@ -182,7 +182,7 @@ def test_settings_of_another_system_are_refused(regression: Callable, small: Cal
 
 def test_a_system_by_name_is_refused(regression: Callable) -> None:
     name: Any = "fedavg"
-    with pytest.raises(ConfigError, match="system is 'fedavg', but must be a System, such as"):
+    with pytest.raises(ConfigError, match="system is 'fedavg', but must be a System"):
         fedjax_sim.sweep(name, regression(), num_ticks=2)
 
 

@@ -14,7 +14,6 @@ Letters: `n` examples, `D` coordinates of an example, `G` components.
 """
 
 import dataclasses
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import AtLeast0, Whole, checked
+from fedjax_sim.datasets.arrays import READING
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
 from fedjax_sim.settings import ConfigError
@@ -236,7 +236,7 @@ def load_fit(path: str | Path) -> Fitted:
         params = {name: entries[f"params.{name}"] for name in params_type._fields}  # type: ignore[attr-defined]
         rest = [entries[name].item() for name in Fitted._fields[2:]]
         return Fitted(model_type(**model), params_type(**params), *rest)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (KeyError, EOFError, *READING) as error:
         allowed = f"an undamaged file that Fitted.save wrote ({error})"
         raise ConfigError("file of the fit", str(path), allowed) from None
 

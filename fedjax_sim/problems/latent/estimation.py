@@ -21,6 +21,7 @@ from flax import struct
 
 from fedjax_sim.checking import Limit, OneOf, checked, shape
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems.checking import form_of
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, LatentModel, Params
@@ -290,5 +291,15 @@ def make_estimations(
         problem = Estimation(
             model, examples, index, device_counts, shares, given, per_client=per_client
         )
-        problems.append(dataclasses.replace(problem, model=model.with_data(*problem._pooled())))
+        try:
+            problem = dataclasses.replace(problem, model=model.with_data(*problem._pooled()))
+            if not problems:
+                jax.eval_shape(problem.init, jax.random.key(0))
+        except ConfigError:
+            raise
+        except Exception as error:  # Whatever a model raises.
+            reason = " ".join(str(error).split())
+            allowed = f"examples that {type(model).__name__} takes ({reason})"
+            raise ConfigError("data", form_of(data), allowed) from error
+        problems.append(problem)
     return problems

@@ -3,8 +3,9 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Annotated
 
-from fedjax_sim.checking import checked
+from fedjax_sim.checking import OneOf, checked
 from fedjax_sim.reporting.trackers.csv_file import CSV
 from fedjax_sim.reporting.trackers.labels import load_extra
 from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
@@ -17,7 +18,7 @@ TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wa
 
 
 @checked
-def check_tracker(name: str) -> None:
+def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
     """Check that the package behind a tracker is installed.
 
     Args:
@@ -30,7 +31,7 @@ def check_tracker(name: str) -> None:
 
 
 @checked
-def make_tracker(name: str, folder: str | Path) -> Tracker:
+def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Path) -> Tracker:
     """Make a tracker that writes into a results folder, and remove its older log there.
 
     MLflow writes to where MLFLOW_TRACKING_URI says instead, if that is set.
