@@ -5,6 +5,7 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
 
 import contextlib
 import dataclasses
+import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -264,6 +265,9 @@ def sweep(
         tuple(trackers),
     )
     grid = grid_of(seeds, settings)
+    num_lanes = math.prod(grid.shape)
+    if lanes is not None and (len(lanes) == 0 or max(lanes) >= num_lanes):
+        raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
     asked = {} if share is None else asked_of(system, whole, options)
     if share is not None and (found := share.find(asked)) is not None:
@@ -354,10 +358,7 @@ def _places_to_run(
         return sorted(divide(_units_of_all(system, lanes, options), num_parts)[number])
     if chosen is None:
         return None
-    places = sorted({int(place) for place in chosen})
-    if not places or places[-1] >= len(lanes):
-        raise ConfigError("lanes", chosen, f"some of the numbers from 0 to {len(lanes) - 1}")
-    return places
+    return sorted({int(place) for place in chosen})
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def sweep(
             check_call(system, hyper, grid, options)
         else:
             list_lanes(system, problem, hyper, grid, options)
-    num_lanes = len(grid.seeds) * math.prod(map(len, grid.settings.values()))
+    num_lanes = math.prod(grid.shape)
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
         raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
