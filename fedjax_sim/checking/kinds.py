@@ -57,14 +57,11 @@ class Limit(NamedTuple):
             return True
         # Sums of probabilities are above 1 by rounding. The extremes of an array with nan are nan.
         slack = 8 * np.finfo(x.dtype).eps if x.dtype.kind == "f" else 0
-        low, high = x.min().item(), x.max().item()
-        low = self.least if self.least is not None and abs(low - self.least) <= slack else low
-        high = self.most if self.most is not None and abs(high - self.most) <= slack else high
-        return (
-            self.holds(low)
-            and self.holds(high)
-            and not (self.is_whole and x.dtype.kind == "f" and np.any(x % 1))
-        )
+        ends = [x.min().item(), x.max().item()]
+        for limit in (self.least, self.most):
+            if limit is not None:
+                ends = [limit if abs(end - limit) <= slack else end for end in ends]
+        return all(map(self.holds, ends)) and not (self.is_whole and bool(np.any(x % 1)))
 
 
 class Shape(NamedTuple):

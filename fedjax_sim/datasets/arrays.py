@@ -17,7 +17,10 @@ from fedjax_sim.settings import ConfigError
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
 
-READING = (ValueError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+READING = (
+    *(ValueError, OSError, RuntimeError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 """Errors of NumPy for a file that is damaged, encrypted, or promises too large an array."""
 
 

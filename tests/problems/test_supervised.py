@@ -279,6 +279,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"metrics": {"mae": lambda o, t: t.nothing}}, "metric mae is '<lambda>', but must be a func"),
     ({"metrics": {"loss": problems.absolute_error}}, "name of a metric is 'loss'"),
+    ({"metrics": {"top/5": problems.absolute_error}}, "name of a metric is 'top/5'"),
+    ({"metrics": {"": problems.absolute_error}}, "name of a metric is ''"),
     (
         {"metrics": {"m": problems.Metric(problems.absolute_error, dims=("class",))}},
         r"shape of the metric m is \(2,\), but must be \(2, class\)",
