@@ -35,11 +35,6 @@ PARTITION = Partition(np.arange(6).reshape(2, 3), np.array([3, 2]))
     [
         ([[0, 1]], [0], "counts is 0, but must be from 1 to 2"),
         ([[0, 1]], [3], "counts is 3, but must be from 1 to 2"),
-        (
-            [[-1, 1]],
-            [2],
-            r"index is .*, but must be an array of shape \[N, M\] of whole numbers from 0",
-        ),
         ([[0, 6]], [2], "index is 6, but must be from 0 to 5"),
     ],
 )

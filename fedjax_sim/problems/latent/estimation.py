@@ -280,7 +280,7 @@ def make_estimations(
     # share a compiled program.
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
-    problems = []
+    problems: list[Estimation] = []
     clients = pad_partitions(partitions, min(sizes)[0])
     for partition, (index, device_counts) in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
