@@ -36,7 +36,11 @@ class Limit(NamedTuple):
         return text
 
     def holds(self, value: Any) -> bool:
-        """Tell whether numbers, known before tracing, are finite and within the limits."""
+        """Tell whether numbers are finite and within the limits.
+
+        Args:
+          value: A number or an array, known before tracing.
+        """
         if isinstance(value, int | float):
             return (
                 not isinstance(value, bool)
