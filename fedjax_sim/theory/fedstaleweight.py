@@ -78,7 +78,7 @@ class FedStaleWeightSetup(NamedTuple):
     buffer_size: Count
     max_staleness: Whole
     client_lr: tuple[float, ...]
-    server_lr: Above0
+    server_lr: AtLeast0
     smoothness: Above0
     local_variance: AtLeast0
     global_variance: AtLeast0

@@ -342,7 +342,7 @@ def long_run_means(
 
 @checked
 def second_moment_bound(
-    setup: FavanoSetup, *, potential: AtLeast0, gradient_square: AtLeast0
+    setup: FavanoSetup, *, potential: AtLeast0, gradient_square: float
 ) -> float:
     """Bound the sum over clients of the second moments of reweighted progress, (135)-(138).
 
@@ -370,7 +370,7 @@ def second_moment_bound(
 def potential_step_bound(
     setup: FavanoSetup,
     *,
-    step_size: Above0,
+    step_size: AtLeast0,
     potential: float | Numbers,
     gradient_square: float | Numbers,
 ) -> float | Numbers:
@@ -399,7 +399,7 @@ def potential_step_bound(
 
 @checked
 def potential_sum_bound(
-    setup: FavanoSetup, *, step_size: Above0, num_ticks: Count, gradient_square_sum: AtLeast0
+    setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count, gradient_square_sum: float
 ) -> float:
     """Bound the sum of expected potentials over t = 0, ..., T, (168)-(171).
 
@@ -420,7 +420,7 @@ def potential_sum_bound(
 
 
 @checked
-def bound_of_main_text(setup: FavanoSetup, *, step_size: Above0, num_ticks: Count) -> float:
+def bound_of_main_text(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float:
     """Compute the right side of eq. (8) as printed, which leaves out two terms of the proof.
 
     `bound` has all terms.
@@ -445,7 +445,7 @@ def bound_of_main_text(setup: FavanoSetup, *, step_size: Above0, num_ticks: Coun
 
 
 @checked
-def bound(setup: FavanoSetup, *, step_size: Above0, num_ticks: Count) -> float:
+def bound(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float:
     """Bound the mean over t < T of the expected squared gradient of f at mu_t, Theorem 1.
 
     In the form of (225)-(227). The bound holds if all `conditions` do. It is about mu_t, the mean
@@ -493,7 +493,7 @@ def error_terms(setup: FavanoSetup) -> ErrorTerms:
 def conditions(
     setup: FavanoSetup,
     *,
-    step_size: Above0,
+    step_size: AtLeast0,
     contraction: Callable[[int, int], float] = kappa_sharp,
 ) -> tuple[Condition, ...]:
     """List all that the proof of Theorem 1 requires of the step size.
@@ -565,7 +565,7 @@ def quantization_floor(smoothness: Above0, squared_error: AtLeast0) -> float:
 
 @checked
 def quantized_bound(
-    setup: FavanoSetup, *, step_size: Above0, num_ticks: Count, squared_error: AtLeast0
+    setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count, squared_error: AtLeast0
 ) -> float:
     """Bound the same mean as `bound` if gradients are taken at quantized weights Q(w).
 
@@ -586,7 +586,7 @@ def quantized_bound(
 
 
 @checked
-def uniform_quantizer_error(dim: Whole, *, limit: Above0, bits: Count, rounding: str) -> float:
+def uniform_quantizer_error(dim: Whole, *, limit: AtLeast0, bits: Count, rounding: str) -> float:
     """Compute r_d, the largest squared error of a uniform quantizer on [-limit, limit]^dim.
 
     Derived. Weights outside this range are not covered.

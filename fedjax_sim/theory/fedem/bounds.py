@@ -206,7 +206,7 @@ def step_size_for_descent(setup: FedEMSetup) -> float:
 def bound(
     setup: FedEMSetup,
     *,
-    gamma: Above0,
+    gamma: AtLeast0,
     k_max: Whole,
     gap: AtLeast0,
     sigma2: AtLeast0,
@@ -241,7 +241,7 @@ def uncompressed_bound(
     constants: Constants,
     *,
     num_clients: Count,
-    gamma: Above0,
+    gamma: AtLeast0,
     k_max: Whole,
     gap: AtLeast0,
     sigma2: AtLeast0,
@@ -509,7 +509,7 @@ def field_variance(
 def memory_step_bound(
     setup: FedEMSetup,
     *,
-    gamma: Above0,
+    gamma: AtLeast0,
     memory_error: AtLeast0,
     mean_field: AtLeast0,
     sigma2: AtLeast0,

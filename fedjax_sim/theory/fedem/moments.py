@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.checking import AtLeast0, Whole, checked
 from fedjax_sim.theory.fedem.bounds import Constants, FedEMSetup
 
 Numbers = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ def exact_moments(
     setup: FedEMSetup,
     *,
     slope: float,
-    gamma: Above0,
+    gamma: AtLeast0,
     k_max: Whole,
     sigma2: AtLeast0,
     mean_field: AtLeast0,
@@ -157,7 +157,7 @@ def exact_moments(
 
 
 @checked
-def heterogeneity_floor(*, slope: float, gamma: Above0, message_variance: npt.ArrayLike) -> float:
+def heterogeneity_floor(*, slope: float, gamma: AtLeast0, message_variance: npt.ArrayLike) -> float:
     """Approximate the level at which E||h||^2 settles without memories on the noisy-mean model.
 
     Statistics are exact. The messages' variance is taken at s_*; how it differs away from s_* is

@@ -50,7 +50,7 @@ class Constants(NamedTuple):
     """
 
     smoothness: Above0
-    gradient_square: AtLeast0
+    gradient_square: float
     gradient_variance: AtLeast0
 
 
@@ -113,7 +113,7 @@ def imbalance(group_size: npt.ArrayLike) -> float:
 
 
 @checked
-def is_step_small(constants: Constants, *, lr: Above0) -> bool:
+def is_step_small(constants: Constants, *, lr: AtLeast0) -> bool:
     """Tell whether alpha <= 1 / L, which all theorems require.
 
     Args:
@@ -128,7 +128,7 @@ def is_step_small(constants: Constants, *, lr: Above0) -> bool:
 
 @checked
 def deviation_bound(
-    iterations: npt.ArrayLike, *, lr: Above0, gradient_square: AtLeast0, group_size: npt.ArrayLike
+    iterations: npt.ArrayLike, *, lr: AtLeast0, gradient_square: float, group_size: npt.ArrayLike
 ) -> Numbers:
     """Bound E||x^(u+1) - x_i^(u, t_i)||^2 by 2 alpha^2 (t_i^2 + kappa) G^2, Lemma 1, eq. (18).
 
@@ -147,7 +147,11 @@ def deviation_bound(
 
 @checked
 def deviation_bound_sharp(
-    iterations: npt.ArrayLike, *, lr: Above0, gradient_square: AtLeast0, group_weight: npt.ArrayLike
+    iterations: npt.ArrayLike,
+    *,
+    lr: AtLeast0,
+    gradient_square: float,
+    group_weight: npt.ArrayLike,
 ) -> Numbers:
     """Bound the same as `deviation_bound` by (alpha G (t_i + 1 - 2 w_i))^2. Derived.
 
@@ -168,7 +172,7 @@ def deviation_bound_sharp(
 
 @checked
 def group_lr(
-    most_iterations: npt.ArrayLike, *, gradient_square: AtLeast0, num_groups: Count
+    most_iterations: npt.ArrayLike, *, gradient_square: float, num_groups: Count
 ) -> Numbers:
     """Compute the learning rate of each group with which Lemma 1 gives at most 1 (Remark 3).
 
@@ -192,7 +196,7 @@ def descent_bound(
     loss: npt.ArrayLike,
     gradient_square: npt.ArrayLike,
     *,
-    lr: Above0,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
 ) -> Numbers:
@@ -222,7 +226,7 @@ def descent_bound(
 def group_bound(
     iterations: npt.ArrayLike,
     *,
-    lr: Above0,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
     group: Whole,
@@ -278,7 +282,7 @@ def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: Whole) -> bool:
 def global_bound(
     iterations: npt.ArrayLike,
     *,
-    lr: Above0,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
     descent: float,
@@ -346,7 +350,7 @@ def _global_bound(
 def global_bound_direct(
     iterations: npt.ArrayLike,
     *,
-    lr: Above0,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
     descent: float,
@@ -378,7 +382,7 @@ def expected_global_bound(
     delays: Delays,
     *,
     system_time: Above0,
-    lr: Above0,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
     initial_gap: AtLeast0,

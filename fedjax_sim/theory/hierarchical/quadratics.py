@@ -50,7 +50,7 @@ class Quadratics(NamedTuple):
     curvature: Numbers
     noise_variance: AtLeast0
     start_square: Numbers
-    lr: Above0
+    lr: AtLeast0
     group_size: npt.NDArray[np.int64]
     rule: str = "divide_by_steps"
 
@@ -92,7 +92,7 @@ class Round(NamedTuple):
 
 @checked
 def group_moments(
-    iterations: npt.ArrayLike, *, lr: Above0, curvature: npt.ArrayLike
+    iterations: npt.ArrayLike, *, lr: AtLeast0, curvature: npt.ArrayLike
 ) -> tuple[Numbers, Numbers]:
     """Compute how far a group moves towards its optimum in t iterations, and its noise.
 
@@ -117,7 +117,7 @@ def _one_for_zero(x: Numbers) -> Numbers:
 
 @checked
 def contraction_and_floor(
-    iterations: Whole, *, lr: Above0, curvature: Above0
+    iterations: Whole, *, lr: AtLeast0, curvature: Above0
 ) -> tuple[float, float]:
     """Compute rate and noise floor of rounds in equal groups, rule "divide_by_steps".
 
@@ -142,7 +142,7 @@ def fixed_point(
     optima: npt.ArrayLike,
     *,
     iterations: npt.ArrayLike,
-    lr: Above0,
+    lr: AtLeast0,
     curvature: npt.ArrayLike = 1.0,
     group_weight: npt.ArrayLike,
     rule: str,

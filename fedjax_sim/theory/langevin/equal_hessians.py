@@ -15,7 +15,7 @@ Everything is in float64. Symbols and dimension letters are those of `exact_laws
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import Above0, Count, Whole, checked
+from fedjax_sim.checking import AtLeast0, Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.theory.langevin.exact_laws import (
     FULL,
@@ -52,7 +52,7 @@ def inflation(num_clients: Count, rho: Real, participation: Participation = FULL
 
 @checked
 def shared_hessian(
-    target: GaussianTarget, start: npt.ArrayLike, *, step_size: Above0, num_steps: Whole
+    target: GaussianTarget, start: npt.ArrayLike, *, step_size: AtLeast0, num_steps: Whole
 ) -> Gaussian:
     """Compute the law after k steps of full participation, which is SGLD's for any K and rho.
 
@@ -86,7 +86,7 @@ def shared_hessian(
 def shared_hessian_stationary(
     target: GaussianTarget,
     *,
-    step_size: Above0,
+    step_size: AtLeast0,
     local_steps: Count,
     rho: float,
     participation: Participation = FULL,

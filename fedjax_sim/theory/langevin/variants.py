@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.checking import AtLeast0, Count, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.theory.langevin.exact_laws import (
     FULL,
@@ -34,7 +34,7 @@ from fedjax_sim.theory.langevin.exact_laws import (
 def momentum_round(
     target: GaussianTarget,
     *,
-    step_size: Above0,
+    step_size: AtLeast0,
     friction: float,
     local_steps: Count,
     rho: float = 0.0,
@@ -74,7 +74,7 @@ def momentum_round(
 def controlled_round(
     target: GaussianTarget,
     *,
-    step_size: Above0,
+    step_size: AtLeast0,
     local_steps: Count,
     rho: float = 0.0,
     participation: Participation = FULL,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, Whole, checked
+from fedjax_sim.checking import AtLeast0, Count, Probability, Whole, checked
 from fedjax_sim.theory.langevin.exact_laws import SCHEMES
 
 ADVERSARIES = ("outsider", "server")
@@ -42,7 +42,7 @@ class PrivacySetup(NamedTuple):
     scheme: str
     local_steps: Count
     num_rounds: Whole
-    step_size: Above0
+    step_size: AtLeast0
     temperature: AtLeast0
     rho: float
     batch_fraction: Probability
