@@ -31,7 +31,7 @@ from fedjax_sim.settings import (
     whole,
 )
 from fedjax_sim.timelines.laws import RATES, SPREADS, ClientDelays
-from fedjax_sim.types import EMPTY, Array, Leaf, Problem
+from fedjax_sim.types import EMPTY, Array, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
 """Rules for the weight of a group's progress; the setting `aggregation` explains them."""
@@ -364,7 +364,7 @@ GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
 @checked
-def complete_groups(hyper: GroupsT, problem: Problem | None) -> GroupsT:
+def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
     """Fill in what follows from the clients' numbers of examples. Runs on the host.
 
     Without a problem all clients have equally many.

@@ -408,11 +408,11 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
                 "max_steps": 3,
                 "law": "geom",
             },
-            {"contact_probability": PROBABILITY, "round_time": ABOVE_0, "max_steps": COUNT},
+            {"contact_probability": PROBABILITY, "round_time": AT_LEAST_0, "max_steps": COUNT},
         ),
         (fedem.bounds.total_omega, {"omega": 1.0}, {"participation": PROBABILITY}),
         (fedem.bounds.memory_step, {}, {"omega": AT_LEAST_0}),
-        (hierarchical.max_iterations, {"shift": 1.0}, {"sync_time": ABOVE_0}),
+        (hierarchical.max_iterations, {"shift": 1.0}, {"sync_time": AT_LEAST_0}),
         (fedstaleweight.raw_weight, {"staleness": 1.0, "num_clients": 3}, {"buffer_size": COUNT}),
     ],
     "reporting": [

@@ -117,7 +117,7 @@ def step_law(
     rate: npt.ArrayLike,
     *,
     contact_probability: Probability,
-    round_time: Above0,
+    round_time: AtLeast0,
     max_steps: Count,
     law: str,
 ) -> Numbers:

@@ -378,10 +378,10 @@ def global_bound_direct(
 
 @checked
 def expected_global_bound(
-    sync_time: Above0,
+    sync_time: AtLeast0,
     delays: Delays,
     *,
-    system_time: Above0,
+    system_time: AtLeast0,
     lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
@@ -445,7 +445,7 @@ def corollary_lr(rounds: Whole, *, smoothness: Above0) -> float:
 def corollary_bound(
     rounds: Whole,
     *,
-    sync_time: Above0,
+    sync_time: AtLeast0,
     delays: Delays,
     constants: Constants,
     group_size: npt.ArrayLike,

@@ -181,7 +181,7 @@ def _divisor(rule: str, iterations: Numbers) -> Numbers:
 
 
 @checked
-def one_round(problem: Quadratics, *, sync_time: Above0, delays: Delays) -> Round:
+def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Round:
     """Compute what a round does, averaged over the law of the groups' iterations.
 
     The iteration counts of the groups are independent of each other.
@@ -216,7 +216,7 @@ def one_round(problem: Quadratics, *, sync_time: Above0, delays: Delays) -> Roun
 
 @checked
 def loss_at(
-    time: npt.ArrayLike, problem: Quadratics, *, sync_time: Above0, delays: Delays
+    time: npt.ArrayLike, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays
 ) -> Numbers:
     """Approximate the mean loss of the last global model that is finished by a time.
 
@@ -243,7 +243,7 @@ def loss_at(
 
 
 @checked
-def time_to(target: float, problem: Quadratics, *, sync_time: Above0, delays: Delays) -> float:
+def time_to(target: float, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> float:
     """Approximate the time at which the mean loss first reaches a target, in the way of `loss_at`.
 
     Args:

@@ -90,7 +90,7 @@ def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays
 
 
 @checked
-def max_iterations(sync_time: Above0, shift: AtLeast0) -> float:
+def max_iterations(sync_time: AtLeast0, shift: AtLeast0) -> float:
     """Bound t_i almost surely, eq. (22).
 
     Args:
@@ -107,7 +107,7 @@ def max_iterations(sync_time: Above0, shift: AtLeast0) -> float:
 
 
 @checked
-def iteration_law(sync_time: Above0, *, shift: AtLeast0, mean_exp: AtLeast0) -> Numbers:
+def iteration_law(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> Numbers:
     """Compute the probabilities of t_i = 1, 2, ....
 
     Args:
@@ -122,7 +122,7 @@ def iteration_law(sync_time: Above0, *, shift: AtLeast0, mean_exp: AtLeast0) -> 
 
 
 @checked
-def expected_iterations(sync_time: Above0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
+def expected_iterations(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
     """Compute E[t_i].
 
     Args:
@@ -149,7 +149,7 @@ def _tails(sync_time: float, shift: float, mean_exp: float) -> Numbers:
 
 
 @checked
-def expected_group_time(sync_time: Above0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
+def expected_group_time(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
     """Compute E[Sigma_i] by Wald's identity, E[t_i] times the mean time of an iteration.
 
     Args:
@@ -165,7 +165,7 @@ def expected_group_time(sync_time: Above0, *, shift: AtLeast0, mean_exp: AtLeast
 
 @checked
 def group_time_tail(
-    time: npt.ArrayLike, sync_time: Above0, *, shift: AtLeast0, mean_exp: AtLeast0
+    time: npt.ArrayLike, sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0
 ) -> Numbers:
     """Compute P(Sigma_i > time).
 
@@ -203,7 +203,7 @@ def group_time_tail(
 
 
 @checked
-def round_time(sync_time: Above0, delays: Delays) -> RoundTime:
+def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
     """Compute E[max_i Sigma_i], E[D] and the standard deviation of D.
 
     This integrates the law of the slowest group numerically. Groups are independent of each other
@@ -252,7 +252,7 @@ def round_time(sync_time: Above0, delays: Delays) -> RoundTime:
 
 
 @checked
-def expected_idle(sync_time: Above0, delays: Delays) -> Numbers:
+def expected_idle(sync_time: AtLeast0, delays: Delays) -> Numbers:
     """Compute E[max_j Sigma_j - Sigma_i], the time that each group waits for the slowest one.
 
     Args:
@@ -270,7 +270,7 @@ def expected_idle(sync_time: Above0, delays: Delays) -> Numbers:
 
 
 @checked
-def expected_rounds(sync_time: Above0, delays: Delays, *, system_time: Above0) -> float:
+def expected_rounds(sync_time: AtLeast0, delays: Delays, *, system_time: Above0) -> float:
     """Approximate E[U], the number of rounds until the system time T has passed, eq. (13).
 
     The round that crosses T is completed and counted, so one round fewer is over by T. U is 1 plus

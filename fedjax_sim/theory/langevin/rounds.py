@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, Whole, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.theory.langevin.bounds import LangevinSetup, start_bound
 from fedjax_sim.theory.langevin.exact_laws import (
@@ -93,7 +93,7 @@ def sufficient_decreasing_steps(
 
 
 @checked
-def best_local_steps(condition_number: Above0) -> float:
+def best_local_steps(condition_number: AtLeast0) -> float:
     """Compute the K that minimises the rounds required by Theorem B.6. Derived.
 
     These are proportional to ((K - 1)^2 + kappa) / K.
