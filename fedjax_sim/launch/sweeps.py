@@ -123,11 +123,7 @@ def sweep(
             max_lanes,
             client_variance=client_variance,
         )
-        if callable(problem) and not isinstance(problem, system.fit.learns):
-            # Problems are made in the parts.
-            check_call(system, hyper, grid, options)
-        else:
-            list_lanes(system, problem, hyper, grid, options)
+        check_call(system, hyper, grid, options)
     num_lanes = math.prod(grid.shape)
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
@@ -139,6 +135,9 @@ def sweep(
     else:
         if where.exists() and (not where.is_dir() or any(where.iterdir())):
             raise ConfigError("folder", str(folder), "new or empty, or else resumed")
+        # A function of the seed is called in the parts.
+        if not callable(problem) or isinstance(problem, system.fit.learns):
+            list_lanes(system, problem, hyper, grid, options)
         arguments = {
             "system": system,
             "problem": problem,
